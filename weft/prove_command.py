@@ -69,7 +69,7 @@ def prove(
         print(json.dumps(told | {"mutants": [dataclasses.asdict(item) for item in killed]}, indent=1))
     else:
         _show(results, killed)
-    if not all(item.good for item in results) or any(item.killed == 0 for item in killed):
+    if not all(item.good for item in results) or any(item.seen == 0 for item in killed):
         raise typer.Exit(1)
 
 
@@ -107,12 +107,19 @@ def _mutate(
     from weft.sim.formal.mutants import mutants
 
     def one(item: Property) -> Mutants:
-        found = mutants(item, count, seed)
-        progress(f"{item.title}: {found.killed:,} of {found.count:,} mutants killed")
+        found = mutants(item, count, seed, beside=chosen)
+        progress(_counted(found))
         return found
 
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(one, chosen))
+
+
+def _counted(found: Mutants) -> str:
+    others = f", {found.others:,} by others of the unit" if found.others else ""
+    unproven = f", {found.unproven:,} more not proven any more" if found.unproven else ""
+    same = f"; {len(found.same):,} more change nothing" if found.same else ""
+    return f"{found.title}: {found.killed:,} of {found.count:,} mutants killed{others}{unproven}{same}"
 
 
 def _show(results: list[Result], killed: list[Mutants]) -> None:
@@ -131,7 +138,7 @@ def _show(results: list[Result], killed: list[Mutants]) -> None:
         if item.folder and not item.good:
             reports.say(f"{item.title}: netlists, logs and the trace are in {item.folder}")
     for found in killed:
-        reports.say(f"{found.title}: {found.killed:,} of {found.count:,} mutants killed")
+        reports.say(_counted(found))
         for command in (*found.survivors, *found.undecided):
             reports.say(f"    survived: {command}")
 

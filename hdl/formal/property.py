@@ -54,6 +54,9 @@ class Property:
         How.
     cover : int
         Within how many cycles every cover of the bench is reached.
+    part : bool
+        It claims little of its unit, at parameters at which more cannot be proven: faults are for the other properties
+        of the unit to see.
     """
 
     unit: str
@@ -62,6 +65,7 @@ class Property:
     bench: Callable[[], Bench]
     method: Method = Invariant()
     cover: int = 24
+    part: bool = False
 
     @property
     def title(self) -> str:

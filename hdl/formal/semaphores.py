@@ -93,12 +93,23 @@ class DispatcherBench(Bench):
 class OrderBench(DispatcherBench):
     """Any one instruction on its way, of which some bits are watched, and of its values one bit of `every` so many.
 
+    With `anywhere` one bit of the instruction is watched instead, any one, and one of its values: so what is claimed is
+    claimed of all bits.
+
     Semaphores are available or not as they like.
     """
 
-    def __init__(self, config: Config, kinds: Sequence[Any], watched: Sequence[int], every: int = 37) -> None:
+    def __init__(
+        self,
+        config: Config,
+        kinds: Sequence[Any],
+        watched: Sequence[int],
+        every: int = 37,
+        *,
+        anywhere: bool = False,
+    ) -> None:
         super().__init__(config, kinds)
-        self.watched, self.every = watched, every
+        self.watched, self.every, self.anywhere = watched, every, anywhere
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -109,7 +120,15 @@ class OrderBench(DispatcherBench):
         numbers = named(self.kinds, self.config) if self.config.loops else []
         values = Cat(dut.fetched.payload.values[number] for number in numbers)
         leaving = Value.cast(dut.values) if numbers else values
-        shown = Cat((word[place] for place in self.watched), leaving[:: self.every])
+        if self.anywhere:
+            self.place = self.constant(m, range(WORD_BITS), "place")
+            self.assume(self.place < max(_bits(kind) for kind in self.kinds))
+            if numbers:
+                which = self.constant(m, range(len(values)), "which")
+                self.assume(which < len(values))
+                values, leaving = values.bit_select(which, 1), leaving.bit_select(which, 1)
+        self.shown = Cat(self._shown(word))
+        shown = Cat(self.shown, leaving[:: self.every])
         order = Order(
             m,
             self,
@@ -146,23 +165,27 @@ class OrderBench(DispatcherBench):
         self.claim("slot", ~order.watched | (slot == (read_at + order.ahead - head)[:width]))
         self.claim("ahead", ~order.watched | (order.ahead < order.inside))
         oldest = order.watched & (order.ahead == 0) & (head == 1)
-        word = Value.cast(self.dut.instruction.payload)
         self.claim(
             "oldest",
-            ~oldest | (Cat(word[place] for place in self.watched) == order.word[: len(self.watched)]),
+            ~oldest | (self.shown == order.word[: len(self.shown)]),
         )
+
+    def _shown(self, word: Value) -> list[Value]:
+        """What is watched of an instruction."""
+        return [word.bit_select(self.place, 1)] if self.anywhere else [word[place] for place in self.watched]
 
     def _bits(self, m: Module, written: Value, index: Signal) -> Value:
         """What is watched of the instruction, as it came up to this part."""
         part = self.dut.fetched.payload.data
-        bits, kept = Signal(len(self.watched)), Signal(len(self.watched))
+        places: list[Any] = [self.place] if self.anywhere else list(self.watched)
+        bits, kept = Signal(len(places)), Signal(len(places))
         word = Value.cast(self.dut.instruction.payload)
-        for number, place in enumerate(self.watched):
+        for number, place in enumerate(places):
             here = index == place // len(part)
-            m.d.comb += bits[number].eq(Mux(here, part[place % len(part)], kept[number]))
+            m.d.comb += bits[number].eq(Mux(here, part.bit_select(place % len(part), 1), kept[number]))
             if self.config.queue_depth == 1:  # what has come stands where it leaves, as induction needs it
                 came = self.dut.fetched.ready & (index > place // len(part))
-                self.claim(f"bit {place}", ~came | (word[place] == kept[number]))
+                self.claim(f"bit {number}", ~came | (word.bit_select(place, 1) == kept[number]))
         with m.If(written):
             m.d.sync += kept.eq(bits)
         return bits
@@ -216,55 +239,39 @@ def properties() -> Iterator[Property]:
         SemaphoresBench,
         Invariant(),
     )
-    yield from _orders()
-    yield from _waits()
+    yield from _queues()
 
 
-def _orders() -> Iterator[Property]:
-    claim = (
+def _queues() -> Iterator[Property]:
+    """Of each queue its order with a few bits for all times, with all bits for some or all, and what it waits for."""
+    order = (
         "Instructions leave once and in the order they came, {} of them unchanged; a queue that has room takes the "
         "next one, and it is empty while it holds no whole one."
     )
-    cases: dict[str, tuple[Config, Sequence[Any], Sequence[int]]] = {
-        "2, with a bus of 128 bits": (Config(queue_depth=2), [Load], (8, 130, 300)),
-        "2, with values": (Config(queue_depth=2, bus_bytes=32, loops=1), [Load], (8, 300)),
-        "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load], (8,)),
-        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load], (300,)),
+    wait = (
+        "The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes "
+        "valid then, and stays valid and the same until it is accepted."
+    )
+    values, single = (
+        Config(queue_depth=2, bus_bytes=32, loops=1),
+        Config(queue_depth=1, bus_bytes=32, loops=1),
+    )
+    cases: dict[str, tuple[Config, Sequence[Any], Sequence[int], Method]] = {
+        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store], (), Induction(10)),
+        "1, several kinds with values": (single, kinds_of(Queue.VEC, single), (), Induction(10)),
+        "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store], (8, 130), Bounded(20)),
+        "2, with a bus of 128 bits": (Config(queue_depth=2), [Load], (8, 130, 300), Bounded(10)),
+        "2, with values": (values, [Load], (8, 300), Bounded(10)),
+        "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load], (8,), Bounded(10)),
+        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load], (300,), Bounded(10)),
     }
-    for name, (config, kinds, watched) in cases.items():
-        yield Property(
-            "control/semaphores",
-            f"order of {name}",
-            claim.format("some bits"),
-            partial(OrderBench, config, kinds, watched),
-            cover=40,
-        )
-    single = Config(queue_depth=1, bus_bytes=32, loops=1)
-    whole: dict[str, tuple[Config, Sequence[Any], Method]] = {
-        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store], Induction(10)),
-        "1, several kinds with values": (single, kinds_of(Queue.VEC, single), Induction(10)),
-        "2, with values": (replace(single, queue_depth=2), [Load], Bounded(10)),
-    }
-    for name, (config, kinds, method) in whole.items():
-        bench = partial(OrderBench, config, kinds, range(max(_bits(kind) for kind in kinds)), 1)
-        yield Property(
-            "control/semaphores", f"whole order of {name}", claim.format("all bits"), bench, method
-        )
-
-
-def _waits() -> Iterator[Property]:
-    cases: dict[str, tuple[Config, Sequence[Any]]] = {
-        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store]),
-        "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store]),
-        "4, several kinds with values": (Config(loops=1), kinds_of(Queue.VEC, Config())),
-        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load]),
-    }
-    for name, (config, kinds) in cases.items():
-        yield Property(
-            "control/semaphores",
-            f"wait of {name}",
-            "The wait mask is taken exactly with its instruction and when all of it is available; an instruction "
-            "becomes valid then, and stays valid and the same until it is accepted.",
-            partial(WaitBench, config, kinds),
-            cover=60,
-        )
+    for name, (config, kinds, watched, method) in cases.items():
+        if watched:
+            some = partial(OrderBench, config, kinds, watched)
+            claim = order.format("some bits")
+            yield Property("control/semaphores", f"order of {name}", claim, some, cover=60)
+        any_bit = partial(OrderBench, config, kinds, (), 1, anywhere=True)
+        claim = order.format("all bits")
+        yield Property("control/semaphores", f"whole order of {name}", claim, any_bit, method, cover=60)
+        bench = partial(WaitBench, config, kinds)
+        yield Property("control/semaphores", f"wait of {name}", wait, bench, cover=60)

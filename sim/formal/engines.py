@@ -16,6 +16,8 @@ from weft.hdl.formal.property import CLAIM, Bounded, Induction, Invariant, Metho
 from weft.hdl.verilog import yosys_command
 from weft.sim.formal.netlist import AIG, FLAT, LOG, MAP
 
+NO_INDUCTION = "no induction over"
+"""What `Verdict.how` begins with if induction does not close, however much time there is."""
 _READ = "read_aiger {}; fold; strash"
 _ASSERTED = re.compile(r"was asserted in frame\s+(\d+)")
 
@@ -89,7 +91,9 @@ def _induction(folder: Path, method: Induction, seconds: float) -> Verdict:
     if "Induction step proven: SUCCESS!" in said:
         steps = said.count("Induction step failed") + 1
         return Verdict(True, f"induction over {steps} {'cycle' if steps == 1 else 'cycles'}")
-    return Verdict(None, f"no induction over {method.depth} cycles")
+    if "TIMEOUT" in said or not said.strip():
+        return Verdict(None, "out of time")
+    return Verdict(None, f"{NO_INDUCTION} {method.depth} cycles")
 
 
 def reached(folder: Path, depth: int, seconds: float) -> dict[str, int | None]:

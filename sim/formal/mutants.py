@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft.hdl.files.cache import entry
-from weft.hdl.formal.property import Method, Property
+from weft.hdl.formal.property import Bounded, Method, Property
 from weft.sim.formal import engines, netlist
 from weft.sim.formal.prove import RESULT, digest
 
@@ -24,50 +26,120 @@ class Mutants:
         The property's.
     killed : int
         For so many there is a counterexample.
+    others : int
+        For so many more there is one to another property of the same unit.
+    unproven : int
+        For so many more induction, by which one of these properties is proven of the unit, does not close: there may be
+        a counterexample that takes very many cycles.
     survivors : list of str
-        Yosys' commands for those of which the property is proven all the same: it says nothing of what they change, or
-        they change nothing.
+        Yosys' commands for those of which all these properties are proven all the same: they say nothing of what the
+        mutants change.
     undecided : list of str
         The same for those that took too long.
+    same : list of str
+        The same for those that are no faults: it is proven that they change nothing.
     """
 
     title: str
     killed: int
+    others: int
+    unproven: int
     survivors: list[str]
     undecided: list[str]
+    same: list[str]
 
     @property
     def count(self) -> int:
-        return self.killed + len(self.survivors) + len(self.undecided)
+        """Those that change something, as far as is known."""
+        return self.seen + len(self.survivors) + len(self.undecided)
+
+    @property
+    def seen(self) -> int:
+        """For so many some property is not proven any more, however much time there is."""
+        return self.killed + self.others + self.unproven
 
 
-def mutants(item: Property, count: int, seed: int, seconds: float = 20.0) -> Mutants:
+class _Verdict(enum.Enum):
+    KILLED = enum.auto()
+    OTHERS = enum.auto()
+    UNPROVEN = enum.auto()
+    SURVIVES = enum.auto()
+    UNDECIDED = enum.auto()
+    SAME = enum.auto()
+
+
+class _Shown:
+    """A property that mutants are shown to, and in a folder its netlist of one of them, once that is wanted."""
+
+    def __init__(self, item: Property) -> None:
+        self.item = item
+        self.found = netlist.source(item.bench())
+
+    def decide(self, command: str, method: Method, seconds: float, folder: Path) -> engines.Verdict:
+        if not folder.exists():
+            folder.mkdir()
+            netlist.prepare(self.found, folder, command)
+        return engines.decide(method, folder, seconds)
+
+
+def mutants(
+    item: Property, count: int, seed: int, seconds: float = 20.0, beside: Iterable[Property] = ()
+) -> Mutants:
     """Prove `item` of `count` mutants of its unit, each in about `seconds` at most, or take what was found before.
+
+    Of the properties `beside` it those of the same unit with the same parameters, of which each claims a part of what
+    there is to claim, are shown the mutants that `item` does not see.
 
     Raises what `weft.sim.formal.prove.prove` does.
     """
-    found = netlist.source(item.bench())
+    own = _Shown(item)
+    others = [_Shown(other) for other in beside if other.unit == item.unit and other.title != item.title]
+    logic = netlist.logic(own.found)
+    shown = [own, *(other for other in others if netlist.logic(other.found) == logic)]
 
     def fill(folder: Path) -> None:
-        verdicts = dict(_each(item.method, found, count, seed, seconds))
-        made = Mutants(
-            item.title,
-            sum(holds is False for holds in verdicts.values()),
-            [command for command, holds in verdicts.items() if holds],
-            [command for command, holds in verdicts.items() if holds is None],
+        verdicts = dict(_each(shown, count, seed, seconds))
+        killed, others, unproven, *rest = (
+            [command for command, verdict in verdicts.items() if verdict is kind] for kind in _Verdict
         )
+        made = Mutants(item.title, len(killed), len(others), len(unproven), *rest)
         (folder / RESULT).write_text(json.dumps(asdict(made), indent=1))
 
-    folder = entry(f"mutants-{digest(item, found)}-{count}-{seed}-{seconds:g}", fill)
+    digests = "-".join(digest(one.item, one.found) for one in shown)
+    named = hashlib.sha256(digests.encode()).hexdigest()[:24]
+    folder = entry(f"mutants-{named}-{count}-{seed}-{seconds:g}", fill)
     return Mutants(**json.loads((folder / RESULT).read_text()))
 
 
-def _each(
-    method: Method, found: netlist.Source, count: int, seed: int, seconds: float
-) -> Iterator[tuple[str, bool | None]]:
+def _each(shown: list[_Shown], count: int, seed: int, seconds: float) -> Iterator[tuple[str, _Verdict]]:
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
-        commands = netlist.mutations(found, Path(temporary), count, seed)
+        commands = netlist.mutations(shown[0].found, Path(temporary), count, seed)
     for command in commands:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
-            netlist.prepare(found, Path(temporary), command)
-            yield command, engines.decide(method, Path(temporary), seconds).holds
+            yield command, _verdict(shown, command, seconds, Path(temporary))
+
+
+def _verdict(shown: list[_Shown], command: str, seconds: float, folder: Path) -> _Verdict:
+    """What becomes of one mutant.
+
+    Most faults are seen within the cycles in which the covers are reached, and a search of these is quicker than the
+    search for a proof that does not exist.
+    """
+    for number, one in enumerate(shown):
+        method = one.item.method
+        bounded = method if isinstance(method, Bounded) else Bounded(one.item.cover)
+        if one.decide(command, bounded, seconds / 2, folder / str(number)).holds is False:
+            return _Verdict.OTHERS if number else _Verdict.KILLED
+    (folder / "same").mkdir()
+    if netlist.changes_nothing(shown[0].found, folder / "same", command):
+        return _Verdict.SAME
+    end = _Verdict.SURVIVES
+    for number, one in enumerate(shown):
+        verdict = one.decide(command, one.item.method, seconds, folder / str(number))
+        if verdict.holds is False:
+            return _Verdict.OTHERS if number else _Verdict.KILLED
+        if verdict.how.startswith(engines.NO_INDUCTION):
+            return _Verdict.UNPROVEN
+        if verdict.holds is None:
+            end = _Verdict.UNDECIDED
+    return end

@@ -7,6 +7,7 @@ error: ``python -m weft.sim.formal.netlist JOB.json`` in the folder of the files
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
     )
 
 
+def logic(found: Source) -> str:
+    """The cells of the unit and how they are connected: two benches with the same can be given the same mutations.
+
+    Wires are left out, as they differ by what a bench connects.
+    """
+    modules = re.findall(
+        rf"^module \\{TOP}\.{Bench.DUT}(?:\.\S+)?$.*?^end$", found.text, re.MULTILINE | re.DOTALL
+    )
+    lines = "\n".join(modules).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("  wire ", "  attribute ")) and line)
+
+
 def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
     """Write `FLAT` and `AIG` into `folder`, perhaps after a `mutation`, a command of Yosys.
 
@@ -82,6 +95,17 @@ def mutations(found: Source, folder: Path, count: int, seed: int) -> list[str]:
     _run(folder, {"peeks": {}, "mutations": count, "seed": seed})
     lines = (folder / "mutations.txt").read_text().splitlines()
     return [line for line in lines if line.startswith("mutate ")]
+
+
+def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
+    """Whether the unit after `mutation` is proven to compute the same: with the same in all registers and at the inputs
+    all signals are the same, also those that the bench does not look at. Clocks do not count, as a bench has one.
+
+    False where no proof is found, too.
+    """
+    (folder / "bench.il").write_text(found.text)
+    _run(folder, {"peeks": {}, "same_after": mutation})
+    return "Equivalence successfully proven!" in (folder / LOG).read_text()
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
@@ -126,6 +150,22 @@ def _work(job: dict[str, Any]) -> None:
     unit = f"{TOP}.{Bench.DUT} {TOP}.{Bench.DUT}.*"
     if "mutations" in job:
         run(f"mutate -list {job['mutations']} -seed {job['seed']} -o mutations.txt {unit}")
+        return
+    if "same_after" in job:
+        whole = ("flatten", "memory_map", "async2sync")
+        gold, gate = f"{TOP}.{Bench.DUT}", "gate"
+        run(
+            f"hierarchy -top {gold}",
+            "design -save before",
+            *whole,
+            "design -stash gold",
+            "design -load before",
+        )
+        run(job["same_after"], *whole, f"rename {gold} {gate}")
+        run(
+            f"design -copy-from gold -as gold {gold}", f"equiv_make gold {gate} equiv", "hierarchy -top equiv"
+        )
+        run("equiv_simple", "equiv_induct -seq 1", "equiv_status")
         return
     if job["mutation"]:
         run(job["mutation"])

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support.properties import assert_proven, assert_sees_faults, assert_titles_are_unique, of_a_room
+from support.properties import (
+    assert_proven,
+    assert_sees_faults,
+    assert_titles_are_unique,
+    assert_units_have_whole_properties,
+    of_a_room,
+)
 
 from weft.boards.formal.registry import properties
 from weft.hdl.formal.property import Property
@@ -15,6 +21,10 @@ def test_titles_are_unique() -> None:
     assert_titles_are_unique(properties())
 
 
+def test_units_have_properties_that_see_faults() -> None:
+    assert_units_have_whole_properties(properties())
+
+
 @pytest.mark.parametrize("item", PROVEN)
 def test_proven(item: Property) -> None:
     assert_proven(item)
@@ -22,4 +32,4 @@ def test_proven(item: Property) -> None:
 
 @pytest.mark.parametrize("item", SEEING)
 def test_faults_are_seen(item: Property) -> None:
-    assert_sees_faults(item)
+    assert_sees_faults(item, properties())

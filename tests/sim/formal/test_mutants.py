@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
 
 from weft.hdl.formal import queues
 from weft.hdl.formal.property import Bench, Property
 from weft.hdl.lib.skid_buffer import SkidBuffer
+from weft.sim.formal import netlist
 from weft.sim.formal.mutants import mutants
 
 
@@ -26,7 +34,64 @@ def test_a_strong_property_kills_all() -> None:
 
 def test_a_weak_one_does_not() -> None:
     found = mutants(
-        Property("lib/skid_buffer", "weak", "It takes a word.", lambda: Weak(SkidBuffer(3))), 12, 3
+        Property("lib/skid_buffer", "weak", "It takes a word.", lambda: Weak(SkidBuffer(3))), 6, 3
     )
-    assert 0 < len(found.survivors) < found.count == 12
+    assert 0 < len(found.survivors) < found.count == 6
     assert all(command.startswith("mutate ") for command in found.survivors)
+
+
+class Sum(wiring.Component):
+    """``a + b`` and whether that is odd, each in the next cycle. A term of the latter makes no difference."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "b": In(2), "sum": Out(3), "odd": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        odd = self.a[0] ^ self.b[0]
+        m.d.sync += [self.sum.eq(self.a + self.b), self.odd.eq(odd | (odd & self.a[1]))]
+        return m
+
+
+class Part(Bench):
+    """Claims what one output of a `Sum` should be."""
+
+    def __init__(self, about: str) -> None:
+        super().__init__(Sum())
+        self.about = about
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        total, known = Signal(3), Signal()
+        m.d.sync += [total.eq(dut.a + dut.b), known.eq(1)]
+        if self.about == "sum":
+            self.claim("sum", ~known | (dut.sum == total))
+        else:
+            self.claim("odd", ~known | (dut.odd == total[0]))
+
+
+def part(about: str) -> Property:
+    return Property("lib/sum", about, f"The {about} is right.", partial(Part, about))
+
+
+def test_properties_of_parts_kill_together() -> None:
+    found = mutants(part("sum"), 10, 1, beside=[part("sum"), part("odd"), next(queues.properties())])
+    assert (found.killed, found.others, found.survivors, found.undecided) == (5, 5, [], [])
+
+
+def test_what_changes_nothing_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    either = re.search(r"cell \$or (\S+)", netlist.logic(netlist.source(Part("sum"))))
+    assert either is not None
+    term = f"mutate -mode {{}} -module top.dut -cell {either[1]} -port B -portbit 0"
+    listed = [term.format("const0"), term.format("const1")]
+    monkeypatch.setattr(netlist, "mutations", lambda *given: listed)
+    found = mutants(part("sum"), 2, 1)
+    assert (found.same, found.survivors, found.count) == (listed[:1], listed[1:], 1)
+
+
+def test_other_units_are_not_shown_the_mutants() -> None:
+    logic = netlist.logic(netlist.source(Part("sum")))
+    assert logic == netlist.logic(netlist.source(Part("odd")))
+    assert logic != netlist.logic(netlist.source(next(queues.properties()).bench()))
