@@ -96,7 +96,13 @@ def core_verilog(config: Config, *, sequential: bool = False) -> str:
 
 
 def build_model(
-    config: Config, *, trace: Trace = False, observed: Observed | None = None, verilog: str | None = None
+    config: Config,
+    *,
+    trace: Trace = False,
+    observed: Observed | None = None,
+    verilog: str | None = None,
+    driver: str = "rtl_model.cpp",
+    coverage: bool = False,
 ) -> Path:
     """The shared library of the core of `config`, from the cache if it was built before.
 
@@ -110,14 +116,15 @@ def build_model(
     return Model(
         verilog=verilog if verilog is not None else core_verilog(config),
         top=TOP,
-        driver=Path(__file__).with_name("rtl_model.cpp"),
+        driver=Path(__file__).with_name(driver),
         output="model.so",
         visible=observed,
         defines=[f"WEFT_BUS_BYTES={config.bus_bytes}", *(["WEFT_OBSERVE=1"] if observed else [])],
         link=["-Wl,-Bsymbolic"],
         trace=trace,
-        # A traced model takes more than twice the time to compile, and is rarely run for long.
-        optimise="-O0" if trace else "-O2",
+        # A model that writes or counts takes more than twice the time to compile, and is rarely run for long.
+        optimise="-O0" if trace else "-O1" if coverage else "-O2",
+        coverage=coverage,
     ).build()
 
 
@@ -162,6 +169,10 @@ class RtlDevice(Closing, Device):
         If the model cannot be built.
     """
 
+    DRIVER = "rtl_model.cpp"
+    COVERAGE = False
+    """Whether it counts coverage, see `weft.sim.rtl.covered`."""
+
     def __init__(
         self,
         config: Config,
@@ -184,11 +195,13 @@ class RtlDevice(Closing, Device):
         self.config = config
         self.memory_bytes = -(-memory_bytes // PAGE) * PAGE
         self._model: int | None = None
-        if sequential:
+        if sequential and verilog is None:
             verilog = core_verilog(config, sequential=True)
         self._waves = Waves(trace) if isinstance(trace, Path) else trace
         form = self._waves.format if self._waves else False
-        library = build_model(config, trace=form, observed=observed, verilog=verilog)
+        library = build_model(
+            config, trace=form, observed=observed, verilog=verilog, driver=self.DRIVER, coverage=self.COVERAGE
+        )
         self._library = ctypes.CDLL(str(library))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)

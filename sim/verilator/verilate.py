@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,10 @@ from weft.hdl.files.cache import entry
 Trace = Literal[False, "vcd", "fst"]
 """The format of waveforms that a model can write."""
 
+COVERAGE = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "4096")
+"""What Verilator counts for coverage. Of signals wider than the last number it counts nothing."""
+
+_SOURCE = re.compile(r'^#include "(\w+\.cpp)"$', re.MULTILINE)
 _COMPRESSION = Path(__file__).with_name("fst_compression.h")
 
 
@@ -143,11 +148,12 @@ def _trace_flags(trace: Trace) -> list[str]:
     return [f"-DVM_TRACE={vcd | fst}", f"-DVM_TRACE_VCD={vcd}", f"-DVM_TRACE_FST={fst}", "-DVM_TRACE_SAIF=0"]
 
 
-def runtime_objects(*, vpi: bool, trace: Trace) -> list[Path]:
+def runtime_objects(*, vpi: bool, trace: Trace, coverage: bool = False) -> list[Path]:
     """Verilator's own runtime, compiled once per version, compiler and kind, and kept in the cache."""
     names = ["verilated", "verilated_threads", "verilated_random"]
     names += ["verilated_vpi"] if vpi else []
     names += [f"verilated_{trace}_c"] if trace else []
+    names += ["verilated_cov"] if coverage else []
     flags = [*_base_flags(), *_trace_flags(trace)]
     # In place of libraries that the machine may not have; before the system's own folders.
     headers = dict.fromkeys(("lz4.h", "zlib.h"), _COMPRESSION.read_text()) if trace == "fst" else {}
@@ -187,6 +193,8 @@ class Model:
         Build with tracing.
     optimise : str
         Optimisation flag of the C++ compiler for the model.
+    coverage : bool
+        Count how often lines and branches are carried out and bits of signals change, for `Vtop`'s context to write.
     """
 
     verilog: str
@@ -199,6 +207,7 @@ class Model:
     link: Sequence[str] = ()
     trace: Trace = False
     optimise: str = "-O2"
+    coverage: bool = False
 
     def build(self) -> Path:
         """The path of the built file in the cache.
@@ -210,23 +219,26 @@ class Model:
     def _key(self) -> str:
         """A hash of all that the file depends on."""
         headers = sorted(self.driver.parent.glob("*.h")) if self.visible else []
-        seen = [str(self.visible), *(header.read_text() for header in headers)] if self.visible else []
+        headers += [self.driver.with_name(name) for name in _SOURCE.findall(self.driver.read_text())]
+        seen = [str(self.visible)] if self.visible else []
+        seen += [header.read_text() for header in headers]
         return _digest([
             version("verilator"), shlex.join(compiler()), self.verilog, self.top, self.driver.read_text(), self.output,
             str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise, *_base_flags(),
-            "split 500", *seen,
+            "split 500", *seen, *(COVERAGE if self.coverage else []),
         ])  # fmt: skip
 
     def _make(self, folder: Path) -> None:
         tools = Tools(folder)
         sources = self._verilate(tools)
-        flags = [*_base_flags(), *_trace_flags(self.trace), f"-I{folder}", *(f"-D{d}" for d in self.defines)]
+        flags = [*_base_flags(), *_trace_flags(self.trace), f"-I{folder}", f"-I{self.driver.parent}", *(f"-D{d}" for d in self.defines)]
+        flags += ["-DVM_COVERAGE=1"] if self.coverage else []
         # What runs once, at the start, is not worth optimising; the longest files go first.
         jobs = [(source, "-O0" if source.stem.endswith("Slow") else self.optimise) for source in sources]
         jobs.sort(key=lambda job: (job[1] == "-O0", -job[0].stat().st_size))
         objects = tools.compile([*jobs, (self.driver, "-O2")], flags)
         shared = ["-shared"] if self.output.endswith(".so") else []
-        runtime = runtime_objects(vpi=bool(self.vpi_ports), trace=self.trace)
+        runtime = runtime_objects(vpi=bool(self.vpi_ports), trace=self.trace, coverage=self.coverage)
         tools.link([*shared, *objects, *runtime, "-lpthread", *self.link], self.output)
         for path in folder.iterdir():
             if path.name != self.output:
@@ -247,5 +259,6 @@ class Model:
         ]  # fmt: skip
         options += ["--vpi"] if self.vpi_ports else []
         options += [f"--trace-{self.trace}"] if self.trace else []
+        options += COVERAGE if self.coverage else []
         tools.run([verilator_root() / "bin" / "verilator_bin", *options, "design.vlt", "design.v"])
         return sorted(tools.folder.glob("Vtop*.cpp"))

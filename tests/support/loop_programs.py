@@ -185,8 +185,8 @@ class LoopProgram:
             nodes.insert(0, SetRegisters(**slots(*self._moves())))
         return nodes
 
-    def run(self, device: Device, *, straight: bool = False) -> bytes:
-        """All of memory behind the program."""
+    def run(self, device: Device, *, straight: bool = False, limit: int = 20_000_000) -> bytes:
+        """All of memory behind the program, which may take `limit` cycles."""
         generator = self.generator
         device.write(0, generator.image)
         device.write(WORDS, b"".join(word.to_bytes(4, "little") for word in self.words))
@@ -200,7 +200,7 @@ class LoopProgram:
         for index, address in enumerate(generator.bases):
             device.set_base(index, address)
         device.start(at)
-        device.wait(20_000_000)
+        device.wait(limit)
         memory = bytearray(device.read(0, MEMORY))
         memory[PROGRAM:WORDS] = bytes(WORDS - PROGRAM)
         return bytes(memory)

@@ -1,0 +1,99 @@
+"""Bits of a core's signals that cannot change, as Yosys finds when it makes the core flat and optimises it.
+
+Run as a module it does the work in a process of its own, as the library ends the process on an error:
+``python -m weft.sim.rtl.constants`` in the folder of the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from amaranth.back import rtlil
+from amaranth.lib import wiring
+
+from weft.hdl.errors import WeftError
+from weft.hdl.files.cache import entry
+from weft.hdl.verilog import without_zeros
+from weft.sim.rtl.device import TOP
+
+_SOURCE, _FOUND = "core.il", "constant.json"
+_COMMANDS = (
+    f"read_rtlil {_SOURCE}", f"hierarchy -top {TOP}", "proc -norom", "pmuxtree", "memory_collect", "flatten",
+    "opt -full", "opt_clean",
+)  # fmt: skip
+
+
+class ConstantsError(WeftError, RuntimeError):
+    """Yosys refuses the core."""
+
+
+def constants(core: wiring.Component) -> set[tuple[str, str]]:
+    """Path of the unit, ``core`` for the core itself, and ``signal[bit]`` of what cannot change; a signal of one bit is
+    there as ``signal`` as well.
+
+    Raises `ConstantsError`.
+    """
+    source = without_zeros(rtlil.convert(core, name=TOP, emit_src=False))
+    found = hashlib.sha256(f"{version('pyosys')} {_COMMANDS} {source}".encode())
+    found.update(Path(__file__).read_bytes())
+
+    def fill(folder: Path) -> None:
+        (folder / _SOURCE).write_text(source)
+        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if process.returncode:
+            said = [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
+            raise ConstantsError("yosys failed: " + "\n".join(said[-8:]))
+        (folder / _SOURCE).unlink()
+
+    folder = entry(f"constants-{found.hexdigest()[:24]}", fill)
+    return {(unit, name) for unit, name in json.loads((folder / _FOUND).read_text())}
+
+
+def _work() -> None:
+    from pyosys import libyosys
+
+    design = libyosys.Design()
+    units: set[str] = set()
+    for command in _COMMANDS:
+        if command == "flatten":
+            units = {str(name).removeprefix(f"\\{TOP}.") for name in design.modules_}
+        libyosys.run_pass(command, design)
+    module = design.top_module()
+    behind: dict[tuple[str, int], Any] = {}
+    for left, right in module.connections_:
+        for one, other in zip(left.to_sigbit_vector(), right.to_sigbit_vector(), strict=True):
+            if one.is_wire():
+                behind[str(one.wire.name), one.offset] = other
+    found = []
+    for name, wire in module.wires_.items():
+        if not str(name).startswith("\\"):
+            continue
+        for index in range(wire.width):
+            bit = behind.get((str(name), index))
+            while bit is not None and bit.is_wire():
+                bit = behind.get((str(bit.wire.name), bit.offset))
+            if bit is not None:
+                found += [_named(str(name)[1:], index, units)] + (
+                    [_named(str(name)[1:], None, units)] if wire.width == 1 else []
+                )
+    Path(_FOUND).write_text(json.dumps(found))
+
+
+def _named(path: str, bit: int | None, units: set[str]) -> tuple[str, str]:
+    """Unit and name of a bit of the flat core."""
+    unit = path
+    while unit and unit not in units:
+        unit = unit.rpartition(".")[0]
+    name = path[len(unit) + 1 :] if unit else path
+    return unit or "core", name if bit is None else f"{name}[{bit}]"
+
+
+if __name__ == "__main__":
+    _work()

@@ -1,0 +1,63 @@
+"""RTL devices whose host does more with registers than a driver would, and that count what is covered."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from weft.sim.device import DeviceError
+from weft.sim.rtl.device import RtlDevice
+
+
+class HostedRtl(RtlDevice):
+    """A `weft.sim.rtl.device.RtlDevice` with `write_bytes`. Parameters are those of `RtlDevice`."""
+
+    DRIVER = "rtl_host.cpp"
+
+    def write_bytes(self, address: int, value: int, strobe: int, *, protection: int = 0, lead: int = 0) -> None:
+        """Write some bytes of a register.
+
+        Parameters
+        ----------
+        address, value : int
+            Of a word of 32 bits.
+        strobe : int
+            Bit i is set if byte i is written.
+        protection : int
+            AWPROT, and ARPROT from now on.
+        lead : int
+            Cycles by which data are ahead of the address, negative if they are behind it.
+
+        Raises
+        ------
+        DeviceError
+            If the core does not answer.
+        """
+        write = self._library.weft_write_bytes
+        write.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.c_int]
+        if not write(self._handle, address, value, strobe, protection, lead):
+            raise DeviceError(f"the core does not answer a write of register {address:#x}")
+
+    def peek(self, address: int) -> int:
+        """The register at byte `address`, a word of 32 bits. Raises `DeviceError` if the core does not answer."""
+        return self._read_register(address)
+
+    def poke(self, address: int, value: int) -> None:
+        """Write the register at byte `address`. Raises `DeviceError` if the core does not answer."""
+        self._write_register(address, value)
+
+    def reset(self) -> None:
+        """Reset the core, in whatever it is doing. Memory stays."""
+        self._library.weft_reset(self._handle)
+        self._started = self._failed = False
+
+
+class CoveredRtl(HostedRtl):
+    """A `HostedRtl` that counts lines, branches and toggles, several times as slow as others."""
+
+    COVERAGE = True
+
+    def write_coverage(self, path: Path) -> None:
+        """Write what was covered since the device was made, for `weft.sim.rtl.coverage.read`."""
+        self._library.weft_coverage.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self._library.weft_coverage(self._handle, str(path).encode())

@@ -1,0 +1,87 @@
+"""Whether a mutant of a core is the same hardware: proven by SAT for all inputs and all states, reachable or not.
+
+Registers and memories are cut out of the flat core, so that what they hold is an input, and what goes into them is an
+output. A mutant whose outputs are then those of the core for all inputs does in every cycle what the core does. One that
+differs only in states that cannot be reached is not found to be equal.
+
+Run as a module it does the work in a process of its own: ``python -m weft.sim.rtl.equivalence JOB.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from weft.sim.rtl.device import TOP
+from weft.sim.rtl.mutated import Mutant, MutationError
+
+SECONDS = 60
+"""Of the solver, for each mutant."""
+_SAID: dict[str, Any] = {"no model found: SUCCESS!": True, "model found: FAIL!": False, "TIMEOUT!": None}
+"""What Yosys says of a proof, the first text that is there."""
+
+
+def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dict[int, bool | None]:
+    """By number, whether a mutant is proven equal to the flat core in the file `plain`; None if time was up.
+
+    Raises `MutationError` if Yosys fails.
+    """
+    found: dict[int, bool | None] = {}
+    for mutant in mutants:
+        with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
+            job = {"plain": str(plain.resolve()), "command": mutant.command, "seconds": seconds}
+            (Path(temporary) / "job.json").write_text(json.dumps(job))
+            command = [sys.executable, "-m", __spec__.name, "job.json"]
+            process = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
+        said = process.stdout + process.stderr
+        verdict = next((value for text, value in _SAID.items() if text in said), "")
+        if verdict == "":
+            lines = [line for line in said.splitlines() if line.strip()]
+            raise MutationError("yosys failed: " + "\n".join(lines[-8:]))
+        found[mutant.number] = verdict
+    return found
+
+
+def _cut(module: Any, yosys: Any) -> None:
+    """Take registers and memories out of a module."""
+    for cell in list(module.cells_.values()):
+        kind = str(cell.type)
+        if not (kind.startswith("$mem") or "dff" in kind):
+            continue
+        for port, signal in list(cell.connections().items()):
+            name = f"\\cut {str(cell.name)} {str(port)}".replace(" ", "/")
+            wire = module.addWire(yosys.IdString(name), signal.size())
+            if cell.output(port):
+                wire.port_input = True
+                module.connect(signal, yosys.SigSpec(wire))
+            else:
+                wire.port_output = True
+                module.connect(yosys.SigSpec(wire), signal)
+        module.remove(cell)
+    module.fixup_ports()
+
+
+def _work(job: dict[str, Any]) -> None:
+    from pyosys import libyosys
+
+    design = libyosys.Design()
+
+    def run(*commands: str) -> None:
+        for command in commands:
+            libyosys.run_pass(command, design)
+
+    run(f"read_rtlil {job['plain']}", f"copy {TOP} gold", f"rename {TOP} gate")
+    run(job["command"].replace(f"-module {TOP} ", "-module gate "))
+    for module in list(design.modules_.values()):
+        _cut(module, libyosys)
+    run("setattr -unset init w:*", "miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr", "opt_merge -nomux", "opt -full",
+        f"sat -timeout {job['seconds']} -prove trigger 0 miter")  # fmt: skip
+
+
+if __name__ == "__main__":
+    _work(json.loads(Path(sys.argv[1]).read_text()))

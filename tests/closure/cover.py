@@ -1,0 +1,204 @@
+"""Coverage that closes: ``make coverage MINUTES=20``.
+
+Runs programs, register accesses and faults on models of both cores that count lines, branches and changes of bits
+(`weft.sim.rtl.coverage`), and counts values of instructions' fields and pairs of instructions that are under way
+together (`closure.fields`). What is not covered must be explained in ``unreached.txt`` next to this file, whose lines
+have the form ``core kind unit name | reason``; an explanation of nothing is a fault as well.
+
+Each configuration has an equal part of the time. Directed scenarios and the programs of seed 0 run in any case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    import weft  # before there is a folder tests/weft on the path
+
+    assert weft.__version__
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from closure import fields, sections
+from closure.cores import CORES, component
+from closure.extremes import extremes
+from support.core_cases import Bench, Benches, Core, Scenario, directed, scenarios
+from support.random_programs import MEMORY
+
+from weft.hdl.errors import WeftError
+from weft.sim.rtl.constants import constants
+from weft.sim.rtl.coverage import KINDS, Closure, Counts, Explanation, close, explanations, merge, read
+from weft.sim.rtl.covered import CoveredRtl
+from weft.sim.rtl.device import core_verilog
+
+UNREACHED = Path(__file__).with_name("unreached.txt")
+FUNCTIONAL = ("field", "pair")
+LENGTH = {False: 25, True: 10}
+"""Random instructions of a program, by whether the core is the sequential one."""
+
+
+class ScenarioError(WeftError, RuntimeError):
+    """A device does not do what it must."""
+
+
+@dataclass
+class Covered:
+    """What a configuration's runs covered.
+
+    Attributes
+    ----------
+    counts : Counts
+        Of Verilator's points and of functional ones.
+    seeds : int
+        Of random programs.
+    cycles : int
+        Simulated.
+    """
+
+    counts: Counts = field(default_factory=dict)
+    seeds: int = 0
+    cycles: int = 0
+
+
+def run(core: Core, seconds: float) -> Covered:
+    """Run scenarios on `core` for about so long. Raises `ScenarioError` if one fails."""
+    end, found = time.monotonic() + seconds, Covered()
+    functional = fields.points(core)
+    devices: dict[int, CoveredRtl] = {}
+    used: list[Bench] = []  # kept, as devices go by their identity
+    benches = Benches(core, kept=True)
+    for seed, scenario in _scenarios(core, benches):
+        if seed and time.monotonic() > end:
+            break
+        found.seeds = seed + 1
+        device = devices.get(id(scenario.bench))
+        if device is None:
+            device = CoveredRtl(core.config, MEMORY, sequential=core.sequential, **scenario.bench.memory)
+            devices[id(scenario.bench)] = device
+            used.append(scenario.bench)
+        _carry_out(device, scenario)
+        fields.count(functional, scenario.steps, core.config)
+    found.cycles = sum(device.cycles for device in devices.values())
+    verilog = core_verilog(core.config, sequential=core.sequential)
+    found.counts = {**merge(_read(device, verilog) for device in devices.values()), **functional}
+    for device in devices.values():
+        device.close()
+    return found
+
+
+def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:
+    for scenario in directed(core):
+        yield 0, scenario
+    yield 0, extremes(core, benches.of({"latency": 1}))
+    for seed in itertools.count():
+        for scenario in scenarios(core, range(seed, seed + 1), LENGTH[core.sequential], benches):
+            yield seed, scenario
+
+
+def _carry_out(device: CoveredRtl, scenario: Scenario) -> None:
+    for step in scenario.steps:
+        if fault := step.fault(device):
+            raise ScenarioError(f"scenario {scenario.name} fails: {fault}")
+
+
+def _read(device: CoveredRtl, verilog: str) -> Counts:
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        path = Path(folder) / "coverage.dat"
+        device.write_coverage(path)
+        return read(path, verilog)
+
+
+def closed(name: str, runs: dict[str, Covered], why: list[Explanation]) -> Closure:
+    """All configurations of a core together: a bit is constant if it is in all that have it."""
+    parts = [runs[key].counts for key in runs]
+    fixed = [constants(component(core)) for core in CORES[name].values()]
+    whole: Counts = {}
+    for counts, bits in zip(parts, fixed, strict=True):
+        kept = {point: number for point, number in counts.items() if not _constant(point, bits)}
+        whole = merge([whole, kept])
+    return close(name, whole, set(), why)
+
+
+def _constant(point: Any, bits: set[tuple[str, str]]) -> bool:
+    return point.kind == "toggle" and (point.unit, point.name.rpartition(":")[0]) in bits
+
+
+def table(closures: dict[str, Closure]) -> Iterator[str]:
+    """Lines for people."""
+    for name, found in closures.items():
+        yield f"{name} core"
+        for kind in (*KINDS, *FUNCTIONAL):
+            total = found.total.get(kind, 0)
+            if total:
+                done, explained = found.covered.get(kind, 0), found.explained_of(kind)
+                yield (
+                    f"  {kind:8} {done:6,} of {total:6,}, {100 * done / total:6.2f} %; "
+                    f"{explained} explained, {total - done - explained} not"
+                )
+
+
+def section(closures: dict[str, Closure], runs: dict[str, dict[str, Covered]]) -> dict[str, Any]:
+    """For the file of results."""
+    return {
+        name: {
+            "configurations": list(runs[name]),
+            "seeds": {key: found.seeds for key, found in runs[name].items()},
+            "cycles": {key: found.cycles for key, found in runs[name].items()},
+            "points": {
+                kind: {"covered": found.covered.get(kind, 0), "explained": found.explained_of(kind), "all": total}
+                for kind, total in sorted(found.total.items())
+            },
+            "unexplained": len(found.unexplained),
+            "units": {
+                unit: {kind: list(pair) for kind, pair in sorted(kinds.items())}
+                for unit, kinds in sorted(found.units.items())
+            },
+        }
+        for name, found in closures.items()
+    }
+
+
+def idle(why: list[Explanation], closures: dict[str, Closure]) -> list[Explanation]:
+    """Explanations of nothing, of the cores that ran."""
+    used = {item for found in closures.values() for item in found.explained}
+    return [item for item in why if item not in used and any(item.may_be_of(name) for name in closures)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10, help="for all configurations together")
+    parser.add_argument("--core", choices=list(CORES), help="only this one")
+    parser.add_argument("--write", type=Path, help="put the results into this file")
+    parser.add_argument("--show", type=int, default=40, help="so many unexplained points at most")
+    options = parser.parse_args()
+    why = explanations(UNREACHED)
+    names = [options.core] if options.core else list(CORES)
+    share = 60 * options.minutes / sum(len(CORES[name]) for name in names)
+    runs: dict[str, dict[str, Covered]] = collections.defaultdict(dict)
+    for name in names:
+        for key, core in CORES[name].items():
+            runs[name][key] = found = run(core, share)
+            print(f"{name}, {key}: {found.seeds} seeds, {found.cycles:,} cycles", flush=True)
+    closures = {name: closed(name, runs[name], why) for name in names}
+    print("\n".join(table(closures)))
+    lacking = [(name, point) for name, found in closures.items() for point in found.unexplained]
+    for name, point in lacking[: options.show]:
+        print(f"not covered, and not explained: {name} {' '.join(point)}")
+    useless = idle(why, closures)
+    for item in useless:
+        print(f"{UNREACHED.name}, line {item.line}: explains nothing that is not covered")
+    if options.write:
+        sections.write(options.write, "coverage", section(closures, runs))
+    return 1 if lacking or useless else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Programs whose fields are at their limits, as far as the program checker allows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from closure import fields
+from support.core_cases import Bench, Core, Scenario, Step, carried_out, words_of
+from support.random_instructions import OUTPUT
+from support.random_programs import Generator
+
+from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    End,
+    Instruction,
+    IsaError,
+    Kernel,
+    Load,
+    LoopNext,
+    LoopStart,
+    Microcode,
+    ReadRegisters,
+    SetRegisters,
+    Store,
+    places,
+)
+from weft.hdl.isa.loops import SLOTS
+from weft.sim.device import DeviceError
+from weft.sim.golden.interpreter import EXECUTE
+
+LIMITS = ("0", "1", "negative", "maximum")
+KEPT = {"Store": ("base", "offset"), "Load": ("base",)}
+"""Fields that decide where in memory an instruction writes, or what of it a host may change."""
+EACH = 40
+"""Instructions of a program at most."""
+MOST = 1 << 15
+"""Accesses of an operand, more of which would take too long."""
+SPACE = 0x7000
+"""Bytes behind `OUTPUT` that programs may write."""
+
+
+def extremes(core: Core, bench: Bench) -> Scenario:
+    """For each instruction and each limit one with as many fields there as are valid together, and with each value of
+    small fields."""
+    bench.fresh = False
+    steps, made, seed = [], _generator(core, 0), 0
+    for instruction in _instructions(core):
+        if not made.append(instruction) or len(made.program) < EACH:
+            continue
+        steps.append(_step(made, bench))
+        seed += 1
+        made = _generator(core, seed)
+    steps.append(_step(made, bench))
+    if core.config.loops:
+        steps.append(_registers(core, bench))
+    return Scenario("extremes", bench, steps)
+
+
+def _generator(core: Core, seed: int) -> Generator:
+    made = Generator(core.config, 9000 + seed, serial=True)
+    made.prologue()
+    return made
+
+
+def _step(made: Generator, bench: Bench) -> Step:
+    assert made.append(made.dump())
+    words = words_of(made.program)
+    expected = carried_out(bench.golden, made, words, None)
+    return Step("extremes", lambda device, limit: carried_out(device, made, words, limit), expected, made.program)
+
+
+def _instructions(core: Core) -> Iterator[Instruction]:
+    trial = _generator(core, 99)
+    for kind in INSTRUCTIONS.values():
+        if kind.QUEUE is None or kind is Microcode or kind().unsupported(core.config):
+            continue
+        drawn = next(item for item in iter(lambda kind=kind: trial.draw(kind), None) if _valid(item, trial))
+        one = dataclasses.replace(drawn, **_single(drawn))
+        for value in LIMITS:
+            yield _at(one, value, trial)
+        for name, place in places(kind.OPCODE).items():
+            if 1 < place.width <= fields.FEW and name not in KEPT.get(kind.__name__, ()):
+                yield from (_with(one, name, number) for number in range(place.low, place.high + 1))
+
+
+def _single(instruction: Instruction) -> dict[str, int]:
+    """Counts of one."""
+    counts = {loop.count for operand in instruction.OPERANDS for loop in operand.loops}
+    own = places(instruction.OPCODE)
+    return {str(name): 1 for name in (*counts, "rows", "line") if str(name) in own and not isinstance(
+        instruction, Kernel)}  # fmt: skip
+
+
+def _at(base: Instruction, value: str, trial: Generator) -> Instruction:
+    """`base` with as many fields at a limit as are valid together."""
+    config, kept = trial.config, KEPT.get(type(base).__name__, ())
+    for name in places(base.OPCODE):
+        if name in ("wait", "signal", "start", *kept) or value not in fields.bins(type(base), name, config):
+            continue
+        number = {"negative": -1, "maximum": fields.maximum(type(base), name, config)}.get(value)
+        new = dataclasses.replace(base, **{name: int(value) if number is None else number})
+        if _valid(new, trial):
+            base = new
+    return base
+
+
+def _with(base: Instruction, name: str, number: int) -> Instruction:
+    return dataclasses.replace(base, **{name: number})
+
+
+def _valid(instruction: Instruction, trial: Generator) -> bool:
+    for operand in instruction.OPERANDS:
+        if math.prod(count for count, _ in operand.nest(instruction, trial.config)) > MOST:
+            return False
+    try:
+        check([*trial.before(instruction), instruction, End()], trial.config)
+        if isinstance(instruction, Load | Store):
+            EXECUTE[type(instruction)](trial.memories, instruction)
+    except (ProgramError, DeviceError, IsaError, IndexError):
+        return False
+    if isinstance(instruction, Store):
+        last = (instruction.rows - 1) * instruction.row_pitch + (instruction.pixels - 1) * instruction.pitch
+        start = trial.bases[instruction.base] + instruction.offset
+        ends = [start, start + (instruction.rows - 1) * instruction.row_pitch, start + last]
+        return all(OUTPUT <= end and end + instruction.length <= OUTPUT + SPACE for end in ends)
+    return True
+
+
+def _registers(core: Core, bench: Bench) -> Step:
+    """Registers change by all modes and limits in all slots, in a loop that is passed over and one that is not."""
+    made = _generator(core, 77)
+    program: list[Instruction] = []
+    values = (0, 1, 2, 15, -1, -(1 << 31), (1 << 31) - 1, 5)
+    for turn in range(16):
+        slots = {}
+        for slot in range(SLOTS):
+            number = (turn + slot) % 16
+            slots |= {f"register{slot}": number, f"mode{slot}": (turn + slot) % 4 if number != 7 else 0}
+            slots[f"value{slot}"] = values[(turn + 3 * slot) % len(values)]
+        program.append(SetRegisters(**slots))
+    for register in (0, 1, 2, 15):
+        program.append(SetRegisters(register0=register, mode0=1, value0=register % 2))
+        body = SetRegisters(register0=3, mode0=2, value0=1)
+        ahead = {f"register{slot}": (register + slot) % 16 for slot in range(SLOTS)}
+        modes = {f"mode{slot}": (slot + register) % 4 if (register + slot) % 16 != register else 0 for slot in range(SLOTS)}
+        numbers = {f"value{slot}": values[(slot + register) % len(values)] for slot in range(SLOTS)}
+        last = {"register7": register, "mode7": 1, "value7": 0}
+        program += [LoopStart(register=register, skip=2), body, LoopNext(back=2, **ahead | modes | numbers | last)]
+    program += [ReadRegisters(base=8, offset=0x100, first=first, count=count) for first, count in (
+        (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
+    program.insert(-5, SetRegisters(register0=8, mode0=1, value0=0))
+    check([*program, End()], core.config)
+    words = words_of(program)
+    expected = carried_out(bench.golden, made, words, None)
+    return Step("registers of programs", lambda device, limit: carried_out(device, made, words, limit), expected, program)

@@ -1,0 +1,216 @@
+"""Mutants of the hardware: ``make mutants COUNT=1000``.
+
+One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and programs, register accesses and faults
+must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
+(`closure.kill`). Of those that are not told from it, it is proven by SAT which are the same hardware
+(`weft.sim.rtl.equivalence`); what is left survives, and must be explained in ``survivors.txt`` next to this file, whose
+lines have the form ``core mutant unit place | reason``, where a place is the cell, or what it drives, with port and bit.
+
+Verdicts are kept in the cache, so that a run that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    import weft  # before there is a folder tests/weft on the path
+
+    assert weft.__version__
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from closure import kill, sections
+from closure.cores import CORES, component
+from support.core_cases import Core
+
+from weft.hdl.files.cache import entry
+from weft.sim.rtl.coverage import Explanation, Point, explanations
+from weft.sim.rtl.equivalence import equal
+from weft.sim.rtl.mutated import PLAIN, Mutant, Mutated, mutated
+
+SURVIVORS = Path(__file__).with_name("survivors.txt")
+PROGRAMS = 3
+"""Seeds of random programs; `MORE` of further ones for what these do not kill."""
+MORE = 12
+LENGTH = {False: 20, True: 6}
+"""Random instructions of a program, by whether the core is the sequential one."""
+EQUAL = "equal"
+"""The verdict of a mutant that is proven to be the same hardware."""
+
+
+@dataclass
+class Result:
+    """What became of the mutants of a core.
+
+    Attributes
+    ----------
+    mutants : list of Mutant
+        Those that were tried.
+    verdicts : dict
+        By number what killed it, `EQUAL`, or nothing if it survives.
+    """
+
+    mutants: list[Mutant]
+    verdicts: dict[int, str]
+
+    def survivors(self) -> list[Mutant]:
+        return [mutant for mutant in self.mutants if not self.verdicts[mutant.number]]
+
+    def counted(self) -> dict[str, list[int]]:
+        """By unit: killed, equal, surviving."""
+        found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+        for mutant in self.mutants:
+            verdict = self.verdicts[mutant.number]
+            found[mutant.unit][1 if verdict == EQUAL else 0 if verdict else 2] += 1
+        return dict(sorted(found.items()))
+
+
+def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None) -> Result:
+    """Try `count` mutants of a core, or the first `tried` of them, spread over all units."""
+    found = mutated(component(core), count, seed)
+    numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
+    kept = _Kept(found)
+    for stage in (_by_programs(core, found, PROGRAMS, 0), _by_programs(core, found, MORE, PROGRAMS), _by_sat(found)):
+        name, judge = stage
+        open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
+        for done, (number, verdict) in enumerate(judge(open_, jobs), 1):
+            kept.add(name, number, verdict)
+            if done % 50 == 0:
+                print(f"  {name}: {done} of {len(open_)}", flush=True)
+    mutants = [mutant for mutant in found.mutants if mutant.number in set(numbers)]
+    return Result(mutants, {number: kept.final(number) for number in numbers})
+
+
+def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> tuple[str, Any]:
+    def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
+        if numbers:
+            kills = kill.kill_set(core, found, range(first, first + programs), LENGTH[core.sequential])
+            yield from kill.verdicts(kills, numbers, jobs)
+
+    return f"programs {first} to {first + programs - 1}", judge
+
+
+def _by_sat(found: Mutated) -> tuple[str, Any]:
+    by_number = {mutant.number: mutant for mutant in found.mutants}
+
+    def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
+        for number in numbers:
+            same = equal(found.folder / PLAIN, [by_number[number]])
+            yield number, EQUAL if same[number] else ""
+
+    return "SAT", judge
+
+
+class _Kept:
+    """Verdicts by stage, kept in the cache under all that they depend on."""
+
+    def __init__(self, found: Mutated) -> None:
+        here = Path(__file__)
+        digest = hashlib.sha256(f"{found.folder.name} {PROGRAMS} {MORE} {LENGTH}".encode())
+        for path in (here.with_name("kill.py"), *sorted(here.parents[1].glob("support/*.py"))):
+            digest.update(path.read_bytes())
+        folder = entry(f"verdicts-{digest.hexdigest()[:24]}", lambda folder: (folder / "verdicts").touch())
+        self._path = folder / "verdicts"
+        self._stages: dict[tuple[str, int], str] = {}
+        for line in self._path.read_text().splitlines():
+            stage, number, verdict = json.loads(line)
+            self._stages[stage, number] = verdict
+
+    def known(self, stage: str, number: int) -> bool:
+        return (stage, number) in self._stages
+
+    def final(self, number: int) -> str:
+        """The first verdict that says something."""
+        return next((said for (_, own), said in self._stages.items() if own == number and said), "")
+
+    def add(self, stage: str, number: int, verdict: str) -> None:
+        self._stages[stage, number] = verdict
+        with self._path.open("a") as file:
+            file.write(json.dumps([stage, number, verdict]) + "\n")
+
+
+def place(mutant: Mutant) -> Point:
+    """A mutant as `weft.sim.rtl.coverage.Explanation` knows points."""
+    words = mutant.command.split()
+    options = dict(zip(words[1::2], words[2::2], strict=False))
+    return Point("mutant", mutant.unit, f"{options['-cell']} {options['-port']}[{options['-portbit']}]")
+
+
+def section(results: dict[str, Result], seed: int, why: list[Explanation]) -> dict[str, Any]:
+    """For the file of results."""
+    found = {}
+    for name, result in results.items():
+        total = [sum(counts[index] for counts in result.counted().values()) for index in range(3)]
+        found[name] = {
+            "configuration": "full",
+            "seed": seed,
+            "mutants": len(result.mutants),
+            "killed": total[0],
+            "equal": total[1],
+            "surviving": total[2],
+            "explained": sum(_explained(name, mutant, why) is not None for mutant in result.survivors()),
+            "units": result.counted(),
+            "survivors": [{"unit": item.unit, "command": item.command} for item in result.survivors()],
+        }
+    return found
+
+
+def _explained(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation | None:
+    return next((item for item in why if item.fits(name, place(mutant))), None)
+
+
+def table(name: str, result: Result) -> Iterator[str]:
+    """Lines for people."""
+    counted = result.counted()
+    killed, same, left = (sum(counts[index] for counts in counted.values()) for index in range(3))
+    different = len(result.mutants) - same
+    yield (
+        f"{name}: {len(result.mutants)} mutants, {same} of them the same hardware (SAT); of the other {different}"
+        f" {killed} killed, {100 * killed / max(1, different):.1f} %, {left} survive"
+    )
+    for unit, (dead, equal_, alive) in counted.items():
+        if alive:
+            yield f"  {unit}: {alive} of {dead + equal_ + alive} survive"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="of each core")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--core", choices=list(CORES), help="only this one")
+    parser.add_argument("--tried", type=int, help="try only so many of them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", type=Path, help="put the results into this file")
+    options = parser.parse_args()
+    why, results, begin = explanations(SURVIVORS), {}, time.monotonic()
+    for name in [options.core] if options.core else list(CORES):
+        print(f"{name}: seed {options.seed}", flush=True)
+        core = next(iter(CORES[name].values()))
+        results[name] = run(core, options.count, options.seed, options.jobs, options.tried)
+        print("\n".join(table(name, results[name])), flush=True)
+    lacking = [
+        (name, mutant)
+        for name, result in results.items()
+        for mutant in result.survivors()
+        if _explained(name, mutant, why) is None
+    ]
+    for name, mutant in lacking:
+        print(f"survives, and is not explained: {name} {' '.join(place(mutant))} ({mutant.command})")
+    print(f"{time.monotonic() - begin:.0f} s")
+    if options.write:
+        sections.write(options.write, "mutants_hardware", section(results, options.seed, why))
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,412 @@
+"""What a core is driven with to see whether any fault shows, and to cover all of it: programs, registers, faults.
+
+A `Scenario` is a memory and steps. Each step is something that a host does with a device, and what it must see; a
+scenario's steps are done in their order on one device, as programs find what others left on the chip.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.loop_programs import LoopProgram
+from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
+from weft.hdl.checker.program import check
+from weft.hdl.isa import BASES, INSTRUCTIONS, SEMAPHORES, End, Instruction, Load, Mm, Queue, Store, Vec
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.sim.device import Device, DeviceError
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.covered import HostedRtl
+from weft.sim.timing import SequentialTimingDevice, TimingDevice
+from weft.sim.timing.device import Interval
+
+SLACK = 3000
+"""Cycles beyond twice of what a step should take after which a device is given up."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """A configuration, and which core runs its programs."""
+
+    config: Config
+    sequential: bool = False
+
+
+@dataclass
+class Step:
+    """Something a host does.
+
+    Attributes
+    ----------
+    name : str
+    run : callable
+        Takes a `HostedRtl` and the cycles that it may take, returns what it saw.
+    expected : object
+        What that must be.
+    program : list of Instruction
+        What runs, if anything.
+    intervals : list of Interval
+        When its instructions run, by the cycle model.
+    cycles : int
+        That it took on the core as it was designed, 0 if that is not known.
+    """
+
+    name: str
+    run: Callable[[HostedRtl, int | None], object]
+    expected: object
+    program: list[Instruction] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
+    cycles: int = 0
+
+    def fault(self, device: HostedRtl) -> str | None:
+        """What is wrong on `device`, if anything. Raises `DeviceError` where it does not end."""
+        limit = 2 * self.cycles + SLACK if self.cycles else None
+        before = device.cycles
+        found = self.run(device, limit)
+        if not self.cycles:
+            self.cycles = device.cycles - before
+        if found == self.expected:
+            return None
+        if isinstance(found, dict) and isinstance(self.expected, dict):
+            names = [str(key) for key in found if found[key] != self.expected[key]]
+            return f"{self.name}: {', '.join(names[:3])}"
+        return f"{self.name}: {found if isinstance(found, str) else 'bytes differ'}"
+
+
+@dataclass
+class Bench:
+    """A memory, and the golden interpreter with what programs left on the chip so far.
+
+    Attributes
+    ----------
+    memory : dict
+        Keyword arguments of the device.
+    golden : GoldenDevice
+    fresh : bool
+        Nothing ran yet, which the cycle model of the sequential core wants.
+    """
+
+    memory: dict[str, Any]
+    golden: GoldenDevice
+    fresh: bool = True
+
+
+@dataclass
+class Scenario:
+    """Steps on one device.
+
+    Attributes
+    ----------
+    name : str
+    bench : Bench
+        Whose device all steps are done on, in their order.
+    steps : list of Step
+    """
+
+    name: str
+    bench: Bench
+    steps: list[Step]
+
+
+PLAIN: tuple[dict[str, Any], ...] = (
+    {"latency": 1}, {"latency": 5}, {"latency": 40}, {"latency": 5, "bytes_per_cycle": 1.5}
+)  # fmt: skip
+"""Memories whose time the cycle model tells."""
+STALLS: tuple[dict[str, Any], ...] = (
+    {"latency": 1, "stall_probability": 0.3, "stall_seed": 1, "reordered": True},
+    {"latency": 40, "stall_probability": 0.7, "stall_seed": 2, "reordered": True},
+    {"latency": 5, "bytes_per_cycle": 1.5, "reordered": True},
+)
+"""Memories that do as they like."""
+
+
+class Benches:
+    """Benches by memory: for each scenario a new one, or `kept` for all that have the same memory."""
+
+    def __init__(self, core: Core, *, kept: bool = False) -> None:
+        self._core, self._kept = core, kept
+        self._benches: dict[str, Bench] = {}
+
+    def of(self, memory: dict[str, Any]) -> Bench:
+        key = str(memory)
+        if not self._kept or key not in self._benches:
+            self._benches[key] = Bench(memory, GoldenDevice(self._core.config, MEMORY))
+        return self._benches[key]
+
+
+def words_of(program: list[Instruction]) -> bytes:
+    return b"".join(item.encode() for item in (*program, End()))
+
+
+def scenarios(core: Core, seeds: range, count: int = 25, benches: Benches | None = None) -> Iterator[Scenario]:
+    """Random programs of the `seeds`, each with about `count` instructions."""
+    benches = benches or Benches(core)
+    for seed in seeds:
+        yield timed(core, seed, count, benches.of(PLAIN[seed % len(PLAIN)]))
+        yield divided(core, seed, count, benches.of(PLAIN[seed % len(PLAIN)]))
+        yield stalled(core, seed, count, benches.of(STALLS[seed % len(STALLS)]))
+        if core.config.loops:
+            memory = (*PLAIN, *STALLS)[seed % (len(PLAIN) + len(STALLS))]
+            yield loops(core, seed, max(6, count // 2), benches.of(memory))
+
+
+def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
+    """Registers, semaphores and faults, each on a device of its own."""
+    yield registers(core)
+    yield waiting(core)
+    yield faults(core, seed)
+
+
+def start(device: Device, image: bytes, bases: list[int], words: bytes) -> None:
+    device.write(0, image)
+    device.write(PROGRAM, words)
+    for index, address in enumerate(bases):
+        device.set_base(index, address)
+    device.start(PROGRAM)
+
+
+def carried_out(device: Device, made: Generator, words: bytes, limit: int | None) -> bytes:
+    """All of memory behind a program."""
+    start(device, made.image, made.bases, words)
+    device.wait(limit or 20_000_000)
+    return device.read(0, MEMORY)
+
+
+def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """A program whose time no data tells: bytes, and all counters as the cycle model says. Twice, as the second run
+    finds what the first left on the chip."""
+    made = WithoutDivision(core.config, seed, serial=seed % 4 == 0)
+    made.build(count)
+    words, steps = words_of(made.program), []
+    model = modelled(core, bench)
+    for turn in range(2):
+        counted = bench.fresh or not core.sequential
+        bench.fresh = False
+        carried_out(model, made, words, None)  # memory saves up bandwidth from one run to the next
+        counters = {counter.name: value for counter, value in model.counters().items()}
+
+        def run(device: HostedRtl, limit: int | None, counted: bool = counted) -> object:
+            seen: dict[str, object] = {"memory": carried_out(device, made, words, limit)}
+            return seen | ({item.name: value for item, value in device.counters().items()} if counted else {})
+
+        expected: dict[str, object] = {"memory": carried_out(bench.golden, made, words, None)}
+        expected |= counters if counted else {}
+        steps.append(Step(f"timed {seed}, {turn}", run, expected, made.program, model.intervals))
+    return Scenario(f"timed {seed}", bench, steps)
+
+
+def modelled(core: Core, bench: Bench) -> TimingDevice:
+    """The cycle model of the bench's device; it keeps intervals of the pipelined core."""
+    if core.sequential:
+        return SequentialTimingDevice(core.config, MEMORY, **bench.memory)
+    return TimingDevice(core.config, MEMORY, **bench.memory, trace=True)
+
+
+def divided(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """A program with everything in it; how long divisions take the cycle model knows not to the cycle."""
+    bench.fresh = False
+    made = Generator(core.config, seed + 500, serial=False)
+    made.build(count)
+    words, model = words_of(made.program), modelled(core, bench)
+    carried_out(model, made, words, None)
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        return carried_out(device, made, words, limit)
+
+    expected = carried_out(bench.golden, made, words, None)
+    name = f"divided {seed}"
+    return Scenario(name, bench, [Step(name, run, expected, made.program, model.intervals)])
+
+
+def stalled(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """Two programs in turn on a memory that stalls and reorders, while the host reads and writes registers, with
+    semaphores of any number."""
+    pick, steps = random.Random(seed), []
+    bench.fresh = False
+    for part in range(2):
+        made = Generator(core.config, seed + 1000 * part, serial=False)
+        made.build(count)
+        program = renamed(made.program, pick, core.config)
+        steps.append(_disturbed(made, program, bench.golden, seed))
+    return Scenario(f"stalled {seed}", bench, steps)
+
+
+def _disturbed(made: Generator, program: list[Instruction], golden: GoldenDevice, seed: int) -> Step:
+    words = words_of(program)
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        start(device, made.image, made.bases, words)
+        wrong = traffic(device, made, random.Random(seed))
+        device.wait(limit or 20_000_000)
+        return wrong or device.read(0, MEMORY)
+
+    return Step(f"stalled {seed}", run, carried_out(golden, made, words, None), program)
+
+
+def traffic(device: HostedRtl, made: Generator, pick: random.Random) -> str:
+    """Read and write registers while a program runs, which must not notice. Returns what was read wrong."""
+    known = {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: device.config.digest, Reg.PROGRAM: PROGRAM}
+    known |= {base_register(index): made.bases[index] for index in range(BASES)}
+    for turn in range(pick.choice([3, 20])):
+        if pick.random() < 0.5:
+            register = pick.choice([*known, *(counter_register(counter) for counter in Counter)])
+            found = device.peek(register)
+            if found != known.get(register, found):
+                return f"register {register:#x} is {found:#x} during a run"
+            continue
+        base = pick.randrange(BASES)
+        writes = [(base_register(base), made.bases[base]), (Reg.PROGRAM, PROGRAM), (Reg.STATUS, 0)]
+        # Only at the beginning, so that no program is over by then.
+        writes += [(Reg.CONTROL, 1), (Reg.CONTROL, 0)] if turn < 3 else []
+        device.poke(*pick.choice(writes))
+    return ""
+
+
+def renamed(program: list[Instruction], pick: random.Random, config: Config) -> list[Instruction]:
+    """Other semaphores, any of the 16."""
+    numbers = pick.sample(range(SEMAPHORES), SEMAPHORES)
+
+    def mask(old: int) -> int:
+        return sum(1 << numbers[bit] for bit in range(SEMAPHORES) if old >> bit & 1)
+
+    found = [dataclasses.replace(item, wait=mask(item.wait), signal=mask(item.signal)) for item in program]
+    check([*found, End()], config)
+    return found
+
+
+def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """A program with loops and registers."""
+    made = LoopProgram(core.config, seed, count, divides=False)
+    counted = bench.memory in PLAIN
+    expected: dict[str, object] = {"memory": made.run(bench.golden)}
+    if counted:
+        model = TimingDevice(core.config, MEMORY, **bench.memory)
+        made.run(model)
+        expected |= {counter.name: value for counter, value in model.counters().items()}
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        found: dict[str, object] = {"memory": made.run(device, limit=limit or 20_000_000)}
+        return found | {counter.name: value for counter, value in device.counters().items() if counted}
+
+    return Scenario(f"loops {seed}", bench, [Step(f"loops {seed}", run, expected, made.program[:-1])])
+
+
+def registers(core: Core) -> Scenario:
+    """Every register with several values, byte by byte, reserved addresses, and counters of an empty program."""
+    kept = [Reg.PROGRAM, *(base_register(index) for index in range(BASES))]
+    constants = {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: core.config.digest, Reg.CONTROL: 0, Reg.STATUS: 0}
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        pick, model, wrong = random.Random(1), dict.fromkeys(kept, 0), []
+        for value in (0xFFFFFFFF, 0, 0x55555555, 0xAAAAAAAA, *(pick.getrandbits(32) for _ in range(12))):
+            for register in pick.sample(kept, len(kept)):
+                strobe, number = (15, value) if value in (0, 0xFFFFFFFF) else (pick.randrange(16), pick.getrandbits(32))
+                lead, protection = pick.randrange(-3, 4), pick.randrange(8)
+                device.write_bytes(register, number, strobe, protection=protection, lead=lead)
+                bits = sum(255 << 8 * byte for byte in range(4) if strobe >> byte & 1)
+                model[register] = model[register] & ~bits | number & bits
+                for other in pick.sample(kept, 3):
+                    if device.peek(other | pick.randrange(4)) != model[other]:
+                        wrong.append(f"register {other:#x}")
+        for address in range(0, 0x400, 4):
+            expected = model.get(address, constants.get(address, 0))
+            if device.peek(address) != expected:
+                wrong.append(f"register {address:#x}")
+            if address not in kept and address != Reg.CONTROL:
+                device.poke(address, pick.getrandbits(32))
+            if address == Reg.CONTROL:
+                for number, strobe in ((1, 14), (0xFFFFFFFE, 15)):  # neither of them starts
+                    device.write_bytes(address, number, strobe)
+                    if device.peek(Reg.STATUS):
+                        wrong.append("a start that is none")
+        if any(device.peek(register) != model[register] for register in kept):
+            wrong.append("reserved registers are written")
+        return ", ".join(wrong)
+
+    return Scenario("registers", Benches(core).of({"latency": 3}), [Step("registers", run, "")])
+
+
+def waiting(core: Core) -> Scenario:
+    """Each unit waits for each semaphore: until another gives it, and for ever if nobody does."""
+    config = core.config
+    quick: dict[Queue, Instruction] = {
+        Queue.LOAD: Load(base=0, run=1), Queue.MM: Mm(), Queue.VEC: Vec(), Queue.STORE: Store(base=4, offset=0x100)
+    }  # fmt: skip
+    quick = {queue: item for queue, item in quick.items() if not item.unsupported(config)}
+    steps = []
+    for semaphore in range(SEMAPHORES):
+        bit = 1 << semaphore
+        for giver in quick:
+            takers = [queue for queue in quick if queue != giver]
+            taker = takers[semaphore % len(takers)]
+            give = dataclasses.replace(quick[giver], signal=bit)
+            take = dataclasses.replace(quick[taker], wait=bit)
+            steps.append(_ends([take, take, give, give], f"semaphore {semaphore} of {giver.name}"))
+            if not core.sequential:
+                other = dataclasses.replace(quick[giver], signal=0xFFFF ^ bit)
+                steps.append(_ends([take, other], f"{taker.name} without semaphore {semaphore}", never=True))
+                if giver is Queue.LOAD:
+                    steps.append(_ends([take, take, give], f"{taker.name} with one {semaphore}", never=True))
+    return Scenario("waiting", Benches(core).of({"latency": 2}), steps)
+
+
+def _ends(program: list[Instruction], name: str, *, never: bool = False) -> Step:
+    """Whether a program ends in a short time; where it does not, the core is reset."""
+    words = words_of(program)
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        start(device, b"", [0, 0, 0, 0, 0x8000, 0, 0, 0], words)
+        try:
+            device.wait(400 if never else 4000)
+        except DeviceError as error:
+            device.reset()
+            return "not done" if "is not done" in str(error) else str(error)
+        return f"done, {device.peek(Reg.STATUS)}"
+
+    return Step(name, run, "not done" if never else f"done, {int(Status.DONE)}", program)
+
+
+def faults(core: Core, seed: int) -> Scenario:
+    """Programs with words that are no instructions, and accesses that memory refuses; after each a good program."""
+    pick, config = random.Random(seed), core.config
+    bench, steps = Benches(core).of({"latency": 4}), []
+    good = WithoutDivision(config, seed, serial=True)
+    good.build(8)
+    words = words_of(good.program)
+    bad: list[tuple[bytes, str]] = []
+    known = {kind.OPCODE for kind in _kinds(config)} | {0}
+    for opcode in range(256):
+        if opcode not in known and (opcode < 18 or opcode & opcode - 1 == 0 or opcode == 255):
+            word = bytearray(Load().encode())
+            word[0] = opcode
+            bad.append((bytes(word), "no instruction"))
+    for address in (1 << 18, *(1 << bit for bit in range(19, 32)), *(pick.getrandbits(32) | 1 << 30 for _ in range(6))):
+        at = address // config.bus_bytes * config.bus_bytes
+        bad.append((words_of([Load(base=3, offset=at % (1 << 32), run=64, length=1)]), "outside memory"))
+        bad.append((words_of([Store(base=3, offset=at % (1 << 32), pixels=9)]), "outside memory"))
+    for number, (word, what) in enumerate(bad):
+        steps.append(Step(f"fault {number}", _refused(word + End().encode(), what), what))
+        if number % 12 == 0:
+            steps.append(Step(f"after fault {number}", lambda device, limit: carried_out(
+                device, good, words, limit), carried_out(bench.golden, good, words, None), good.program))  # fmt: skip
+    return Scenario("faults", bench, steps)
+
+
+def _kinds(config: Config) -> list[type[Instruction]]:
+    return [kind for kind in INSTRUCTIONS.values() if not kind().unsupported(config)]
+
+
+def _refused(words: bytes, what: str) -> Callable[[HostedRtl, int | None], object]:
+    def run(device: HostedRtl, limit: int | None) -> object:
+        start(device, b"", [0] * BASES, words)
+        try:
+            device.wait(5000)
+        except DeviceError as error:
+            return what if what in str(error) else str(error)
+        return "done"
+
+    return run
