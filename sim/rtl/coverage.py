@@ -1,8 +1,9 @@
 """What of a core's Verilog was covered: reads and merges Verilator's counts, and checks explanations of the rest.
 
 A `Point` is a line that was carried out, a side of a branch that was taken, or a bit that changed in one direction.
-Counts of several configurations are merged: a point is covered if any of them covers it. No points are bits that Yosys finds to be constant, as nothing
-can change them; words of memories, of which the ports are covered; and results within an expression.
+Counts of several configurations are merged: a point is covered if any of them covers it. No points are bits that Yosys
+finds to be constant, as nothing can change them; words of memories, of which the ports are covered; and results within
+an expression.
 """
 
 from __future__ import annotations
@@ -72,9 +73,7 @@ def read(path: Path, verilog: str) -> Counts:
             if not _UNNAMED.match(name) and not _MEMORY.search(name):
                 toggles[Point("toggle", unit, name)] += int(count)
         else:
-            others.append(
-                (fields["t"], unit, int(fields["l"]), int(fields["n"]), fields["o"], int(count))
-            )
+            others.append((fields["t"], unit, int(fields["l"]), int(fields["n"]), fields["o"], int(count)))
     return {**toggles, **_named(others, source)}
 
 
@@ -205,7 +204,9 @@ class Closure:
         return sum(point.kind == kind for points in self.explained.values() for point in points)
 
 
-def close(core: str, counts: Mapping[Point, int], constant: set[tuple[str, str]], why: list[Explanation]) -> Closure:
+def close(
+    core: str, counts: Mapping[Point, int], constant: set[tuple[str, str]], why: list[Explanation]
+) -> Closure:
     """Compare counts of one `core` with explanations.
 
     Parameters

@@ -14,7 +14,9 @@ class HostedRtl(RtlDevice):
 
     DRIVER = "rtl_host.cpp"
 
-    def write_bytes(self, address: int, value: int, strobe: int, *, protection: int = 0, lead: int = 0) -> None:
+    def write_bytes(
+        self, address: int, value: int, strobe: int, *, protection: int = 0, lead: int = 0
+    ) -> None:
         """Write some bytes of a register.
 
         Parameters

@@ -1,8 +1,8 @@
 """Whether a mutant of a core is the same hardware: proven by SAT for all inputs and all states, reachable or not.
 
-Registers and memories are cut out of the flat core, so that what they hold is an input, and what goes into them is an
-output. A mutant whose outputs are then those of the core for all inputs does in every cycle what the core does. One that
-differs only in states that cannot be reached is not found to be equal.
+Registers and memories are cut out of the flat core, so that what they hold is an input, and what goes into them is
+an output. A mutant whose outputs are then those of the core for all inputs does in every cycle what the core does. One
+that differs only in states that cannot be reached is not found to be equal.
 
 Run as a module it does the work in a process of its own: ``python -m weft.sim.rtl.equivalence JOB.json``.
 """
@@ -22,7 +22,11 @@ from weft.sim.rtl.mutated import Mutant, MutationError
 
 SECONDS = 60
 """Of the solver, for each mutant."""
-_SAID: dict[str, Any] = {"no model found: SUCCESS!": True, "model found: FAIL!": False, "TIMEOUT!": None}
+_SAID: dict[str, bool | None] = {
+    "no model found: SUCCESS!": True,
+    "model found: FAIL!": False,
+    "TIMEOUT!": None,
+}
 """What Yosys says of a proof, the first text that is there."""
 
 
@@ -39,11 +43,11 @@ def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dic
             command = [sys.executable, "-m", __spec__.name, "job.json"]
             process = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
         said = process.stdout + process.stderr
-        verdict = next((value for text, value in _SAID.items() if text in said), "")
-        if verdict == "":
+        verdicts = [value for text, value in _SAID.items() if text in said]
+        if not verdicts:
             lines = [line for line in said.splitlines() if line.strip()]
             raise MutationError("yosys failed: " + "\n".join(lines[-8:]))
-        found[mutant.number] = verdict
+        found[mutant.number] = verdicts[0]
     return found
 
 
@@ -54,7 +58,7 @@ def _cut(module: Any, yosys: Any) -> None:
         if not (kind.startswith("$mem") or "dff" in kind):
             continue
         for port, signal in list(cell.connections().items()):
-            name = f"\\cut {str(cell.name)} {str(port)}".replace(" ", "/")
+            name = f"\\cut {cell.name!s} {port!s}".replace(" ", "/")
             wire = module.addWire(yosys.IdString(name), signal.size())
             if cell.output(port):
                 wire.port_input = True
@@ -79,7 +83,8 @@ def _work(job: dict[str, Any]) -> None:
     run(job["command"].replace(f"-module {TOP} ", "-module gate "))
     for module in list(design.modules_.values()):
         _cut(module, libyosys)
-    run("setattr -unset init w:*", "miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr", "opt_merge -nomux", "opt -full",
+    run("setattr -unset init w:*")
+    run("miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr", "opt_merge -nomux", "opt -full",
         f"sat -timeout {job['seconds']} -prove trigger 0 miter")  # fmt: skip
 
 

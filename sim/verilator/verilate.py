@@ -231,7 +231,13 @@ class Model:
     def _make(self, folder: Path) -> None:
         tools = Tools(folder)
         sources = self._verilate(tools)
-        flags = [*_base_flags(), *_trace_flags(self.trace), f"-I{folder}", f"-I{self.driver.parent}", *(f"-D{d}" for d in self.defines)]
+        flags = [
+            *_base_flags(),
+            *_trace_flags(self.trace),
+            f"-I{folder}",
+            f"-I{self.driver.parent}",
+            *(f"-D{d}" for d in self.defines),
+        ]
         flags += ["-DVM_COVERAGE=1"] if self.coverage else []
         # What runs once, at the start, is not worth optimising; the longest files go first.
         jobs = [(source, "-O0" if source.stem.endswith("Slow") else self.optimise) for source in sources]

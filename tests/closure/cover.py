@@ -30,7 +30,8 @@ if __name__ == "__main__":
 from closure import fields, sections
 from closure.cores import CORES, component
 from closure.extremes import extremes
-from support.core_cases import Bench, Benches, Core, Scenario, directed, scenarios
+from support.core_cases import Bench, Benches, Core, Scenario, scenarios
+from support.core_directed import directed
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -153,7 +154,11 @@ def section(closures: dict[str, Closure], runs: dict[str, dict[str, Covered]]) -
             "seeds": {key: found.seeds for key, found in runs[name].items()},
             "cycles": {key: found.cycles for key, found in runs[name].items()},
             "points": {
-                kind: {"covered": found.covered.get(kind, 0), "explained": found.explained_of(kind), "all": total}
+                kind: {
+                    "covered": found.covered.get(kind, 0),
+                    "explained": found.explained_of(kind),
+                    "all": total,
+                }
                 for kind, total in sorted(found.total.items())
             },
             "unexplained": len(found.unexplained),
@@ -173,7 +178,9 @@ def idle(why: list[Explanation], closures: dict[str, Closure]) -> list[Explanati
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10, help="for all configurations together")
     parser.add_argument("--core", choices=list(CORES), help="only this one")
     parser.add_argument("--write", type=Path, help="put the results into this file")

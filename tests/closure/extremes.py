@@ -69,7 +69,9 @@ def _step(made: Generator, bench: Bench) -> Step:
     assert made.append(made.dump())
     words = words_of(made.program)
     expected = carried_out(bench.golden, made, words, None)
-    return Step("extremes", lambda device, limit: carried_out(device, made, words, limit), expected, made.program)
+    return Step(
+        "extremes", lambda device, limit: carried_out(device, made, words, limit), expected, made.program
+    )
 
 
 def _instructions(core: Core) -> Iterator[Instruction]:
@@ -125,7 +127,7 @@ def _valid(instruction: Instruction, trial: Generator) -> bool:
         last = (instruction.rows - 1) * instruction.row_pitch + (instruction.pixels - 1) * instruction.pitch
         start = trial.bases[instruction.base] + instruction.offset
         ends = [start, start + (instruction.rows - 1) * instruction.row_pitch, start + last]
-        return all(OUTPUT <= end and end + instruction.length <= OUTPUT + SPACE for end in ends)
+        return all(end >= OUTPUT and end + instruction.length <= OUTPUT + SPACE for end in ends)
     return True
 
 
@@ -145,14 +147,26 @@ def _registers(core: Core, bench: Bench) -> Step:
         program.append(SetRegisters(register0=register, mode0=1, value0=register % 2))
         body = SetRegisters(register0=3, mode0=2, value0=1)
         ahead = {f"register{slot}": (register + slot) % 16 for slot in range(SLOTS)}
-        modes = {f"mode{slot}": (slot + register) % 4 if (register + slot) % 16 != register else 0 for slot in range(SLOTS)}
+        modes = {
+            f"mode{slot}": (slot + register) % 4 if (register + slot) % 16 != register else 0
+            for slot in range(SLOTS)
+        }
         numbers = {f"value{slot}": values[(slot + register) % len(values)] for slot in range(SLOTS)}
         last = {"register7": register, "mode7": 1, "value7": 0}
-        program += [LoopStart(register=register, skip=2), body, LoopNext(back=2, **ahead | modes | numbers | last)]
+        program += [
+            LoopStart(register=register, skip=2),
+            body,
+            LoopNext(back=2, **ahead | modes | numbers | last),
+        ]
     program += [ReadRegisters(base=8, offset=0x100, first=first, count=count) for first, count in (
         (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
     program.insert(-5, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
     words = words_of(program)
     expected = carried_out(bench.golden, made, words, None)
-    return Step("registers of programs", lambda device, limit: carried_out(device, made, words, limit), expected, program)
+    return Step(
+        "registers of programs",
+        lambda device, limit: carried_out(device, made, words, limit),
+        expected,
+        program,
+    )

@@ -53,7 +53,6 @@ def bins_of(instruction: Instruction, name: str, config: Config) -> list[str]:
     return ["negative"] if value < 0 else ["between"]
 
 
-
 def points(core: Core) -> Counts:
     """All points of a core's instruction set, each with a count of 0."""
     config = core.config

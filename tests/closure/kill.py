@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from support.core_cases import Core, Scenario, directed, scenarios
+from support.core_cases import Core, Scenario, scenarios
+from support.core_directed import directed
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -44,7 +45,11 @@ class KillSet:
     def open(self, scenario: Scenario) -> HostedRtl:
         """A device for `scenario`: the mutant that is chosen."""
         return HostedRtl(
-            self.core.config, MEMORY, verilog=self.verilog, sequential=self.core.sequential, **scenario.bench.memory
+            self.core.config,
+            MEMORY,
+            verilog=self.verilog,
+            sequential=self.core.sequential,
+            **scenario.bench.memory,
         )
 
     def killer(self, number: int) -> str:

@@ -4,7 +4,7 @@ One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and
 must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
 (`closure.kill`). Of those that are not told from it, it is proven by SAT which are the same hardware
 (`weft.sim.rtl.equivalence`); what is left survives, and must be explained in ``survivors.txt`` next to this file, whose
-lines have the form ``core mutant unit place | reason``, where a place is the cell, or what it drives, with port and bit.
+lines have the form ``core mutant unit place | reason``, where a place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
 """
@@ -12,6 +12,7 @@ Verdicts are kept in the cache, so that a run that was ended goes on where it wa
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import hashlib
 import json
@@ -80,7 +81,11 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None) 
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Kept(found)
-    for stage in (_by_programs(core, found, PROGRAMS, 0), _by_programs(core, found, MORE, PROGRAMS), _by_sat(found)):
+    for stage in (
+        _by_programs(core, found, PROGRAMS, 0),
+        _by_programs(core, found, MORE, PROGRAMS),
+        _by_sat(found),
+    ):
         name, judge = stage
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
         for done, (number, verdict) in enumerate(judge(open_, jobs), 1):
@@ -116,9 +121,9 @@ class _Kept:
 
     def __init__(self, found: Mutated) -> None:
         here = Path(__file__)
-        digest = hashlib.sha256(f"{found.folder.name} {PROGRAMS} {MORE} {LENGTH}".encode())
+        digest = hashlib.sha256(f"{found.verilog} {PROGRAMS} {MORE} {LENGTH}".encode())
         for path in (here.with_name("kill.py"), *sorted(here.parents[1].glob("support/*.py"))):
-            digest.update(path.read_bytes())
+            digest.update(ast.dump(ast.parse(path.read_text())).encode())
         folder = entry(f"verdicts-{digest.hexdigest()[:24]}", lambda folder: (folder / "verdicts").touch())
         self._path = folder / "verdicts"
         self._stages: dict[tuple[str, int], str] = {}
@@ -184,7 +189,9 @@ def table(name: str, result: Result) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1000, help="of each core")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", choices=list(CORES), help="only this one")

@@ -48,7 +48,8 @@ def test_what_happened_is_counted(counts: dict[Point, int]) -> None:
     assert counts[Point("toggle", "core", "count[2]:0->1")] == 0
     assert counts[Point("toggle", "core", "never:0->1")] == 0
     sides = {point.name: count for point, count in counts.items() if point.kind == "branch"}
-    assert sides["port$3 cond_then 1"] == 0 and sides["port$3 cond_else 1"] > 0
+    assert sides["port$3 cond_then 1"] == 0
+    assert sides["port$3 cond_else 1"] > 0
     assert all(count for point, count in counts.items() if point.kind == "line")
 
 
@@ -90,7 +91,7 @@ def test_explanations_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["big toggle axi address", "big toggle axi address | ", "big toggle | why"])
 def test_a_line_that_explains_nothing_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "why.txt").write_text(line + "\n")
-    with pytest.raises(CoverageError, match="line 1: .* is not of the form"):
+    with pytest.raises(CoverageError, match=r"line 1: .* is not of the form"):
         explanations(tmp_path / "why.txt")
 
 

@@ -1,0 +1,153 @@
+"""Scenarios for what random programs do not do: registers byte by byte, semaphores that nobody gives, and faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+
+from support.core_cases import Benches, Core, Scenario, Step, carried_out, start, words_of
+from support.random_programs import WithoutDivision
+from weft.hdl.isa import BASES, INSTRUCTIONS, SEMAPHORES, End, Instruction, Load, Mm, Queue, Store, Vec
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
+from weft.sim.device import DeviceError
+from weft.sim.rtl.covered import HostedRtl
+
+
+def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
+    """Registers, semaphores and faults, each on a device of its own."""
+    yield registers(core)
+    yield waiting(core)
+    yield faults(core, seed)
+
+
+def registers(core: Core) -> Scenario:
+    """Every register with several values, byte by byte, reserved addresses, and counters of an empty program."""
+    kept: list[int] = [Reg.PROGRAM, *(base_register(index) for index in range(BASES))]
+    constants: dict[int, int] = {
+        Reg.MAGIC: MAGIC,
+        Reg.VERSION: VERSION,
+        Reg.CONFIG: core.config.digest,
+        Reg.CONTROL: 0,
+        Reg.STATUS: 0,
+    }
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        pick, model, wrong = random.Random(1), dict.fromkeys(kept, 0), []
+        for value in (0xFFFFFFFF, 0, 0x55555555, 0xAAAAAAAA, *(pick.getrandbits(32) for _ in range(12))):
+            for register in pick.sample(kept, len(kept)):
+                strobe, number = (
+                    (15, value) if value in (0, 0xFFFFFFFF) else (pick.randrange(16), pick.getrandbits(32))
+                )
+                lead, protection = pick.randrange(-3, 4), pick.randrange(8)
+                device.write_bytes(register, number, strobe, protection=protection, lead=lead)
+                bits = sum(255 << 8 * byte for byte in range(4) if strobe >> byte & 1)
+                model[register] = model[register] & ~bits | number & bits
+                for other in pick.sample(kept, 3):
+                    if device.peek(other | pick.randrange(4)) != model[other]:
+                        wrong.append(f"register {other:#x}")
+        for address in range(0, 0x400, 4):
+            expected = model.get(address, constants.get(address, 0))
+            if device.peek(address) != expected:
+                wrong.append(f"register {address:#x}")
+            if address not in kept and address != Reg.CONTROL:
+                device.poke(address, pick.getrandbits(32))
+            if address == Reg.CONTROL:
+                for number, strobe in ((1, 14), (0xFFFFFFFE, 15)):  # neither of them starts
+                    device.write_bytes(address, number, strobe)
+                    if device.peek(Reg.STATUS):
+                        wrong.append("a start that is none")
+        if any(device.peek(register) != model[register] for register in kept):
+            wrong.append("reserved registers are written")
+        return ", ".join(wrong)
+
+    return Scenario("registers", Benches(core).of({"latency": 3}), [Step("registers", run, "")])
+
+
+def waiting(core: Core) -> Scenario:
+    """Each unit waits for each semaphore: until another gives it, and for ever if nobody does."""
+    config = core.config
+    quick: dict[Queue, Instruction] = {
+        Queue.LOAD: Load(base=0, run=1), Queue.MM: Mm(), Queue.VEC: Vec(), Queue.STORE: Store(base=4, offset=0x100)
+    }  # fmt: skip
+    quick = {queue: item for queue, item in quick.items() if not item.unsupported(config)}
+    steps = []
+    for semaphore in range(SEMAPHORES):
+        bit = 1 << semaphore
+        for giver in quick:
+            takers = [queue for queue in quick if queue != giver]
+            taker = takers[semaphore % len(takers)]
+            give = dataclasses.replace(quick[giver], signal=bit)
+            take = dataclasses.replace(quick[taker], wait=bit)
+            steps.append(
+                _ends([take, give, give, give, take, take], f"semaphore {semaphore} of {giver.name}")
+            )
+            if not core.sequential:
+                other = dataclasses.replace(quick[giver], signal=0xFFFF ^ bit)
+                steps.append(_ends([take, other], f"{taker.name} without semaphore {semaphore}", never=True))
+                if giver is Queue.LOAD:
+                    steps.append(_ends([give, take, take], f"{taker.name} with one {semaphore}", never=True))
+    return Scenario("waiting", Benches(core).of({"latency": 2}), steps)
+
+
+def _ends(program: list[Instruction], name: str, *, never: bool = False) -> Step:
+    """Whether a program ends in a short time; where it does not, the core is reset."""
+    words = words_of(program)
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        start(device, b"", [0, 0, 0, 0, 0x8000, 0, 0, 0], words)
+        try:
+            device.wait(400 if never else 4000)
+        except DeviceError as error:
+            device.reset()
+            return "not done" if "is not done" in str(error) else str(error)
+        return f"done, {device.peek(Reg.STATUS)}"
+
+    return Step(name, run, "not done" if never else f"done, {int(Status.DONE)}", program)
+
+
+def faults(core: Core, seed: int) -> Scenario:
+    """Programs with words that are no instructions, and accesses that memory refuses; after each a good program."""
+    pick, config = random.Random(seed), core.config
+    bench, steps = Benches(core).of({"latency": 4}), []
+    good = WithoutDivision(config, seed, serial=True)
+    good.build(8)
+    words = words_of(good.program)
+    bad: list[tuple[bytes, str]] = []
+    known = {kind.OPCODE for kind in _kinds(config)} | {0}
+    for opcode in range(256):
+        if opcode not in known and (opcode < 18 or opcode & opcode - 1 == 0 or opcode == 255):
+            changed = bytearray(Load().encode())
+            changed[0] = opcode
+            bad.append((bytes(changed), "no instruction"))
+    for address in (
+        1 << 18,
+        *(1 << bit for bit in range(19, 32)),
+        *(pick.getrandbits(32) | 1 << 30 for _ in range(6)),
+    ):
+        at = address // config.bus_bytes * config.bus_bytes
+        bad.append((words_of([Load(base=3, offset=at % (1 << 32), run=64, length=1)]), "outside memory"))
+        bad.append((words_of([Store(base=3, offset=at % (1 << 32), pixels=9)]), "outside memory"))
+    for number, (word, what) in enumerate(bad):
+        steps.append(Step(f"fault {number}", _refused(word + End().encode(), what), what))
+        if number % 12 == 0:
+            steps.append(Step(f"after fault {number}", lambda device, limit: carried_out(
+                device, good, words, limit), carried_out(bench.golden, good, words, None), good.program))  # fmt: skip
+    return Scenario("faults", bench, steps)
+
+
+def _kinds(config: Config) -> list[type[Instruction]]:
+    return [kind for kind in INSTRUCTIONS.values() if not kind().unsupported(config)]
+
+
+def _refused(words: bytes, what: str) -> Callable[[HostedRtl, int | None], object]:
+    def run(device: HostedRtl, limit: int | None) -> object:
+        start(device, b"", [0] * BASES, words)
+        try:
+            device.wait(5000)
+        except DeviceError as error:
+            return what if what in str(error) else str(error)
+        return "done"
+
+    return run
