@@ -42,7 +42,7 @@ from weft.sim.rtl.mutated import PLAIN, Mutant, Mutated, mutated
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 PROGRAMS = 3
 """Seeds of random programs; `MORE` of further ones for what these do not kill."""
-MORE = 12
+MORE = 4
 LENGTH = {False: 20, True: 6}
 """Random instructions of a program, by whether the core is the sequential one."""
 EQUAL = "equal"
@@ -76,17 +76,18 @@ class Result:
         return dict(sorted(found.items()))
 
 
-def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None) -> Result:
-    """Try `count` mutants of a core, or the first `tried` of them, spread over all units."""
+def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 3) -> Result:
+    """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
+    programs, more programs, SAT."""
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Kept(found)
-    for stage in (
+    every = [
         _by_programs(core, found, PROGRAMS, 0),
         _by_programs(core, found, MORE, PROGRAMS),
         _by_sat(found),
-    ):
-        name, judge = stage
+    ]
+    for name, judge in every[:stages]:
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
         for done, (number, verdict) in enumerate(judge(open_, jobs), 1):
             kept.add(name, number, verdict)
@@ -196,6 +197,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", choices=list(CORES), help="only this one")
     parser.add_argument("--tried", type=int, help="try only so many of them")
+    parser.add_argument("--stages", type=int, default=3, help="1: programs, 2: more programs, 3: and SAT")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", type=Path, help="put the results into this file")
     options = parser.parse_args()
@@ -203,7 +205,7 @@ def main() -> int:
     for name in [options.core] if options.core else list(CORES):
         print(f"{name}: seed {options.seed}", flush=True)
         core = next(iter(CORES[name].values()))
-        results[name] = run(core, options.count, options.seed, options.jobs, options.tried)
+        results[name] = run(core, options.count, options.seed, options.jobs, options.tried, options.stages)
         print("\n".join(table(name, results[name])), flush=True)
     lacking = [
         (name, mutant)
