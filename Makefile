@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression prove fuzz bench boards estimates clean
+.PHONY: help demo test lint typing regression prove fuzz coverage mutants bench boards estimates clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
@@ -20,6 +20,8 @@ help:
 	@echo "make regression   the long randomised tests"
 	@echo "make prove        properties of the hardware, proven for all inputs (MUTANTS=30: and whether they see faults)"
 	@echo "make fuzz         hostile files, random programs, graphs and configurations (COUNT=20000 or MINUTES=60, SEED=1)"
+	@echo "make coverage     what of the Verilog and of the instruction set programs reach, and why not the rest (MINUTES=60)"
+	@echo "make mutants      whether programs see faults in the hardware (COUNT=1000, SEED=1)"
 	@echo "make bench        the benchmarks"
 	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
 	@echo "make clean        remove .venv and everything that was built"
@@ -43,6 +45,12 @@ prove: $(VENV)/.demo
 
 fuzz: $(VENV)/.test
 	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --minutes $(MINUTES) --seed $(SEED)
+
+coverage: $(VENV)/.test
+	$(BIN)/python tests/closure/cover.py --minutes $(if $(filter 0,$(MINUTES)),30,$(MINUTES)) --write docs/assurance.json
+
+mutants: $(VENV)/.test
+	$(BIN)/python tests/closure/mutate.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py

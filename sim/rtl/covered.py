@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from weft.hdl.isa.memmap import Reg
 from weft.sim.device import DeviceError
 from weft.sim.rtl.device import RtlDevice
 
@@ -47,6 +48,12 @@ class HostedRtl(RtlDevice):
     def poke(self, address: int, value: int) -> None:
         """Write the register at byte `address`. Raises `DeviceError` if the core does not answer."""
         self._write_register(address, value)
+
+    def begin(self, program: int) -> None:
+        """Start the program at byte address `program`, wherever that is. Raises as `poke` does."""
+        self.poke(Reg.PROGRAM, program)
+        self.poke(Reg.CONTROL, 1)
+        self._started = True
 
     def reset(self) -> None:
         """Reset the core, in whatever it is doing. Memory stays."""

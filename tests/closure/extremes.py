@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from weft.hdl.isa import (
     LoopNext,
     LoopStart,
     Microcode,
+    Queue,
     ReadRegisters,
     SetRegisters,
     Store,
@@ -38,6 +40,7 @@ EACH = 40
 """Instructions of a program at most."""
 MOST = 1 << 15
 """Accesses of an operand, more of which would take too long."""
+TRIES = 100
 SPACE = 0x7000
 """Bytes behind `OUTPUT` that programs may write."""
 
@@ -54,6 +57,7 @@ def extremes(core: Core, bench: Bench) -> Scenario:
         seed += 1
         made = _generator(core, seed)
     steps.append(_step(made, bench))
+    steps += [_all_semaphores(core, bench, half) for half in range(2)]
     if core.config.loops:
         steps.append(_registers(core, bench))
     return Scenario("extremes", bench, steps)
@@ -67,11 +71,14 @@ def _generator(core: Core, seed: int) -> Generator:
 
 def _step(made: Generator, bench: Bench) -> Step:
     assert made.append(made.dump())
-    words = words_of(made.program)
+    return _run(made, made.program, bench, "extremes")
+
+
+def _run(made: Generator, program: list[Instruction], bench: Bench, name: str) -> Step:
+    """A program in the memory of `made`."""
+    words = words_of(program)
     expected = carried_out(bench.golden, made, words, None)
-    return Step(
-        "extremes", lambda device, limit: carried_out(device, made, words, limit), expected, made.program
-    )
+    return Step(name, lambda device, limit: carried_out(device, made, words, limit), expected, program)
 
 
 def _instructions(core: Core) -> Iterator[Instruction]:
@@ -131,6 +138,35 @@ def _valid(instruction: Instruction, trial: Generator) -> bool:
     return True
 
 
+def _semaphores(core: Core, made: Generator, half: int) -> list[Instruction]:
+    """Instructions of VEC's queue one after the other, each of which takes half of the semaphores, which a LOAD gives,
+    and gives the others, which a STORE takes."""
+    given, program = 0xFF << 8 * half, []
+    # What changes a kernel comes behind the kernel.
+    for kind in sorted(INSTRUCTIONS.values(), key=lambda kind: kind is Microcode):
+        if kind.QUEUE is not Queue.VEC or kind().unsupported(core.config):
+            continue
+        drawn = next(item for item in iter(lambda kind=kind: made.draw(kind), None) if _valid(item, made))
+        for item in (*made.before(drawn), drawn):
+            program += [
+                Load(base=7, run=1, dst=made.scratchpad - 1, signal=given),
+                dataclasses.replace(item, wait=given, signal=0xFFFF ^ given),
+                Store(base=4, offset=0x1000, src=made.scratchpad - 2, wait=0xFFFF ^ given),
+            ]
+    return program
+
+
+def _all_semaphores(core: Core, bench: Bench, half: int) -> Step:
+    """A program of `_semaphores` that the checker takes."""
+    for seed in range(TRIES):
+        made = _generator(core, 100 + seed)
+        program = _semaphores(core, made, half)
+        with contextlib.suppress(ProgramError):
+            check([*program, End()], core.config)
+            return _run(made, program, bench, "semaphores")
+    raise ProgramError(f"none of {TRIES} programs with all semaphores is valid")
+
+
 def _registers(core: Core, bench: Bench) -> Step:
     """Registers change by all modes and limits in all slots, in a loop that is passed over and one that is not."""
     made = _generator(core, 77)
@@ -162,11 +198,4 @@ def _registers(core: Core, bench: Bench) -> Step:
         (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
     program.insert(-5, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
-    words = words_of(program)
-    expected = carried_out(bench.golden, made, words, None)
-    return Step(
-        "registers of programs",
-        lambda device, limit: carried_out(device, made, words, limit),
-        expected,
-        program,
-    )
+    return _run(made, program, bench, "registers of programs")

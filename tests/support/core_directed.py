@@ -7,12 +7,31 @@ import random
 from collections.abc import Callable, Iterator
 
 from support.core_cases import Benches, Core, Scenario, Step, carried_out, start, words_of
-from support.random_programs import WithoutDivision
-from weft.hdl.isa import BASES, INSTRUCTIONS, SEMAPHORES, End, Instruction, Load, Mm, Queue, Store, Vec
+from support.random_programs import PROGRAM, WithoutDivision
+from weft.hdl.isa import (
+    BASES,
+    INSTRUCTIONS,
+    SEMAPHORES,
+    End,
+    Instruction,
+    Load,
+    Mm,
+    Queue,
+    Store,
+    Vec,
+    places,
+    required,
+)
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.encoding import registers as registers_of
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError
 from weft.sim.rtl.covered import HostedRtl
+
+WILD = 6
+"""Programs of each instruction with anything in its fields."""
+LONG = 150_000
+"""Cycles of the longest wait."""
 
 
 def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
@@ -20,6 +39,7 @@ def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
     yield registers(core)
     yield waiting(core)
     yield faults(core, seed)
+    yield wild(core, seed)
 
 
 def registers(core: Core) -> Scenario:
@@ -149,5 +169,69 @@ def _refused(words: bytes, what: str) -> Callable[[HostedRtl, int | None], objec
         except DeviceError as error:
             return what if what in str(error) else str(error)
         return "done"
+
+    return run
+
+
+def wild(core: Core, seed: int) -> Scenario:
+    """Instructions with anything in their fields, and programs anywhere, that a reset ends after some time or memory
+    does; after some of them a good program, whose results must be right."""
+    pick, config, steps = random.Random(seed), core.config, []
+    bench = Benches(core).of({"latency": 3})
+    good = WithoutDivision(config, seed, serial=True)
+    good.build(0)
+    words = words_of(good.program)
+    expected = carried_out(bench.golden, good, words, None)
+    kinds = [kind for kind in _kinds(config) if kind is not End]
+    for turn in range(WILD):
+        for kind in kinds:
+            program = [_anything(kind, config, pick) for _ in range(3)]
+            steps.append(Step(f"wild {kind.OPCODE.name}", _cut_short(words_of(program), PROGRAM, pick), ""))
+        for _ in range(4):
+            at = pick.getrandbits(32) // config.bus_bytes * config.bus_bytes
+            steps.append(Step("wild program", _cut_short(words, at, pick), ""))
+        if turn % 2:
+            steps.append(Step("after wild ones", lambda device, limit: carried_out(
+                device, good, words, limit), expected, good.program))  # fmt: skip
+    steps.append(Step("a long wait", _cut_short(words_of([Load(wait=1)]), PROGRAM, pick, LONG), ""))
+    return Scenario("wild", bench, steps)
+
+
+def _anything(kind: type[Instruction], config: Config, pick: random.Random) -> Instruction:
+    """An instruction with fields of all values, of which some are small so that it comes far."""
+    values = {}
+    for name, place in places(kind.OPCODE).items():
+        high = place.high if pick.random() < 0.8 else max(place.low, 1)
+        values[name] = pick.choice([pick.randint(place.low, high), place.low, place.high])
+        if name in required(kind.OPCODE) and required(kind.OPCODE)[name].missing(config):
+            values[name] = 0
+    found = kind(**values | {"wait": 0})
+    if found.unsupported(config):
+        found = dataclasses.replace(
+            found, **{name: values[name] % BASES for name in registers_of(kind.OPCODE)}
+        )
+    return found
+
+
+def _cut_short(
+    words: bytes, at: int, pick: random.Random, most: int = 700
+) -> Callable[[HostedRtl, int | None], object]:
+    """Run a program for some cycles, and reset the core; what is seen is what must not happen."""
+    cycles = most if most == LONG else pick.randrange(50, most)
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        start_at = at % (1 << 32)
+        device.write(PROGRAM, words)
+        for index in range(BASES):
+            device.set_base(index, 0x1111_1111 * index % (1 << 32))
+        device.begin(start_at)
+        try:
+            device.wait(cycles)
+        except DeviceError as error:
+            allowed = ("outside memory", "is not done", "no instruction", "memory answered")
+            if not any(text in str(error) for text in allowed):
+                return str(error)
+        device.reset()
+        return ""
 
     return run

@@ -1,0 +1,175 @@
+"""The tools that tell how far tests go: that they count what is there, and see what is lacking."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from closure import cover, fields, kill, mutate, sections
+from closure.cores import CORES, FULL, SMALL, component
+from closure.extremes import MOST, extremes
+from support.core_cases import Benches, Core, Scenario, Step, scenarios
+from support.core_directed import directed
+
+from weft.hdl.isa import Kernel, Load, Mm, Queue, Store, Vec
+from weft.sim.rtl.coverage import Explanation, Point, close, explanations
+from weft.sim.rtl.covered import HostedRtl
+from weft.sim.rtl.mutated import Mutant, mutated
+from weft.sim.timing.device import Interval
+
+SEQUENTIAL = Core(SMALL.replace(probability_bits=0, lookup_tables=0, int4=0), sequential=True)
+"""One that is built quickly."""
+
+
+@pytest.fixture(scope="module")
+def device() -> HostedRtl:
+    return HostedRtl(SEQUENTIAL.config, 1 << 18, sequential=True, latency=2)
+
+
+def all_of(core: Core) -> list[Scenario]:
+    return [*directed(core), *scenarios(core, range(1), 5)]
+
+
+def test_the_core_passes_its_scenarios() -> None:
+    """Those whose device is quick to simulate; `make mutants` begins with all."""
+    for scenario in all_of(SEQUENTIAL):
+        memory = scenario.bench.memory
+        with HostedRtl(SEQUENTIAL.config, 1 << 18, sequential=True, **memory) as device:
+            assert [step.fault(device) for step in scenario.steps[:12]] == [None] * len(scenario.steps[:12])
+
+
+def test_a_step_says_what_differs(device: HostedRtl) -> None:
+    def counted(device: HostedRtl, limit: int | None) -> object:
+        return {"memory": b"a", "CYCLES": 2}
+
+    assert Step("same", counted, {"memory": b"a", "CYCLES": 2}).fault(device) is None
+    assert Step("one", counted, {"memory": b"a", "CYCLES": 3}).fault(device) == "one: CYCLES"
+    assert Step("two", lambda device, limit: b"a", b"b").fault(device) == "two: bytes differ"
+    assert Step("three", lambda device, limit: "not done", "done").fault(device) == "three: not done"
+
+
+def test_registers_with_a_fault_are_seen(device: HostedRtl, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = next(directed(SEQUENTIAL))
+    monkeypatch.setattr(
+        HostedRtl, "write_bytes", lambda self, address, value, strobe, **options: self.poke(address, value)
+    )
+    assert "register" in str(scenario.steps[0].fault(device))
+
+
+def test_fields_at_their_limits() -> None:
+    """The largest address is the memory's last, and what hardware does not have is no point."""
+    points = fields.points(Core(FULL))
+    assert Point("field", "MM", "c=maximum") in points
+    assert Point("field", "MM", "depthwise=1") in points
+    assert Point("field", "MM", "depthwise=1") not in fields.points(Core(FULL.replace(depthwise_taps=0)))
+    assert fields.maximum(Mm, "c", FULL) == FULL.accumulator_size - 1
+    assert fields.bins_of(Mm(c=FULL.accumulator_size - 1), "c", FULL) == ["maximum"]
+    assert fields.bins_of(Mm(a_nt=-5, wait=0b101), "a_nt", FULL) == ["negative"]
+    assert fields.bins_of(Mm(wait=0b101), "wait", FULL) == ["bit 0", "bit 2"]
+
+
+def test_pairs_are_of_two_units_and_in_order() -> None:
+    program = [Load(), Mm(), Vec(), Store()]
+    runs = [(Queue.LOAD, 0, 1, 9), (Queue.MM, 1, 5, 20), (Queue.VEC, 2, 9, 12), (Queue.STORE, 3, 30, 31)]
+    intervals = [Interval(unit, index, "runs", start, end) for unit, index, start, end in runs]
+    step = Step("some", lambda device, limit: None, None, list(program), intervals)
+    found = [(first.OPCODE.name, second.OPCODE.name) for first, second in fields.pairs(step)]
+    assert found == [("LOAD", "MM"), ("MM", "VEC")]
+    counts = fields.points(Core(FULL))
+    fields.count(counts, [step], FULL)
+    assert counts[Point("pair", "LOAD", "MM")] == 1
+    assert counts[Point("pair", "MM", "LOAD")] == 0
+    assert counts[Point("field", "LOAD", "base=0")] == 1
+
+
+def test_limits_are_reached() -> None:
+    """Most addresses and strides are at their largest value in some program that the checker takes."""
+    core = Core(FULL)
+    scenario = extremes(core, Benches(core).of({"latency": 1}))
+    counts = fields.points(core)
+    fields.count(counts, scenario.steps, FULL)
+    for opcode, name in (("MM", "a"), ("MM", "x_kx"), ("LOAD", "dst_row"), ("STORE", "src"), ("VEC", "b_ox")):
+        assert counts[Point("field", opcode, f"{name}=maximum")]
+    for step in scenario.steps:
+        assert all(item.rows * item.pixels <= MOST for item in step.program if isinstance(item, Load | Store))
+        assert not [item for item in step.program if isinstance(item, Kernel) and item.unsupported(FULL)]
+
+
+def test_idle_explanations_are_seen() -> None:
+    used = Explanation(1, "one", "toggle", "a", "x[0:0]", "why")
+    why = [used, dataclasses.replace(used, line=2, unit="b"), dataclasses.replace(used, line=3, core="two")]
+    closure = close("one", {Point("toggle", "a", "x[0]:0->1"): 0}, set(), why)
+    assert cover.idle(why, {"one": closure}) == [why[1]]
+
+
+def test_sections_leave_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "assurance.json"
+    sections.write(path, "one", {"a": 1})
+    sections.write(path, "two", {"b": 2})
+    sections.write(path, "one", {"a": 3})
+    assert json.loads(path.read_text()) == {"one": {"a": 3}, "two": {"b": 2}}
+
+
+class _Kills(kill.KillSet):
+    """A kill set whose mutants do as their numbers say."""
+
+    def killer(self, number: int) -> str:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {2: "bytes differ"}.get(number, "")
+
+
+def test_verdicts_come_from_processes_of_their_own() -> None:
+    kills = _Kills(SEQUENTIAL, "", [])
+    found = dict(kill.verdicts(kills, [1, 2, 3], jobs=2))
+    assert found == {1: "", 2: "bytes differ", 3: "the simulation ends with SIGKILL"}
+
+
+def test_results_are_counted_by_unit() -> None:
+    mutants = [Mutant(index, unit, "mutate -mode inv -module weft -cell c -port A -portbit 3")
+               for index, unit in enumerate(("a", "a", "a", "b"), 1)]  # fmt: skip
+    result = mutate.Result(mutants, {1: "bytes", 2: mutate.EQUAL, 3: "", 4: "cycles"})
+    assert result.counted() == {"a": [1, 1, 1], "b": [1, 0, 0]}
+    assert mutate.place(mutants[0]) == Point("mutant", "a", "c A[3]")
+    assert "of the other 3 2 killed, 66.7 %, 1 survive" in next(mutate.table("some", result))
+    section = mutate.section({"some": result}, 1, [Explanation(1, "some", "mutant", "a", "c A[3]", "why")])
+    assert section["some"]["explained"] == section["some"]["surviving"] == 1
+
+
+def test_explanations_are_well_formed() -> None:
+    assert explanations(cover.UNREACHED)
+    assert isinstance(explanations(mutate.SURVIVORS), list)
+
+
+@pytest.mark.long
+def test_coverage_of_the_sequential_core_is_explained() -> None:
+    runs = {key: cover.run(core, 60.0) for key, core in CORES["sequential"].items()}
+    found = cover.closed("sequential", runs, explanations(cover.UNREACHED))
+    assert found.covered["line"] == found.total["line"]
+    assert not found.unexplained
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CORES)
+def test_mutants_are_killed(name: str) -> None:
+    core = next(iter(CORES[name].values()))
+    result = mutate.run(core, 1000, 1, os.cpu_count() or 1, tried=40, stages=1)
+    killed = sum(counts[0] for counts in result.counted().values())
+    assert len(result.mutants) == 40
+    assert killed > 20
+
+
+@pytest.mark.long
+def test_mutants_are_of_all_units() -> None:
+    found = mutated(component(CORES["pipelined"]["full"]), 1000, 1)
+    assert {mutant.unit for mutant in found.mutants} >= {
+        "load.unpacker",
+        "mm.array",
+        "vec.kernel",
+        "semaphores",
+    }
+    assert len({mutant.command for mutant in found.mutants}) == 1000
