@@ -53,7 +53,11 @@ def _registers(config: Config) -> list[dict[str, Any]]:
         {"name": register.name.lower(), "address": int(register), "access": "r", "value": value}
         for register, value in fixed.items()
     ]
-    for register, access in ((Reg.CONTROL, "rw"), (Reg.STATUS, "r"), (Reg.PROGRAM, "rw")):
+    written = (Reg.CONTROL, Reg.PROGRAM, Reg.WATCHDOG)
+    for register in Reg:
+        if register in fixed or register in (Reg.BASE, Reg.COUNTER):
+            continue
+        access = "rw" if register in written else "r"
         registers.append({"name": register.name.lower(), "address": int(register), "access": access})
     for index in range(BASES):
         registers.append({"name": f"base{index}", "address": base_register(index), "access": "rw"})
