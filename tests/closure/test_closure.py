@@ -73,8 +73,14 @@ def test_fields_at_their_limits() -> None:
 
 
 def test_pairs_are_of_two_units_and_in_order() -> None:
-    program = [Load(), Mm(), Vec(), Store()]
-    runs = [(Queue.LOAD, 0, 1, 9), (Queue.MM, 1, 5, 20), (Queue.VEC, 2, 9, 12), (Queue.STORE, 3, 30, 31)]
+    program = [Load(), Mm(), Vec(), Store(), Load()]
+    runs = [
+        (Queue.LOAD, 0, 1, 9),
+        (Queue.MM, 1, 5, 20),
+        (Queue.VEC, 2, 9, 12),
+        (Queue.STORE, 3, 30, 31),
+        (Queue.LOAD, 4, 2, 4),
+    ]
     intervals = [Interval(unit, index, "runs", start, end) for unit, index, start, end in runs]
     step = Step("some", lambda device, limit: None, None, list(program), intervals)
     found = [(first.OPCODE.name, second.OPCODE.name) for first, second in fields.pairs(step)]
