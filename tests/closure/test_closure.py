@@ -89,7 +89,7 @@ def test_pairs_are_of_two_units_and_in_order() -> None:
     fields.count(counts, [step], FULL)
     assert counts[Point("pair", "LOAD", "MM")] == 1
     assert counts[Point("pair", "MM", "LOAD")] == 0
-    assert counts[Point("field", "LOAD", "base=0")] == 1
+    assert counts[Point("field", "LOAD", "base=0")] == 2
 
 
 def test_limits_are_reached() -> None:
