@@ -62,6 +62,7 @@ class Preloaded(BoardDevice):
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to memory. Raises `DeviceError` if it does not lie inside."""
         check_range(address, len(payload), self.memory_bytes)
+        self.contents.forget(address, len(payload))
         first, end = address // 2, (address + len(payload) + 1) // 2
         words = self._words(first, end)
         raw = words.view(np.uint8)
