@@ -63,31 +63,31 @@ class Contents:
     def load(self, address: int, payload: bytes, name: str) -> None:
         """Let memory hold `payload`, called `name`, unless it was loaded there before. Raises `DeviceError` if it does
         not lie inside memory, or the board is lost."""
-        if not payload:
-            return
-        digest = hashlib.sha256(payload).digest()
-        known = self._regions.get(address)
-        if known is not None and (known.size, known.digest) == (len(payload), digest):
+        region = _Region(name, address, len(payload), hashlib.sha256(payload).digest())
+        if not payload or self._knows(region):
             return
         self.forget(address, len(payload))
         moved = self.memory.bring(address, payload)
         self.transfer.written += moved.written
         self.transfer.kept += moved.kept
-        self._add(_Region(name, address, len(payload), digest), payload)
+        self._add(region, payload)
 
     def adopt(self, address: int, payload: bytes, name: str) -> bool:
         """Whether the board has `payload` at `address`, in memory or in flash; if so, it counts as loaded. Raises
         `DeviceError` if the board is lost."""
-        digest = hashlib.sha256(payload).digest()
-        known = self._regions.get(address)
-        if known is not None and (known.size, known.digest) == (len(payload), digest):
+        region = _Region(name, address, len(payload), hashlib.sha256(payload).digest())
+        if self._knows(region):
             return True
-        region = _Region(name, address, len(payload), digest)
         self._add(region, payload)
         if not self._wrong(region):
             return True
         del self._regions[address]
         return False
+
+    def _knows(self, region: _Region) -> bool:
+        """Whether the same was loaded there before."""
+        known = self._regions.get(region.address)
+        return known is not None and (known.size, known.digest) == (region.size, region.digest)
 
     def _add(self, region: _Region, payload: bytes) -> None:
         pages = list(blocks(region.address, region.size, CHECKED))

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from weft.boards.crc64 import crc64
-from weft.boards.frames import CHECK_BYTES, CHECKED, Operation, Request, filling
-from weft.boards.memory import BoardMemory
+from weft.boards.frames import CHECKED, Operation, Request, filling
+from weft.boards.memory import BoardMemory, expected_checks
 from weft.boards.session import blocks
 
 WORD = 8
@@ -169,16 +166,9 @@ def _damaged(memory: BoardMemory, pages: list[tuple[int, int]], inverse: bool) -
     for start in range(0, memory.size, STEP):
         some = [(at, size) for at, size in pages if start <= at < start + STEP]
         content = filling(start, sum(size for _, size in some), inverse=inverse)
-        rows = np.frombuffer(content, np.uint8).reshape(len(some), -1)
-        expected = {at: int(crc) for (at, _), crc in zip(some, crc64(rows), strict=True)}
-        requests = (Request(0, Operation.CHECK_MEMORY, at, size) for at, size in some)
-        bad = [
-            request.address
-            for request, answer in memory.session.exchange(requests)
-            if answer.payload != expected[request.address].to_bytes(CHECK_BYTES, "little")
-        ]
+        bad = memory.differing(expected_checks(start, content, some), some)
         if bad:
-            return min(bad)
+            return min(bad)[0]
     return None
 
 

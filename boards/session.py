@@ -45,8 +45,10 @@ class SilenceError(DeviceError):
 class SerialPort(Protocol):
     """What is used of `serial.Serial`; reads must return within `POLL` seconds or so."""
 
-    in_waiting: int
     baudrate: int
+
+    @property
+    def in_waiting(self) -> int: ...
 
     def read(self, size: int) -> bytes: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +12,6 @@ from weft.hdl.isa.kernel import (
     REGISTERS,
     SERIAL,
     SOURCES,
-    STRIP_ROWS,
-    TARGETS,
     Op,
     check_kernel,
     kernel_at,
@@ -23,6 +20,7 @@ from weft.sim.certify.form import STORED
 from weft.sim.certify.registers import Register, added, chosen, larger, smaller, subtracted
 from weft.sim.certify.sums import Sums
 from weft.sim.device import DeviceError
+from weft.sim.golden.kernel import Course
 
 if TYPE_CHECKING:
     from weft.sim.certify.words import ValueDevice
@@ -35,45 +33,18 @@ def run(device: ValueDevice, i: Kernel) -> None:
         check_kernel(ops, i, device.config)
     except IsaError as error:
         raise DeviceError(str(error)) from None
-    _Run(device, i).run(ops)
+    _Run(device, i).run(ops, device.cells)
 
 
-class _Run:
+class _Run(Course):
     """One `Kernel`: registers and predicates are (rows, N), None where nothing has been written."""
 
     def __init__(self, device: ValueDevice, i: Kernel) -> None:
-        self.device, self.i, self.symbols = device, i, device.symbols
-        memories, rows = device.memories, i.ob * i.oy
-        self.shape = rows, device.config.n
+        super().__init__(device.memories, i)
+        self.device, self.symbols = device, device.symbols
+        self.shape = i.ob * i.oy, device.config.n
         self.registers: list[Register | None] = [None] * REGISTERS
         self.predicate: Sums | None = None
-        self.column = 0
-        row = np.arange(rows)
-        self.strip = row // i.oy * i.oy + row % i.oy // STRIP_ROWS
-        self.cells = {
-            operand.name: (operand.memory, memories.addresses(i, operand.name).reshape(rows, i.ox, -1))
-            for operand in i.OPERANDS
-            if operand.name in (*SOURCES, *TARGETS) and operand.applies(i)
-        }
-        self.written: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-
-    def run(self, ops: Sequence[MicroOp]) -> None:
-        """All of the kernel; what it writes is seen when it is done, the last one to an address."""
-        at = step = 0
-        while True:
-            op = ops[at]
-            self._step(op, step)
-            step += 1
-            again = op.again and self.column + 1 < self.i.ox
-            if op.again:
-                self.column = self.column + 1 if again else 0
-            if op.end and not again:
-                break
-            at = op.target if again else at + 1
-        if self.written:
-            addresses, times, cells = (np.concatenate(part) for part in zip(*self.written, strict=True))
-            order = np.lexsort(times.T[::-1])
-            self.device.cells[addresses[order]] = cells[order]
 
     def _step(self, op: MicroOp, step: int) -> None:
         symbols = self.symbols
@@ -100,8 +71,8 @@ class _Run:
             assert found is not None, "check_kernel"
             return found
         vector, index = divmod(op.a, len(SOURCES))
-        memory, addresses = self.cells[SOURCES[index]]
-        return Register(self._read(op, memory, addresses[:, self.column, vector]))
+        operand, addresses = self.cells[SOURCES[index]]
+        return Register(self._read(op, operand.memory, addresses[:, self.column, vector]))
 
     def _read(self, op: MicroOp, memory: Memory, addresses: np.ndarray) -> Sums:
         device = self.device
@@ -154,12 +125,7 @@ class _Run:
         if not op.d_memory:
             self.registers[op.d] = result
             return
-        vector, index = divmod(op.d, len(TARGETS))
-        _, addresses = self.cells[TARGETS[index]]
-        row = np.arange(len(self.strip))
-        times = np.stack([self.strip, np.full_like(row, step), row], axis=1)
-        stored = stored_bytes(self, result.number)
-        self.written.append((addresses[:, self.column, vector], times, stored))
+        self._write(op, step, stored_bytes(self, result.number))
 
 
 def stored_bytes(run: _Run, number: Sums) -> np.ndarray:

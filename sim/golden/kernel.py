@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,7 +46,7 @@ def kernel(memories: Memories, i: Kernel) -> None:
         check_kernel(ops, i, memories.config)
     except IsaError as error:
         raise DeviceError(str(error)) from None
-    Run(memories, i).run(ops)
+    Run(memories, i).run(ops, memories.scratchpad)
 
 
 @dataclass
@@ -67,15 +68,23 @@ class _Writes:
         scratchpad[addresses[order]] = vectors[order]
 
 
-class Run:
-    """One `Kernel`: registers int64 (rows, N) with int32 values, and predicates bool (rows, N)."""
+class Course(ABC):
+    """The course of one `Kernel`: its micro-operations in their order, column by column, and what they write.
+
+    Attributes
+    ----------
+    i : Kernel
+    column : int
+        Of the micro-operation that is carried out.
+    strip : array of int
+        Of each row.
+    cells : dict
+        By the names of operands the operand, and addresses (rows, columns, vectors).
+    """
 
     def __init__(self, memories: Memories, i: Kernel) -> None:
-        self.memories, self.i = memories, i
-        n = memories.config.n
+        self.i = i
         rows = i.ob * i.oy
-        self.registers = np.zeros((REGISTERS, rows, n), np.int64)
-        self.predicate = np.zeros((rows, n), bool)
         self.column = 0
         row = np.arange(rows)
         self.strip = row // i.oy * i.oy + row % i.oy // STRIP_ROWS
@@ -84,10 +93,14 @@ class Run:
             for operand in i.OPERANDS
             if operand.name in (*SOURCES, *TARGETS) and operand.applies(i)
         }
-        self.writes = _Writes()
+        self._writes = _Writes()
 
-    def run(self, ops: Sequence[MicroOp]) -> None:
-        """All of the kernel."""
+    @abstractmethod
+    def _step(self, op: MicroOp, step: int) -> None:
+        """Carry out a micro-operation, the one with the number `step`."""
+
+    def run(self, ops: Sequence[MicroOp], scratchpad: np.ndarray) -> None:
+        """All of the kernel. What it writes, to `scratchpad` (vectors, N), is seen when it is done."""
         at, step = 0, 0
         while True:
             op = ops[at]
@@ -99,7 +112,27 @@ class Run:
             if op.end and not again:
                 break
             at = op.target if again else at + 1
-        self.writes.apply(self.memories.scratchpad)
+        self._writes.apply(scratchpad)
+
+    def _write(self, op: MicroOp, step: int, vectors: np.ndarray) -> None:
+        """The target of `op` in memory becomes `vectors` (rows, N), when the kernel is done."""
+        vector, index = divmod(op.d, len(TARGETS))
+        _, addresses = self.cells[TARGETS[index]]
+        row = np.arange(len(self.strip))
+        self._writes.addresses.append(addresses[:, self.column, vector])
+        self._writes.times.append(np.stack([self.strip, np.full_like(row, step), row], axis=1))
+        self._writes.vectors.append(vectors)
+
+
+class Run(Course):
+    """One `Kernel`: registers int64 (rows, N) with int32 values, and predicates bool (rows, N)."""
+
+    def __init__(self, memories: Memories, i: Kernel) -> None:
+        super().__init__(memories, i)
+        self.memories = memories
+        shape = i.ob * i.oy, memories.config.n
+        self.registers = np.zeros((REGISTERS, *shape), np.int64)
+        self.predicate = np.zeros(shape, bool)
 
     def _step(self, op: MicroOp, step: int) -> None:
         a, b = self._first(op), self._second(op)
@@ -152,12 +185,7 @@ class Run:
         if not op.d_memory:
             self.registers[op.d] = result
             return
-        vector, index = divmod(op.d, len(TARGETS))
-        _, addresses = self.cells[TARGETS[index]]
-        row = np.arange(len(self.strip))
-        self.writes.addresses.append(addresses[:, self.column, vector])
-        self.writes.times.append(np.stack([self.strip, np.full_like(row, step), row], axis=1))
-        self.writes.vectors.append(np.minimum(np.maximum(result, -128), 127).astype(np.int8))
+        self._write(op, step, np.minimum(np.maximum(result, -128), 127).astype(np.int8))
 
 
 def _product(op: MicroOp, a: np.ndarray, b: np.ndarray) -> np.ndarray:

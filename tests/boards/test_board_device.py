@@ -14,6 +14,7 @@ import pytest
 import serial
 from support.board_model import BoardModel
 from support.board_terminal import CONFIG, Terminal, refused
+from support.connected_board import tired
 
 from weft.boards import session
 from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
@@ -375,14 +376,7 @@ def test_what_is_no_board_is_refused(terminal: Terminal, model: BoardModel) -> N
 
 
 def test_a_board_that_is_lost(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    heard = 0
-
-    def tired(data: bytes) -> bytes:
-        nonlocal heard
-        heard += len(data)
-        return model.feed(data) if heard < 5000 else b""
-
-    terminal.board = tired
+    terminal.board = tired(model, 5000)
     device._session.attempts, device._session.patience = 3, 0.3
     with pytest.raises(DeviceError, match=f"the board at {terminal.path} no longer answers"):
         device.write(0, bytes(20_000))

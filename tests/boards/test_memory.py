@@ -7,23 +7,13 @@ import random
 import pytest
 from support.board_model import BoardModel
 from support.board_terminal import CONFIG
-from support.simulated_line import SimulatedLine
+from support.connected_board import connected
 
 from weft.boards.frames import CHECKED, PAYLOAD
-from weft.boards.memory import BoardMemory, Transfer
-from weft.boards.session import Session
+from weft.boards.memory import Transfer
 from weft.sim.device import DeviceError
 
 MODEL = 1 << 18
-
-
-def connected(model: BoardModel, rate: float = 0.0) -> tuple[BoardMemory, SimulatedLine]:
-    """A session of its own with a board."""
-    line = SimulatedLine(model.feed, random.Random(1))
-    line.rate = rate
-    session = Session(line, "line", timeout=0.23, adaptive=True, clock=line.clock)
-    session.buffer = model.identity.buffer
-    return BoardMemory(session, len(model.memory)), line
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 from support.board_model import BoardModel
 from support.board_terminal import CONFIG, Terminal, refused
-from support.simulated_line import SimulatedLine
+from support.connected_board import connected, tired
 
 from weft.boards.frames import CHECKED, Feature, Operation, Parser, Request, frame
 from weft.boards.host import BoardDevice
-from weft.boards.memory import BoardMemory
 from weft.boards.memory_test import MemoryTest, cause_of, fill_memory, sample_memory, sampled
-from weft.boards.session import Session
 from weft.sim.device import DeviceError
 
 SIZE = 1 << 16
@@ -71,14 +69,6 @@ LINES = {
     "together": "",
     "lost": "",
 }
-
-
-def connected(model: BoardModel, rate: float = 0.0) -> tuple[BoardMemory, SimulatedLine]:
-    line = SimulatedLine(model.feed, random.Random(1))
-    line.rate = rate
-    session = Session(line, "line", timeout=0.23, adaptive=True, clock=line.clock)
-    session.buffer = model.identity.buffer
-    return BoardMemory(session, len(model.memory)), line
 
 
 def board(**faults: int) -> BoardModel:
@@ -220,13 +210,6 @@ def test_pages_of_a_memory_that_is_smaller_than_one() -> None:
 def test_a_board_that_is_lost_in_a_test() -> None:
     model = board()
     memory, line = connected(model)
-    heard = 0
-
-    def tired(data: bytes) -> bytes:
-        nonlocal heard
-        heard += len(data)
-        return model.feed(data) if heard < 200 else b""
-
-    line.board = tired
+    line.board = tired(model, 200)
     with pytest.raises(DeviceError, match="no longer answers"):
         fill_memory(memory, clock=line.clock)

@@ -6,14 +6,15 @@ import random
 from collections.abc import Callable
 
 import pytest
+from support import connected_board
 from support.board_model import BoardModel
 from support.board_terminal import CONFIG
+from support.connected_board import tired
 from support.simulated_line import SimulatedLine
 
 from weft.boards.frames import CHECKED
 from weft.boards.memory import BoardMemory
 from weft.boards.probe import check_memory, chosen_blocks, read_registers, try_link
-from weft.boards.session import Session
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
 from weft.sim.device import DeviceError
 
@@ -31,13 +32,10 @@ class Faulty(bytearray):
         self.fault(self)
 
 
-def connected(model: BoardModel, rate: float = 0.0, seed: int = 1) -> tuple[BoardMemory, SimulatedLine]:
-    random.seed(seed)
-    line = SimulatedLine(model.feed, random.Random(seed))
-    line.rate = rate
-    session = Session(line, "line", timeout=0.23, adaptive=True, clock=line.clock)
-    session.buffer = model.identity.buffer
-    return BoardMemory(session, len(model.memory)), line
+def connected(model: BoardModel, rate: float = 0.0) -> tuple[BoardMemory, SimulatedLine]:
+    """The same as always is drawn from here on."""
+    random.seed(1)
+    return connected_board.connected(model, rate)
 
 
 def board(size: int = SIZE) -> BoardModel:
@@ -128,14 +126,7 @@ def test_memory_that_is_smaller_than_a_page() -> None:
 def test_a_board_that_is_lost_under_test() -> None:
     model = board()
     memory, line = connected(model)
-    heard = 0
-
-    def tired(data: bytes) -> bytes:
-        nonlocal heard
-        heard += len(data)
-        return model.feed(data) if heard < 20_000 else b""
-
-    line.board = tired
+    line.board = tired(model, 20_000)
     with pytest.raises(
         DeviceError, match="no longer answers; parts of its memory may hold what the test has written"
     ):
