@@ -16,7 +16,7 @@ from weft.boards.session import ATTEMPTS, Session, SilenceError
 from weft.boards.spi_flash_chip import WINDOW
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
+from weft.hdl.isa.memmap import MAGIC, START, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 
@@ -238,7 +238,7 @@ class BoardDevice(PolledDevice):
         self._check_registers(program)
         address = Reg.CONTROL | self._starts << 24
         self._failed = True  # unless the board says that it started
-        answer = self._session.request(Request(0, Operation.START, address, 4, (1).to_bytes(4, "little")))
+        answer = self._session.request(Request(0, Operation.START, address, 4, START.to_bytes(4, "little")))
         self._starts = (self._starts + 1) % 256
         if answer.starts != self._starts:
             raise self._anew()

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 from weft.boards.polled import PolledDevice
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
+from weft.hdl.isa.memmap import MAGIC, START, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 WORDS = 128
@@ -165,7 +165,7 @@ class LitexDevice(PolledDevice):
         self._keep(self._control + Reg.PROGRAM, [self._address(program)])
         self._keep(self._control + base_register(0), [self._address(base) for base in self._bases])
         for _ in range(ATTEMPTS):
-            self._put(self._control + Reg.CONTROL, [1])
+            self._put(self._control + Reg.CONTROL, [START])
             if self._status() & (Status.BUSY | Status.DONE):
                 self._started = True
                 return

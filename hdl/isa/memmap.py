@@ -33,9 +33,7 @@ class Reg(enum.IntEnum):
     )
     FAULT = 0x1C  # RO  bits 0 to 2: the `FaultUnit`; 4 and 5: the AXI response; 8: FAULT_ADDRESS is known
     BASE = 0x20  # RW  `BASES` base registers, 4 bytes apart
-    WATCHDOG = (
-        0x40  # RW  bits 0 to 7: units of `WATCHDOG_CYCLES` without progress that a run may take; 0: any
-    )
+    WATCHDOG = 0x40  # RW  bits 0 to 7: `WATCHDOG_CYCLES` without progress that a run may take; 0: any
     PARITY = 0x44  # RO  words with wrong parity that were read in the run, 8 bits of each `ParityMemory`, at most 255
     COUNTER = 0x100  # RO  `Counter`s, 8 bytes apart: low word, high word
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from weft.hdl.isa.memmap import Reg
+from weft.hdl.isa.memmap import START, Reg
 from weft.sim.device import DeviceError
 from weft.sim.rtl.device import RtlDevice
 
@@ -52,7 +52,7 @@ class HostedRtl(RtlDevice):
     def begin(self, program: int) -> None:
         """Start the program at byte address `program`, wherever that is. Raises as `poke` does."""
         self.poke(Reg.PROGRAM, program)
-        self.poke(Reg.CONTROL, 1)
+        self.poke(Reg.CONTROL, START)
         self._started = True
 
     def reset(self) -> None:
