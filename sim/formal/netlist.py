@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from amaranth.hdl import Fragment
 from weft.hdl.errors import WeftError
 from weft.hdl.formal.property import Bench
 from weft.hdl.verilog import without_zeros
+from weft.sim.yosys_process import failure, work
 
 TOP = "top"
 FLAT, AIG, MAP, LOG = "flat.il", "flat.aig", "flat.map", "log.txt"
@@ -109,14 +109,11 @@ def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    (folder / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "job.json"]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    well, said = work(__name__, folder, job)
     with (folder / LOG).open("a") as log:
-        log.write(process.stdout + process.stderr)
-    if process.returncode or "ERROR:" in process.stdout + process.stderr:
-        said = [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
-        raise NetlistError("yosys failed: " + "\n".join(said[-8:]))
+        log.write(said)
+    if not well:
+        raise NetlistError(failure(said))
 
 
 def _connect(design: Any, path: str, port: str) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from weft.hdl.errors import WeftError
 from weft.hdl.files.cache import entry
 from weft.hdl.verilog import without_zeros
 from weft.sim.rtl.device import TOP
+from weft.sim.yosys_process import failure, work
 
 _SOURCE, _FOUND = "core.il", "constant.json"
 _COMMANDS = (
@@ -45,11 +44,9 @@ def constants(core: wiring.Component) -> set[tuple[str, str]]:
 
     def fill(folder: Path) -> None:
         (folder / _SOURCE).write_text(source)
-        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
-        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if process.returncode:
-            said = [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
-            raise ConstantsError("yosys failed: " + "\n".join(said[-8:]))
+        well, said = work(__name__, folder, {})
+        if not well:
+            raise ConstantsError(failure(said))
         (folder / _SOURCE).unlink()
 
     folder = entry(f"constants-{found.hexdigest()[:24]}", fill)

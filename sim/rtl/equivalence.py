@@ -10,7 +10,6 @@ Run as a module it does the work in a process of its own: ``python -m weft.sim.r
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from typing import Any
 
 from weft.sim.rtl.device import TOP
 from weft.sim.rtl.mutated import Mutant, MutationError
+from weft.sim.yosys_process import failure, work
 
 SECONDS = 60
 """Of the solver, for each mutant."""
@@ -39,14 +39,10 @@ def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dic
     for mutant in mutants:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             job = {"plain": str(plain.resolve()), "command": mutant.command, "seconds": seconds}
-            (Path(temporary) / "job.json").write_text(json.dumps(job))
-            command = [sys.executable, "-m", __spec__.name, "job.json"]
-            process = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
-        said = process.stdout + process.stderr
+            _, said = work(__name__, Path(temporary), job)
         verdicts = [value for text, value in _SAID.items() if text in said]
         if not verdicts:
-            lines = [line for line in said.splitlines() if line.strip()]
-            raise MutationError("yosys failed: " + "\n".join(lines[-8:]))
+            raise MutationError(failure(said))
         found[mutant.number] = verdicts[0]
     return found
 

@@ -16,7 +16,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from weft.hdl.errors import WeftError
 from weft.hdl.files.cache import entry
 from weft.hdl.verilog import without_zeros
 from weft.sim.rtl.device import TOP
+from weft.sim.yosys_process import failure, work
 
 SELECTED = "WEFT_MUTANT"
 """The environment variable with the number of the mutant that a model is, read when the model is opened."""
@@ -149,12 +149,9 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    (folder / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "job.json"]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    said = [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
-    if process.returncode or any(line.startswith("ERROR:") for line in said):
-        raise MutationError("yosys failed: " + "\n".join(said[-8:]))
+    well, said = work(__name__, folder, job)
+    if not well:
+        raise MutationError(failure(said))
 
 
 def _places(module: Any, within: set[str]) -> Iterator[tuple[str, int, list[str]]]:
