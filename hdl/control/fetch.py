@@ -12,7 +12,7 @@ from weft.hdl.isa import BASES, WORD_BITS, WORD_BYTES, Instruction, Opcode, Queu
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_BYTES
 from weft.hdl.lib.block_fifo import BlockFifo
-from weft.hdl.lib.parity import coded, coded_width, decoded
+from weft.hdl.lib.parity import Coding
 from weft.hdl.lib.ports import bus_read, part_layout
 from weft.hdl.lib.registers import queued_layout
 from weft.hdl.lib.skid_buffer import SkidBuffer
@@ -23,8 +23,6 @@ BURSTS = 4
 """Bursts that the prefetch buffer holds."""
 BLOCK_DEPTH = 64
 """Words from which on the prefetch buffer is block memory: shallower ones are wide, and better off distributed."""
-_GROUP = 32
-"""Bits that share a parity bit."""
 PAGE = 4096
 """Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
 
@@ -70,6 +68,7 @@ class Fetch(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._coding = Coding(config, 32)  # of words in the prefetch buffer
         self._kinds = queue_kinds(config)
         self._routes = [*self._kinds.values(), *((kind,) for kind in CONTROL if config.loops)]
         queues = {queue.name.lower(): Out(stream.Signature(queued_layout(config))) for queue in self._kinds}
@@ -202,10 +201,8 @@ class Fetch(wiring.Component):
     def _buffer(self, m: Module, depth: int, sequencer: Sequencer | None, wanted: Signal) -> stream.Interface:
         """Beats from the bus, as they come out of the prefetch buffer. `elaborate` keeps it from overflow; with loops a
         jump empties it, and beats that are not `wanted` stay out."""
-        width, beat = self._config.widths.bus, self.bus.beat
-        word: Value = beat.payload
-        if self._config.parity:
-            width, word = coded_width(width, _GROUP), coded(word, _GROUP)
+        beat = self.bus.beat
+        width, word = self._coding.width(self._config.widths.bus), self._coding.encode(beat.payload)
         comes = beat.valid if sequencer is None else beat.valid & wanted
         if depth >= BLOCK_DEPTH:
             block = BlockFifo(width, depth)
@@ -219,10 +216,9 @@ class Fetch(wiring.Component):
 
     def _checked(self, m: Module, prefetched: stream.Interface, running: Signal) -> Value:
         """The word that comes out of the prefetch buffer."""
-        if not self._config.parity:
-            return prefetched.payload
-        word, changed = decoded(prefetched.payload, _GROUP)
-        m.d.sync += self.wrong.eq(changed & prefetched.valid & prefetched.ready & running)
+        word, changed = self._coding.decode(prefetched.payload)
+        if self._coding.checked:
+            m.d.sync += self.wrong.eq(changed & prefetched.valid & prefetched.ready & running)
         return word
 
     def _route_of(self, m: Module, part: data.View) -> Signal:

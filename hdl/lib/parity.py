@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Value
+from amaranth.hdl import Cat, Const, Value
+
+from weft.hdl.isa.config import Config
 
 
-def coded_width(width: int, group: int) -> int:
-    """Bits of a word of `width` bits with a parity bit for every `group` of them."""
-    return width + width // group
+class Coding:
+    """How a memory keeps its words: with `parity` of the configuration a bit more for every `group` bits, else as they
+    are.
 
+    Parity is even, so that a memory of zeros is right.
+    """
 
-def coded(word: Value, group: int) -> Value:
-    """`word`, and behind each `group` of its bits their parity: even, so that a memory of zeros is right."""
-    return Cat(Cat(part, part.xor()) for part in _parts(word, group))
+    def __init__(self, config: Config, group: int) -> None:
+        self.checked, self.group = bool(config.parity), group
 
+    def width(self, width: int) -> int:
+        """Bits of a word of `width` bits, a multiple of the group, in memory."""
+        return width + width // self.group if self.checked else width
 
-def decoded(word: Value, group: int) -> tuple[Value, Value]:
-    """What was coded with groups of `group` bits, and whether a bit of it, or any odd number of bits in a group, has
-    changed."""
-    parts = _parts(word, group + 1)
-    return Cat(part[:group] for part in parts), Cat(part.xor() for part in parts).any()
+    def encode(self, word: Value) -> Value:
+        """What memory is given for `word`."""
+        if not self.checked:
+            return word
+        return Cat(Cat(part, part.xor()) for part in _parts(word, self.group))
+
+    def decode(self, word: Value) -> tuple[Value, Value]:
+        """The word that was kept, and whether a bit of it, or any odd number of bits in a group, has changed."""
+        if not self.checked:
+            return word, Const(0)
+        parts = _parts(word, self.group + 1)
+        return Cat(part[: self.group] for part in parts), Cat(part.xor() for part in parts).any()
 
 
 def _parts(word: Value, size: int) -> list[Value]:

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY, aligning
 from weft.hdl.lib import ports
-from weft.hdl.lib.parity import coded, coded_width, decoded
+from weft.hdl.lib.parity import Coding
 from weft.hdl.lib.ports import ALIGNMENT_BITS
 
 
@@ -79,10 +79,11 @@ class Accumulator(wiring.Component):
             for bank in range(config.accumulator_banks)
         )
         done, address, total = self._add(m, outputs)
-        wrong = []
+        coding, wrong = Coding(config, 32), []
         for bank, output in enumerate(outputs):
-            width = coded_width(config.widths.row, 32) if config.parity else config.widths.row
-            ram = memory.Memory(shape=width, depth=config.accumulator_depth, init=[])
+            ram = memory.Memory(
+                shape=coding.width(config.widths.row), depth=config.accumulator_depth, init=[]
+            )
             m.submodules[f"bank{bank}"] = ram
             fetch, store = ram.read_port(), ram.write_port()
             take, wanted = Signal(name=f"take{bank}"), Signal(name=f"wanted{bank}")
@@ -97,14 +98,14 @@ class Accumulator(wiring.Component):
                 fetch.en.eq(wanted & ~(store.en & (fetch.addr == store.addr))),
                 store.en.eq(done & (address[inner:] == bank)),
                 store.addr.eq(address[:inner]),
-                store.data.eq(coded(total, 32) if config.parity else total),
+                store.data.eq(coding.encode(total)),
             ]
             # A register right behind the memory, as the memory alone takes half of a 100 MHz cycle.
-            if config.parity:
-                wrong.append(self._check(m, fetch, output, bank))
+            if coding.checked:
+                wrong.append(self._check(m, coding, fetch, output, bank))
             else:
                 m.d.sync += output.eq(fetch.data)
-        if config.parity:
+        if coding.checked:
             m.d.sync += self.wrong.eq(Cat(wrong).any())
         read_banks = [Signal.like(read_bank, name=f"read_bank{stage}") for stage in range(READ_LATENCY)]
         m.d.sync += Cat(*read_banks).eq(Cat(read_bank, *read_banks))
@@ -112,13 +113,13 @@ class Accumulator(wiring.Component):
         return m
 
     @staticmethod
-    def _check(m: Module, fetch: memory.ReadPort, output: Signal, bank: int) -> Value:
+    def _check(m: Module, coding: Coding, fetch: memory.ReadPort, output: Signal, bank: int) -> Value:
         """Take the row that was read to the output, and its parity to where it is checked; returns whether it is
         wrong."""
         row = Signal(len(fetch.data), name=f"coded{bank}", reset_less=True)
         valid = Signal(2, name=f"valid{bank}")
         m.d.sync += [row.eq(fetch.data), valid.eq(Cat(fetch.en, valid))]
-        word, changed = decoded(row, 32)
+        word, changed = coding.decode(row)
         m.d.comb += output.eq(word)
         return changed & valid[-1]
 

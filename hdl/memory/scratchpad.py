@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
-from weft.hdl.lib.parity import coded, coded_width, decoded
+from weft.hdl.lib.parity import Coding
 from weft.hdl.lib.ports import scratchpad_read, scratchpad_write
 
 
@@ -51,12 +51,6 @@ class Scratchpad(wiring.Component):
             | ({"wrong": Out(1)} if config.parity else {})
         )
 
-    @property
-    def _width(self) -> int:
-        """Bits of a vector in memory."""
-        width = self.config.widths.vector
-        return coded_width(width, 8) if self.config.parity else width
-
     def elaborate(self, platform: object) -> Module:
         m = Module()
         depth_bits = (self.config.scratchpad_depth - 1).bit_length()
@@ -66,9 +60,11 @@ class Scratchpad(wiring.Component):
             for port, ready in zip(ports, grants([port.valid for port in ports], banks), strict=True):
                 m.d.comb += port.ready.eq(ready)
 
+        coding = Coding(self.config, 8)
+        width = coding.width(self.config.widths.vector)
         outputs, wrong = [], []
         for bank in range(self.config.scratchpad_banks):
-            memory = Memory(shape=self._width, depth=self.config.scratchpad_depth, init=[])
+            memory = Memory(shape=width, depth=self.config.scratchpad_depth, init=[])
             m.submodules[f"bank{bank}"] = memory
             reading, writing = memory.read_port(), memory.write_port()
             # Registers on the way in as well, as a bank is spread over many block RAMs.
@@ -80,17 +76,14 @@ class Scratchpad(wiring.Component):
                 m.d.sync += inner.en.eq(Cat(*asks).any())
                 m.d.sync += inner.addr.eq(_select(asks, [port.address[:depth_bits] for port in ports]))
                 if inner is writing:
-                    vector = _select(asks, [port.data for port in ports])
-                    m.d.sync += inner.data.eq(coded(vector, 8) if self.config.parity else vector)
-            output = Signal(self._width, name=f"output{bank}", reset_less=True)
+                    m.d.sync += inner.data.eq(coding.encode(_select(asks, [port.data for port in ports])))
+            output = Signal(width, name=f"output{bank}", reset_less=True)
             m.d.sync += output.eq(reading.data)
-            if self.config.parity:
-                vector, changed = decoded(output, 8)
-                outputs.append(vector)
+            vector, changed = coding.decode(output)
+            outputs.append(vector)
+            if coding.checked:
                 wrong.append(changed & _later(m, reading.en, 2, f"valid{bank}"))
-            else:
-                outputs.append(output)
-        if self.config.parity:
+        if coding.checked:
             m.d.sync += self.wrong.eq(Cat(wrong).any())
 
         for index, (port, bank) in enumerate(zip(self.read, read_bank, strict=True)):

@@ -18,7 +18,7 @@ from weft.hdl.isa.config import Config, ConfigError
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Counter, FaultUnit, ParityMemory
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
-from weft.hdl.lib.parity import coded, coded_width, decoded
+from weft.hdl.lib.parity import Coding
 from weft.hdl.sequential import tables
 from weft.hdl.sequential.control import Control
 from weft.hdl.sequential.micro import Condition, MemoryOut, Port
@@ -181,16 +181,15 @@ class SequentialCore(wiring.Component):
     ) -> Value:
         """The accumulator; returns the row read last."""
         config = self.config
-        size = coded_width(32, 32) if config.parity else 32  # of a column in memory
+        coding = Coding(config, 32)
+        size = coding.width(32)
         m.submodules.accumulator = memory = Memory(
             shape=config.n * size, depth=2 * config.accumulator_size, init=[]
         )
         reader, writer = memory.read_port(), memory.write_port(granularity=size)
-        row, written = reader.data, Mux(write, result.replicate(config.n), rows.row_data)
-        if config.parity:
+        row, changed = coding.decode(reader.data)
+        if coding.checked:
             known = Signal()
-            row, changed = decoded(row, 32)
-            written = coded(written, 32)
             m.d.sync += known.eq(rows.row_read)
             m.d.comb += wrong[ParityMemory.ACCUMULATOR].eq(known & changed)
         m.d.comb += [
@@ -198,7 +197,7 @@ class SequentialCore(wiring.Component):
             reader.addr.eq(rows.row_address),
             rows.row.eq(row),
             writer.addr.eq(rows.row_written),
-            writer.data.eq(written),
+            writer.data.eq(coding.encode(Mux(write, result.replicate(config.n), rows.row_data))),
             writer.en.eq(Mux(rows.row_write, (1 << config.n) - 1, Mux(write, 1 << column, 0))),
         ]
         return row

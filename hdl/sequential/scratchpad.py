@@ -8,7 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.parity import coded, coded_width, decoded
+from weft.hdl.lib.parity import Coding
 
 
 class Scratchpad(wiring.Component):
@@ -54,7 +54,8 @@ class Scratchpad(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         config = self.config
-        size = coded_width(8, 8) if config.parity else 8  # of a byte in memory
+        coding = Coding(config, 8)
+        size = coding.width(8)
         m.submodules.memory = memory = Memory(shape=config.n * size, depth=config.scratchpad_size, init=[])
         read, write = memory.read_port(), memory.write_port(granularity=size)
         made = Signal(config.widths.vector, reset_less=True)
@@ -62,11 +63,9 @@ class Scratchpad(wiring.Component):
             m.d.sync += made.eq(Cat(made[8:], self.byte))
         with m.Elif(self.write_byte):
             m.d.sync += made.eq(Cat(made[8:], made[:8]))
-        vector, written = read.data, Mux(self.write_byte, made[:8].replicate(config.n), made)
-        if config.parity:
+        vector, changed = coding.decode(read.data)
+        if coding.checked:
             known = Signal()
-            vector, changed = decoded(vector, 8)
-            written = coded(written, 8)
             m.d.sync += known.eq(self.read)
             m.d.comb += self.wrong.eq(known & changed)
         m.d.comb += [
@@ -74,7 +73,7 @@ class Scratchpad(wiring.Component):
             read.addr.eq(self.read_address),
             self.vector.eq(vector),
             write.addr.eq(self.write_address),
-            write.data.eq(written),
+            write.data.eq(coding.encode(Mux(self.write_byte, made[:8].replicate(config.n), made))),
             write.en.eq(Mux(self.write, (1 << config.n) - 1, Mux(self.write_byte, 1 << self.column, 0))),
         ]
         return m
