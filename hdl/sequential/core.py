@@ -99,15 +99,18 @@ class SequentialCore(wiring.Component):
             connect_parity(outer, parity, control)
         if self.stops:
             outer.submodules.machine = ResetInserter(abort)(m)
-        processor, mover, rows = self._machine(m, control, wrong)
+        processor, mover, rows, movers = self._machine(m, control, wrong)
         self._ports(outer, mover, control)
-        busy = self._counters(outer, control, processor, mover, rows)
+        busy = self._counters(outer, control, processor, mover, rows, movers)
         if self.stops:
             self._stop(outer, control, mover, abort, busy)
         return outer
 
-    def _machine(self, m: Module, control: Control, wrong: Signal) -> tuple[Processor, Mover, Rows]:
-        """Everything but registers and counters. It drives `wrong`, by `ParityMemory`."""
+    def _machine(
+        self, m: Module, control: Control, wrong: Signal
+    ) -> tuple[Processor, Mover, Rows, dict[MemoryOut, Any]]:
+        """Everything but registers and counters, with the strobes of the memory unit. It drives `wrong`, by
+        `ParityMemory`."""
         config, program = self.config, Microprogram(self.config)
         m.submodules.processor = processor = Processor(
             program.words,
@@ -163,7 +166,7 @@ class SequentialCore(wiring.Component):
             m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table)
         )
         self._control(m, control, processor, movers)
-        return processor, mover, rows
+        return processor, mover, rows, movers
 
     def _ports(self, m: Module, mover: Mover, control: Control) -> None:
         pairs = [
@@ -308,23 +311,20 @@ class SequentialCore(wiring.Component):
         ]
 
     def _counters(
-        self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows
-    ) -> Signal:
+        self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows,
+        strobes: dict[MemoryOut, Any],
+    ) -> Signal:  # fmt: skip
         """What registers and counters are told. Returns which unit is busy."""
         m.submodules.counters = counters = Counters(COUNTED, bits=16)
         busy, waits = Signal(len(Queue)), Signal()
-        to_memory = processor.out == Target.MEMORY
-        events, finish = (
-            to_memory & (processor.operand[:4] == target) for target in (MemoryOut.EVENTS, MemoryOut.FINISH)
-        )
-        with m.If(events):
+        with m.If(strobes[MemoryOut.EVENTS]):
             m.d.sync += busy.eq(processor.result)
         m.d.comb += [
             control.write_ready.eq(processor.write_ready),
             control.read_ready.eq(processor.read_ready),
             control.read_data.eq(processor.read_data),
-            control.finished.eq(finish),
-            control.opcode_error.eq(finish & processor.result[0]),
+            control.finished.eq(strobes[MemoryOut.FINISH]),
+            control.opcode_error.eq(strobes[MemoryOut.FINISH] & processor.result[0]),
             control.bus_error.eq(mover.error),
             counters.clear.eq(control.start),
             counters.enable.eq(control.running),
