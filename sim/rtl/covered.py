@@ -55,6 +55,11 @@ class HostedRtl(RtlDevice):
         self.poke(Reg.CONTROL, START)
         self._started = True
 
+    def spend(self) -> None:
+        """Memory of a limited bandwidth has saved up nothing, as that of a new device."""
+        self._library.weft_spend.argtypes = [ctypes.c_void_p]
+        self._library.weft_spend(self._handle)
+
     def reset(self) -> None:
         """Reset the core, in whatever it is doing. Memory stays."""
         self._library.weft_reset(self._handle)

@@ -35,3 +35,6 @@ EXPORT int weft_write_bytes(Model* model, uint32_t address, uint32_t value, uint
     t.s_axi_awvalid = t.s_axi_wvalid = t.s_axi_bready = 0;
     return answered;
 }
+
+// What memory has saved up of its bandwidth is spent, as in a model that was just opened.
+EXPORT void weft_spend(Model* model) { model->tokens = 0; }

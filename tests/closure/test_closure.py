@@ -12,8 +12,9 @@ import pytest
 from closure import cover, fields, kill, mutate, sections
 from closure.cores import CORES, FULL, SMALL, component
 from closure.extremes import MOST, extremes
-from support.core_cases import Benches, Core, Scenario, Step, scenarios
+from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed
 from support.core_directed import directed
+from support.random_programs import MEMORY
 
 from weft.hdl.isa import Kernel, Load, Mm, Queue, Store, Vec
 from weft.sim.rtl.coverage import Explanation, Point, close, explanations
@@ -40,6 +41,17 @@ def test_the_core_passes_its_scenarios() -> None:
         memory = scenario.bench.memory
         with HostedRtl(SEQUENTIAL.config, 1 << 18, sequential=True, **memory) as device:
             assert [step.fault(device) for step in scenario.steps[:12]] == [None] * len(scenario.steps[:12])
+
+
+@pytest.mark.long
+def test_time_does_not_depend_on_who_ran_before() -> None:
+    """Memory of a limited bandwidth saves up some of it, which a program finds that comes later on the same device."""
+    core = Core(SMALL)
+    bench = Benches(core, kept=True).of(PLAIN[-1])
+    with HostedRtl(SMALL, MEMORY, **bench.memory) as device:
+        for seed in (3, 7, 11):
+            for made in (timed(core, seed, 25, bench), divided(core, seed, 25, bench)):
+                assert [step.fault(device) for step in made.steps] == [None] * len(made.steps)
 
 
 def test_a_step_says_what_differs(device: HostedRtl) -> None:
