@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression prove fuzz coverage mutants bench boards estimates clean
+.PHONY: help demo test lint typing regression prove fuzz coverage mutants mutants-software bench boards estimates clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz         hostile files, random programs, graphs and configurations (COUNT=20000 or MINUTES=60, SEED=1)"
 	@echo "make coverage     what of the Verilog and of the instruction set programs reach, and why not the rest (MINUTES=60)"
 	@echo "make mutants      whether programs see faults in the hardware (COUNT=1000, SEED=1)"
+	@echo "make mutants-software  whether tests see faults in the golden interpreter and the compiler (COUNT=200, SEED=1)"
 	@echo "make bench        the benchmarks"
 	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
 	@echo "make clean        remove .venv and everything that was built"
@@ -51,6 +52,10 @@ coverage: $(VENV)/.test
 
 mutants: $(VENV)/.test
 	$(BIN)/python tests/closure/mutate.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json
+
+mutants-software: COUNT = 200
+mutants-software: $(VENV)/.test
+	$(BIN)/python tests/closure/software.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py

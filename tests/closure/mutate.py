@@ -15,7 +15,6 @@ import argparse
 import ast
 import collections
 import hashlib
-import json
 import os
 import sys
 import time
@@ -32,9 +31,9 @@ if __name__ == "__main__":
 
 from closure import kill, sections
 from closure.cores import CORES, component
+from closure.kept import Kept
 from support.core_cases import Core
 
-from weft.hdl.files.cache import entry
 from weft.sim.rtl.coverage import Explanation, Point, explanations
 from weft.sim.rtl.equivalence import equal
 from weft.sim.rtl.mutated import PLAIN, Mutant, Mutated, mutated
@@ -81,7 +80,7 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
     programs, more programs, SAT."""
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
-    kept = _Kept(found)
+    kept = _Verdicts(found)
     every = [
         _by_programs(core, found, PROGRAMS, 0),
         _by_programs(core, found, MORE, PROGRAMS),
@@ -117,32 +116,25 @@ def _by_sat(found: Mutated) -> tuple[str, Any]:
     return "SAT", judge
 
 
-class _Kept:
-    """Verdicts by stage, kept in the cache under all that they depend on."""
+class _Verdicts:
+    """Verdicts by stage, of this and of other runs, under all that they depend on."""
 
     def __init__(self, found: Mutated) -> None:
         here = Path(__file__)
         digest = hashlib.sha256(f"{found.verilog} {PROGRAMS} {MORE} {LENGTH}".encode())
         for path in (here.with_name("kill.py"), *sorted(here.parents[1].glob("support/*.py"))):
             digest.update(ast.dump(ast.parse(path.read_text())).encode())
-        folder = entry(f"verdicts-{digest.hexdigest()[:24]}", lambda folder: (folder / "verdicts").touch())
-        self._path = folder / "verdicts"
-        self._stages: dict[tuple[str, int], str] = {}
-        for line in self._path.read_text().splitlines():
-            stage, number, verdict = json.loads(line)
-            self._stages[stage, number] = verdict
+        self._kept = Kept(f"mutants-{digest.hexdigest()[:24]}")
 
     def known(self, stage: str, number: int) -> bool:
-        return (stage, number) in self._stages
+        return (stage, number) in self._kept.verdicts
 
     def final(self, number: int) -> str:
         """The first verdict that says something."""
-        return next((said for (_, own), said in self._stages.items() if own == number and said), "")
+        return next((said for (_, own), said in self._kept.verdicts.items() if own == number and said), "")
 
     def add(self, stage: str, number: int, verdict: str) -> None:
-        self._stages[stage, number] = verdict
-        with self._path.open("a") as file:
-            file.write(json.dumps([stage, number, verdict]) + "\n")
+        self._kept.add((stage, number), verdict)
 
 
 def place(mutant: Mutant) -> Point:

@@ -1,0 +1,123 @@
+"""Which tests run which lines of Python: recorded once, by pytest-cov with a context for each test."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from closure.python_sites import statement
+
+from weft.hdl.errors import WeftError
+
+DATA, RESULTS, SETTINGS = ".coverage", "results.xml", "settings"
+SECONDS = 60.0
+"""Of tests, as long as they took when they were recorded, that are tried on a change."""
+MOST = 200
+"""Tests that are tried on a change."""
+
+
+class RecordError(WeftError, RuntimeError):
+    """Tests were not recorded, or not of these sources."""
+
+
+def record(root: Path, folder: Path, sources: Iterable[str], tests: Iterable[str], jobs: int) -> None:
+    """Run `tests` and keep in `folder` which lines of `sources`, both folders below `root`, each of them runs.
+
+    Raises `RecordError` if pytest fails to run; tests that fail are left out later.
+    """
+    lines = "\n    ".join(str(root / source) for source in sources)
+    settings = folder / SETTINGS
+    settings.write_text(f"[run]\nparallel = true\ndata_file = {folder / DATA}\nsource = {lines}\n")
+    command = [
+        sys.executable, "-m", "pytest", *tests, "-m", "not long", "-n", str(jobs), "-q", "-p", "no:cacheprovider",
+        "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", f"--junitxml={folder / RESULTS}",
+    ]  # fmt: skip
+    code = subprocess.run(command, cwd=root, check=False).returncode
+    if code not in (0, 1):
+        raise RecordError(f"pytest ends with {code}: {' '.join(command)}")
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test that passed when it was recorded.
+
+    Attributes
+    ----------
+    name : str
+        As pytest takes it.
+    seconds : float
+    """
+
+    name: str
+    seconds: float
+
+
+class Recorded:
+    """What `record` kept in a folder. Raises `RecordError` if that is nothing."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        from coverage import CoverageData
+
+        self._root = root
+        self._data = CoverageData(str(folder / DATA))
+        self._data.read()
+        if not self._data.measured_files():
+            raise RecordError(f"{folder} has no record of tests")
+        self._tests = {test.name: test for test in _passed(root, folder / RESULTS)}
+        self._lines: dict[str, dict[int, list[str]]] = {}
+
+    def tests(self, path: str, line: int) -> list[Test]:
+        """Tests that run a line of a file, quick ones first but of all files in turn, within `SECONDS` and `MOST`.
+
+        What runs only when modules are imported is run by all tests of that file.
+        """
+        lines = self._lines_of(path)
+        around = statement((self._root / path).read_text(), line)
+        names = {name for at in around for name in lines.get(at, ()) if name}
+        if not names:
+            names = {name for found in lines.values() for name in found if name}
+        found, spent = [], 0.0
+        for test in _in_turn([self._tests[name] for name in names if name in self._tests]):
+            if spent + test.seconds <= SECONDS and len(found) < MOST:
+                found.append(test)
+                spent += test.seconds
+        return found
+
+    def _lines_of(self, path: str) -> dict[int, list[str]]:
+        """By line the names of tests; what runs in a fixture is of the test that it was made for."""
+        if path not in self._lines:
+            contexts = self._data.contexts_by_lineno(str(self._root / path))
+            self._lines[path] = {
+                line: [name.partition("|")[0] for name in names] for line, names in contexts.items()
+            }
+        return self._lines[path]
+
+
+def _in_turn(tests: list[Test]) -> Iterator[Test]:
+    """Of each file the quickest, then of each the second, and so on."""
+    by_file = collections.defaultdict(list)
+    for test in sorted(tests, key=lambda test: (test.seconds, test.name)):
+        by_file[test.name.partition("::")[0]].append(test)
+    rounds = itertools.zip_longest(*sorted(by_file.values(), key=lambda found: found[0].seconds))
+    yield from (test for found in rounds for test in found if test)
+
+
+def _passed(root: Path, path: Path) -> Iterator[Test]:
+    for case in ElementTree.parse(path).iter("testcase"):
+        if not any(child.tag in ("failure", "error", "skipped") for child in case):
+            yield Test(_name(root, case.attrib["classname"], case.attrib["name"]), float(case.attrib["time"]))
+
+
+def _name(root: Path, module: str, name: str) -> str:
+    """pytest's name of a test, of which results keep the dotted name of file and classes."""
+    words = module.split(".")
+    for count in range(len(words), 0, -1):
+        if (root / "/".join(words[:count])).with_suffix(".py").exists():
+            return "::".join(["/".join(words[:count]) + ".py", *words[count:], name])
+    raise RecordError(f"there is no file of the test {module}.{name}")

@@ -1,0 +1,303 @@
+"""Mutants of the golden interpreter and the compiler: ``make mutants-software COUNT=200``.
+
+One operator, number or condition of a Python file is changed, by Cosmic Ray (`closure.python_sites`), and tests that
+run the line must fail (`closure.python_tests`). Each mutant has a process of its own, in which the import of the file
+gives the changed code; no file is written. A test that fails on a mutant is run once more without it, and must pass.
+
+Recording which test runs which line comes first and takes as long as the tests; it is done once for the same sources.
+Verdicts are kept in the cache as well, so that a run that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.machinery
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+if __name__ == "__main__":
+    import weft  # before there is a folder tests/weft on the path
+
+    assert weft.__version__
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from closure import sections
+from closure.kept import Kept
+from closure.python_sites import Change, changed, drawn
+from closure.python_tests import SECONDS, Recorded, Test, record
+
+from weft.hdl.errors import WeftError
+from weft.hdl.files.cache import cache_root, entry
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = {"golden interpreter": "sim/golden", "compiler": "compiler"}
+"""What is mutated, and the folder that it is in."""
+TESTS = ("tests/compiler", "tests/sim/golden", "tests/sim/compiled", "tests/sim/test_timing.py")
+ENOUGH = 0.9
+"""Of the mutants that tests must see."""
+BUILDS = ("compiled-", "timing-", "runtime-", "model-", "verilog-")
+"""Entries of the cache that mutants of Python cannot change: they find them, in a cache of their own."""
+
+PATIENCE = 60
+"""Seconds of processor time beyond four times what tests took when they were recorded, after which they do not end, or
+ten times as many by the clock."""
+MEMORY = 8 << 30
+"""Bytes that a process with a mutant may have."""
+
+
+class ControlError(WeftError, RuntimeError):
+    """A test fails without any mutant."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant.
+
+    Attributes
+    ----------
+    change : Change
+    killed_by : str
+        The test that failed, or what happened; empty if the mutant survives.
+    """
+
+    change: Change
+    killed_by: str
+
+
+def run(part: str, count: int, seed: int, recorded: Recorded, jobs: int) -> Iterator[Verdict]:
+    """Try so many mutants of a part, in the order in which they end."""
+    kept, waiting = _Verdicts(), []
+    for change in drawn(ROOT, _files(PARTS[part]), count, seed):
+        if (killed_by := kept.of(change)) is None:
+            waiting.append(change)
+        else:
+            yield Verdict(change, killed_by)
+    with tempfile.TemporaryDirectory(prefix="weft-mutants-", dir=cache_root()) as scratch:
+        _share_builds(Path(scratch))
+        for change, killed_by in _tried(waiting, recorded, Path(scratch), jobs):
+            kept.add(change, killed_by)
+            yield Verdict(change, killed_by)
+
+
+def _files(folder: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py"))
+
+
+def _share_builds(folder: Path) -> None:
+    """Hard links of builds into a cache that mutants may write to."""
+    for path in cache_root().iterdir():
+        if path.name.startswith(BUILDS):
+            shutil.copytree(path, folder / path.name, copy_function=os.link)
+
+
+def _tried(
+    changes: list[Change], recorded: Recorded, scratch: Path, jobs: int
+) -> Iterator[tuple[Change, str]]:
+    """Changes and what saw them. Raises `ControlError`."""
+    waiting, running = list(reversed(changes)), dict[int, tuple[Change, int]]()
+    passed: set[str] = set()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            change = waiting.pop()
+            if tests := recorded.tests(change.path, change.line):
+                child, reader = _forked(change, tests, scratch)
+                running[child] = change, reader
+            else:
+                yield change, ""
+        if running:
+            child, status = os.wait()
+            change, reader = running.pop(child)
+            said = _said(child, status, reader)
+            if "::" in said and said not in passed:
+                _control(said, scratch)
+                passed.add(said)
+            yield change, said
+
+
+def _control(test: str, scratch: Path) -> None:
+    """Raises `ControlError` unless a test passes without any change."""
+    child, reader = _forked(None, [Test(test, SECONDS)], scratch)
+    if said := _said(child, os.waitpid(child, 0)[1], reader):
+        raise ControlError(f"{test} fails without a mutant, too ({said})")
+
+
+def _said(child: int, status: int, reader: int) -> str:
+    """What a child found that has ended; whatever it left running is ended, too."""
+    with os.fdopen(reader, "rb") as stream:
+        said = stream.read().decode()
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    return _verdict(status, said)
+
+
+def _verdict(status: int, said: str) -> str:
+    if not os.WIFSIGNALED(status):
+        return said if status == 0 else f"tests end with {os.waitstatus_to_exitcode(status)}"
+    died = signal.Signals(os.WTERMSIG(status))
+    return "tests do not end" if died in (signal.SIGALRM, signal.SIGPROF) else f"tests end with {died.name}"
+
+
+def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[int, int]:
+    """A process that tries a change, or none, and where it writes which test failed."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        return child, reader
+    code = 1
+    try:
+        os.close(reader)
+        _be_alone(scratch, PATIENCE + 4 * sum(test.seconds for test in tests))
+        if change:
+            _install(change)
+        os.write(writer, _first_failure([test.name for test in tests]).encode()[:4000])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _be_alone(scratch: Path, seconds: float) -> None:
+    """This process is a group of its own, silent, within limits, with a cache of its own."""
+    os.setsid()
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(int(10 * seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.environ |= {"WEFT_CACHE": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.chdir(ROOT)
+
+
+def _first_failure(tests: list[str]) -> str:
+    import pytest
+
+    class Failures:
+        first = ""
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed:
+                self.first = self.first or report.nodeid
+
+    seen = Failures()
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins=[seen])
+    if seen.first:
+        return seen.first
+    if code == pytest.ExitCode.OK:
+        return ""
+    return "tests cannot be imported" if code == pytest.ExitCode.INTERRUPTED else f"pytest ends with {code}"
+
+
+def _install(change: Change) -> None:
+    """From now on the import of the file gives the changed code. Raises `ControlError` if it was imported before."""
+    path = str(ROOT / change.path)
+    if any(getattr(module, "__file__", None) == path for module in list(sys.modules.values())):
+        raise ControlError(f"{path} is imported already")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = compile(changed(ROOT, change), path, "exec")
+    before = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(self: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+        return code if os.path.realpath(self.path) == path else before(self, name)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+class _Verdicts:
+    """Verdicts of other runs: a mutant that was seen remains so while its file and the test's file are the same, one
+    that was not seen while all tests are."""
+
+    def __init__(self) -> None:
+        self._kept = Kept("software-mutants")
+        self._tests = _digest(*(path for folder in TESTS for path in sorted((ROOT / folder).rglob("*.py"))))
+
+    def of(self, change: Change) -> str | None:
+        found = self._kept.verdicts.get(self._key(change))
+        if found is None:
+            return None
+        killed_by, digest = found
+        return killed_by if digest == self._depends(killed_by) else None
+
+    def add(self, change: Change, killed_by: str) -> None:
+        self._kept.add(self._key(change), (killed_by, self._depends(killed_by)))
+
+    def _key(self, change: Change) -> tuple[Any, ...]:
+        return _digest(ROOT / change.path), change.path, change.operator, change.occurrence
+
+    def _depends(self, killed_by: str) -> str:
+        file, called, _ = killed_by.partition("::")
+        return _digest(ROOT / file) if called else self._tests
+
+
+@cache
+def _digest(*paths: Path) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.exists())).hexdigest()[:24]
+
+
+def section(results: dict[str, list[Verdict]], seed: int) -> dict[str, Any]:
+    """For the file of results."""
+    rows = []
+    for part, verdicts in results.items():
+        killed = sum(bool(verdict.killed_by) for verdict in verdicts)
+        rows.append([f"mutants of the {part}, seen by its tests", f"{killed:,} of {len(verdicts):,}"])
+    count = max(map(len, results.values()))
+    return {"with": f"make mutants-software COUNT={count} SEED={seed}", "rows": rows}
+
+
+def recorded_tests(folder: Path | None, jobs: int) -> Recorded:
+    """The record of tests, made if there is none of these sources. Raises `RecordError`."""
+    if folder is None:
+        files = [ROOT / path for part in PARTS.values() for path in _files(part)]
+        folder = entry(
+            f"recorded-{_digest(*files)}", lambda target: record(ROOT, target, PARTS.values(), TESTS, jobs)
+        )
+    return Recorded(ROOT, folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=200, help="of each part")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", choices=list(PARTS), help="only this one")
+    parser.add_argument("--recorded", type=Path, help="a record of tests that is there")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", type=Path, help="put the results into this file")
+    options = parser.parse_args()
+    recorded, begin = recorded_tests(options.recorded, options.jobs), time.monotonic()
+    results: dict[str, list[Verdict]] = {}
+    few = False
+    for part in [options.part] if options.part else list(PARTS):
+        results[part] = verdicts = []
+        for verdict in run(part, options.count, options.seed, recorded, options.jobs):
+            verdicts.append(verdict)
+            if not verdict.killed_by:
+                print(f"survives: {verdict.change}", flush=True)
+        killed = sum(bool(verdict.killed_by) for verdict in verdicts)
+        few |= killed < ENOUGH * len(verdicts)
+        print(f"{part}, seed {options.seed}: {killed} of {len(verdicts)} mutants are seen", flush=True)
+    print(f"{time.monotonic() - begin:.0f} s")
+    if options.write:
+        sections.write(options.write, "mutants_software", section(results, options.seed))
+    return 1 if few else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
