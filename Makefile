@@ -10,6 +10,8 @@ SECONDS_EACH ?= 240
 VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The table of docs/assurance.md, also of what failed.
+WRITE_TABLE = code=$$?; $(BIN)/python benchmarks/assurance.py write; exit $$code
 ROOMS  := hdl compiler sim boards examples
 
 .PHONY: help demo test lint typing regression prove fuzz coverage mutants mutants-software bench boards estimates clean
@@ -48,14 +50,14 @@ fuzz: $(VENV)/.test
 	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --minutes $(MINUTES) --seed $(SEED)
 
 coverage: $(VENV)/.test
-	$(BIN)/python tests/closure/cover.py --minutes $(if $(filter 0,$(MINUTES)),30,$(MINUTES)) --write docs/assurance.json
+	$(BIN)/python tests/closure/cover.py --minutes $(if $(filter 0,$(MINUTES)),30,$(MINUTES)) --write docs/assurance.json; $(WRITE_TABLE)
 
 mutants: $(VENV)/.test
-	$(BIN)/python tests/closure/mutate.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json
+	$(BIN)/python tests/closure/mutate.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json; $(WRITE_TABLE)
 
 mutants-software: COUNT = 200
 mutants-software: $(VENV)/.test
-	$(BIN)/python tests/closure/software.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json
+	$(BIN)/python tests/closure/software.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json; $(WRITE_TABLE)
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py

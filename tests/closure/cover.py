@@ -42,6 +42,13 @@ from weft.sim.rtl.device import core_verilog
 
 UNREACHED = Path(__file__).with_name("unreached.txt")
 FUNCTIONAL = ("field", "pair")
+_KINDS = {
+    "line": "lines of Verilog that run",
+    "branch": "sides of branches that are taken",
+    "toggle": "changes of bits, in both directions",
+    "field": "values of instructions' fields",
+    "pair": "pairs of instructions that are under way together",
+}
 LENGTH = {False: 25, True: 10}
 """Random instructions of a program, by whether the core is the sequential one."""
 
@@ -147,22 +154,20 @@ def table(closures: dict[str, Closure]) -> Iterator[str]:
                 )
 
 
-def section(closures: dict[str, Closure], runs: dict[str, dict[str, Covered]]) -> dict[str, Any]:
+def section(
+    closures: dict[str, Closure], runs: dict[str, dict[str, Covered]], minutes: float
+) -> dict[str, Any]:
     """For the file of results."""
-    return {
+    rows = [
+        [f"{name} core, {_KINDS[kind]}", _counted(found, kind)]
+        for name, found in closures.items()
+        for kind in (*KINDS, *FUNCTIONAL)
+        if found.total.get(kind, 0)
+    ]
+    details = {
         name: {
-            "configurations": list(runs[name]),
-            "seeds": {key: found.seeds for key, found in runs[name].items()},
-            "cycles": {key: found.cycles for key, found in runs[name].items()},
-            "points": {
-                kind: {
-                    "covered": found.covered.get(kind, 0),
-                    "explained": found.explained_of(kind),
-                    "all": total,
-                }
-                for kind, total in sorted(found.total.items())
-            },
-            "unexplained": len(found.unexplained),
+            "seeds": {key: covered.seeds for key, covered in runs[name].items()},
+            "cycles": {key: covered.cycles for key, covered in runs[name].items()},
             "units": {
                 unit: {kind: list(pair) for kind, pair in sorted(kinds.items())}
                 for unit, kinds in sorted(found.units.items())
@@ -170,6 +175,17 @@ def section(closures: dict[str, Closure], runs: dict[str, dict[str, Covered]]) -
         }
         for name, found in closures.items()
     }
+    return {"with": f"make coverage MINUTES={minutes:g}", "rows": rows, "details": details}
+
+
+def _counted(found: Closure, kind: str) -> str:
+    done, total, explained = found.covered.get(kind, 0), found.total[kind], found.explained_of(kind)
+    left = total - done - explained
+    return (
+        f"{done:,} of {total:,} ({100 * done / total:.1f} %)"
+        + (f", {explained:,} explained" if explained else "")
+        + (f", {left:,} not" if left else "")
+    )
 
 
 def idle(why: list[Explanation], closures: dict[str, Closure]) -> list[Explanation]:
@@ -204,7 +220,7 @@ def main() -> int:
     for item in useless:
         print(f"{UNREACHED.name}, line {item.line}: explains nothing that is not covered")
     if options.write:
-        sections.write(options.write, "coverage", section(closures, runs))
+        sections.write(options.write, "coverage", section(closures, runs, options.minutes))
     return 1 if lacking or useless else 0
 
 

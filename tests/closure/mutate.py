@@ -144,23 +144,26 @@ def place(mutant: Mutant) -> Point:
     return Point("mutant", mutant.unit, f"{options['-cell']} {options['-port']}[{options['-portbit']}]")
 
 
-def section(results: dict[str, Result], seed: int, why: list[Explanation]) -> dict[str, Any]:
+def section(results: dict[str, Result], count: int, seed: int, why: list[Explanation]) -> dict[str, Any]:
     """For the file of results."""
-    found = {}
+    rows, details = [], {}
     for name, result in results.items():
-        total = [sum(counts[index] for counts in result.counted().values()) for index in range(3)]
-        found[name] = {
-            "configuration": "full",
-            "seed": seed,
-            "mutants": len(result.mutants),
-            "killed": total[0],
-            "equal": total[1],
-            "surviving": total[2],
-            "explained": sum(_explained(name, mutant, why) is not None for mutant in result.survivors()),
+        killed, same, left = (
+            sum(counts[index] for counts in result.counted().values()) for index in range(3)
+        )
+        explained = sum(_explained(name, mutant, why) is not None for mutant in result.survivors())
+        rows.append(
+            [
+                f"{name} core, mutants of its gates that programs see",
+                f"{killed:,} of {killed + left:,} ({100 * killed / max(1, killed + left):.1f} %), "
+                f"{explained:,} explained; {same:,} more are the same hardware",
+            ]
+        )
+        details[name] = {
             "units": result.counted(),
             "survivors": [{"unit": item.unit, "command": item.command} for item in result.survivors()],
         }
-    return found
+    return {"with": f"make mutants COUNT={count} SEED={seed}", "rows": rows, "details": details}
 
 
 def _explained(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation | None:
@@ -209,7 +212,7 @@ def main() -> int:
         print(f"survives, and is not explained: {name} {' '.join(place(mutant))} ({mutant.command})")
     print(f"{time.monotonic() - begin:.0f} s")
     if options.write:
-        sections.write(options.write, "mutants_hardware", section(results, options.seed, why))
+        sections.write(options.write, "mutants_hardware", section(results, options.count, options.seed, why))
     return 1 if lacking else 0
 
 

@@ -154,8 +154,21 @@ def test_results_are_counted_by_unit() -> None:
     assert result.counted() == {"a": [1, 1, 1], "b": [1, 0, 0]}
     assert mutate.place(mutants[0]) == Point("mutant", "a", "c A[3]")
     assert "of the other 3 2 killed, 66.7 %, 1 survive" in next(mutate.table("some", result))
-    section = mutate.section({"some": result}, 1, [Explanation(1, "some", "mutant", "a", "c A[3]", "why")])
-    assert section["some"]["explained"] == section["some"]["surviving"] == 1
+    section = mutate.section({"some": result}, 4, 1, [Explanation(1, "some", "mutant", "a", "c A[3]", "why")])
+    assert section["rows"] == [
+        [
+            "some core, mutants of its gates that programs see",
+            "2 of 3 (66.7 %), 1 explained; 1 more are the same hardware",
+        ]
+    ]
+
+
+def test_coverage_is_counted_in_rows() -> None:
+    counts = {Point("line", "a", "1"): 3, Point("line", "a", "2"): 0, Point("line", "a", "3"): 0}
+    found = close("one", counts, set(), [Explanation(1, "one", "line", "a", "2", "why")])
+    section = cover.section({"one": found}, {"one": {}}, 5)
+    assert section["with"] == "make coverage MINUTES=5"
+    assert section["rows"] == [["one core, lines of Verilog that run", "1 of 3 (33.3 %), 1 explained, 1 not"]]
 
 
 def test_explanations_are_well_formed() -> None:
