@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fuzz.features import features
 from fuzz.files import Edit
 from fuzz.outcome import Failure, Outcome, check_sentence
 from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
@@ -106,7 +107,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
     core = CORES[settings["core"]]
     generator = built(core, settings, [step for _, step in steps])
     compare(core, generator, generator.program, settings)
-    return Outcome("done")
+    return Outcome("done", "\n".join(sorted(features(generator.program, core.config, settings))))
 
 
 def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
@@ -133,6 +134,7 @@ def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
     return Outcome("done")
 
 
+@functools.lru_cache(maxsize=4)
 def _drawn(
     core: Core, seed: int, count: int, serial: bool, large: bool, timed: bool
 ) -> tuple[Instruction, ...]:
@@ -150,10 +152,16 @@ def _generator(core: Core, seed: int, serial: bool, large: bool, timed: bool) ->
     return generator
 
 
+def steps_of(settings: dict[str, Any]) -> tuple[Instruction, ...]:
+    """The random instructions of a program, by step."""
+    about = (settings[name] for name in ("seed", "count", "serial", "large", "timed"))
+    return _drawn(CORES[settings["core"]], *about)
+
+
 def built(core: Core, settings: dict[str, Any], steps: list[int]) -> Program:
     """The program of these steps. Where a step is missing, those behind it that are not valid any more go as well."""
     seed, *about = (settings[name] for name in ("seed", "serial", "large", "timed"))
-    drawn = _drawn(core, seed, settings["count"], *about)
+    drawn = steps_of(settings)
     generator = _generator(core, seed, *about)
     generator.prologue()
     for step in steps:

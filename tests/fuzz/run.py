@@ -3,7 +3,8 @@
 
 Input number i of a seed is always the same. Each runs in a process of its own with limits (`fuzz.sandbox`). What fails
 is kept below ``build/fuzz``: ``case.json`` has the edits of a valid file that make it fail, as few as still do, and the
-files are beside it. ``python tests/fuzz/run.py --case FOLDER`` runs it again.
+files are beside it. ``python tests/fuzz/run.py --case FOLDER`` runs it again. Programs that have what no other had are
+kept in ``build/fuzz/corpus.jsonl`` (`fuzz.corpus`): they come first the next time, before input 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from fuzz import files, programs, sandbox, seeds
+from fuzz import corpus, files, programs, sandbox, seeds
+from fuzz.corpus import Corpus
 from fuzz.kinds import KINDS, RARE, RARELY
 from fuzz.outcome import Outcome
 
@@ -44,11 +46,17 @@ KEPT = 3
 """Cases kept of one signature."""
 
 
-def edits_of(seed: int, index: int, only: str = "") -> tuple[str, list[Any]]:
-    """Kind and edits of input `index`, of all kinds in turn or of one."""
+def edits_of(seed: int, index: int, only: str = "", kept: Corpus | None = None) -> tuple[str, list[Any]]:
+    """Kind and edits of input `index`, of all kinds in turn or of one; those below 0 are a corpus' programs."""
+    if index < 0:
+        assert kept is not None
+        return corpus.KIND, kept.cases[-1 - index]
     rare = index % RARELY == RARELY - 1
     name = only or (RARE if rare else SCHEDULE[index % len(SCHEDULE)])
-    return name, KINDS[name].draw(np.random.default_rng([seed, index, *name.encode()]))
+    rng = np.random.default_rng([seed, index, *name.encode()])
+    if name == corpus.KIND and kept and kept.cases and rng.random() < corpus.SHARE:
+        return name, kept.draw(rng)
+    return name, KINDS[name].draw(rng)
 
 
 def outcome_of(name: str, edits: list[Any], keep: Path | None = None) -> Outcome:
@@ -108,11 +116,15 @@ def shard(options: argparse.Namespace) -> int:
     """Run every `shards`-th input, and print a JSON line for each."""
     number, shards = (int(part) for part in options.shard.split("/"))
     warm()
+    kept = Corpus(options.corpus)
     start = time.monotonic()
-    for index in range(options.first + number, options.first + options.count, shards):
+    first = options.first
+    if options.kind in ("", corpus.KIND) and not first:
+        first = -len(kept.cases)
+    for index in range(first + number, options.first + options.count, shards):
         if options.minutes and time.monotonic() - start > 60 * options.minutes:
             break
-        name, edits = edits_of(options.seed, index, options.kind)
+        name, edits = edits_of(options.seed, index, options.kind, kept)
         outcome = outcome_of(name, edits)
         case = {"seed": options.seed, "index": index, "kind": name, "edits": edits}
         print(json.dumps(case | {"outcome": outcome.to_dict()}), flush=True)
@@ -122,8 +134,8 @@ def shard(options: argparse.Namespace) -> int:
 class Tally:
     """Counts, and the failures worth keeping."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, kept: Corpus | None = None) -> None:
+        self.root, self.corpus = root, kept
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.signatures: collections.Counter[tuple[str, str]] = collections.Counter()
         self.lock = threading.Lock()
@@ -134,6 +146,8 @@ class Tally:
         with self.lock:
             self.counts[case["kind"], outcome.kind] += 1
             if not outcome.failed:
+                if self.corpus and case["kind"] == corpus.KIND:
+                    self.corpus.add(case["edits"], set(outcome.text.splitlines()))
                 return
             self.signatures[case["kind"], outcome.signature] += 1
             if self.signatures[case["kind"], outcome.signature] > KEPT:
@@ -172,10 +186,14 @@ def main() -> int:
     parser.add_argument("--kind", default="", choices=["", *KINDS], help="these only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="folder for what fails")
+    parser.add_argument(
+        "--corpus", type=Path, help="file of programs to begin with, and to add to (corpus.jsonl in --keep)"
+    )
     parser.add_argument("--json", action="store_true", help="counts as JSON in the last line")
     parser.add_argument("--case", type=Path, help="run a case that was kept")
     parser.add_argument("--shard", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.corpus = options.corpus or options.keep / "corpus.jsonl"
     if options.minutes:
         options.count = 1 << 60
     if options.shard:
@@ -194,10 +212,10 @@ def main() -> int:
 
 def run(options: argparse.Namespace) -> Tally:
     """Share the inputs out over processes."""
-    tally = Tally(options.keep)
+    tally = Tally(options.keep, Corpus(options.corpus))
     common = [
         sys.executable, __file__, f"--count={options.count}", f"--first={options.first}", f"--seed={options.seed}",
-        f"--minutes={options.minutes}", f"--kind={options.kind}",
+        f"--minutes={options.minutes}", f"--kind={options.kind}", f"--corpus={options.corpus}",
     ]  # fmt: skip
 
     def follow(number: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz import command, configurations, files, graphs, programs, run, sandbox, seeds, values
+from fuzz.corpus import Corpus, CorpusError, features_of
+from fuzz.features import SETTINGS
 from fuzz.kinds import KINDS
 from fuzz.outcome import Outcome, check_sentence
 
@@ -263,6 +267,61 @@ def test_what_programs_have() -> None:
             most = max(most, int(counts.max()))
     assert waits == 0xFFFF
     assert SEMAPHORE_MAX - 2 <= most <= SEMAPHORE_MAX
+
+
+def test_a_corpus_keeps_what_is_new(tmp_path: Path) -> None:
+    """With fewer instructions, in a file that another run begins with."""
+    kept = Corpus(tmp_path / "folder" / "corpus.jsonl")
+    edits = program(timed=False)
+    found = set(features_of(edits))
+    assert kept.add(edits, found)
+    assert not kept.add(edits, found)
+    new = {next(name for name in found if name.startswith("tiny LOAD rows="))}
+    kept.known -= new
+    assert kept.add(edits, found)
+    assert len(kept.cases[1]) < len(edits)
+    assert new <= features_of(kept.cases[1])
+    again = Corpus(kept.path)
+    assert (again.cases, again.known) == (kept.cases, kept.known)
+    assert run.edits_of(1, -2, kept=again) == ("programs", kept.cases[1])
+
+
+def test_programs_are_drawn_from_a_corpus(tmp_path: Path) -> None:
+    kept = Corpus(tmp_path / "corpus.jsonl")
+    (name, settings), *steps = program(timed=False)
+    kept.add([[name, settings], *steps], {"something"})
+    drawn = [kept.draw(np.random.default_rng(seed)) for seed in range(20)]
+    for (_, other), *fewer in drawn:
+        assert {key for key in other if other[key] != settings[key]} <= set(SETTINGS)
+        assert all(step in steps for step in fewer)
+    assert len({len(edits) for edits in drawn}) > 2
+    assert len({str(edits[0]) for edits in drawn}) > 10
+    own = [run.edits_of(1, index, "programs", kept)[1][0][1]["seed"] for index in range(40)]
+    assert 4 < own.count(settings["seed"]) < 25
+
+
+def test_what_is_no_corpus_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    for text in ("{", "[]", '{"edits": []}'):
+        path.write_text(text + "\n")
+        with pytest.raises(CorpusError, match=r"corpus\.jsonl, line 1 is no program of a corpus"):
+            Corpus(path)
+
+
+def test_a_run_goes_on_with_its_corpus(tmp_path: Path) -> None:
+    command = ["--kind", "programs", "--jobs", "1", "--keep", str(tmp_path), "--json"]
+    counts = []
+    for count in (3, 1):
+        done = subprocess.run(
+            [sys.executable, run.__file__, "--count", str(count), *command],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        counts.append(json.loads(done.stdout.splitlines()[-1])["programs"]["done"])
+    kept = len((tmp_path / "corpus.jsonl").read_text().splitlines())
+    assert counts[0] == 3
+    assert counts[1] in (kept + 1, kept)  # the last program may have been new
 
 
 def test_a_hole_in_the_checker_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
