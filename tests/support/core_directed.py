@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 
+from support.core_broken import broken
 from support.core_cases import Benches, Core, Scenario, Step, carried_out, start, words_of
 from support.random_programs import PROGRAM, WithoutDivision
 from weft.hdl.isa import (
@@ -40,6 +41,8 @@ def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
     yield registers(core)
     yield waiting(core)
     yield faults(core, seed)
+    yield broken(core, seed, latency=2)
+    yield broken(core, seed, latency=40)
 
 
 def registers(core: Core) -> Scenario:

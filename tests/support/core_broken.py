@@ -1,0 +1,135 @@
+"""Scenarios of memory that answers with errors, one access at a time, of stops, and of a program that hangs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from support.core_cases import Benches, Core, Scenario, Step, carried_out, words_of
+from support.random_programs import PROGRAM, WithoutDivision
+from weft.hdl.isa import BASES, Instruction, Load, Store
+from weft.hdl.isa.memmap import DECERR, SLVERR, WATCHDOG_CYCLES, Counter, Fault, FaultUnit, Status
+from weft.sim.device import DeviceError
+from weft.sim.rtl.covered import HostedRtl
+
+ROWS, PITCH = 24, 256
+"""Rows of a transfer, each a burst of its own, and bytes from one to the next."""
+BASE = 0x4000
+"""What all base registers hold."""
+Run = Callable[[HostedRtl, int | None], object]
+
+
+def broken(core: Core, seed: int, latency: int) -> Scenario:
+    """Errors of memory in each unit, behind few bursts and behind many, with unit, response and address as told; stops
+    at random cycles; a program that hangs, until the watchdog ends it. After each a good program."""
+    pick, bench = random.Random(seed), Benches(core).of({"latency": latency})
+    good = WithoutDivision(core.config, seed, serial=True)
+    good.build(0)  # knows nothing of what others leave on the chip
+    words = words_of(good.program)
+    expected = carried_out(bench.golden, good, words, None)
+
+    def right(device: HostedRtl, limit: int | None) -> object:
+        return carried_out(device, good, words, limit), device.fault
+
+    none = Fault(FaultUnit.NONE, 0, None)
+    steps = []
+    for name, run in (*_errors(core, pick), *_stops(core, words, pick), ("watchdog", partial(_hangs, core))):
+        steps.append(Step(name, run, ""))
+        steps.append(Step(f"after {name}", right, (expected, none), good.program))
+    return Scenario(f"broken {latency}", bench, steps)
+
+
+def _errors(core: Core, pick: random.Random) -> list[tuple[str, Run]]:
+    size = core.config.bus_bytes
+    vectors = -(-size // core.config.n)
+    found = []
+    for number in (0, 1, 5, 14, 15, 16, 17, 100):
+        at, response = BASE + min(number, ROWS - 1) * PITCH, pick.choice([SLVERR, DECERR])
+        row = {"rows": min(number + 1, ROWS), "row_pitch": PITCH, "length": size}
+        load = Load(base=0, run=size, dst_vector=1, dst_row=vectors, **row)
+        store = Store(base=1, src_vector=1, src_row=vectors, **row)
+        for unit, item in ((FaultUnit.LOAD, load), (FaultUnit.STORE, store)):
+            # No address is told where more bursts may be on their way than are kept.
+            told = {Fault(unit, response, at)} | ({Fault(unit, response, None)} if number >= 15 else set())
+            found.append((f"{unit.name} {number}", _fails([item], at, response, told)))
+    for number in (0, 1, 9, 40):
+        at, response = PROGRAM + 32 * number, pick.choice([SLVERR, DECERR])
+        told = {Fault(FaultUnit.FETCH, response, at - back) for back in range(0, 256, size)}
+        found.append((f"FETCH {number}", _fails([Load(base=0, run=1)] * 64, at, response, told)))
+    paged = Load(base=2, paged=1, table=3, page=5, run=size, length=size, dst_vector=1)
+    if not paged.unsupported(core.config):
+        at, response = (BASE + 20) // size * size, pick.choice([SLVERR, DECERR])
+        unit = FaultUnit.LOAD if core.sequential else FaultUnit.PAGE
+        found.append(("PAGE", _fails([paged], BASE + 20, response, {Fault(unit, response, at)})))
+    return found
+
+
+def _fails(program: list[Instruction], at: int, response: int, told: set[Fault]) -> Run:
+    def run(device: HostedRtl, limit: int | None) -> object:
+        device.break_memory(at, 1, response=response)
+        message = _outcome(device, words_of(program), limit)
+        device.mend_memory()
+        if device._status() != Status.DONE | Status.BUS_ERROR:
+            return f"the status is {device._status()!r}: {message}"
+        return "" if device.fault in told else f"told is {device.fault}"
+
+    return run
+
+
+def _outcome(device: HostedRtl, words: bytes, limit: int | None) -> str:
+    _begin(device, words)
+    try:
+        device.wait(limit or 100_000)
+    except DeviceError as error:
+        return str(error)
+    return "done"
+
+
+def _begin(device: HostedRtl, words: bytes) -> None:
+    device.write(PROGRAM, words)
+    for index in range(BASES):
+        device.set_base(index, BASE)
+    device.start(PROGRAM)
+
+
+def _stops(core: Core, words: bytes, pick: random.Random) -> list[tuple[str, Run]]:
+    waiting = words_of([Load(base=0, run=1, wait=1)])
+    return [
+        *((f"stop {cycles}", _stopped(words, cycles)) for cycles in (0, *pick.sample(range(20, 600), 4))),
+        *([] if core.sequential else [("stop of what waits", _stopped(waiting, 50))]),
+    ]
+
+
+def _stopped(words: bytes, cycles: int) -> Run:
+    def run(device: HostedRtl, limit: int | None) -> object:
+        _begin(device, words)
+        device._library.weft_run(device._handle, cycles)
+        device.stop()
+        try:
+            device.wait(limit or 100_000)
+        except DeviceError as error:
+            said = str(error)
+        else:
+            said = "done"
+        ended = Status.DONE | (0 if said == "done" else Status.STOPPED)
+        return "" if device._status() == ended else f"the status is {device._status()!r}: {said}"
+
+    return run
+
+
+def _hangs(core: Core, device: HostedRtl, limit: int | None) -> object:
+    """The watchdog ends what waits for ever, after one unit or up to one more: for a semaphore, and on the sequential
+    core, which has none, for memory that does not answer."""
+    if core.sequential:
+        device.break_memory(BASE, 1, response=None)
+    device.set_watchdog(1)
+    said = _outcome(device, words_of([Load(base=0, run=1, wait=1)]), 3 * WATCHDOG_CYCLES)
+    device.set_watchdog(0)
+    device.mend_memory()
+    status, cycles = device._status(), device.counters()[Counter.CYCLES]
+    if core.sequential:
+        device.reset()
+    if status != (Status.BUSY if core.sequential else Status.DONE) | Status.WATCHDOG:
+        return f"the status is {status!r}: {said}"
+    return "" if WATCHDOG_CYCLES <= cycles <= 2 * WATCHDOG_CYCLES + 1000 else f"ended after {cycles} cycles"
