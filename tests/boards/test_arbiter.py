@@ -9,6 +9,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
+from support.mostly_long import mostly_long
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.block_memory import BlockMemory
@@ -109,7 +110,7 @@ async def bench_delay(dut):
         assert drivers[-1].last_cycle - drivers[-1].first_cycle <= 4
 
 
-@pytest.mark.parametrize(("bus", "ports", "commands"), [(4, 2, 2), (16, 3, 16), (8, 1, 4)])
+@pytest.mark.parametrize(("bus", "ports", "commands"), mostly_long([(4, 2, 2), (16, 3, 16), (8, 1, 4)], 1, 2))
 def test_arbiter(bus, ports, commands):
     run_bench(Shared(bus, ports, commands), parameters={"bus": bus, "ports": ports})
 

@@ -15,6 +15,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
 from support.axi_models import channels, pauses
 from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
+from support.mostly_long import mostly_long
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
@@ -134,7 +135,7 @@ async def bench_bandwidth(dut, kinds):
     assert broken_rules(Rule, int(dut.violation.value)) == []
 
 
-@pytest.mark.parametrize("bus", [4, 16])
+@pytest.mark.parametrize("bus", mostly_long([4, 16], 0))
 def test_axi_sdram(bus):
     config = PRESETS["tiny"].replace(bus_bytes=bus)
     run_bench(Board(config), parameters={"config": config.to_dict()})

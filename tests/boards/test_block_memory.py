@@ -8,6 +8,7 @@ import re
 import cocotb
 import pytest
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
+from support.mostly_long import mostly_long
 
 from weft.boards.block_memory import SPRAM_BYTES, BlockMemory, Spram
 from weft.boards.families.ice40 import sb_spram256ka
@@ -49,13 +50,15 @@ async def bench_full_rate(dut):
         assert cycles <= 20 * 32 + 5, kinds
 
 
-@pytest.mark.parametrize(("bus", "size"), [(4, 1 << 14), (16, 1 << 15), (8, 4096), (32, 64)])
+@pytest.mark.parametrize(
+    ("bus", "size"), mostly_long([(4, 1 << 14), (16, 1 << 15), (8, 4096), (32, 64)], 0, 3)
+)
 def test_block_memory(bus, size):
     only = "bench_random" if size < 4096 else ""
     run_bench(BlockMemory(bus, size), parameters={"bus": bus, "size": size}, only=only)
 
 
-@pytest.mark.parametrize("bus", [4, 8])
+@pytest.mark.parametrize("bus", mostly_long([4, 8], 0))
 def test_spram(bus):
     run_bench(Spram(bus), parameters={"bus": bus, "size": SPRAM_BYTES})
 
@@ -76,7 +79,7 @@ def vendor_model() -> str:
     raise AssertionError("pyosys has no folder")
 
 
-@pytest.mark.parametrize("bus", [4, 8])
+@pytest.mark.parametrize("bus", mostly_long([4, 8], 1))
 def test_spram_of_the_family(bus, monkeypatch):
     """The RAMs of an iCE40UP5K, by their model in Yosys, do the same."""
     model = vendor_model()

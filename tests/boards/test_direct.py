@@ -14,6 +14,7 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster, AxiResp
 from support.memory_driver import reset
+from support.mostly_long import mostly_long
 from support.port_memory import BYTES, PortMemory
 
 from weft.boards.direct import Direct
@@ -123,7 +124,7 @@ async def bench_at_once(dut: Any) -> None:
         await RisingEdge(dut.clk)
 
 
-@pytest.mark.parametrize("bus", [4, 8])
+@pytest.mark.parametrize("bus", mostly_long([4, 8], 0))
 def test_direct(bus: int) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus)
     run_bench(Clocked(config), parameters={"config": config.to_dict()})

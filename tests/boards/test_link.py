@@ -15,6 +15,7 @@ from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiLiteBus, AxiLiteRam
 from support.axi_models import channels, pauses
 from support.board_model import BoardModel
+from support.mostly_long import mostly_long
 from support.serial_models import CYCLE, Listener, disturb, send_bytes
 from support.unit_bench import stream_put
 
@@ -479,7 +480,9 @@ async def _windowed(bench: Bench, requests: list[Request]) -> None:
     await listener
 
 
-@pytest.mark.parametrize(("bus", "divisor", "fills", "checks"), [(4, 4, False, 1), (16, 7, True, 4)])
+@pytest.mark.parametrize(
+    ("bus", "divisor", "fills", "checks"), mostly_long([(4, 4, False, 1), (16, 7, True, 4)], 1)
+)
 @pytest.mark.parametrize(
     "part", ["requests|checks|fills|starts?|starts_wrap|reset", "noise|prefixes|flips|overflow"]
 )

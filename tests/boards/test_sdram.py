@@ -13,6 +13,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
+from support.mostly_long import mostly_long
 
 from weft.boards.chip_model import broken_rules
 from weft.boards.phased_chip import ChipBehindPads
@@ -152,7 +153,9 @@ async def bench_idle(dut):
 
 @pytest.mark.parametrize(
     ("bus", "clock", "cas_latency", "capture"),
-    [(16, 100e6, 3, 0), (4, 100e6, 2, 1), (8, 80e6, 2, 0), (32, 50e6, 3, 2), (4, 133e6, 3, 0)],
+    mostly_long(
+        [(16, 100e6, 3, 0), (4, 100e6, 2, 1), (8, 80e6, 2, 0), (32, 50e6, 3, 2), (4, 133e6, 3, 0)], 1, 3
+    ),
 )
 def test_sdram(bus, clock, cas_latency, capture):
     run_bench(Memory(bus, clock, cas_latency, capture), parameters={"bus": bus})

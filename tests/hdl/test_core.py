@@ -12,6 +12,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, First, RisingEdge
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 from support.axi_models import channels, pauses
+from support.mostly_long import mostly_long
 
 from weft.hdl.core import Core
 from weft.hdl.isa import End, Instruction, Load, Mm, Source, Store, Vec
@@ -125,6 +126,6 @@ async def bench_program(dut: Any) -> None:
         assert counters[Counter.VEC_SEMAPHORE] > 0
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("rate", mostly_long([0.0, 0.4], 1))
 def test_core(rate: float) -> None:
     run_bench(Core(CONFIG), parameters={"pauses": rate})

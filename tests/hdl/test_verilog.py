@@ -50,6 +50,7 @@ def test_verilator_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     assert (process.returncode, process.stdout + process.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_yosys_synthesises_for_ecp5(tmp_path: Path) -> None:
     """Synthesis of the whole core; the array's multipliers become DSPs and the memories block RAMs."""
     (tmp_path / "weft.v").write_text(core_verilog(PRESETS["tiny"]))

@@ -95,6 +95,7 @@ def test_netlist(config: Config, family: str) -> None:
     compare(config, family, Core)
 
 
+@pytest.mark.long
 def test_netlist_of_a_sequential_core() -> None:
     """The one that is on the board."""
     compare(BOARDS["icebreaker"].config, "ice40", SequentialCore)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.mostly_long import mostly_long
 
 from tests.support.decoder_run import DecoderRun
 from tests.support.language_models import random_model
@@ -308,7 +309,7 @@ def same_in_rtl(
             assert golden.device.read(0, size) == real.device.read(0, size)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", mostly_long([1, 3], 1))
 def test_rtl_is_golden(rows: int) -> None:
     _, text, numbers = made(12)
     decoder = Decoder(numbers, config_of("small"), rows=rows, page=8)
@@ -320,7 +321,7 @@ def test_rtl_is_golden(rows: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama biases"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", mostly_long([1, 3], 1))
 def test_rtl_is_golden_with_biases(kind: str, rows: int) -> None:
     _, text, numbers = made(12, kind=kind)
     decoder = Decoder(numbers, config_of("small"), rows=rows, page=8)

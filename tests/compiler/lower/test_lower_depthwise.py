@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.golden_compare import compare, compare_on_rtl
+from support.mostly_long import mostly_long
 from support.op_cases import draw, random_inputs, random_view, segment_of
 
 from weft.compiler.backend import compile_segment
@@ -65,7 +66,7 @@ def test_golden(name: str) -> None:
     assert used >= 6
 
 
-@pytest.mark.parametrize("name", ["tiny", "one lane", "default"])
+@pytest.mark.parametrize("name", mostly_long(["tiny", "one lane", "default"], 0))
 def test_rtl(name: str) -> None:
     """And the cycle model is exact."""
     config, rng = CONFIGS[name], np.random.default_rng(7)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from support.golden_compare import compare, compare_on_rtl
+from support.mostly_long import mostly_long
 from support.op_cases import draw, random_conv, random_inputs, random_matmul, segment_of
 
 from weft.boards.registry import BOARDS
@@ -45,7 +46,7 @@ def test_golden(name: str) -> None:
         assert len(program.constants) <= len(wide.constants), op
 
 
-@pytest.mark.parametrize("name", ["small", "default"])
+@pytest.mark.parametrize("name", mostly_long(["small", "default"], 0))
 def test_rtl(name: str) -> None:
     """And the cycle model is exact."""
     config, rng = CONFIGS[name], np.random.default_rng(43)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cocotb.triggers import ReadOnly, RisingEdge
 from support import unit_bench
+from support.mostly_long import mostly_long
 from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
@@ -362,15 +363,20 @@ async def bench_pages_overlap(dut):
 
 @pytest.mark.parametrize(
     ("n", "bus", "probability_bits", "int4", "loops"),
-    [
-        (4, 4, 8, 0, 0),
-        (4, 8, 8, 1, 1),
-        (2, 4, 8, 1, 0),
-        (2, 64, 0, 1, 1),
-        (8, 8, 7, 1, 0),
-        (4, 4, 8, 2, 1),
-        (8, 8, 0, 2, 0),
-    ],
+    mostly_long(
+        [
+            (4, 4, 8, 0, 0),
+            (4, 8, 8, 1, 1),
+            (2, 4, 8, 1, 0),
+            (2, 64, 0, 1, 1),
+            (8, 8, 7, 1, 0),
+            (4, 4, 8, 2, 1),
+            (8, 8, 0, 2, 0),
+        ],
+        1,
+        3,
+        5,
+    ),
 )
 def test_load(n, bus, probability_bits, int4, loops):
     config = PRESETS["tiny"].replace(

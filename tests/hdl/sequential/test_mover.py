@@ -10,6 +10,7 @@ import pytest
 from cocotb.triggers import FallingEdge, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
 from support.axi_models import Steady, channels, check_errors, pauses
+from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
@@ -280,7 +281,7 @@ async def bench_errors(dut: Any) -> None:
     await check_errors(dut)
 
 
-@pytest.mark.parametrize(("n", "bus"), [(2, 4), (4, 16), (8, 8)])
+@pytest.mark.parametrize(("n", "bus"), mostly_long([(2, 4), (4, 16), (8, 8)], 1))
 def test_mover(n: int, bus: int) -> None:
     config = PRESETS["tiny"].replace(n=n, lanes=1, bus_bytes=bus)
     run_bench(Mover(config), parameters={"config": config.to_dict()})

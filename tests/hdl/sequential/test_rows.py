@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.families import models, multipliers
+from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
@@ -234,7 +235,7 @@ async def bench_by_hand(dut: Any) -> None:
 @pytest.mark.parametrize(
     ("n", "probability_bits", "family"),
     # Of the last, 56 of 64 products are in blocks.
-    [(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40"), (8, 8, "gowin5a")],
+    mostly_long([(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40"), (8, 8, "gowin5a")], 0, 3),
 )
 def test_rows(n: int, probability_bits: int, family: str) -> None:
     config = PRESETS["tiny"].replace(n=n, lanes=1, probability_bits=probability_bits, bus_bytes=max(4, n))

@@ -3,6 +3,7 @@
 import cocotb
 import pytest
 from support.families import multipliers
+from support.mostly_long import mostly_long
 from support.vec_bench import BLOCKS, Bench, Model, random_lookup, random_vec
 
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source, Vec
@@ -154,13 +155,15 @@ async def bench_throughput(dut):
     assert not bench.stalls
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_long(CONFIGS, 0, 2, 5))
 def test_vec(name):
     config = CONFIGS[name]
     run_bench(VecUnit(config), parameters={"config": config.to_dict()})
 
 
-@pytest.mark.parametrize("changes", [{}, {"lanes": 1, "mantissa_bits": 16, "lookup_tables": 0}], ids=str)
+@pytest.mark.parametrize(
+    "changes", mostly_long([{}, {"lanes": 1, "mantissa_bits": 16, "lookup_tables": 0}], 1), ids=str
+)
 def test_serial_vec(changes):
     config = TINY.replace(probability_bits=0, **changes)
     only = "bench_(random|lookup|bounds|queue|overlap)$"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import page_program
 from support.loop_programs import LoopProgram
+from support.mostly_long import mostly_long
 from support.random_programs import MEMORY
 
 from weft.hdl.isa import INSTRUCTIONS, Opcode
@@ -71,7 +72,7 @@ def _again(made: LoopProgram, config: Config) -> bytes:
     return made.run(golden)
 
 
-@pytest.mark.parametrize("name", ["tiny", "bus of 128"])
+@pytest.mark.parametrize("name", mostly_long(["tiny", "bus of 128"], 0))
 def test_loops(name: str) -> None:
     compare(CONFIGS[name], range(6), 12)
 
