@@ -1,4 +1,5 @@
-"""Bits of a core's signals that cannot change, as Yosys finds when it makes the core flat and optimises it.
+"""Bits of a core's signals that cannot change, or that nothing reads, as Yosys finds when it makes the core flat and
+optimises it: no cell of the flat core drives them any more.
 
 Run as a module it does the work in a process of its own, as the library ends the process on an error:
 ``python -m weft.sim.rtl.constants`` in the folder of the files.
@@ -24,7 +25,7 @@ from weft.sim.yosys_process import failure, work
 _SOURCE, _FOUND = "core.il", "constant.json"
 _COMMANDS = (
     f"read_rtlil {_SOURCE}", f"hierarchy -top {TOP}", "proc -norom", "pmuxtree", "memory_collect", "flatten",
-    "opt -full", "opt_clean",
+    "opt -full", r"simplemap t:\$*dff*", "opt_clean",
 )  # fmt: skip
 
 
@@ -33,8 +34,8 @@ class ConstantsError(WeftError, RuntimeError):
 
 
 def constants(core: wiring.Component) -> set[tuple[str, str]]:
-    """Path of the unit, ``core`` for the core itself, and ``signal[bit]`` of what cannot change; a signal of one bit is
-    there as ``signal`` as well.
+    """Path of the unit, ``core`` for the core itself, and ``signal[bit]`` of what cannot change or is not read; a
+    signal of one bit is there as ``signal`` as well.
 
     Raises `ConstantsError`.
     """
@@ -68,19 +69,37 @@ def _work() -> None:
         for one, other in zip(left.to_sigbit_vector(), right.to_sigbit_vector(), strict=True):
             if one.is_wire():
                 behind[str(one.wire.name), one.offset] = other
+    driven = _driven(module)
     found = []
     for name, wire in module.wires_.items():
         if not str(name).startswith("\\"):
             continue
         for index in range(wire.width):
             bit = behind.get((str(name), index))
+            at: tuple[str, int] = str(name), index
             while bit is not None and bit.is_wire():
-                bit = behind.get((str(bit.wire.name), bit.offset))
-            if bit is not None:
+                at = str(bit.wire.name), bit.offset
+                bit = behind.get(at)
+            if bit is not None or at not in driven:
                 found += [_named(str(name)[1:], index, units)] + (
                     [_named(str(name)[1:], None, units)] if wire.width == 1 else []
                 )
     Path(_FOUND).write_text(json.dumps(found))
+
+
+def _driven(module: Any) -> set[tuple[str, int]]:
+    """Bits that are inputs, or that a cell drives."""
+    found = set()
+    for name, wire in module.wires_.items():
+        if wire.port_input:
+            found |= {(str(name), index) for index in range(wire.width)}
+    for cell in module.cells_.values():
+        for port, signal in cell.connections().items():
+            if cell.output(port):
+                found |= {
+                    (str(bit.wire.name), bit.offset) for bit in signal.to_sigbit_vector() if bit.is_wire()
+                }
+    return found
 
 
 def _named(path: str, bit: int | None, units: set[str]) -> tuple[str, str]:
