@@ -59,10 +59,13 @@ def _work() -> None:
 
     design = libyosys.Design()
     units: set[str] = set()
+    widths: dict[str, int] = {}
     for command in _COMMANDS:
         if command == "flatten":
             units = {str(name).removeprefix(f"\\{TOP}.") for name in design.modules_}
         libyosys.run_pass(command, design)
+        if command == "flatten":
+            widths = {str(name): wire.width for name, wire in design.top_module().wires_.items()}
     module = design.top_module()
     behind: dict[tuple[str, int], Any] = {}
     for left, right in module.connections_:
@@ -71,18 +74,18 @@ def _work() -> None:
                 behind[str(one.wire.name), one.offset] = other
     driven = _driven(module)
     found = []
-    for name, wire in module.wires_.items():
-        if not str(name).startswith("\\"):
+    for name, width in widths.items():
+        if not name.startswith("\\"):
             continue
-        for index in range(wire.width):
-            bit = behind.get((str(name), index))
-            at: tuple[str, int] = str(name), index
+        for index in range(width):
+            at = name, index
+            bit = behind.get(at)
             while bit is not None and bit.is_wire():
                 at = str(bit.wire.name), bit.offset
                 bit = behind.get(at)
             if bit is not None or at not in driven:
-                found += [_named(str(name)[1:], index, units)] + (
-                    [_named(str(name)[1:], None, units)] if wire.width == 1 else []
+                found += [_named(name[1:], index, units)] + (
+                    [_named(name[1:], None, units)] if width == 1 else []
                 )
     Path(_FOUND).write_text(json.dumps(found))
 

@@ -17,7 +17,10 @@ class Part(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        count, stays, first, second = Signal(4), Signal(3), Signal(), Signal()
+        count = Signal(4)
+        stays = Signal(3)
+        first = Signal()
+        second = Signal()
         low = Signal(4)
         m.d.comb += [low.eq(count & 3), self.o.eq(low[:2] ^ stays[:2])]
         m.d.sync += [count.eq(count + self.a), first.eq(self.a[0]), second.eq(first), stays.eq(stays)]
