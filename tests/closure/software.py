@@ -56,8 +56,9 @@ BUILDS = ("compiled-", "timing-", "runtime-", "model-", "verilog-")
 PATIENCE = 60
 """Seconds of processor time beyond four times what tests took when they were recorded, after which they do not end, or
 ten times as many by the clock."""
-LIBRARIES = ("amaranth.hdl", "hypothesis", "numpy", "onnx", "onnxruntime", "pytest", "weft.hdl.isa")
-"""What most tests import and no mutant changes: imported once, ahead of all mutants."""
+LIBRARIES = ("amaranth.hdl", "numpy", "onnx", "onnxruntime", "pytest", "weft.hdl.isa")
+"""What most tests import and no mutant changes: imported once, ahead of all mutants. No plugins of pytest, which wants
+to import them itself."""
 MEMORY = 8 << 30
 """Bytes that a process with a mutant may have."""
 
@@ -149,7 +150,9 @@ def _said(child: int, status: int, reader: int) -> str:
 
 def _verdict(status: int, said: str) -> str:
     if not os.WIFSIGNALED(status):
-        return said if status == 0 else f"tests end with {os.waitstatus_to_exitcode(status)}"
+        if status:
+            raise ControlError(f"a mutant could not be tried: {said}")
+        return said
     died = signal.Signals(os.WTERMSIG(status))
     return "tests do not end" if died in (signal.SIGALRM, signal.SIGPROF) else f"tests end with {died.name}"
 
@@ -170,6 +173,8 @@ def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[in
             _install(change)
         os.write(writer, _first_failure([test.name for test in tests]).encode()[:4000])
         code = 0
+    except BaseException as error:
+        os.write(writer, f"{type(error).__name__}: {error}".encode()[:4000])
     finally:
         os._exit(code)
 

@@ -161,6 +161,18 @@ def test_a_test_that_fails_anyway_is_told(here: Path, tmp_path: Path) -> None:
         software._control("tests/test_made.py::test_that_fails", tmp_path)
 
 
+def test_a_mutant_that_cannot_be_tried_is_no_kill(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(change: Change) -> None:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(software, "_install", refused)
+    changes = drawn(here, ["made/__init__.py"], 1, 1)
+    with pytest.raises(software.ControlError, match="could not be tried: OSError: no such thing"):
+        list(software._tried(changes, Recorded(here, here / "record"), tmp_path, 1))
+
+
 def test_verdicts_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run tries nothing; after a change of the tests only survivors are tried once more."""
     tried: list[Change] = []
