@@ -120,9 +120,9 @@ class _Verdicts:
     """Verdicts by stage, of this and of other runs, under all that they depend on; stages' names have their seeds."""
 
     def __init__(self, found: Mutated) -> None:
-        here = Path(__file__)
+        used = [str(module.__file__) for name, module in sys.modules.items() if name.startswith("support.")]
         digest = hashlib.sha256(f"{found.verilog} {LENGTH}".encode())
-        for path in (here.with_name("kill.py"), *sorted(here.parents[1].glob("support/*.py"))):
+        for path in (Path(__file__).with_name("kill.py"), *map(Path, sorted(used))):
             digest.update(ast.dump(ast.parse(path.read_text())).encode())
         self._kept = Kept(f"mutants-{digest.hexdigest()[:24]}")
 
