@@ -181,7 +181,7 @@ def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[in
 
 def _be_alone(scratch: Path, seconds: float) -> None:
     """This process is a group of its own, silent, within limits, with a cache of its own."""
-    os.setsid()
+    os.setpgrp()
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(int(10 * seconds))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
