@@ -299,6 +299,9 @@ ERRORS: list[tuple[tuple[Instruction, ...], str]] = [
      "instruction 0 (VEC): scratchpad vector 1024 is outside the 1024 of its memory"),
     ((Vec(params=1017),), "instruction 0 (VEC): scratchpad vector 1024 is outside the 1024 of its memory"),
     ((Vec(reduce=3),), "instruction 0 (VEC): unknown reduction 3; the reductions are 0 to 2"),
+    *(((Vec(multiply=1, **fields),), "instruction 0 (VEC): 'multiply' needs a second operand, a source in the "
+       "scratchpad, and no reduction")
+      for fields in ({"source": 1}, {"add": 1}, {"add": 1, "source": 1, "reduce": 1})),
     ((Load(wait=2), Load(signal=2)),
      "deadlock: instruction 0 (LOAD) waits for semaphore 1, which no instruction that can run will signal"),
     (tuple(Load(signal=8) for _ in range(256)), "instruction 255: semaphore 3 passes 255"),

@@ -97,6 +97,17 @@ def test_a_loop_is_left_when_its_register_is_not_above_0(start: int, times: int)
     assert copies(text) == bytes(range(7, 7 + times)) + bytes(16 - times)
 
 
+@pytest.mark.parametrize("start", [1 << 30, (1 << 31) - 1])
+def test_the_largest_numbers_are_above_0(start: int) -> None:
+    text = f"""
+    set register0=10 mode0=set value0={start} register1=8 mode1=set value1=7
+    loop register=10 skip=3
+    {COPY}
+    next back=3 register0=10 mode0=set value0=0 register1=9 mode1=add value1=1
+    """
+    assert copies(text) == bytes([7, *[0] * 15])
+
+
 def test_loops_in_loops_and_loops_of_one_instruction() -> None:
     text = """
     set register0=10 mode0=set value0=2
