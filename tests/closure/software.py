@@ -3,6 +3,8 @@
 One operator, number or condition of a Python file is changed, by Cosmic Ray (`closure.python_sites`), and tests that
 run the line must fail (`closure.python_tests`). Each mutant has a process of its own, in which the import of the file
 gives the changed code; no file is written. A test that fails on a mutant is run once more without it, and must pass.
+Mutants that mean the same as what they are made of are in ``same.txt`` next to this file, whose lines have the form
+``file: line of the file: operator at column | reason``; they are not counted.
 
 Recording which test runs which line comes first and takes as long as the tests; it is done once for the same sources.
 Verdicts are kept in the cache as well, so that a run that was ended goes on where it was.
@@ -38,7 +40,7 @@ if __name__ == "__main__":
 
 from closure import sections
 from closure.kept import Kept
-from closure.python_sites import Change, changed, drawn
+from closure.python_sites import OPERATORS, Change, changed, drawn
 from closure.python_tests import SECONDS, Recorded, Test, record
 
 from weft.hdl.errors import WeftError
@@ -48,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = {"golden interpreter": "sim/golden", "compiler": "compiler"}
 """What is mutated, and the folder that it is in."""
 TESTS = ("tests/compiler", "tests/sim/golden", "tests/sim/compiled", "tests/sim/test_timing.py")
+SAME = Path(__file__).with_name("same.txt")
 ENOUGH = 0.9
 """Of the mutants that tests must see."""
 BUILDS = ("compiled-", "timing-", "runtime-", "model-", "verilog-")
@@ -258,14 +261,50 @@ def _digest(*paths: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.exists())).hexdigest()[:24]
 
 
-def section(results: dict[str, list[Verdict]], seed: int) -> dict[str, Any]:
+def same(change: Change, root: Path, reasons: dict[tuple[str, str, str], str]) -> bool:
+    """Whether there is a reason why a mutant means the same."""
+    whole = (root / change.path).read_text().splitlines()[change.line - 1]
+    column = change.column - (len(whole) - len(whole.lstrip()))
+    return (change.path, whole.strip(), f"{change.operator.removeprefix(OPERATORS)} at {column}") in reasons
+
+
+def reasons(path: Path = SAME) -> dict[tuple[str, str, str], str]:
+    """What `SAME` says: by file, line and operator a reason. Raises `ControlError` for a line that is none."""
+    found = {}
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        if not text or text.startswith("#"):
+            continue
+        what, _, why = text.rpartition(" | ")
+        file, _, rest = what.partition(": ")
+        line, _, operator = rest.rpartition(": ")
+        if not (file and line and operator and why):
+            raise ControlError(
+                f"{path}, line {number}: {text!r} is not `file: line: operator at column | reason`"
+            )
+        found[file, line, operator] = why
+    return found
+
+
+def section(results: dict[str, list[Verdict]], count: int, seed: int) -> dict[str, Any]:
     """For the file of results."""
     rows = []
     for part, verdicts in results.items():
-        killed = sum(bool(verdict.killed_by) for verdict in verdicts)
-        rows.append([f"mutants of the {part}, seen by its tests", f"{killed:,} of {len(verdicts):,}"])
-    count = max(map(len, results.values()))
+        killed, counted = _count(verdicts)
+        share = f"{killed:,} of {counted:,} ({100 * killed / max(1, counted):.1f} %)"
+        rows.append(
+            [
+                f"mutants of the {part} that its tests see",
+                f"{share}; {len(verdicts) - counted:,} more mean the same",
+            ]
+        )
     return {"with": f"make mutants-software COUNT={count} SEED={seed}", "rows": rows}
+
+
+def _count(verdicts: list[Verdict]) -> tuple[int, int]:
+    """Mutants that are seen, and those that do not mean the same."""
+    why = reasons()
+    counted = [item for item in verdicts if item.killed_by or not same(item.change, ROOT, why)]
+    return sum(bool(item.killed_by) for item in counted), len(counted)
 
 
 def recorded_tests(folder: Path | None, jobs: int) -> Recorded:
@@ -293,19 +332,23 @@ def main() -> int:
     for name in LIBRARIES:
         importlib.import_module(name)
     results: dict[str, list[Verdict]] = {}
-    few = False
+    few, why = False, reasons()
     for part in [options.part] if options.part else list(PARTS):
         results[part] = verdicts = []
         for verdict in run(part, options.count, options.seed, recorded, options.jobs):
             verdicts.append(verdict)
-            if not verdict.killed_by:
+            if not verdict.killed_by and not same(verdict.change, ROOT, why):
                 print(f"survives: {verdict.change}", flush=True)
-        killed = sum(bool(verdict.killed_by) for verdict in verdicts)
-        few |= killed < ENOUGH * len(verdicts)
-        print(f"{part}, seed {options.seed}: {killed} of {len(verdicts)} mutants are seen", flush=True)
+        killed, counted = _count(verdicts)
+        few |= killed < ENOUGH * counted
+        left = len(verdicts) - counted
+        print(
+            f"{part}, seed {options.seed}: {killed} of {counted} mutants are seen, {left} mean the same",
+            flush=True,
+        )
     print(f"{time.monotonic() - begin:.0f} s")
     if options.write:
-        sections.write(options.write, "mutants_software", section(results, options.seed))
+        sections.write(options.write, "mutants_software", section(results, options.count, options.seed))
     return 1 if few else 0
 
 

@@ -199,6 +199,33 @@ def test_verdicts_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {item.line for item in tried} == {item.change.line for item in first if not item.killed_by}
 
 
+def test_what_means_the_same_is_not_counted(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By file, line, operator and column, with a reason."""
+    path = tmp_path / "same.txt"
+    path.write_text(
+        "# Why.\n\nmade/__init__.py: while number > 0:: ReplaceComparisonOperator_Gt_NotEq at 13 | it falls by 1\n"
+    )
+    monkeypatch.setattr(software.reasons, "__defaults__", (path,))
+    equal = change_of(here, "while number > 0", "ReplaceComparisonOperator_Gt_NotEq")
+    other = change_of(here, "return number * 2", "ReplaceBinaryOperator_Mul_Div")
+    seen = change_of(here, "LIMIT = 3", "NumberReplacer")
+    why = software.reasons()
+    assert [software.same(item, here, why) for item in (equal, other, seen)] == [True, False, False]
+    verdicts = [software.Verdict(equal, ""), software.Verdict(other, ""), software.Verdict(seen, "a test")]
+    rows = software.section({"made": verdicts}, 3, 1)["rows"]
+    assert rows == [["mutants of the made that its tests see", "1 of 2 (50.0 %); 1 more mean the same"]]
+    path.write_text("made/__init__.py: ReplaceComparisonOperator_Gt_NotEq at 13 | it falls by 1\n")
+    with pytest.raises(software.ControlError, match=r"same\.txt, line 1: .* is not `file: line: operator"):
+        software.reasons()
+
+
+def test_reasons_are_of_lines_that_there_are() -> None:
+    for (file, line, _), _why in software.reasons().items():
+        assert line in map(str.strip, (software.ROOT / file).read_text().splitlines())
+
+
 def test_kept_verdicts_survive_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     Kept("verdicts").add(("programs", 3), "bytes differ")
