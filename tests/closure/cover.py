@@ -168,12 +168,8 @@ def section(
         name: {
             "seeds": {key: covered.seeds for key, covered in runs[name].items()},
             "cycles": {key: covered.cycles for key, covered in runs[name].items()},
-            "units": {
-                unit: {kind: list(pair) for kind, pair in sorted(kinds.items())}
-                for unit, kinds in sorted(found.units.items())
-            },
         }
-        for name, found in closures.items()
+        for name in closures
     }
     return {"with": f"make coverage MINUTES={minutes:g}", "rows": rows, "details": details}
 
