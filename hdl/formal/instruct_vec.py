@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.hdl.formal.pipelines import ago
+from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.vector.requantise import LATENCY
+from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_operands import VecOperands
+from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, results_layout
 from weft.hdl.vector.vec_writer import VecWriter
 
 _OPERANDS = 2
@@ -145,12 +149,74 @@ class WriterBench(Bench):
         self.cover("signalled", dut.signal == 0x8001)
 
 
+class WayBench(Bench):
+    """The whole vector unit, for what goes from its reads to its writes, in free inputs; nothing is assumed.
+
+    One cycle, any one, is watched, with the element for which there is all that has to be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(VecUnit(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        self.free_inputs(m)
+        layout, results = arrival_layout(config), results_layout(config)
+        granted = layout(self.peek("reader.granted", layout.size))
+        there = results(self.peek("writer.results", results.size))
+        out = READ_LATENCY + _OPERANDS + LATENCY
+        mark = self.free(1, "mark")
+        age, element = Signal(range(out + 2)), Signal(layout)
+        with m.If(age != 0):
+            m.d.sync += age.eq(Mux(age == out + 1, 0, age + 1))
+        with m.Elif(mark):
+            m.d.sync += [age.eq(1), element.eq(granted)]
+        tag = element.element.tag
+        result = element.valid & element.element.last
+        comes = age == out
+        writes = result & tag.last
+        self.claim("a result for each reduction", implies(comes, there.write == writes))
+        self.claim("the last one of an instruction", implies(comes, there.end == (result & tag.end)))
+        for name in ("index", "dst"):
+            self.claim(name, implies(comes & result, there[name] == tag[name]))
+        seen = age == out + 1
+        self.claim("a write for each output", implies(seen, dut.write.valid == writes))
+        self.claim("its place", implies(seen & writes, dut.write.address == tag.dst))
+        self._connected(m)
+        self.cover("an output", seen & dut.write.valid & (dut.write.address == 5))
+
+    def _connected(self, m: Module) -> None:
+        """What one stage makes is what the next one gets."""
+        config, dut = self.config, self.dut
+
+        fields = instruction_layout(config)
+        for register in ("current", "instruction"):
+            kept = fields(self.peek(f"reader.{register}", fields.size))
+            self.claim(f"{register}: results are written", ~kept.bytewise)
+
+        def same(name: str, one: str, other: str, width: int) -> None:
+            self.claim(name, self.peek(one, width) == self.peek(other, width))
+
+        same("operands of the data", "operands$66.scratchpad", "scratchpad__data", config.widths.vector)
+        same("rows of the data", "operands$66.accumulator", "accumulator__data", config.widths.row)
+        arrival = arrival_layout(config).size
+        same("arrivals", "operands$66.arrival", "reader.arrival", arrival)
+        same("results", "requantise.results", "writer.results.bytes", 8 * config.lanes)
+        same("masks", "reader.signal", "writer.mask#1", len(dut.signal))
+        same("signals", "writer.signal", "signal", len(dut.signal))
+
+
 def _operands() -> Bench:
     return OperandsBench(_PLAIN)
 
 
 def _writer() -> Bench:
     return WriterBench(_PLAIN)
+
+
+def _way() -> Bench:
+    return WayBench(_PLAIN.replace(mantissa_bits=16))
 
 
 def properties() -> Iterator[Property]:
@@ -170,4 +236,14 @@ def properties() -> Iterator[Property]:
         "address; an instruction is signalled when its last one can be read.",
         _writer,
         Induction(4),
+    )
+    yield Property(
+        "vector/vec",
+        "the way of results",
+        "For each output of which everything was read, and for nothing else, a vector is written so many "
+        "cycles later, where the instruction defines it; stages are connected.",
+        _way,
+        Induction(17),
+        cover=30,
+        proven=("reader", "operands$66", "requantise", "writer"),
     )
