@@ -297,6 +297,26 @@ class BytesBench(Bench):
             self.claim(f"lane {lane}", ~written | (vector.data.word_select(lane, 8) == due))
             known = ago(m, self.cut & from_memory, 2, f"from_memory{lane}", reset=True)
             self.cover(f"a byte of memory in lane {lane}", known & (due == 0x5A))
+        self._leave(m, written, vector)
+
+    def _leave(self, m: Module, written: Value, vector: Any) -> None:
+        """Vectors leave in their order, as they were: one of them, any one, is watched."""
+        out, watched = self.dut.vector, self.constant(m, 3, "watched")
+        came, gone, word = (
+            Signal(3, name="vectors_came"),
+            Signal(3, name="vectors_gone"),
+            Signal(len(vector.as_value())),
+        )
+        with m.If(written):
+            m.d.sync += came.eq(came + 1)
+            with m.If(came == watched):
+                m.d.sync += word.eq(vector.as_value())
+        m.d.sync += gone.eq(gone + (out.valid & out.ready))
+        self.claim("none leaves that did not come", ~out.valid | (came != gone))
+        self.claim("one that came stands", out.valid | (came == gone))
+        leaves = out.valid & (gone == watched)
+        self.claim("it leaves as it came", ~leaves | (out.payload.as_value() == word))
+        self.cover("the second one leaves", leaves & (watched == 1) & out.ready)
 
 
 def _bytes() -> Bench:
@@ -330,6 +350,7 @@ def properties() -> Iterator[Property]:
         _places,
         Induction(4),
         cover=16,
+        part=True,
     )
     yield Property(
         "load/unpack",
