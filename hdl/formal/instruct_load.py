@@ -10,7 +10,7 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from weft.hdl.formal.pipelines import ago
 from weft.hdl.formal.property import Bench, Bounded, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
-from weft.hdl.formal.streams import assume_stable
+from weft.hdl.formal.streams import assume_stable, within
 from weft.hdl.formal.walks import Walked
 from weft.hdl.isa import WORD_BITS, Load
 from weft.hdl.isa.config import Config
@@ -248,6 +248,11 @@ class BytesBench(Bench):
             m.d.sync += pixel.eq(Mux(again | inner, Mux(last_pixel, 0, pixel + 1), pixel))
             m.d.sync += vector.eq(Mux(again & ~inner, vector, Mux(last_vector, 0, vector + 1)))
             m.d.sync += row.eq(row + row_ends)
+        known = Signal(name="known")
+        m.d.sync += known.eq(known | self.load)
+        beat = self.dut.beat
+        waits = known & ~self.load & (row < op.rows) & beat.valid & self.dut.vector.ready & ~cut & ~beat.ready
+        within(m, self, waits, 5, "a vector is cut or a beat is taken")
         self.in_pixel, self.in_row = Signal(6, name="in_pixel"), Signal(8, name="in_row")
         m.d.comb += [self.in_pixel.eq(vector * n), self.in_row.eq(pixel * op.pitch[:3] + self.in_pixel)]
         # Where the row begins in its first word.
