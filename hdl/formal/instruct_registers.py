@@ -126,7 +126,7 @@ class RegistersBench(Bench):
                 m.d.sync += value.eq(base)
             for happens, register, new in changes:
                 with m.If(happens & (register == name)):
-                    m.d.sync += value.eq(new(value))
+                    m.d.sync += value.eq(new)
             there = self.started & (self.loading <= name)
             self.claim(f"content of register {number}", ~there | (dut.content[number] == value))
         self.claim("loading", self.loading <= 16)
@@ -142,20 +142,24 @@ class RegistersBench(Bench):
         slots = SetRegisters.layout()(self.part)
         slot = (self.word - FIRST_VALUE)[:3]
         register, mode, value = (
-            Array(Value.cast(slots[f"{name}{k}"]) for k in range(SLOTS))[slot]
+            Array(Value.cast(slots[f"{name}{k}"]).as_unsigned() for k in range(SLOTS))[slot]
             for name in ("register", "mode", "value")
         )
         self.in_slot = self.go & self.slotted & (self.word >= FIRST_VALUE) & (self.word < FIRST_VALUE + SLOTS)
-        other = self.value_of(value[:_BITS], self.peek("named__data", WORD))
-        added = Mux(mode == Mode.ADD_REGISTER, other, value)
+        # What the unit adds is cut at its own signals, of which is claimed what they are.
+        taken_up, named = self.peek("$signal#4", WORD), self.peek("named__data", WORD)
         word = self.part.word_select(self.half * READ_WORDS + self.number, WORD)
+        reads = self.go & self.dut.reads
+        self.claim("the slot's value", ~self.in_slot | (taken_up == value))
+        self.claim("the word that is read", ~reads | (taken_up == word))
+        self.claim("what the slot names", ~self.in_slot | (named == self.value_of(value[:_BITS], named)))
+        held = self.value_of(register, self.looked)
+        self.claim("what the slot's register holds", ~self.in_slot | (self.looked == held))
+        added = Mux(mode == Mode.ADD_REGISTER, named, taken_up)
+        changed = (added + Mux(mode == Mode.SET, 0, self.looked))[:WORD]
         return [
-            (
-                self.in_slot & (mode != Mode.NONE),
-                register,
-                lambda held: (added + Mux(mode == Mode.SET, 0, held))[:WORD],
-            ),
-            (self.go & self.dut.reads, self.read_to, lambda held: word),
+            (self.in_slot & (mode != Mode.NONE), register, changed),
+            (reads, self.read_to, taken_up),
         ]
 
     def _counts(self, m: Module) -> None:
@@ -239,14 +243,13 @@ class RegistersBench(Bench):
         read = ReadRegisters.layout()(self.part)
         place, target = Signal(32, name="program_counter"), Signal(32, name="expected_target")
         due, reads = Signal(name="jump_is_due"), Signal(name="reading")
-        value = self.value_of(loop.register, self.looked).as_signed()
-        skips = self.taken & kinds[LoopStart] & (value <= 0)
+        skips = self.taken & kinds[LoopStart] & (self.looked.as_signed() <= 0)
         backs = self.go & kinds[LoopNext] & (self.word == BACK)
         self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE + SLOTS))
         step, following = Signal(32, name="step"), self.following
         m.d.comb += [
             step.eq(WORD_BYTES),
-            following.eq(Mux(self.reads, self.value_of(read.base, self.looked), place) + step),
+            following.eq(Mux(self.reads, self.looked, place) + step),
         ]
         with m.If(skips):
             m.d.comb += step.eq((loop.skip + 1) * WORD_BYTES)
