@@ -57,6 +57,8 @@ class Property:
     part : bool
         It claims little of its unit, at parameters at which more cannot be proven: faults are for the other properties
         of the unit to see.
+    proven : tuple of str
+        Submodules whose faults are for properties of their own to see.
     """
 
     unit: str
@@ -66,6 +68,7 @@ class Property:
     method: Method = Invariant()
     cover: int = 24
     part: bool = False
+    proven: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -129,8 +132,9 @@ class Bench(Elaboratable):
                 m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
 
     def peek(self, path: str, width: int) -> Signal:
-        """A signal inside the unit, by the names of the submodules on the way to it and its own, as ``ram.level``."""
-        signal = self.free(width, f"peek_{path.replace('.', '_')}")
+        """A signal inside the unit, by the names of the submodules on the way to it and its own, as ``ram.level``; one
+        that has none by its number among those in the order of the source, from 0, as ``ram.$signal#2``."""
+        signal = self.free(width, "peek_" + path.replace(".", "_").replace("#", "_"))
         self.peeks[path] = signal
         return signal
 

@@ -9,6 +9,13 @@ from weft.hdl.formal import (
     bus,
     division,
     faults,
+    instruct_load,
+    instruct_mm_rows,
+    instruct_mm_unit,
+    instruct_registers,
+    instruct_store,
+    instruct_vec,
+    instruct_vec_reader,
     loops,
     matrix,
     memories,
@@ -28,5 +35,14 @@ def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
     basic = (queues, loops, bus, semaphores, registers, memories, faults)
     units = (widening, transfers, matrix, pairs, vector, states, division, arithmetic)
-    for module in (*basic, *units):
+    instructions = (
+        instruct_mm_rows,
+        instruct_mm_unit,
+        instruct_load,
+        instruct_store,
+        instruct_vec_reader,
+        instruct_vec,
+        instruct_registers,
+    )
+    for module in (*basic, *units, *instructions):
         yield from module.properties()

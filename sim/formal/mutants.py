@@ -113,7 +113,8 @@ def mutants(
 
 def _each(shown: list[_Shown], count: int, seed: int, seconds: float) -> Iterator[tuple[str, _Verdict]]:
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
-        commands = netlist.mutations(shown[0].found, Path(temporary), count, seed)
+        first = shown[0]
+        commands = netlist.mutations(first.found, Path(temporary), count, seed, first.item.proven)
     for command in commands:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             yield command, _verdict(shown, command, seconds, Path(temporary))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,11 @@ def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
     _run(folder, {"peeks": found.peeks, "mutation": mutation})
 
 
-def mutations(found: Source, folder: Path, count: int, seed: int) -> list[str]:
+def mutations(found: Source, folder: Path, count: int, seed: int, but: Iterable[str] = ()) -> list[str]:
     """Commands of Yosys, each of which changes one bit inside the unit: inverts it, ties it, or makes it depend on
-    another."""
+    another. Submodules that `but` names are left out."""
     (folder / "bench.il").write_text(found.text)
-    _run(folder, {"peeks": {}, "mutations": count, "seed": seed})
+    _run(folder, {"peeks": {}, "mutations": count, "seed": seed, "but": list(but)})
     lines = (folder / "mutations.txt").read_text().splitlines()
     return [line for line in lines if line.startswith("mutate ")]
 
@@ -116,10 +117,22 @@ def _run(folder: Path, job: dict[str, Any]) -> None:
         raise NetlistError(failure(said))
 
 
+def _unnamed(names: Iterable[str], path: str) -> str:
+    """The name of a signal that its source gives none, for ``unit.$signal#2``: the third one of the unit that does not
+    have one, counted from 0."""
+    start, number = path.rpartition("#")[::2]
+    if not start:
+        return path
+    alike = [name for name in names if name == start or re.fullmatch(re.escape(start) + r"\$\d+", name)]
+    alike.sort(key=lambda name: int(name[len(start) + 1 :] or 0))
+    return alike[int(number)] if int(number) < len(alike) else path
+
+
 def _connect(design: Any, path: str, port: str) -> None:
     """Let the input `port` be the signal at `path`."""
     module = design.top_module()
     inside = {str(name)[1:]: wire for name, wire in module.wires_.items()}
+    path = _unnamed(inside, path)
     if path not in inside:
         start = path.rpartition(".")[0]
         there = sorted(name for name in inside if name.startswith(start))
@@ -144,8 +157,10 @@ def _work(job: dict[str, Any]) -> None:
             libyosys.run_pass(command, design)
 
     run("read_rtlil bench.il", f"hierarchy -top {TOP}", "proc")
-    unit = f"{TOP}.{Bench.DUT} {TOP}.{Bench.DUT}.*"
+    unit = f"{TOP}.{Bench.DUT} {TOP}.{Bench.DUT}.* %u"
     if "mutations" in job:
+        for name in job["but"]:
+            unit = f"{unit} {TOP}.{Bench.DUT}.{name} %d {TOP}.{Bench.DUT}.{name}.* %d"
         run(f"mutate -list {job['mutations']} -seed {job['seed']} -o mutations.txt {unit}")
         return
     if "same_after" in job:

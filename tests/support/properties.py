@@ -12,9 +12,9 @@ from weft.sim.formal.mutants import mutants
 from weft.sim.formal.prove import prove
 
 
-def of_a_room(items: Iterable[Property], quick: str) -> tuple[list[Any], list[Any]]:
+def of_a_room(items: Iterable[Property], quick: str | tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """Parameters of the tests that they are proven, and that they see faults: long, but that those of units whose
-    names begin with `quick` are proven. Those that are a part are not asked for faults."""
+    names begin with `quick`, or one of these, are proven. Those that are a part are not asked for faults."""
     listed = list(items)
     slow = [pytest.param(item, marks=pytest.mark.long, id=item.title) for item in listed]
     proven = [

@@ -95,3 +95,31 @@ def test_other_units_are_not_shown_the_mutants() -> None:
     logic = netlist.logic(netlist.source(Part("sum")))
     assert logic == netlist.logic(netlist.source(Part("odd")))
     assert logic != netlist.logic(netlist.source(next(queues.properties()).bench()))
+
+
+class Outer(wiring.Component):
+    """A `Sum`, and beside it a register."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "b": In(2), "sum": Out(3), "kept": Out(2)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.inner = inner = Sum()
+        m.d.comb += [inner.a.eq(self.a), inner.b.eq(self.b), self.sum.eq(inner.sum)]
+        m.d.sync += self.kept.eq(self.a ^ self.b)
+        return m
+
+
+class Kept(Bench):
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self.claim("little", self.dut.kept == self.dut.kept)
+
+
+def test_submodules_are_left_out(tmp_path: Path) -> None:
+    found = netlist.source(Kept(Outer()))
+    every = netlist.mutations(found, tmp_path, 12, 1)
+    assert any("top.dut.inner" in command for command in every)
+    some = netlist.mutations(found, tmp_path, 12, 1, but=("inner",))
+    assert {command.split(" -module ")[1].split()[0] for command in some} == {"top.dut"}

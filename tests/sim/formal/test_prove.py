@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,42 @@ def test_signals_that_are_not_there(path: str, width: int, told: str) -> None:
 
     with pytest.raises(NetlistError, match=told):
         of(watch)
+
+
+class Twins(wiring.Component):
+    """Two registers of one name: the first one keeps `i`, the second one its complement."""
+
+    def __init__(self) -> None:
+        super().__init__({"i": In(1), "o": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        first, second = (Signal(name="kept") for _ in range(2))
+        m.d.sync += [first.eq(self.i), second.eq(~self.i)]
+        m.d.comb += self.o.eq(first & second)
+        return m
+
+
+class TwinsBench(Bench):
+    def __init__(self, number: int) -> None:
+        super().__init__(Twins())
+        self.number = number
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        before, later = Signal(), Signal()
+        m.d.sync += [before.eq(self.dut.i), later.eq(1)]
+        self.claim("kept", ~later | (self.peek(f"kept#{self.number}", 1) == before))
+
+
+def test_signals_of_one_name() -> None:
+    outcomes = [
+        prove(Property("twins", "test", "What a test says.", partial(TwinsBench, number))).outcome
+        for number in range(2)
+    ]
+    assert outcomes == [Outcome.PROVEN, Outcome.FAILED]
+    with pytest.raises(NetlistError, match=r"no signal .dut\.kept#2"):
+        prove(Property("twins", "test", "What a test says.", partial(TwinsBench, 2)))
 
 
 def test_out_of_time_is_not_proven() -> None:
