@@ -34,7 +34,9 @@ def broken(core: Core, seed: int, latency: int) -> Scenario:
 
     none = Fault(FaultUnit.NONE, 0, None)
     steps = []
-    for name, run in (*_errors(core, pick), *_stops(core, words, pick), ("watchdog", partial(_hangs, core))):
+    runs = [*_errors(core, pick), *_stops(core, words, pick)]
+    runs.append(("watchdog", partial(_hangs, core)))
+    for name, run in runs:
         steps.append(Step(name, run, ""))
         steps.append(Step(f"after {name}", right, (expected, none), good.program))
     return Scenario(f"broken {latency}", bench, steps)
