@@ -14,7 +14,7 @@ from weft.compiler.language.form import PRODUCTS
 from weft.compiler.language.integers import Integers, embedding_in_steps, turns
 from weft.compiler.language.kernel_set import named
 from weft.compiler.language.model import dense
-from weft.compiler.language.registers import HEADER_BYTES
+from weft.compiler.language.registers import HEADER_BYTES, ROWS_LEFT
 from weft.compiler.language.scaled import BYTE_BITS, MOST_BITS
 from weft.compiler.language.weights import Weights
 from weft.decoder_run import DecoderMemory, Program, Row
@@ -132,6 +132,8 @@ def steps_of(memory: DecoderMemory, program: Program) -> Steps:
         together=places.consecutive,
         frame=frame,
         frame_of=lambda tokens, numbers, pages: _frame(program, tokens, numbers, pages),
+        turn=ROWS_LEFT if places.together < rows else None,
+        free=[(0, HEADER_BYTES)] if prompt else [],
         tokens=HEADER_BYTES,
         places=HEADER_BYTES + 4 * rows,
         token_rows=Rows(sizes.vocabulary, contents.embedding_bytes, contents.embedding),

@@ -11,15 +11,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.hdl.isa import Instruction, Load, Lookup, Memory, Microcode, Mm, Softmax, Store, Table, Vec
 from weft.hdl.isa.config import Config
 from weft.sim.certify.field import digest
-from weft.sim.certify.scores import RowStates
+from weft.sim.certify.scores import RowStates, any_alignments, any_states
 from weft.sim.certify.sums import Sums
+from weft.sim.certify.symbols import Rows
 from weft.sim.certify.values import Values
 from weft.sim.certify.words import Unproven, ValueDevice
 from weft.sim.device import DeviceError
@@ -53,6 +54,9 @@ class RecallingDevice(ValueDevice):
     ----------
     fixed : sequence of (int, int)
         First address and one past the last of what is in memory at every start and is never written.
+    turn : int, optional
+        A register that counts turns of a loop down to 0: each turn but the first begins with anything where the one
+        before has written to on the chip, so that what is proven of it does not depend on that one.
     done : int
         Instructions that were carried out and not remembered.
     """
@@ -60,7 +64,11 @@ class RecallingDevice(ValueDevice):
     def __init__(self, config: Config, memory_bytes: int, values: Values) -> None:
         super().__init__(config, memory_bytes, values)
         self.fixed: Sequence[tuple[int, int]] = ()
+        self.turn: int | None = None
         self.done = 0
+        self._turn = 0
+        self._written: Places = []
+        self._anything: dict[tuple[int, Memory, bytes], tuple[Content, np.ndarray]] = {}
         self._known: dict[Hashable, list[tuple[Memory, np.ndarray, Content, np.ndarray]]] = {}
         self._instructions: dict[Instruction, _Told] = {}
         self._numbers: dict[Memory, np.ndarray] = {}
@@ -83,12 +91,15 @@ class RecallingDevice(ValueDevice):
         self.memories.kernel = [None] * self.config.kernel  # type: ignore[list-item]
         self._numbers = {memory: numbers.copy() for memory, numbers in self._first.items()}
         self._others = self._first_others
+        self._turn = 0
+        self._written.clear()
 
     def _fresh(self, count: int) -> np.ndarray:
         return np.fromiter(itertools.islice(self._next, count), np.int64, count)
 
     def _execute(self, index: int, instruction: Instruction) -> None:
         told = self._told(instruction)
+        self._begin_turn()
         if isinstance(instruction, Store):
             self._check_fixed(instruction)
         if isinstance(instruction, Store) or told.places is None:
@@ -97,8 +108,13 @@ class RecallingDevice(ValueDevice):
                 self._renumber()
             return
         reads, writes = told.places
+        self._written += writes
+        beside = self._beside(instruction)
+        if isinstance(instruction, Softmax) and instruction.first and not any(beside):
+            # Rows start anew, and see no score.
+            reads = [item for item in reads if item[0] not in (Memory.ACCUMULATOR, Memory.STATES)]
         numbers = b"".join([self._numbers[memory][rows].tobytes() for memory, rows in reads])
-        key = (told.number, self._others, self._beside(instruction), numbers)
+        key = (told.number, self._others, beside, numbers)
         if isinstance(instruction, _WHOLE):
             self._carry_out(index, instruction)
             self._others = self._number(repr(key).encode())
@@ -111,6 +127,37 @@ class RecallingDevice(ValueDevice):
         for memory, rows, content, found in self._known[key]:
             self._restore(memory, rows, content)
             self._numbers[memory][rows] = found
+
+    def _begin_turn(self) -> None:
+        """Put anything into what the turn of the loop before this one has written."""
+        if self.turn is None:
+            return
+        turn = self.memories.register(self.turn)
+        if turn == self._turn:
+            return
+        if 1 <= turn == self._turn - 1:
+            for memory in _ROWS:
+                written = [rows for place, rows in self._written if place is memory]
+                rows = np.unique(np.concatenate(written)) if written else np.zeros(0, np.int64)
+                content, numbers = self._any(turn, memory, rows)
+                self._restore(memory, rows, content)
+                self._numbers[memory][rows] = numbers
+        self._turn = turn
+        self._written.clear()
+
+    def _any(self, turn: int, memory: Memory, rows: np.ndarray) -> tuple[Content, np.ndarray]:
+        """What rows may hold when a turn begins, and their numbers."""
+        key, count = (turn, memory, rows.tobytes()), len(rows)
+        if key not in self._anything:
+            values, n = self.values, self.config.n
+            make: dict[Memory, Callable[[], Content]] = {
+                Memory.SCRATCHPAD: lambda: (values.inputs(count * n).reshape(count, n),),
+                Memory.ACCUMULATOR: lambda: (values.unknown(count * n).reshape(count, n),),
+                Memory.STATES: lambda: any_states(values, count),
+                Memory.ALIGNMENTS: lambda: (any_alignments(values, count),),
+            }
+            self._anything[key] = make[memory](), self._fresh(count)
+        return self._anything[key]
 
     def _carry_out(self, index: int, instruction: Instruction) -> None:
         self.done += 1
@@ -141,7 +188,7 @@ class RecallingDevice(ValueDevice):
                 reads.append((operand.memory, rows))
         return reads, writes
 
-    def _beside(self, i: Instruction) -> Hashable:
+    def _beside(self, i: Instruction) -> Any:
         """What else an instruction depends on: registers, and what is in memory."""
         if isinstance(i, Softmax):
             return valid_columns(self.memories, i).tobytes()
@@ -149,17 +196,25 @@ class RecallingDevice(ValueDevice):
             return None
         found = self._resolved(i)
         if isinstance(found, np.ndarray):
-            return tuple(found.tolist()), self.memories.register(i.base)
+            rows = self.offsets.get(tuple(found.tolist()), Rows(0, 0))
+            start = (self.memories.register(i.base) + i.offset + rows.first) & 0xFFFFFFFF
+            known = self._is_fixed(start, start + rows.count * rows.pitch)
+            return (tuple(found.tolist()), start) if known else next(self._next)
         start = (self.memories.register(i.base) + found.offset) & 0xFFFFFFFF
         addresses = [
             (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF for row in range(i.rows)
         ]
         low, high = min(addresses), max(addresses) + i.taken
-        if i.int4 or any(first <= low and high <= stop for first, stop in self.fixed):
+        if self._is_fixed(low, high):
             return start
+        if i.int4:
+            return next(self._next)
         return digest(
             *(plane.dram_range(address, i.taken) for address in addresses for plane in self.planes)
         )
+
+    def _is_fixed(self, low: int, high: int) -> bool:
+        return any(first <= low and high <= stop for first, stop in self.fixed)
 
     def _content(self, memory: Memory, rows: np.ndarray) -> Content:
         states = self.rows

@@ -30,6 +30,10 @@ from weft.sim.certify.words import PLANES, Unproven
 from weft.sim.device import DeviceError
 
 
+_MIXED = 8
+"""Steps in which texts have several rows, at least; else one for so many places."""
+
+
 @dataclass(frozen=True)
 class Token:
     """A token of a step: which text it belongs to, and its place there, from 0."""
@@ -70,11 +74,16 @@ class Steps:
     rows : int
         Tokens of a step at most.
     together : bool
-        They follow each other in one text, the first one at a multiple of `rows`, and all have a place.
+        They follow each other in one text, the first one at a multiple of `rows`. Keys and values of those that are
+        not there may be anything.
     frame : int
         Address of what the host writes ahead of a step.
     frame_of : callable
         Makes that of the tokens of a step, their numbers, and the pages of each one's text.
+    turn : int, optional
+        The register that counts tokens of a step down, if they are worked on one after the other.
+    free : sequence of (int, int)
+        Where in the frame is what may be anything, and its size.
     tokens, places : int
         Where in the frame the offset of the first token's row is, and that of its place; those of others follow.
     token_rows, place_rows : Rows
@@ -95,6 +104,8 @@ class Steps:
     together: bool
     frame: int
     frame_of: Callable[[Sequence[Token], Sequence[int], Sequence[Sequence[int]]], bytes]
+    turn: int | None
+    free: Sequence[tuple[int, int]]
     tokens: int
     places: int
     token_rows: Rows
@@ -189,13 +200,15 @@ class Course:
         at, device, values = self.at, self.device, self.values
         for base, address in at.bases.items():
             device.set_base(base, address)
-        cache = at.cache.address, at.cache.pages * at.cache.page_bytes
-        for address, size in (*at.scratch, cache):
-            device.set_values(address, values.inputs(size))
-        if at.logits is not None:
-            device.set_values(at.logits[0], values.inputs(at.logits[1] * at.rows))
+        known = np.zeros(at.memory_bytes, bool)
         for address, payload in at.contents:
             device.write(address, payload)
+            known[address : address + len(payload)] = True
+        others = np.flatnonzero(~known)
+        whole = values.inputs(others.size)
+        for index, plane in enumerate(device.planes):
+            plane.dram[others] = whole >> 8 * index & 0xFF
+        device.turn = at.turn
         device.fixed = [(address, address + len(payload)) for address, payload in at.contents]
         self._before = [plane.dram.copy() for plane in device.planes]
 
@@ -253,6 +266,8 @@ class Course:
             if found != [rows.first + rows.pitch * number for number in wanted]:
                 raise Unproven(f"{_told(tokens)}: the host tells the program of other rows than theirs")
             self.device.set_values(at.frame + start, words.ravel())
+        for start, size in at.free:
+            self.device.set_values(at.frame + start, self.values.inputs(size))
 
     def _offsets(self, slots: np.ndarray) -> np.ndarray:
         """Where in a page the bytes of some slots are: (layers, 2, slots, heads, length)."""
@@ -298,13 +313,12 @@ class Course:
         for address, size in at.scratch:
             changed[address : address + size] = False
         for row, token in enumerate(tokens):
-            page = pages[token.text][token.place // at.cache.keys]
-            slot = np.array([token.place % at.cache.keys])
-            start = at.cache.address + page * at.cache.page_bytes
-            places = start + self._offsets(slot)[:, :, 0]
+            places = self._slot(token, pages)
             meant = np.stack([[block.keys[row], block.values[row]] for block in self.decoder.blocks])
             self._same(f"keys and values of {_told([token])}", places, meant)
             changed[places] = False
+        for row in range(len(tokens), at.rows) if at.together else ():
+            changed[self._slot(Token(tokens[0].text, tokens[0].place + row), pages)] = False
         if at.logits is not None:
             address, size = at.logits
             self._check_logits(tokens, address, size)
@@ -314,6 +328,12 @@ class Course:
                 f"{_told(tokens)}: {int(changed.sum()):,} bytes of memory are changed that no token of the step has, the "
                 f"one at {int(changed.argmax()):#x} first"
             )
+
+    def _slot(self, token: Token, pages: Mapping[int, Sequence[int]]) -> np.ndarray:
+        """Addresses of the keys and values of a token: (layers, 2, heads, length)."""
+        cache = self.at.cache
+        page, slot = pages[token.text][token.place // cache.keys], np.array([token.place % cache.keys])
+        return cache.address + page * cache.page_bytes + self._offsets(slot)[:, :, 0]
 
     def _check_logits(self, tokens: Sequence[Token], address: int, size: int) -> None:
         n = self.device.config.n
@@ -369,8 +389,8 @@ def prove_steps(
 def every_step(at: Steps, context: int, rng: np.random.Generator) -> Iterator[list[Token]]:
     """Steps in which every row has a token at every place.
 
-    Rows of one text follow each other. Others have texts of their own, at places that are drawn, and behind that
-    there are as many steps with fewer rows, of which some are of one text.
+    Rows of one text follow each other. Others have texts of their own, at places that are drawn; behind that there are
+    some steps with fewer rows, of which several may be of one text.
     """
     if at.together:
         for first in range(0, context, at.rows):
@@ -382,7 +402,7 @@ def every_step(at: Steps, context: int, rng: np.random.Generator) -> Iterator[li
     orders = [rng.permutation(context) for _ in range(at.rows)]
     for index in range(context):
         yield [Token(row, int(order[index])) for row, order in enumerate(orders)]
-    for index in range(context):
+    for _ in range(max(_MIXED, context // _MIXED)):
         yield _mixed(int(rng.integers(1, at.rows + 1)), context, rng)
 
 
