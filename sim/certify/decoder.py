@@ -9,6 +9,7 @@ Attention rounds as the device's softmax unit (`weft.sim.certify.attention`): N 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,11 +113,11 @@ class Decoder:
         return Stream(np.stack([upper, middle], axis=-1), lowest)
 
     def _block(self, layer: Layer, stream: Stream) -> Stream:
-        symbols = self.symbols
         given, shift = self._normalised(stream, layer.gains[:1])
         made = {name: self._heads(layer, name, given, shift) for name in ("query", "key", "value")}
-        names = symbols.values.inputs(made["query"].size).reshape(made["query"].shape)
-        self.blocks.append(Block(made["query"], made["key"], made["value"], names))
+        self.blocks.append(Block(made["query"], made["key"], made["value"], np.zeros_like(made["query"])))
+        names = self.blocks[-1].results
+        names[:] = self.results(len(self.blocks) - 1)
         even = np.full((self.rows, 1, 1), self.model.even)
         stream = self._add(layer, "output", names.reshape(self.rows, -1), even, stream)
         inner = self._inner(layer, *self._normalised(stream, layer.gains[1:]))
@@ -210,6 +211,11 @@ class Decoder:
         return np.stack(self._formula("head", tensors), axis=-1)
 
     # --- attention
+
+    def results(self, layer: int) -> np.ndarray:
+        """What the results of attention of a layer are called: values (rows, heads, length)."""
+        shape = self.blocks[layer].queries.shape
+        return self.symbols.values.inputs(math.prod(shape)).reshape(shape)
 
     def attended(self, layer: int, row: int, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         """The results of attention of a row on the keys and values (keys, heads, length) that it sees: values (heads,

@@ -64,6 +64,7 @@ class RecallingDevice(ValueDevice):
     def __init__(self, config: Config, memory_bytes: int, values: Values) -> None:
         super().__init__(config, memory_bytes, values)
         self.fixed: Sequence[tuple[int, int]] = ()
+        self._digests: dict[tuple[int, int], bytes] = {}
         self.turn: int | None = None
         self.done = 0
         self._turn = 0
@@ -78,6 +79,11 @@ class RecallingDevice(ValueDevice):
         self._first = {memory: self._fresh(memory.size(config)) for memory in _ROWS}
         self._others = self._first_others = next(self._next)
         self.forget()
+
+    def fix(self, fixed: Sequence[tuple[int, int]]) -> None:
+        """Say from which addresses to before which others memory is never written from now on."""
+        self.fixed = fixed
+        self._digests.clear()
 
     def forget(self) -> None:
         """What is on the chip is what it was at first: anything."""
@@ -198,23 +204,26 @@ class RecallingDevice(ValueDevice):
         if isinstance(found, np.ndarray):
             rows = self.offsets.get(tuple(found.tolist()), Rows(0, 0))
             start = (self.memories.register(i.base) + i.offset + rows.first) & 0xFFFFFFFF
-            known = self._is_fixed(start, start + rows.count * rows.pitch)
-            return (tuple(found.tolist()), start) if known else next(self._next)
+            size = max(rows.count - 1, 0) * rows.pitch + i.run
+            return tuple(found.tolist()), rows, self._bytes(i, [start], size)
         start = (self.memories.register(i.base) + found.offset) & 0xFFFFFFFF
         addresses = [
             (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF for row in range(i.rows)
         ]
-        low, high = min(addresses), max(addresses) + i.taken
-        if self._is_fixed(low, high):
-            return start
-        if i.int4:
-            return next(self._next)
-        return digest(
-            *(plane.dram_range(address, i.taken) for address in addresses for plane in self.planes)
-        )
+        known = self._bytes(i, addresses, i.taken)
+        return (start, known) if i.int4 else known
 
-    def _is_fixed(self, low: int, high: int) -> bool:
-        return any(first <= low and high <= stop for first, stop in self.fixed)
+    def _bytes(self, i: Load, addresses: Sequence[int], size: int) -> bytes:
+        """A digest of so many bytes from each address on; what is never written has the same all the time."""
+        low, high = min(addresses), max(addresses) + size
+        fixed = any(first <= low and high <= stop for first, stop in self.fixed)
+        key = self._told(i).number, addresses[0]
+        if fixed and key in self._digests:
+            return self._digests[key]
+        found = digest(*(plane.dram_range(at, size) for at in addresses for plane in self.planes))
+        if fixed:
+            self._digests[key] = found
+        return found
 
     def _content(self, memory: Memory, rows: np.ndarray) -> Content:
         states = self.rows

@@ -128,7 +128,7 @@ class ProvenSteps:
         Bytes of logits, keys and values that were compared.
     instructions, done : int
         Instructions of all steps, and those that were carried out as they differed.
-    values, forms, error, seconds
+    values, error, seconds
         As `weft.sim.certify.proof.Proven` has them.
     """
 
@@ -138,7 +138,6 @@ class ProvenSteps:
     instructions: int
     done: int
     values: int
-    forms: int
     error: float
     seconds: float
 
@@ -170,7 +169,8 @@ class Course:
     """
 
     def __init__(self, model: Language, config: Config, at: Steps, seed: int) -> None:
-        self.model, self.at, self.compared, self.steps, self.instructions = model, at, 0, 0, 0
+        self.model, self.at = model, at
+        self.compared = self.steps = self.instructions = 0
         self.values = values = Values(seed)
         self._rng = np.random.default_rng([seed, 1])
         self.device = _Device(config, at.memory_bytes, values)
@@ -193,11 +193,14 @@ class Course:
         texts = 1 if at.together else at.rows
         shape = (texts, len(blocks), 2, self._slots, heads, length)
         self._caches = values.inputs(math.prod(shape)).reshape(shape)
-        self._place()
+        self._anything = values.inputs(0)
+        self.put(at)
 
-    def _place(self) -> None:
-        """Memory ahead of every step."""
-        at, device, values = self.at, self.device, self.values
+    def put(self, at: Steps) -> None:
+        """Go on with another program for the same model: what it has in common with others is not carried out again.
+        It has as many rows, and what lies in memory besides takes as much room.
+        """
+        self.at, device, values = at, self.device, self.values
         for base, address in at.bases.items():
             device.set_base(base, address)
         known = np.zeros(at.memory_bytes, bool)
@@ -205,11 +208,12 @@ class Course:
             device.write(address, payload)
             known[address : address + len(payload)] = True
         others = np.flatnonzero(~known)
-        whole = values.inputs(others.size)
+        if len(self._anything) < len(others):
+            self._anything = values.inputs(len(others))
         for index, plane in enumerate(device.planes):
-            plane.dram[others] = whole >> 8 * index & 0xFF
+            plane.dram[others] = self._anything[: len(others)] >> 8 * index & 0xFF
         device.turn = at.turn
-        device.fixed = [(address, address + len(payload)) for address, payload in at.contents]
+        device.fix([(address, address + len(payload)) for address, payload in at.contents])
         self._before = [plane.dram.copy() for plane in device.planes]
 
     def step(self, tokens: Sequence[Token]) -> None:
@@ -382,7 +386,7 @@ def prove_steps(
         course.step(tokens)
     return ProvenSteps(
         context, course.steps, course.compared, course.instructions, course.device.done, len(course.values),
-        course.values.forms, course.error, time.perf_counter() - begin,
+        course.error, time.perf_counter() - begin,
     )  # fmt: skip
 
 

@@ -1,0 +1,146 @@
+"""Small decoders whose programs are proven, as they are or with faults in their words or constants."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from support.certified import with_fault
+from support.language_models import random_model
+from weft.compiler.language.decoder import Decoder
+from weft.compiler.language.integers import Integers, integers
+from weft.compiler.language.model import Sizes
+from weft.compiler.language.ranges import ranges
+from weft.decoder_run import DecoderMemory, DecoderRun, Program, Row
+from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.isa import WORD_BYTES, End, Instruction, decode
+from weft.hdl.isa.config import Config
+from weft.lm_certificate import description, steps_of
+from weft.sim.certify.steps import Course, ProvenSteps, Token, every_step, prove_steps
+from weft.sim.certify.words import Unproven
+from weft.sim.device import DeviceError
+from weft.sim.golden.interpreter import GoldenDevice
+
+SIZES = Sizes(
+    context=10, width=16, blocks=2, heads=2, key_value_heads=1, key_length=8, value_length=8, feed_forward=24,
+    vocabulary=0,
+)  # fmt: skip
+PAGE, PAGES = 8, 6
+
+
+def config_of(preset: str) -> Config:
+    """A preset with what a decoder takes."""
+    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4)
+
+
+def numbers_of(architecture: str = "llama", seed: int = 1, sizes: Sizes = SIZES, **options: bool) -> Integers:
+    """The integers of a random model."""
+    rng = np.random.default_rng(seed)
+    model = random_model(rng, architecture, sizes, **options)
+    text = rng.integers(0, model.sizes.vocabulary, sizes.context).tolist()
+    return integers(model, ranges(model, [text]))
+
+
+def memory_of(numbers: Integers, preset: str = "small", **options: int) -> DecoderMemory:
+    """The program of a decoder in memory."""
+    return DecoderMemory(Decoder(numbers, config_of(preset), page=PAGE, **options), PAGES)
+
+
+def proven(memory: DecoderMemory, program: Program | None = None, seed: int = 1) -> ProvenSteps:
+    """Prove a program of a decoder, that for any tokens if none is given."""
+    chosen = memory.program if program is None else program
+    at = steps_of(memory, chosen)
+    return prove_steps(description(memory.decoder.numbers), memory.decoder.config, at, seed)
+
+
+class Trial:
+    """A decoder's program and others that are to be proven in its place, each in the time that differences take."""
+
+    def __init__(self, memory: DecoderMemory, steps: Sequence[Sequence[Token]]) -> None:
+        self.memory, self.steps = memory, steps
+        model, at = description(memory.decoder.numbers), steps_of(memory, memory.program)
+        self._course = Course(model, memory.decoder.config, at, 1)
+        self._every = [*every_step(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
+        self._right = [outputs(memory, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(steps)]
+        assert self.refused(memory) == ""
+
+    def refused(self, other: DecoderMemory) -> str:
+        """Why a program is not proven, or what the program checker says; empty if it is."""
+        self._course.put(steps_of(other, other.program))
+        try:
+            for tokens in self._every:
+                self._course.step(tokens)
+            check(instructions_of(other.decoder), other.decoder.config)
+        except (Unproven, ProgramError) as error:
+            return str(error)
+        return ""
+
+    def differs(self, other: DecoderMemory) -> bool:
+        """Whether it leaves something else than the right one behind a step on the golden interpreter."""
+        found = (outputs(other, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(self.steps))
+        return any(one != right for one, right in zip(found, self._right, strict=True))
+
+
+def instructions_of(decoder: Decoder) -> list[Instruction]:
+    """The words of a program, decoded."""
+    return [decode(decoder.code[at : at + WORD_BYTES]) for at in range(0, len(decoder.code), WORD_BYTES)]
+
+
+def with_code(memory: DecoderMemory, items: Sequence[Instruction]) -> DecoderMemory:
+    """The same with other instructions, as many."""
+    decoder = copy.copy(memory.decoder)
+    decoder.code = b"".join(item.encode() for item in items)
+    return DecoderMemory(decoder, memory.pages)
+
+
+def with_constants(memory: DecoderMemory, rng: np.random.Generator) -> DecoderMemory:
+    """The same with another bit in its constants or weights."""
+    decoder = copy.copy(memory.decoder)
+    decoder.contents = copy.copy(decoder.contents)
+    name = str(rng.choice(["constants", "records"]))
+    raw = bytearray(getattr(decoder.contents, name))
+    raw[int(rng.integers(len(raw)))] ^= 1 << int(rng.integers(8))
+    setattr(decoder.contents, name, raw)
+    return DecoderMemory(decoder, memory.pages)
+
+
+def faulty(memory: DecoderMemory, rng: np.random.Generator) -> DecoderMemory:
+    """The same with a fault in one field of its words, or now and then in its constants."""
+    if rng.random() < 0.15:
+        return with_constants(memory, rng)
+    items = [item for item in instructions_of(memory.decoder) if not isinstance(item, End)]
+    return with_code(memory, [*with_fault(rng, items), End()])
+
+
+def outputs(
+    memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Generator
+) -> list[bytes] | None:
+    """What a step leaves on the golden interpreter: logits, and the pages; None if it refuses the program. What is on
+    the chip and in the pages before it is drawn, and so are the tokens and the places of pages."""
+    device = GoldenDevice(memory.decoder.config, memory.memory_bytes)
+    memories, run = device.memories, DecoderRun(memory, device)
+    memories.scratchpad[:] = rng.integers(-128, 128, memories.scratchpad.shape)
+    memories.accumulator[:] = rng.integers(-9999, 9999, memories.accumulator.shape)
+    memories.maxima[:], memories.sums[:] = 3, 99_999
+    memories.alignments[:] = rng.integers(-31, 32, memories.alignments.shape)
+    places = memory.decoder.places
+    pages = rng.permutation(memory.pages).tolist()
+    size = memory.pages * places.page_bytes
+    device.write(memory.cache, rng.bytes(size))
+    each = memory.pages // places.rows
+    numbers = rng.integers(0, places.sizes.vocabulary, len(tokens)).tolist()
+    own = [pages[each * token.text : each * (token.text + 1)] for token in tokens]
+    try:
+        run.step([Row(number, token.place, part) for number, token, part in zip(numbers, tokens, own, strict=True)])
+    except DeviceError:
+        return None
+    contents = memory.decoder.contents
+    fixed = (
+        (memory.bases[0], bytes(contents.constants)), (memory.records, bytes(contents.records)),
+        (memory.program.entry, memory.decoder.code),
+    )  # fmt: skip
+    kept = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
+    return [*kept, *map(run.raw, range(len(tokens))), device.read(memory.cache, size)]
+
