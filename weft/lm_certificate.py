@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.certificate import CertificateError, formula_of
-from weft.compiler.language.decoder import Decoder
 from weft.compiler.language.form import PRODUCTS
 from weft.compiler.language.integers import Integers, embedding_in_steps, turns
 from weft.compiler.language.kernel_set import named
@@ -20,18 +19,20 @@ from weft.compiler.language.weights import Weights
 from weft.decoder_run import DecoderMemory, Program, Row
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import WORD_BYTES, decode
+from weft.sim.certify.decoder_memory import Cache, Steps, Token
 from weft.sim.certify.graph import Array
 from weft.sim.certify.language import Language, Layer, Product
-from weft.sim.certify.steps import Cache, ProvenSteps, Steps, Token, prove_steps
+from weft.sim.certify.steps import ProvenSteps, prove_steps
 from weft.sim.certify.symbols import Rows
 from weft.sim.certify.words import Unproven
 
 
 @dataclass(frozen=True)
 class CertifiedProgram:
-    """What is proven of a program: `name` says which one."""
+    """What is proven of a program: `name` says of which one, and `results` what it makes."""
 
     name: str
+    results: str
     proven: ProvenSteps
 
     @property
@@ -39,30 +40,32 @@ class CertifiedProgram:
         """A line."""
         proven = self.proven
         return (
-            f"{self.name} is proven to compute the model for {proven.places:,} places of a token, any token, and any keys "
-            f"and values before it: {proven.compared:,} bytes in {proven.steps:,} steps of {proven.instructions:,} "
-            f"instructions, in {proven.seconds:.1f} s (wrong with a probability below 2**{proven.error:g})"
+            f"{self.name}: {self.results} are proven to be what the model's integers say, at all {proven.places:,} "
+            f"places of a text, for any token and any text before it, from {proven.instructions:,} instructions in "
+            f"{proven.seconds:.1f} s (wrong with a probability below 2**{proven.error:g})"
         )
 
 
 def certify(memory: DecoderMemory, told: Callable[[str], None]) -> list[CertifiedProgram]:
     """Prove the programs of a decoder as they lie in memory. Raises `CertificateError`."""
-    found = []
-    for name, program in (("the program", memory.program), ("the program for prompts", memory.prompts)):
-        if program is None:
-            continue
-        decoder = program.decoder
-        try:
-            check([decode(decoder.code[at : at + WORD_BYTES]) for at in range(0, len(decoder.code), WORD_BYTES)],
-                  decoder.config)  # fmt: skip
-            model = description(decoder.numbers)
-            proven = prove_steps(
-                model, decoder.config, steps_of(memory, program), secrets.randbits(64), told
-            )
-        except (ProgramError, Unproven) as error:
-            raise CertificateError(f"{name} is not proven: {error}") from None
-        found.append(CertifiedProgram(name, proven))
+    found = [_certified(memory, memory.program, "the decoder's program", "logits, keys and values", told)]
+    if memory.prompts is not None:
+        found.append(_certified(memory, memory.prompts, "its program for prompts", "keys and values", told))
     return found
+
+
+def _certified(
+    memory: DecoderMemory, program: Program, name: str, results: str, told: Callable[[str], None]
+) -> CertifiedProgram:
+    code, config = program.decoder.code, program.decoder.config
+    words = [decode(code[at : at + WORD_BYTES]) for at in range(0, len(code), WORD_BYTES)]
+    try:
+        check(words, config)
+        model = description(memory.decoder.numbers)
+        proven = prove_steps(model, config, steps_of(memory, program), secrets.randbits(64), told)
+    except (ProgramError, Unproven) as error:
+        raise CertificateError(f"{name} is not proven: {error}") from None
+    return CertifiedProgram(name, results, proven)
 
 
 def description(numbers: Integers) -> Language:
@@ -152,6 +155,3 @@ def _frame(
 ) -> bytes:
     rows = zip(tokens, numbers, pages, strict=True)
     return program.frame_of([Row(number, token.place, own) for token, number, own in rows])
-
-
-__all__ = ["CertifiedProgram", "Decoder", "certify", "description", "steps_of"]

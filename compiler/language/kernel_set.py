@@ -41,7 +41,9 @@ class KernelSet:
 
     def __init__(self, numbers: Integers, config: Config, units: Sequence[float]) -> None:
         kernels_named = named(numbers, config.n, units)
-        self.tables = list(dict.fromkeys(table for rows in kernels_named.values() for table in tables_of(rows)))
+        self.tables = list(
+            dict.fromkeys(table for rows in kernels_named.values() for table in tables_of(rows))
+        )
         self.ops: list[MicroOp] = []
         self.starts: dict[str, int] = {}
         for name, rows in kernels_named.items():

@@ -160,9 +160,7 @@ class Decoder:
         turned = model.rotary and name != "value"
         angles: list[Tensor] = []
         if turned:
-            angles = [
-                np.repeat(part, heads, axis=0) for part in np.split(self._places, [length], axis=1)
-            ]
+            angles = [np.repeat(part, heads, axis=0) for part in np.split(self._places, [length], axis=1)]
         if turned and item.mantissas is None:
             made = self._formula(name, [*tensors, *angles, np.repeat(shift, heads, axis=0)])
         else:
@@ -171,9 +169,7 @@ class Decoder:
                 made = self._formula("turn", [np.stack(made, axis=-1), *angles])
         return made[0].reshape(self.rows, heads, length)
 
-    def _add(
-        self, layer: Layer, name: str, given: np.ndarray, shift: np.ndarray, stream: Stream
-    ) -> Stream:
+    def _add(self, layer: Layer, name: str, given: np.ndarray, shift: np.ndarray, stream: Stream) -> Stream:
         """A product, and its biases, added to the residual stream."""
         item = layer.products[name]
         sums = self._sums(item.weights.numpy, given)
@@ -240,9 +236,7 @@ class Decoder:
             self._seen[key] = _Seen(len(self._seen), started(self.symbols, heads), total)
         return self._seen[key]
 
-    def _further(
-        self, layer: int, row: int, seen: _Seen, keys: np.ndarray, values: np.ndarray
-    ) -> _Seen:
+    def _further(self, layer: int, row: int, seen: _Seen, keys: np.ndarray, values: np.ndarray) -> _Seen:
         """Behind one more group of keys."""
         terms, octaves = self.symbols.values.terms, self.model.layers[layer].octaves
         queries = self.blocks[layer].queries[row]
@@ -275,4 +269,3 @@ def digits(numbers: np.ndarray, count: int) -> np.ndarray:
 def _constants(numbers: Array) -> np.ndarray:
     """Integers (columns,) as values (1, columns, 2) of their digits."""
     return digits(numbers.numpy, 2)[None] & 0xFF
-

@@ -188,7 +188,9 @@ class RecallingDevice(ValueDevice):
         for operand in i.OPERANDS:
             if operand.memory not in _ROWS or not operand.applies(i):
                 continue
-            rows = np.unique(self.memories.check(operand, operand.first(i) + loops(*operand.nest(i, self.config))))
+            rows = np.unique(
+                self.memories.check(operand, operand.first(i) + loops(*operand.nest(i, self.config)))
+            )
             (writes if operand.write else reads).append((operand.memory, rows))
             if isinstance(i, Mm) and operand.write and i.accumulate:
                 reads.append((operand.memory, rows))

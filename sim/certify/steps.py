@@ -20,99 +20,18 @@ import numpy as np
 from weft.hdl.isa import Instruction, Normalise
 from weft.hdl.isa.config import Config
 from weft.sim.certify.decoder import Decoder
+from weft.sim.certify.decoder_memory import Steps, Token
 from weft.sim.certify.field import PRIMES
 from weft.sim.certify.language import Language, LanguageError
 from weft.sim.certify.proof import DEGREE
 from weft.sim.certify.recalled import RecallingDevice
-from weft.sim.certify.symbols import OFFSET_BYTES, Rows, joined_bytes
+from weft.sim.certify.symbols import OFFSET_BYTES, joined_bytes
 from weft.sim.certify.values import Values
-from weft.sim.certify.words import PLANES, Unproven
+from weft.sim.certify.words import Unproven
 from weft.sim.device import DeviceError
-
 
 _MIXED = 8
 """Steps in which texts have several rows, at least; else one for so many places."""
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of a step: which text it belongs to, and its place there, from 0."""
-
-    text: int
-    place: int
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Where keys and values are in memory: of a page, so many `keys` of a text that follow each other.
-
-    Attributes
-    ----------
-    address, pages, page_bytes, keys : int
-    layer, head, kind, slot : int
-        Bytes from a layer to the next one, from a head, from keys to values, and from a key to the next one.
-    """
-
-    address: int
-    pages: int
-    page_bytes: int
-    keys: int
-    layer: int
-    head: int
-    kind: int
-    slot: int
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A decoder's program in memory, and what the host tells it.
-
-    Attributes
-    ----------
-    bases, entry, memory_bytes, contents
-        As `weft.sim.certify.proof.Placement` has them. Contents are never written.
-    rows : int
-        Tokens of a step at most.
-    together : bool
-        They follow each other in one text, the first one at a multiple of `rows`. Keys and values of those that are
-        not there may be anything.
-    frame : int
-        Address of what the host writes ahead of a step.
-    frame_of : callable
-        Makes that of the tokens of a step, their numbers, and the pages of each one's text.
-    turn : int, optional
-        The register that counts tokens of a step down, if they are worked on one after the other.
-    free : sequence of (int, int)
-        Where in the frame is what may be anything, and its size.
-    tokens, places : int
-        Where in the frame the offset of the first token's row is, and that of its place; those of others follow.
-    token_rows, place_rows : Rows
-        What these may be.
-    cache : Cache
-    logits : (int, int), optional
-        Address, and bytes of a row: for each N logits their upper digits and then their lower ones. None if the program
-        makes none.
-    scratch : sequence of (int, int)
-        Addresses and sizes of what the program may leave anything in.
-    """
-
-    bases: Mapping[int, int]
-    entry: int
-    memory_bytes: int
-    contents: Sequence[tuple[int, bytes]]
-    rows: int
-    together: bool
-    frame: int
-    frame_of: Callable[[Sequence[Token], Sequence[int], Sequence[Sequence[int]]], bytes]
-    turn: int | None
-    free: Sequence[tuple[int, int]]
-    tokens: int
-    places: int
-    token_rows: Rows
-    place_rows: Rows
-    cache: Cache
-    logits: tuple[int, int] | None
-    scratch: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -155,7 +74,9 @@ class _Device(RecallingDevice):
     def _named(self, numbers: np.ndarray) -> np.ndarray:
         keys = self.values.residues(numbers).reshape(-1, PRIMES)
         flat = numbers.ravel()
-        found = [self.names.get(key.tobytes(), number) for key, number in zip(keys, flat.tolist(), strict=True)]
+        found = [
+            self.names.get(key.tobytes(), number) for key, number in zip(keys, flat.tolist(), strict=True)
+        ]
         return np.array(found, np.int64).reshape(numbers.shape)
 
 
@@ -264,7 +185,10 @@ class Course:
         numbers = self._rng.integers(0, at.token_rows.count, len(tokens)).tolist()
         frame = at.frame_of(tokens, numbers, [pages[token.text] for token in tokens])
         self.device.write(at.frame, frame)
-        every = (at.tokens, at.token_rows, numbers), (at.places, at.place_rows, [item.place for item in tokens])
+        every = (
+            (at.tokens, at.token_rows, numbers),
+            (at.places, at.place_rows, [item.place for item in tokens]),
+        )
         for (start, rows, wanted), words in zip(every, self._words, strict=True):
             found = np.frombuffer(frame, "<u4", len(tokens), start).tolist()
             if found != [rows.first + rows.pitch * number for number in wanted]:
@@ -329,8 +253,8 @@ class Course:
             changed[address : address + size * at.rows] = False
         if changed.any():
             raise Unproven(
-                f"{_told(tokens)}: {int(changed.sum()):,} bytes of memory are changed that no token of the step has, the "
-                f"one at {int(changed.argmax()):#x} first"
+                f"{_told(tokens)}: {int(changed.sum()):,} bytes of memory are changed that are none of its tokens', "
+                f"the one at {int(changed.argmax()):#x} first"
             )
 
     def _slot(self, token: Token, pages: Mapping[int, Sequence[int]]) -> np.ndarray:
@@ -349,7 +273,9 @@ class Course:
 
     def _same(self, what: str, places: np.ndarray, meant: np.ndarray) -> None:
         """Compare bytes of memory with what is meant."""
-        parts = [plane.dram[places].astype(np.int64) << 8 * index for index, plane in enumerate(self.device.planes)]
+        parts = [
+            plane.dram[places].astype(np.int64) << 8 * index for index, plane in enumerate(self.device.planes)
+        ]
         found = np.sum(parts, axis=0)
         wrong = (self.values.residues(found) != self.values.residues(meant)).any(axis=-1)
         if wrong.any():
@@ -379,8 +305,15 @@ def prove_steps(
     Raises `Unproven` if it differs from the model, or it is not known that it does not.
     """
     begin = time.perf_counter()
-    course = Course(model, config, at, seed)
     context = min(len(model.positions.numpy), at.cache.pages * at.cache.keys)
+    texts, pages = 1 if at.together else at.rows, -(-context // at.cache.keys)
+    if texts * pages > at.cache.pages:
+        raise Unproven(
+            f"{texts} texts of {context:,} tokens take {texts * pages:,} pages of keys and values, and there are "
+            f"{at.cache.pages:,}: a proof is of rows at all places, so load the model with more pages, or a shorter "
+            "context"
+        )
+    course = Course(model, config, at, seed)
     for tokens in every_step(at, context, np.random.default_rng([seed, 2])):
         told(f"following {_told(tokens)}")
         course.step(tokens)

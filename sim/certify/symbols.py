@@ -9,7 +9,7 @@ a random combination of them, which differs if one does, but for the chance of w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,7 +31,8 @@ OFFSET_BYTES = 4
 Fold = Callable[..., np.ndarray]
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """Rows of a table in memory: how many, bytes from one to the next, and the offset of the first one."""
 
     count: int

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from support.certified import with_fault
-from support.language_models import random_model
+from support.language_models import pieces, random_model
 from weft.compiler.language.decoder import Decoder
 from weft.compiler.language.integers import Integers, integers
 from weft.compiler.language.model import Sizes
@@ -18,7 +19,8 @@ from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import WORD_BYTES, End, Instruction, decode
 from weft.hdl.isa.config import Config
 from weft.lm_certificate import description, steps_of
-from weft.sim.certify.steps import Course, ProvenSteps, Token, every_step, prove_steps
+from weft.sim.certify.decoder_memory import Token
+from weft.sim.certify.steps import Course, ProvenSteps, every_step, prove_steps
 from weft.sim.certify.words import Unproven
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -27,7 +29,7 @@ SIZES = Sizes(
     context=10, width=16, blocks=2, heads=2, key_value_heads=1, key_length=8, value_length=8, feed_forward=24,
     vocabulary=0,
 )  # fmt: skip
-PAGE, PAGES = 8, 6
+PAGE, PAGES, TOKENS = 8, 6, 43
 
 
 def config_of(preset: str) -> Config:
@@ -35,17 +37,24 @@ def config_of(preset: str) -> Config:
     return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4)
 
 
-def numbers_of(architecture: str = "llama", seed: int = 1, sizes: Sizes = SIZES, **options: bool) -> Integers:
-    """The integers of a random model."""
+def numbers_of(
+    architecture: str = "llama", seed: int = 1, sizes: Sizes = SIZES, *, biases: bool | None = None
+) -> Integers:
+    """The integers of a random model with few tokens."""
     rng = np.random.default_rng(seed)
-    model = random_model(rng, architecture, sizes, **options)
+    some = {name: getattr(pieces(), name)[:TOKENS] for name in ("tokens", "kinds", "scores")}
+    few = dataclasses.replace(pieces(), **some)
+    model = random_model(rng, architecture, sizes, vocabulary=few, biases=biases)
     text = rng.integers(0, model.sizes.vocabulary, sizes.context).tolist()
     return integers(model, ranges(model, [text]))
 
 
-def memory_of(numbers: Integers, preset: str = "small", **options: int) -> DecoderMemory:
+def memory_of(
+    numbers: Integers, preset: str = "small", *, rows: int = 1, prompt_rows: int = 0
+) -> DecoderMemory:
     """The program of a decoder in memory."""
-    return DecoderMemory(Decoder(numbers, config_of(preset), page=PAGE, **options), PAGES)
+    decoder = Decoder(numbers, config_of(preset), rows=rows, page=PAGE, prompt_rows=prompt_rows)
+    return DecoderMemory(decoder, PAGES)
 
 
 def proven(memory: DecoderMemory, program: Program | None = None, seed: int = 1) -> ProvenSteps:
@@ -63,23 +72,28 @@ class Trial:
         model, at = description(memory.decoder.numbers), steps_of(memory, memory.program)
         self._course = Course(model, memory.decoder.config, at, 1)
         self._every = [*every_step(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
-        self._right = [outputs(memory, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(steps)]
+        self._right = [
+            outputs(memory, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(steps)
+        ]
         assert self.refused(memory) == ""
 
-    def refused(self, other: DecoderMemory) -> str:
-        """Why a program is not proven, or what the program checker says; empty if it is."""
+    def refused(self, other: DecoderMemory, *, checked: bool = False) -> str:
+        """Why a program is not proven, or, if it is to be `checked`, what the program checker says; empty if it is."""
         self._course.put(steps_of(other, other.program))
         try:
             for tokens in self._every:
                 self._course.step(tokens)
-            check(instructions_of(other.decoder), other.decoder.config)
+            if checked:
+                check(instructions_of(other.decoder), other.decoder.config)
         except (Unproven, ProgramError) as error:
             return str(error)
         return ""
 
     def differs(self, other: DecoderMemory) -> bool:
         """Whether it leaves something else than the right one behind a step on the golden interpreter."""
-        found = (outputs(other, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(self.steps))
+        found = (
+            outputs(other, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(self.steps)
+        )
         return any(one != right for one, right in zip(found, self._right, strict=True))
 
 
@@ -114,9 +128,7 @@ def faulty(memory: DecoderMemory, rng: np.random.Generator) -> DecoderMemory:
     return with_code(memory, [*with_fault(rng, items), End()])
 
 
-def outputs(
-    memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Generator
-) -> list[bytes] | None:
+def outputs(memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Generator) -> list[bytes] | None:
     """What a step leaves on the golden interpreter: logits, and the pages; None if it refuses the program. What is on
     the chip and in the pages before it is drawn, and so are the tokens and the places of pages."""
     device = GoldenDevice(memory.decoder.config, memory.memory_bytes)
@@ -133,7 +145,9 @@ def outputs(
     numbers = rng.integers(0, places.sizes.vocabulary, len(tokens)).tolist()
     own = [pages[each * token.text : each * (token.text + 1)] for token in tokens]
     try:
-        run.step([Row(number, token.place, part) for number, token, part in zip(numbers, tokens, own, strict=True)])
+        run.step(
+            [Row(number, token.place, part) for number, token, part in zip(numbers, tokens, own, strict=True)]
+        )
     except DeviceError:
         return None
     contents = memory.decoder.contents
@@ -143,4 +157,3 @@ def outputs(
     )  # fmt: skip
     kept = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
     return [*kept, *map(run.raw, range(len(tokens))), device.read(memory.cache, size)]
-

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import pytest
 from support.certified_decoders import (
-    PAGE,
     SIZES,
-    differs,
+    Trial,
     faulty,
     instructions_of,
     memory_of,
     numbers_of,
     proven,
-    refused,
     with_code,
 )
 
-from weft.compiler.language.integers import Integers
+from weft.certificate import CertificateError
 from weft.decoder_run import DecoderMemory, DecoderRun, Row
-from weft.hdl.isa import Instruction, Load, Mm, Softmax, Store, Vec
-from weft.hdl.isa.config import Config
-from weft.lm_certificate import description, steps_of
+from weft.hdl.isa import Instruction, Mm, Store
+from weft.lm_certificate import certify, description, steps_of
 from weft.sim.certify.decoder import Decoder
+from weft.sim.certify.decoder_memory import Steps, Token
 from weft.sim.certify.graph import Array
 from weft.sim.certify.language import Language
-from weft.sim.certify.steps import Course, Token, every_step, prove_steps
-from weft.sim.certify.values import Values
+from weft.sim.certify.steps import Course, every_step
 from weft.sim.certify.symbols import Symbols
+from weft.sim.certify.values import Values
 from weft.sim.certify.words import Unproven
 from weft.sim.golden.interpreter import GoldenDevice
+
+FAULTS = 6
+"""Faults of a program; of those of `make regression` five times as many."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,9 @@ def test_biases_and_learned_places() -> None:
 
 def test_rows_of_several_texts() -> None:
     memory = memory_of(numbers_of(), rows=2)
-    course = Course(description(memory.decoder.numbers), memory.decoder.config, steps_of(memory, memory.program), 1)
+    course = Course(
+        description(memory.decoder.numbers), memory.decoder.config, steps_of(memory, memory.program), 1
+    )
     for tokens in ([Token(0, 9), Token(1, 3)], [Token(0, 7), Token(0, 8)], [Token(1, 2)]):
         course.step(tokens)
 
@@ -118,12 +120,180 @@ def check_definition(memory: DecoderMemory, place: int, token: int) -> None:
     assert np.array_equal(found.logits[0], raw[: found.logits.shape[1]])
     own = _slots(at.cache.address, at, np.array([place]), layers, heads, length)[:, :, 0]
     kept = np.array([[found.blocks[layer].keys[0], found.blocks[layer].values[0]] for layer in range(layers)])
-    assert np.array_equal(kept, np.array([run.device.read(int(byte), 1)[0] for byte in own.ravel()]).reshape(own.shape))
+    assert np.array_equal(
+        kept, np.array([run.device.read(int(byte), 1)[0] for byte in own.ravel()]).reshape(own.shape)
+    )
 
 
-def _slots(start: int, at, slots: np.ndarray, layers: int, heads: int, length: int) -> np.ndarray:
+def _slots(start: int, at: Steps, slots: np.ndarray, layers: int, heads: int, length: int) -> np.ndarray:
+    """Addresses of keys and values in pages 0 and 1: (layers, 2, slots, heads, length)."""
     cache = at.cache
     layer, kind, slot, head, element = np.ogrid[:layers, :2, : len(slots), :heads, :length]
     page = slots[slot] // cache.keys * cache.page_bytes
     within = slots[slot] % cache.keys * cache.slot
-    return start + page + within + layer * cache.layer + kind * cache.kind + head * cache.head + element
+    found: np.ndarray = start + page + within + layer * cache.layer + kind * cache.kind + head * cache.head
+    return found + element
+
+
+def told(
+    memory: DecoderMemory, model: Language | None = None, at: Steps | None = None, place: int = 9
+) -> str:
+    """Why a step of a program is not proven to be one of a model; empty if it is."""
+    chosen = description(memory.decoder.numbers) if model is None else model
+    where = steps_of(memory, memory.program) if at is None else at
+    try:
+        Course(chosen, memory.decoder.config, where, 1).step([Token(0, place)])
+    except Unproven as error:
+        return str(error)
+    return ""
+
+
+def _changed(array: Array, *place: int) -> Array:
+    numbers = array.numpy.copy()
+    numbers[place] += 1 if numbers[place] < 100 else -1
+    return Array.of(numbers)
+
+
+def _with_layer(model: Language, **changes: object) -> Language:
+    layer = msgspec.structs.replace(model.layers[1], **changes)
+    return msgspec.structs.replace(model, layers=(model.layers[0], layer))
+
+
+def _with_weight(model: Language, name: str) -> Language:
+    products = dict(model.layers[1].products)
+    item = products[name]
+    products[name] = msgspec.structs.replace(item, weights=_changed(item.weights, 3, 5))
+    return _with_layer(model, products=products)
+
+
+def _with_formula(model: Language, name: str, kind: str) -> Language:
+    formula = model.formulas[name]
+    nodes = list(formula.nodes)
+    place = next(at for at, node in enumerate(nodes) if node.kind == kind)
+    nodes[place] = msgspec.structs.replace(nodes[place], value=nodes[place].value + 1)
+    changed = msgspec.structs.replace(formula, nodes=tuple(nodes))
+    return msgspec.structs.replace(model, formulas=model.formulas | {name: changed})
+
+
+MODELS: dict[str, tuple[Callable[[Language], Language], str]] = {
+    "a weight": (lambda model: _with_weight(model, "value"), "of the keys and values of token 9"),
+    "scores": (lambda model: _with_layer(model, octaves=1.01 * model.layers[1].octaves), "logits of token 9"),
+    "a place": (
+        lambda model: msgspec.structs.replace(model, positions=_changed(model.positions, 9, 2)), "keys and values"
+    ),
+}  # fmt: skip
+MORE: dict[str, tuple[Callable[[Language], Language], str]] = {
+    "another weight": (lambda model: _with_weight(model, "down"), "logits"),
+    "a token": (
+        lambda model: msgspec.structs.replace(model, embedding=_changed(model.embedding, 40, 2)), "keys and values"
+    ),
+    "a mantissa": (
+        lambda model: msgspec.structs.replace(
+            model, head=msgspec.structs.replace(model.head, mantissas=_changed(model.head.mantissas, 7))  # type: ignore[arg-type]
+        ), "2 of",
+    ),
+    "a norm": (lambda model: _with_formula(model, "normalise", "multiply"), "keys and values"),
+    "a gate": (lambda model: _with_formula(model, "inner", "multiply"), "keys and values"),
+    "steps of results": (lambda model: msgspec.structs.replace(model, smaller=1.5 * model.smaller), "keys and values"),
+    "a missing formula": (
+        lambda model: msgspec.structs.replace(model, formulas={}), "the decoder has no formula 'begin'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_model_is_not_proven(memory: DecoderMemory, name: str) -> None:
+    change, part = (MODELS | MORE)[name]
+    assert part in told(memory, change(description(memory.decoder.numbers)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MORE)
+def test_other_models_are_not_proven(memory: DecoderMemory, name: str) -> None:
+    test_another_model_is_not_proven(memory, name)
+
+
+def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None:
+    at = steps_of(memory, memory.program)
+
+    def wrong(tokens: Sequence[Token], numbers: Sequence[int], pages: Sequence[Sequence[int]]) -> bytes:
+        return at.frame_of([Token(0, 8)], numbers, pages)
+
+    other = dataclasses.replace(at, frame_of=wrong)
+    assert told(memory, at=other) == "token 9: the host tells the program of other rows than theirs"
+
+
+def check_faults(rows: int, seed: int, count: int, *, checked: bool) -> None:
+    memory = memory_of(numbers_of(), rows=rows)
+    steps = [[Token(row, place + row) for row in range(rows)] for place in (0, 7, 8)]
+    trial, rng = Trial(memory, steps), np.random.default_rng(seed)
+    differ = accepted = 0
+    for _ in range(count):
+        other = faulty(memory, rng)
+        refused, changed = trial.refused(other, checked=checked) != "", trial.differs(other)
+        assert refused or not changed
+        differ += changed
+        accepted += not refused
+    print(f"seed {seed}: {differ} of {count} faults changed a byte; {accepted} were accepted")
+    assert differ > count // 12
+
+
+def test_faults_are_not_proven() -> None:
+    check_faults(1, 1, FAULTS, checked=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("seed", range(10))
+def test_many_faults_are_not_proven(rows: int, seed: int) -> None:
+    check_faults(rows, seed, 5 * FAULTS, checked=True)
+
+
+def _first(memory: DecoderMemory, kind: type[Instruction], **fields: int) -> tuple[list[Instruction], int]:
+    items = instructions_of(memory.decoder)
+    found = (
+        at
+        for at, item in enumerate(items)
+        if isinstance(item, kind) and all(getattr(item, name) == value for name, value in fields.items())
+    )
+    return items, next(found)
+
+
+def test_a_store_elsewhere_is_not_proven(memory: DecoderMemory) -> None:
+    """Keys in the place of values, and what is written over constants."""
+    items, at = _first(memory, Store)
+    behind = dataclasses.replace(items[at], offset=steps_of(memory, memory.program).cache.kind)
+    over = dataclasses.replace(items[at], base=0, offset=0)
+    for changed, part in (
+        (behind, "of the keys and values of token 9 are not what the model says"),
+        (over, "where the program's words and constants are"),
+    ):
+        assert part in told(with_code(memory, [*items[:at], changed, *items[at + 1 :]]))
+
+
+def test_a_program_whose_order_is_open_is_not_proven(memory: DecoderMemory) -> None:
+    items, at = _first(memory, Mm)
+    assert items[at].wait
+    other = with_code(memory, [*items[:at], dataclasses.replace(items[at], wait=0), *items[at + 1 :]])
+    with pytest.raises(
+        CertificateError, match=r"the decoder's program is not proven: .* waits for semaphore"
+    ):
+        certify(other, lambda text: None)
+
+
+def test_steps_have_every_row_at_every_place() -> None:
+    memory = memory_of(numbers_of(), rows=3)
+    steps = list(every_step(steps_of(memory, memory.program), SIZES.context, np.random.default_rng(2)))
+    for row in range(3):
+        seen = {tokens[row].place for tokens in steps if len(tokens) > row}
+        assert seen == set(range(SIZES.context))
+    assert {len(tokens) for tokens in steps} == {1, 2, 3}
+    assert any(len({token.text for token in tokens}) < len(tokens) for tokens in steps)
+
+
+def test_too_few_pages_for_all_rows_are_named() -> None:
+    memory = DecoderMemory(memory_of(numbers_of(), rows=3).decoder, 4)
+    with pytest.raises(
+        Unproven, match="3 texts of 10 tokens take 6 pages of keys and values, and there are 4"
+    ):
+        proven(memory)
