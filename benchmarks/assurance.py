@@ -115,9 +115,28 @@ def certificates(options: argparse.Namespace) -> Section:
     seconds = time.process_time() - begun
     rows = [
         [f"ResNet-18 on `default`: {proven.instructions:,} instructions compute the network, proven in",
-         f"{seconds:.0f} s of processor time"]
+         f"{seconds:.0f} s of processor time"],
+        *_of_the_language_model(),
     ]  # fmt: skip
     return {"with": "python benchmarks/assurance.py measure certificates", "rows": rows}
+
+
+def _of_the_language_model() -> list[list[str]]:
+    """Rows of the proofs of the example's decoder."""
+    import weft.lm
+    from weft.examples import language
+
+    rows, begun = [], time.process_time()
+    with weft.lm.load(language.model(), "default") as model:
+        for item in model.certify(lambda done: None):
+            proven, seconds = item.proven, time.process_time() - begun
+            rows.append(
+                [f"the example's language model on `default`: {item.name}, {proven.steps:,} steps of "
+                 f"{proven.instructions:,} instructions at all {proven.places:,} places of a text, proven in",
+                 f"{seconds:.0f} s of processor time"]
+            )  # fmt: skip
+            begun = time.process_time()
+    return rows
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Section]] = {

@@ -18,11 +18,16 @@ from weft.hdl.isa.config import Config
 from weft.sim.certify.attention import added, group, quotients, started
 from weft.sim.certify.field import digest
 from weft.sim.certify.form import STORED
-from weft.sim.certify.formula import FormulaError, Tensor, evaluate
+from weft.sim.certify.formula import Tensor, evaluate
 from weft.sim.certify.graph import Array
 from weft.sim.certify.language import Language, LanguageError, Layer, Product
 from weft.sim.certify.sums import Sums, concatenated, product
 from weft.sim.certify.symbols import Symbols
+
+_PRODUCTS = ("query", "key", "value", "output", "up", "down")
+"""Of every layer."""
+_UPPER = 2
+"""Digits of the residual stream above the lowest one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,10 @@ class Decoder:
         self._places = self._looked_up(model.positions, positions)
         stream = self._stream("begin", [embedded] if model.rotary else [embedded, self._places])
         self.blocks: list[Block] = []
-        for layer in model.layers:
+        for index, layer in enumerate(model.layers):
+            for name in _PRODUCTS:
+                if name not in layer.products:
+                    raise LanguageError(f"layer {index} of the decoder has no product {name!r}")
             stream = self._block(layer, stream)
         self.logits = self._logits(stream)
 
@@ -99,17 +107,22 @@ class Decoder:
         made = self.symbols.values.results(found.reshape(rows, columns, 1), [STORED] * columns)
         return made.reshape(rows, -1, 2)
 
-    def _formula(self, name: str, tensors: list[Tensor]) -> list[np.ndarray]:
-        """The results of a formula, values (rows, columns)."""
+    def _formula(self, name: str, tensors: list[Tensor], count: int) -> list[np.ndarray]:
+        """The results of a formula, values (rows, columns), of which there are so many or more."""
+        if name not in self.model.formulas:
+            raise LanguageError(f"the decoder has no formula {name!r}")
+        formula = self.model.formulas[name]
+        if len(formula.results) < count:
+            raise LanguageError(
+                f"the formula {name!r} has {len(formula.results)} results; there must be {count}"
+            )
         try:
-            return evaluate(self.symbols, self.model.formulas[name], tensors)
-        except KeyError:
-            raise LanguageError(f"the decoder has no formula {name!r}") from None
-        except (FormulaError, IndexError) as error:
+            return evaluate(self.symbols, formula, tensors)
+        except (ValueError, IndexError) as error:
             raise LanguageError(f"the formula {name!r} of the decoder means nothing: {error}") from None
 
     def _stream(self, name: str, tensors: list[Tensor]) -> Stream:
-        upper, middle, lowest = self._formula(name, tensors)[:3]
+        upper, middle, lowest = self._formula(name, tensors, _UPPER + 1)[: _UPPER + 1]
         return Stream(np.stack([upper, middle], axis=-1), lowest)
 
     def _block(self, layer: Layer, stream: Stream) -> Stream:
@@ -121,20 +134,21 @@ class Decoder:
         even = np.full((self.rows, 1, 1), self.model.even)
         stream = self._add(layer, "output", names.reshape(self.rows, -1), even, stream)
         inner = self._inner(layer, *self._normalised(stream, layer.gains[1:]))
-        narrow, bits = self._formula("quantise", [inner])
+        narrow, bits = self._formula("quantise", [inner], 2)
         return self._add(layer, "down", narrow, bits[:, :1, None], stream)
 
     def _normalised(self, stream: Stream, gains: tuple[Array, ...]) -> tuple[np.ndarray, np.ndarray]:
         """int8 of each row (rows, width), and its shift (rows, 1, 1)."""
         tensors: list[Tensor] = [stream.upper, stream.lowest[..., None], *map(_constants, gains)]
-        narrow, shift = self._formula("normalise", tensors)
+        narrow, shift = self._formula("normalise", tensors, 2)
         return narrow, shift[:, :1, None]
 
-    def _sums(self, weights: np.ndarray, given: np.ndarray) -> Sums:
-        """Products with weights (outputs, inputs): (rows, outputs)."""
+    def _sums(self, name: str, item: Product, given: np.ndarray) -> Sums:
+        """A product with weights (outputs, inputs): (rows, outputs)."""
+        weights = item.weights.numpy
         if weights.shape[1] != given.shape[1]:
             raise LanguageError(
-                f"a product has weights for {weights.shape[1]} inputs, and there are {given.shape[1]}"
+                f"product {name!r} has weights for {weights.shape[1]} inputs, and there are {given.shape[1]}"
             )
         return self.symbols.values.dot(given, 0, weights.astype(np.int64).T)
 
@@ -154,7 +168,7 @@ class Decoder:
         """Queries, keys or values: values (rows, heads, length)."""
         item, model = layer.products[name], self.model
         heads = model.heads if name == "query" else model.key_value_heads
-        sums = self._sums(item.weights.numpy, given)
+        sums = self._sums(name, item, given)
         length = sums.low.shape[1] // heads
         tensors: list[Tensor] = [sums.reshape(self.rows * heads, length, 1)]
         turned = model.rotary and name != "value"
@@ -162,18 +176,19 @@ class Decoder:
         if turned:
             angles = [np.repeat(part, heads, axis=0) for part in np.split(self._places, [length], axis=1)]
         if turned and item.mantissas is None:
-            made = self._formula(name, [*tensors, *angles, np.repeat(shift, heads, axis=0)])
+            made = self._formula(name, [*tensors, *angles, np.repeat(shift, heads, axis=0)], 1)
         else:
-            made = self._formula(name, tensors + self._beside(item, shift, heads))
+            made = self._formula(name, tensors + self._beside(item, shift, heads), 1 + turned)
             if turned:
-                made = self._formula("turn", [np.stack(made, axis=-1), *angles])
+                made = self._formula("turn", [np.stack(made[:2], axis=-1), *angles], 1)
         return made[0].reshape(self.rows, heads, length)
 
     def _add(self, layer: Layer, name: str, given: np.ndarray, shift: np.ndarray, stream: Stream) -> Stream:
         """A product, and its biases, added to the residual stream."""
         item = layer.products[name]
-        sums = self._sums(item.weights.numpy, given)
-        assert item.mantissas is not None
+        sums = self._sums(name, item, given)
+        if item.mantissas is None:
+            raise LanguageError(f"product {name!r} has no mantissas")
         lowest = np.stack([stream.lowest, np.broadcast_to(shift[..., 0], stream.lowest.shape)], axis=-1)
         tensors: list[Tensor] = [
             sums.reshape(*sums.low.shape, 1), _constants(item.mantissas), stream.upper, lowest
@@ -187,24 +202,25 @@ class Decoder:
 
     def _inner(self, layer: Layer, given: np.ndarray, shift: np.ndarray) -> np.ndarray:
         """What goes into the last product of a feed-forward network: two digits, values (rows, columns, 2)."""
-        items = [layer.products[name] for name in ("gate", "up") if name in layer.products]
-        sums = [self._sums(item.weights.numpy, given) for item in items]
+        names = ("gate", "up") if "gate" in layer.products else ("up",)
+        items = [layer.products[name] for name in names]
+        sums = [self._sums(name, item, given) for name, item in zip(names, items, strict=True)]
         if "gate" in self.model.formulas:
             made = [
-                self._formula(name, [part.reshape(*part.low.shape, 1), *self._beside(item, shift)])
+                self._formula(name, [part.reshape(*part.low.shape, 1), *self._beside(item, shift)], 2)
                 for name, item, part in zip(("gate", "up"), items, sums, strict=True)
             ]
-            return np.stack(self._formula("inner", [np.stack(each, axis=-1) for each in made]), axis=-1)
+            return np.stack(self._formula("inner", [np.stack(each, axis=-1) for each in made], 2), axis=-1)
         both = concatenated([part.reshape(*part.low.shape, 1) for part in sums], 2)
         first, *others = (self._beside(item, shift) for item in items)
         more = [tensors[0] for tensors in others]
-        return np.stack(self._formula("inner", [both, first[0], *more, *first[1:]]), axis=-1)
+        return np.stack(self._formula("inner", [both, first[0], *more, *first[1:]], 2), axis=-1)
 
     def _logits(self, stream: Stream) -> np.ndarray:
         given, shift = self._normalised(stream, self.model.gains)
-        sums = self._sums(self.model.head.weights.numpy, given)
+        sums = self._sums("head", self.model.head, given)
         tensors: list[Tensor] = [sums.reshape(*sums.low.shape, 1), *self._beside(self.model.head, shift)]
-        return np.stack(self._formula("head", tensors), axis=-1)
+        return np.stack(self._formula("head", tensors, 2), axis=-1)
 
     # --- attention
 

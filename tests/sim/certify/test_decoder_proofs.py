@@ -25,7 +25,7 @@ from weft.hdl.isa import Instruction, Mm, Store
 from weft.lm_certificate import certify, description, steps_of
 from weft.sim.certify.decoder import Decoder
 from weft.sim.certify.decoder_memory import Steps, Token
-from weft.sim.certify.graph import Array
+from weft.sim.certify.graph import Array, Node
 from weft.sim.certify.language import Language
 from weft.sim.certify.steps import Course, every_step
 from weft.sim.certify.symbols import Symbols
@@ -195,9 +195,6 @@ MORE: dict[str, tuple[Callable[[Language], Language], str]] = {
     "a norm": (lambda model: _with_formula(model, "normalise", "multiply"), "keys and values"),
     "a gate": (lambda model: _with_formula(model, "inner", "multiply"), "keys and values"),
     "steps of results": (lambda model: msgspec.structs.replace(model, smaller=1.5 * model.smaller), "keys and values"),
-    "a missing formula": (
-        lambda model: msgspec.structs.replace(model, formulas={}), "the decoder has no formula 'begin'"
-    ),
 }  # fmt: skip
 
 
@@ -211,6 +208,42 @@ def test_another_model_is_not_proven(memory: DecoderMemory, name: str) -> None:
 @pytest.mark.parametrize("name", MORE)
 def test_other_models_are_not_proven(memory: DecoderMemory, name: str) -> None:
     test_another_model_is_not_proven(memory, name)
+
+
+def _with(model: Language, **formula: object) -> Language:
+    """The same with changes of the formula with which rows begin."""
+    changed = msgspec.structs.replace(model.formulas["begin"], **formula)
+    return msgspec.structs.replace(model, formulas=model.formulas | {"begin": changed})
+
+
+def _narrow(model: Language) -> Language:
+    products = dict(model.layers[1].products)
+    weights = Array.of(products["value"].weights.numpy[:, 1:])
+    products["value"] = msgspec.structs.replace(products["value"], weights=weights)
+    return _with_layer(model, products=products)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: msgspec.structs.replace(model, formulas={}), "the decoder has no formula 'begin'"),
+        (
+            lambda model: _with(model, nodes=(Node("sine", (), 3),), results=(0, 0, 0)),
+            "the formula 'begin' of the decoder means nothing: a formula has the unknown kind 'sine'",
+        ),
+        (lambda model: _with(model, results=(0, 1)), "the formula 'begin' has 2 results; there must be 3"),
+        (_narrow, "product 'value' has weights for 15 inputs, and there are 16"),
+        (
+            lambda model: msgspec.structs.replace(model, embedding=Array.of(model.embedding.numpy * 300)),
+            "has more than 2 digits",
+        ),
+        (lambda model: _with_layer(model, products={}), "layer 1 of the decoder has no product 'query'"),
+    ],
+)
+def test_a_model_that_says_nothing_is_named(
+    memory: DecoderMemory, change: Callable[[Language], Language], message: str
+) -> None:
+    assert message in told(memory, change(description(memory.decoder.numbers)))
 
 
 def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None:
