@@ -64,7 +64,7 @@ class RecallingDevice(ValueDevice):
     def __init__(self, config: Config, memory_bytes: int, values: Values) -> None:
         super().__init__(config, memory_bytes, values)
         self.fixed: Sequence[tuple[int, int]] = ()
-        self._digests: dict[tuple[int, int], bytes] = {}
+        self._digests: dict[tuple[int, int, int], bytes] = {}
         self.turn: int | None = None
         self.done = 0
         self._turn = 0
@@ -110,8 +110,10 @@ class RecallingDevice(ValueDevice):
             self._check_fixed(instruction)
         if isinstance(instruction, Store) or told.places is None:
             self._carry_out(index, instruction)
-            if told.places is None:
-                self._renumber()
+            if told.places is None:  # as those of rows that are padding may be
+                raise Unproven(
+                    f"instruction {index} ({instruction.OPCODE.name}) names rows that there are not"
+                )
             return
         reads, writes = told.places
         self._written += writes
@@ -177,7 +179,7 @@ class RecallingDevice(ValueDevice):
             else:
                 try:
                     places = self._found(i)
-                except DeviceError:  # carrying it out says why
+                except DeviceError:
                     places = None
                 self._instructions[i] = _Told(next(self._next), places)
         return self._instructions[i]
@@ -219,7 +221,7 @@ class RecallingDevice(ValueDevice):
         """A digest of so many bytes from each address on; what is never written has the same all the time."""
         low, high = min(addresses), max(addresses) + size
         fixed = any(first <= low and high <= stop for first, stop in self.fixed)
-        key = self._told(i).number, addresses[0]
+        key = self._told(i).number, addresses[0], size
         if fixed and key in self._digests:
             return self._digests[key]
         found = digest(*(plane.dram_range(at, size) for at in addresses for plane in self.planes))
@@ -250,11 +252,6 @@ class RecallingDevice(ValueDevice):
             assert isinstance(content[1], Sums)
             self.rows.maxima = self.rows.maxima.put(rows, first)
             self.rows.sums = self.rows.sums.put(rows, content[1])
-
-    def _renumber(self) -> None:
-        """Nothing is known any more of which rows have the same values."""
-        for memory in _ROWS:
-            self._numbers[memory] = self._fresh(memory.size(self.config))
 
     def _check_fixed(self, i: Store) -> None:
         """Raises `Unproven` if STORE writes to what is never written."""

@@ -152,9 +152,7 @@ class Course:
         try:
             device.start(at.entry)
             device.wait()
-        except DeviceError as error:
-            raise Unproven(f"{_told(tokens)}: {error}") from None
-        except Unproven as error:
+        except (DeviceError, Unproven) as error:
             raise Unproven(f"{_told(tokens)}: {error}") from None
         self.steps += 1
         self.instructions += device.instructions

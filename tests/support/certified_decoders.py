@@ -65,36 +65,49 @@ def proven(memory: DecoderMemory, program: Program | None = None, seed: int = 1)
 
 
 class Trial:
-    """A decoder's program and others that are to be proven in its place, each in the time that differences take."""
+    """A decoder's program, or that for `prompts`, and others that are to be proven in its place, each in the time that
+    differences take."""
 
-    def __init__(self, memory: DecoderMemory, steps: Sequence[Sequence[Token]]) -> None:
-        self.memory, self.steps = memory, steps
-        model, at = description(memory.decoder.numbers), steps_of(memory, memory.program)
+    def __init__(
+        self, memory: DecoderMemory, steps: Sequence[Sequence[Token]], *, prompts: bool = False
+    ) -> None:
+        self.memory, self.steps, self.prompts = memory, steps, prompts
+        model, at = description(memory.decoder.numbers), steps_of(memory, program_of(memory, prompts))
         self._course = Course(model, memory.decoder.config, at, 1)
         self._every = [*every_step(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
-        self._right = [
-            outputs(memory, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(steps)
-        ]
+        self._right = self._outputs(memory)
+        assert None not in self._right
         assert self.refused(memory) == ""
 
     def refused(self, other: DecoderMemory, *, checked: bool = False) -> str:
         """Why a program is not proven, or, if it is to be `checked`, what the program checker says; empty if it is."""
-        self._course.put(steps_of(other, other.program))
+        program = program_of(other, self.prompts)
+        self._course.put(steps_of(other, program))
         try:
             for tokens in self._every:
                 self._course.step(tokens)
             if checked:
-                check(instructions_of(other.decoder), other.decoder.config)
+                check(instructions_of(program.decoder), other.decoder.config)
         except (Unproven, ProgramError) as error:
             return str(error)
         return ""
 
     def differs(self, other: DecoderMemory) -> bool:
         """Whether it leaves something else than the right one behind a step on the golden interpreter."""
-        found = (
-            outputs(other, tokens, np.random.default_rng(seed)) for seed, tokens in enumerate(self.steps)
-        )
-        return any(one != right for one, right in zip(found, self._right, strict=True))
+        return self._outputs(other) != self._right
+
+    def _outputs(self, memory: DecoderMemory) -> list[list[bytes] | None]:
+        return [
+            outputs(memory, tokens, np.random.default_rng(seed), prompts=self.prompts)
+            for seed, tokens in enumerate(self.steps)
+        ]
+
+
+def program_of(memory: DecoderMemory, prompts: bool) -> Program:
+    """The program of a decoder, or that for prompts."""
+    found = memory.prompts if prompts else memory.program
+    assert found is not None
+    return found
 
 
 def instructions_of(decoder: Decoder) -> list[Instruction]:
@@ -102,10 +115,13 @@ def instructions_of(decoder: Decoder) -> list[Instruction]:
     return [decode(decoder.code[at : at + WORD_BYTES]) for at in range(0, len(decoder.code), WORD_BYTES)]
 
 
-def with_code(memory: DecoderMemory, items: Sequence[Instruction]) -> DecoderMemory:
-    """The same with other instructions, as many."""
+def with_code(memory: DecoderMemory, items: Sequence[Instruction], *, prompts: bool = False) -> DecoderMemory:
+    """The same with other instructions, as many, in its program or in that for prompts."""
     decoder = copy.copy(memory.decoder)
-    decoder.code = b"".join(item.encode() for item in items)
+    changed = decoder
+    if prompts:
+        changed = decoder.prompts = copy.copy(program_of(memory, prompts).decoder)
+    changed.code = b"".join(item.encode() for item in items)
     return DecoderMemory(decoder, memory.pages)
 
 
@@ -120,17 +136,21 @@ def with_constants(memory: DecoderMemory, rng: np.random.Generator) -> DecoderMe
     return DecoderMemory(decoder, memory.pages)
 
 
-def faulty(memory: DecoderMemory, rng: np.random.Generator) -> DecoderMemory:
-    """The same with a fault in one field of its words, or now and then in its constants."""
+def faulty(memory: DecoderMemory, rng: np.random.Generator, *, prompts: bool = False) -> DecoderMemory:
+    """The same with a fault in one field of the words of its program, or of that for prompts, or now and then in its
+    constants."""
     if rng.random() < 0.15:
         return with_constants(memory, rng)
-    items = [item for item in instructions_of(memory.decoder) if not isinstance(item, End)]
-    return with_code(memory, [*with_fault(rng, items), End()])
+    decoder = program_of(memory, prompts).decoder
+    items = [item for item in instructions_of(decoder) if not isinstance(item, End)]
+    return with_code(memory, [*with_fault(rng, items), End()], prompts=prompts)
 
 
-def outputs(memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Generator) -> list[bytes] | None:
-    """What a step leaves on the golden interpreter: logits, and the pages; None if it refuses the program. What is on
-    the chip and in the pages before it is drawn, and so are the tokens and the places of pages."""
+def outputs(
+    memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Generator, *, prompts: bool = False
+) -> list[bytes] | None:
+    """What a step, or one of `prompts`, leaves on the golden interpreter: logits, and the pages; None if it refuses the
+    program. What is on the chip and in the pages before it is drawn, and so are tokens and pages."""
     device = GoldenDevice(memory.decoder.config, memory.memory_bytes)
     memories, run = device.memories, DecoderRun(memory, device)
     memories.scratchpad[:] = rng.integers(-128, 128, memories.scratchpad.shape)
@@ -141,19 +161,19 @@ def outputs(memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Gener
     pages = rng.permutation(memory.pages).tolist()
     size = memory.pages * places.page_bytes
     device.write(memory.cache, rng.bytes(size))
-    each = memory.pages // places.rows
+    each = memory.pages // (1 if prompts else places.rows)
     numbers = rng.integers(0, places.sizes.vocabulary, len(tokens)).tolist()
     own = [pages[each * token.text : each * (token.text + 1)] for token in tokens]
+    rows = [Row(number, token.place, part) for number, token, part in zip(numbers, tokens, own, strict=True)]
     try:
-        run.step(
-            [Row(number, token.place, part) for number, token, part in zip(numbers, tokens, own, strict=True)]
-        )
+        (run.prompt if prompts else run.step)(rows)
     except DeviceError:
         return None
     contents = memory.decoder.contents
     fixed = (
         (memory.bases[0], bytes(contents.constants)), (memory.records, bytes(contents.records)),
-        (memory.program.entry, memory.decoder.code),
+        (memory.program.entry, memory.program.decoder.code),
     )  # fmt: skip
     kept = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
-    return [*kept, *map(run.raw, range(len(tokens))), device.read(memory.cache, size)]
+    logits = [] if prompts else [run.raw(row) for row in range(len(tokens))]
+    return [*kept, *logits, device.read(memory.cache, size)]

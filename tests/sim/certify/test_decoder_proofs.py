@@ -256,13 +256,16 @@ def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None
     assert told(memory, at=other) == "token 9: the host tells the program of other rows than theirs"
 
 
-def check_faults(rows: int, seed: int, count: int, *, checked: bool) -> None:
-    memory = memory_of(numbers_of(), rows=rows)
-    steps = [[Token(row, place + row) for row in range(rows)] for place in (0, 7, 8)]
-    trial, rng = Trial(memory, steps), np.random.default_rng(seed)
+def check_faults(kind: str, seed: int, count: int, *, checked: bool) -> None:
+    """Of the program for one row or two, or of that for prompts."""
+    rows, prompts = int(kind == "two rows") + 1, kind == "prompts"
+    memory = memory_of(numbers_of(), rows=rows, prompt_rows=2 * prompts)
+    together = 2 if prompts else rows
+    steps = [[Token(0 if prompts else row, place + row) for row in range(together)] for place in (0, 6, 8)]
+    trial, rng = Trial(memory, steps, prompts=prompts), np.random.default_rng(seed)
     differ = accepted = 0
     for _ in range(count):
-        other = faulty(memory, rng)
+        other = faulty(memory, rng, prompts=prompts)
         refused, changed = trial.refused(other, checked=checked) != "", trial.differs(other)
         assert refused or not changed
         differ += changed
@@ -272,14 +275,14 @@ def check_faults(rows: int, seed: int, count: int, *, checked: bool) -> None:
 
 
 def test_faults_are_not_proven() -> None:
-    check_faults(1, 1, FAULTS, checked=False)
+    check_faults("one row", 1, FAULTS, checked=False)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("seed", range(10))
-def test_many_faults_are_not_proven(rows: int, seed: int) -> None:
-    check_faults(rows, seed, 5 * FAULTS, checked=True)
+@pytest.mark.parametrize("kind", ["one row", "two rows", "prompts"])
+@pytest.mark.parametrize("seed", range(8))
+def test_many_faults_are_not_proven(kind: str, seed: int) -> None:
+    check_faults(kind, seed, 5 * FAULTS, checked=True)
 
 
 def _first(memory: DecoderMemory, kind: type[Instruction], **fields: int) -> tuple[list[Instruction], int]:
@@ -293,15 +296,23 @@ def _first(memory: DecoderMemory, kind: type[Instruction], **fields: int) -> tup
 
 
 def test_a_store_elsewhere_is_not_proven(memory: DecoderMemory) -> None:
-    """Keys in the place of values, and what is written over constants."""
+    """Keys in the place of values, what is written over constants, and into a page of another text."""
     items, at = _first(memory, Store)
     behind = dataclasses.replace(items[at], offset=steps_of(memory, memory.program).cache.kind)
     over = dataclasses.replace(items[at], base=0, offset=0)
+    other = Store(base=3, offset=0, length=8)
     for changed, part in (
-        (behind, "of the keys and values of token 9 are not what the model says"),
-        (over, "where the program's words and constants are"),
+        (
+            [*items[:at], behind, *items[at + 1 :]],
+            "of the keys and values of token 9 are not what the model says",
+        ),
+        ([*items[:at], over, *items[at + 1 :]], "where the program's words and constants are"),
+        (
+            [*items[:-1], other, items[-1]],
+            "token 9: 8 bytes of memory are changed that are none of its tokens'",
+        ),
     ):
-        assert part in told(with_code(memory, [*items[:at], changed, *items[at + 1 :]]))
+        assert part in told(with_code(memory, changed))
 
 
 def test_a_program_whose_order_is_open_is_not_proven(memory: DecoderMemory) -> None:
