@@ -132,8 +132,8 @@ def _of_the_language_model() -> list[list[str]]:
         seconds = time.process_time() - begun
     what = (
         f"the example's language model on `default`: {program.instructions:,} instructions, and "
-        f"{prompts.instructions:,} of its program for prompts, compute the decoder at all {program.places:,} places of a "
-        "text, proven in"
+        f"{prompts.instructions:,} of its program for prompts, compute the decoder at all {program.places:,} places of "
+        "a text, proven in"
     )
     return [[what, f"{seconds:.0f} s of processor time"]]
 

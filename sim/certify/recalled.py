@@ -267,6 +267,7 @@ class RecallingDevice(ValueDevice):
         if self.values.constants(block) is not None:
             super()._vec(i)
             return
+        self.check_vec(i)
         rows = self.memories.addresses(i, "dst").ravel()
         self.cells[rows] = self.values.inputs(rows.size * self.config.n).reshape(-1, self.config.n)
 

@@ -313,13 +313,8 @@ class ValueDevice(GoldenDevice):
 
     def _vec(self, i: Vec) -> None:
         memories, config = self.memories, self.config
+        self.check_vec(i)
         mantissa, shift, bias = self.parameters(i)
-        if i.b_mantissa >> config.mantissa_bits:
-            raise DeviceError(f"a mantissa has more than {config.mantissa_bits} bits")
-        if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
-            raise DeviceError(
-                "'multiply' needs a second operand, a source in the scratchpad, and no reduction"
-            )
         dst = memories.addresses(i, "dst").ravel()
         second = self.cells[memories.addresses(i, "b").reshape(-1)] if i.add else None
         clamp, table = (i.zero, i.low, i.high), self._table(i)
@@ -343,6 +338,15 @@ class ValueDevice(GoldenDevice):
                     self.values, value, mantissa, shift, clamp, table, other, own
                 )
         self.cells[dst] = results
+
+    def check_vec(self, i: Vec) -> None:
+        """Raises `DeviceError` for what no VEC may ask for."""
+        if i.b_mantissa >> self.config.mantissa_bits:
+            raise DeviceError(f"a mantissa has more than {self.config.mantissa_bits} bits")
+        if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
+            raise DeviceError(
+                "'multiply' needs a second operand, a source in the scratchpad, and no reduction"
+            )
 
     def _product(self, value: Sums, other: Sums, bias: np.ndarray, i: Vec) -> Sums:
         plain = value.shifted(-bias[None, :, None] - i.pad)

@@ -175,5 +175,5 @@ def outputs(
         (memory.program.entry, memory.program.decoder.code),
     )  # fmt: skip
     kept = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
-    logits = [] if prompts else [run.raw(row) for row in range(len(tokens))]
+    logits = [] if prompts else [run.logits(row).tobytes() for row in range(len(tokens))]
     return [*kept, *logits, device.read(memory.cache, size)]
