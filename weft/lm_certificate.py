@@ -121,7 +121,7 @@ def _gains(gains: Iterable[np.ndarray]) -> tuple[Array, ...]:
 def steps_of(memory: DecoderMemory, program: Program) -> Steps:
     """Where a program of a decoder and all that it works on lie in memory."""
     decoder = program.decoder
-    places, contents = decoder.places, decoder.contents
+    places, contents = decoder.places, memory.decoder.contents  # which both programs share
     constants, records, frame, cache, between, logits = memory.bases
     sizes, rows = places.sizes, places.rows
     codes = [(program.entry, decoder.code), (constants, bytes(contents.constants))]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from support.certified import with_fault
 from support.language_models import pieces, random_model
+from weft.compiler.gguf.writer import write
 from weft.compiler.language.decoder import Decoder
 from weft.compiler.language.integers import Integers, integers
-from weft.compiler.language.model import Sizes
+from weft.compiler.language.model import LanguageModel, Sizes
 from weft.compiler.language.ranges import ranges
 from weft.decoder_run import DecoderMemory, DecoderRun, Program, Row
 from weft.hdl.checker.program import ProgramError, check
@@ -32,28 +34,45 @@ SIZES = Sizes(
 PAGE, PAGES, TOKENS = 8, 6, 43
 
 
-def config_of(preset: str) -> Config:
+def config_of(preset: str, int4: int = 0) -> Config:
     """A preset with what a decoder takes."""
-    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4)
+    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4, int4=int4)
 
 
 def numbers_of(
     architecture: str = "llama", seed: int = 1, sizes: Sizes = SIZES, *, biases: bool | None = None
 ) -> Integers:
     """The integers of a random model with few tokens."""
-    rng = np.random.default_rng(seed)
+    model = _random(architecture, seed, sizes, biases)
+    return integers(model, ranges(model, [_text(model, seed)]))
+
+
+def in_blocks(folder: Path, architecture: str = "llama", head: str = "Q4_0", seed: int = 1) -> Integers:
+    """The same of a file with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
+    wide = dict.fromkeys(("width", "key_length", "value_length", "feed_forward"), 32)
+    made = _random(architecture, seed, dataclasses.replace(SIZES, **wide), None)
+    model = write(made, folder / "model.gguf", "Q4_0", {"token_embd.weight": head, "output.weight": head})
+    return integers(model, ranges(model, [_text(model, seed)]), blocks=True)
+
+
+def _random(architecture: str, seed: int, sizes: Sizes, biases: bool | None) -> LanguageModel:
     some = {name: getattr(pieces(), name)[:TOKENS] for name in ("tokens", "kinds", "scores")}
     few = dataclasses.replace(pieces(), **some)
-    model = random_model(rng, architecture, sizes, vocabulary=few, biases=biases)
-    text = rng.integers(0, model.sizes.vocabulary, sizes.context).tolist()
-    return integers(model, ranges(model, [text]))
+    rng = np.random.default_rng(seed)
+    return random_model(rng, architecture, sizes, vocabulary=few, biases=biases)
+
+
+def _text(model: LanguageModel, seed: int) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, TOKENS, model.sizes.context).tolist()
+    return found
 
 
 def memory_of(
     numbers: Integers, preset: str = "small", *, rows: int = 1, prompt_rows: int = 0
 ) -> DecoderMemory:
     """The program of a decoder in memory."""
-    decoder = Decoder(numbers, config_of(preset), rows=rows, page=PAGE, prompt_rows=prompt_rows)
+    config = config_of(preset, 2 if numbers.gains else 0)
+    decoder = Decoder(numbers, config, rows=rows, page=PAGE, prompt_rows=prompt_rows)
     return DecoderMemory(decoder, PAGES)
 
 

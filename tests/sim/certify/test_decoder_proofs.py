@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 from support.certified_decoders import (
     SIZES,
     Trial,
+    config_of,
     faulty,
+    in_blocks,
     instructions_of,
     memory_of,
     numbers_of,
@@ -20,6 +24,8 @@ from support.certified_decoders import (
 )
 
 from weft.certificate import CertificateError
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.decoder import Decoder as Compiled
 from weft.decoder_run import DecoderMemory, DecoderRun, Row
 from weft.hdl.isa import Instruction, Mm, Store
 from weft.lm_certificate import certify, description, steps_of
@@ -70,6 +76,47 @@ def test_tokens_of_a_prompt() -> None:
     found = proven(memory, memory.prompts)
     assert (found.places, found.steps) == (SIZES.context, -(-SIZES.context // 4))
     assert found.compared == SIZES.context * 2 * SIZES.blocks * SIZES.key_length
+
+
+def test_blocks_of_4_bits(tmp_path: Path) -> None:
+    memory = memory_of(in_blocks(tmp_path))
+    assert memory.decoder.contents.blocks == {"qkv", "output", "inner", "down", "head"}
+    assert told(memory) == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_all_places_in_blocks_of_4_bits(architecture: str, head: str, tmp_path: Path) -> None:
+    memory = memory_of(in_blocks(tmp_path, architecture, head, 4), prompt_rows=4)
+    assert proven(memory).places == proven(memory, memory.prompts).places == SIZES.context
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(24))
+def test_many_decoders(seed: int) -> None:
+    """Both architectures with biases and without, heads, groups, presets, rows and prompts."""
+    rng, memory = np.random.default_rng(seed), None
+    while memory is None:
+        with contextlib.suppress(CompileError):  # there is no room for all that is drawn
+            memory = drawn(rng, seed)
+    for program in (memory.program, memory.prompts):
+        assert program is None or proven(memory, program).places == 20
+
+
+def drawn(rng: np.random.Generator, seed: int) -> DecoderMemory:
+    """A decoder of random sizes, for texts of 20 tokens."""
+    groups, n = int(rng.integers(1, 4)), 16
+    sizes = dataclasses.replace(
+        SIZES, width=n * int(rng.integers(1, 4)), blocks=int(rng.integers(1, 4)),
+        heads=groups * int(rng.integers(1, 4)), key_value_heads=groups, key_length=n, value_length=n,
+        feed_forward=n * int(rng.integers(1, 6)), context=20,
+    )  # fmt: skip
+    numbers = numbers_of(("llama", "gpt2")[seed % 2], seed, sizes, biases=bool(rng.integers(2)))
+    preset = ("tiny", "small", "default")[seed % 3]
+    rows, prompt_rows = int(rng.choice([1, 1, 2, 3])), int(rng.choice([0, 2, 4]))
+    decoder = Compiled(numbers, config_of(preset), rows=rows, page=16, prompt_rows=prompt_rows)
+    return DecoderMemory(decoder, 2 * rows)
 
 
 class _Exact(Decoder):
