@@ -37,6 +37,7 @@ from weft.sim.certify.steps import Course, every_step
 from weft.sim.certify.symbols import Symbols
 from weft.sim.certify.values import Values
 from weft.sim.certify.words import Unproven
+from weft.sim.golden import control
 from weft.sim.golden.interpreter import GoldenDevice
 
 FAULTS = 6
@@ -303,6 +304,12 @@ def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None
     assert told(memory, at=other) == "token 9: the host tells the program of other rows than theirs"
 
 
+@pytest.fixture
+def few_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that do not end are told soon, of programs of a few hundred instructions."""
+    monkeypatch.setattr(control, "EXECUTED_MOST", 20_000)
+
+
 def check_faults(kind: str, seed: int, count: int, *, checked: bool) -> None:
     """Of the program for one row or two, or of that for prompts."""
     rows, prompts = int(kind == "two rows") + 1, kind == "prompts"
@@ -321,11 +328,13 @@ def check_faults(kind: str, seed: int, count: int, *, checked: bool) -> None:
     assert differ > count // 12
 
 
+@pytest.mark.usefixtures("few_instructions")
 def test_faults_are_not_proven() -> None:
     check_faults("one row", 1, FAULTS, checked=False)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_instructions")
 @pytest.mark.parametrize("kind", ["one row", "two rows", "prompts"])
 @pytest.mark.parametrize("seed", range(8))
 def test_many_faults_are_not_proven(kind: str, seed: int) -> None:
