@@ -115,9 +115,27 @@ def certificates(options: argparse.Namespace) -> Section:
     seconds = time.process_time() - begun
     rows = [
         [f"ResNet-18 on `default`: {proven.instructions:,} instructions compute the network, proven in",
-         f"{seconds:.0f} s of processor time"]
+         f"{seconds:.0f} s of processor time"],
+        *_of_the_language_model(),
     ]  # fmt: skip
     return {"with": "python benchmarks/assurance.py measure certificates", "rows": rows}
+
+
+def _of_the_language_model() -> list[list[str]]:
+    """A row for the proof of the example's decoder."""
+    import weft.lm
+    from weft.examples import language
+
+    with weft.lm.load(language.model(), "default") as model:
+        begun = time.process_time()
+        program, prompts = (item.proven for item in model.certify(lambda done: None))
+        seconds = time.process_time() - begun
+    what = (
+        f"the example's language model on `default`: {program.instructions:,} instructions, and "
+        f"{prompts.instructions:,} of its program for prompts, compute the decoder at all {program.places:,} places of "
+        "a text, proven in"
+    )
+    return [[what, f"{seconds:.0f} s of processor time"]]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Section]] = {

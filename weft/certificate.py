@@ -213,13 +213,13 @@ def _operator(op: Any) -> Operator:
         elif isinstance(value, IrWindow):
             windows[field.name] = Window(value.kernel, value.stride, value.dilation, value.pad)
     sources = tuple(map(_view, op.sources))
-    formula = _formula(op.rows(), op.vectors) if isinstance(op, RowOp | WideConv) else None
+    formula = formula_of(op.rows(), op.vectors) if isinstance(op, RowOp | WideConv) else None
     return Operator(
         type(op).__name__, op.name, sources, _view(op.dst), numbers, texts, arrays, windows, formula
     )
 
 
-def _formula(rows: Rows, vectors: Iterable[np.ndarray]) -> Formula:
+def formula_of(rows: Rows, vectors: Iterable[np.ndarray]) -> Formula:
     """The expressions of a kernel, operands first."""
     places: dict[int, int] = {}
     nodes: list[Node] = []

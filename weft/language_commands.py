@@ -49,6 +49,13 @@ Clock = Annotated[
     float | None,
     real("--clock", "MHz that tokens a second are told at (timing); a board's own if not given.", 0.001, 1e5),
 ]
+Certify = Annotated[
+    bool,
+    typer.Option(
+        "--certify",
+        help="Prove first that the programs compute the model, for every place of a token in a text.",
+    ),
+]
 
 
 def generate(
@@ -81,6 +88,7 @@ def generate(
     port: Port = None,
     baud: Baud = None,
     compare: Compare = False,
+    certify: Certify = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a text, token by token: the text goes to stdout, all else to stderr.
@@ -91,6 +99,10 @@ def generate(
     text = _prompt(prompt, prompt_file)
     running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
     with _loaded(running, model, context, rows, calibration) as loaded:
+        if certify:
+            with reports.progress() as progress:
+                found = loaded.certify(progress)
+            reports.tell(*(item.told for item in found))
         begin = time.monotonic()
         going = loaded.generate(
             text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, stop=stop

@@ -44,6 +44,7 @@ from weft.lm_text import Text
 from weft.sampling import Sampler
 
 if TYPE_CHECKING:
+    from weft.lm_certificate import CertifiedProgram
     from weft.sim.device import Device
 
 __all__ = ["Completion", "End", "Generation", "Model", "load"]
@@ -82,6 +83,7 @@ class Model:
     ) -> None:
         self.reference, self.decoder, self.added = reference, memory.decoder, added
         self.memory_bytes = memory.memory_bytes
+        self._memory = memory
         self.tokenizer = Tokenizer(reference.model.vocabulary)
         self._machine = machine
         places, prompts = self.decoder.places, self.decoder.prompts
@@ -216,6 +218,24 @@ class Model:
         window = self.context if window is None else integer("window", window, 2, self.context)
         function = self.reference.logits if exact else self.logits
         return perplexity(function, self.tokenizer.encode(text), window=window, stride=stride)
+
+    def certify(self, told: Callable[[str], None] = lambda text: None) -> list[CertifiedProgram]:
+        """Prove that the decoder's programs compute what the model's integers say, for every place of a token in its
+        text, any token, and any keys and values before it (`weft.sim.certify.steps`).
+
+        Parameters
+        ----------
+        told : callable
+            Told what is being done.
+
+        Raises
+        ------
+        weft.certificate.CertificateError
+            If a program is not proven; the message says where it differs, or what is not known.
+        """
+        from weft.lm_certificate import certify
+
+        return certify(self._memory, told)
 
     def compare_memory(self) -> int:
         """How many bytes of memory differ from the golden interpreter's, if that computes beside the device."""

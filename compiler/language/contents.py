@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.compiler.ir.scales import score_multiplier
-from weft.compiler.kernel.expressions import DIGITS, digits
+from weft.compiler.kernel.expressions import digits
 from weft.compiler.language.form import PRODUCTS
-from weft.compiler.language.integers import Integers, Layer
-from weft.compiler.language.kernels import ANGLE_PLACES
+from weft.compiler.language.integers import Integers, Layer, embedding_in_steps, turns
 from weft.compiler.language.model import Matrix, Rotary, dense
 from weft.compiler.language.places import Places
 from weft.compiler.language.ring import Product, Ring, cut
@@ -100,21 +99,13 @@ class Contents:
 
     def _rows(self, matrix: Matrix) -> int:
         """Append embeddings, each a row of two digits, with a step of their own; returns their offset."""
-        embedding = dense(matrix).astype(np.float64)
-        self.units.append(max(float(np.abs(embedding).max()), 1e-12) / DIGITS)
-        whole = np.rint(embedding / self.units[-1]).astype(np.int64)
+        whole, unit = embedding_in_steps(matrix)
+        self.units.append(unit)
         return self.constant(np.stack([pairs(row, self._n) for row in whole]).tobytes())
 
     def _turns(self, rotary: Rotary) -> bytes:
         """For each position the cosines and then the sines of a head, those of its even elements negative."""
-        sizes = self._places.sizes
-        angles = rotary.angles(np.arange(sizes.context)).repeat(2, axis=1)
-        whole = np.zeros((sizes.context, sizes.key_length))
-        whole[:, : angles.shape[1]] = angles
-        sine = np.sin(whole)
-        sine[:, ::2] *= -1
-        both = np.concatenate([np.cos(whole), sine], axis=1)
-        return pairs(np.rint((1 << ANGLE_PLACES) * both).astype(int).ravel(), self._n).tobytes()
+        return pairs(turns(rotary, self._places.sizes).ravel(), self._n).tobytes()
 
     def _record(self, index: int, layer: Layer) -> bytes:
         """The parameters of a block's scores, and its weights."""

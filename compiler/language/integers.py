@@ -25,8 +25,15 @@ import numpy as np
 
 from weft.compiler.kernel.expressions import DIGITS
 from weft.compiler.language.form import PRODUCTS, Form, form_of, matrices
-from weft.compiler.language.kernels import ENTRY_PLACES, GAIN_PLACES, GATE_PLACES, RESIDUAL_BITS, normal_unit
-from weft.compiler.language.model import LanguageModel
+from weft.compiler.language.kernels import (
+    ANGLE_PLACES,
+    ENTRY_PLACES,
+    GAIN_PLACES,
+    GATE_PLACES,
+    RESIDUAL_BITS,
+    normal_unit,
+)
+from weft.compiler.language.model import LanguageModel, Matrix, Rotary, Sizes, dense
 from weft.compiler.language.ranges import Ranges
 from weft.compiler.language.scaled import (
     BIAS_PLACES,
@@ -250,3 +257,21 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
 def _in_steps(name: str, biases: Sequence[np.ndarray], units: Sequence[float]) -> Biases:
     digits = 3 if name in _ADDED else 2
     return Biases.of([bias / unit for bias, unit in zip(biases, units, strict=True)], digits)
+
+
+def embedding_in_steps(matrix: Matrix) -> tuple[np.ndarray, float]:
+    """Embeddings as numbers of two digits, int64 (rows, width), and their step."""
+    embedding = dense(matrix).astype(np.float64)
+    unit = max(float(np.abs(embedding).max()), 1e-12) / DIGITS
+    return np.rint(embedding / unit).astype(np.int64), unit
+
+
+def turns(rotary: Rotary, sizes: Sizes) -> np.ndarray:
+    """For each position the cosines and then the sines of a head, those of its even elements negative, with
+    `ANGLE_PLACES`: int64 (context, 2 * length)."""
+    angles = rotary.angles(np.arange(sizes.context)).repeat(2, axis=1)
+    whole = np.zeros((sizes.context, sizes.key_length))
+    whole[:, : angles.shape[1]] = angles
+    sine = np.sin(whole)
+    sine[:, ::2] *= -1
+    return np.rint((1 << ANGLE_PLACES) * np.concatenate([np.cos(whole), sine], axis=1)).astype(np.int64)

@@ -40,11 +40,13 @@ class KernelSet:
     """
 
     def __init__(self, numbers: Integers, config: Config, units: Sequence[float]) -> None:
-        named = _named(numbers, config.n, units)
-        self.tables = list(dict.fromkeys(table for rows in named.values() for table in tables_of(rows)))
+        kernels_named = named(numbers, config.n, units)
+        self.tables = list(
+            dict.fromkeys(table for rows in kernels_named.values() for table in tables_of(rows))
+        )
         self.ops: list[MicroOp] = []
         self.starts: dict[str, int] = {}
-        for name, rows in named.items():
+        for name, rows in kernels_named.items():
             self.starts[name] = len(self.ops)
             numbered = tuple(map(self.tables.index, tables_of(rows)))
             self.ops += with_tables(generate(rows, config.n), numbered)
@@ -67,8 +69,8 @@ class KernelSet:
         return spread(self._config, source, self.starts[name], counts, **operands)
 
 
-def _named(numbers: Integers, n: int, units: Sequence[float]) -> dict[str, Rows]:
-    """The kernels by name, those that the form of a decoder takes."""
+def named(numbers: Integers, logits: int, units: Sequence[float]) -> dict[str, Rows]:
+    """The kernels by name, those that the form of a decoder takes; that of the head for rows of so many `logits`."""
     sizes, form = numbers.model.sizes, numbers.form
     scaled = {name: items[0] for name, items in numbers.scaled.items()}  # but for mantissas blocks are alike
     shifts = {name: biases.shift for name, biases in numbers.biases.items()}
@@ -84,7 +86,7 @@ def _named(numbers: Integers, n: int, units: Sequence[float]) -> dict[str, Rows]
         **_inner(numbers),
         "quantise": kernels.quantise(sizes.feed_forward),
         "down": kernels.add(sizes.width, scaled["down"]),
-        "head": kernels.widen(n, numbers.head_scaled, shifts.get("head")),
+        "head": kernels.widen(logits, numbers.head_scaled, shifts.get("head")),
     }
     return found | ({"offset": kernels.offset(sizes.width)} if form.biased & {"output", "down"} else {})
 

@@ -133,36 +133,57 @@ def _probabilities(
     rows, keys = valid.shape
     n = config.n
     octaves = op.numbers["score_scale"] * math.log2(math.e)
-    mantissa, shift = quantised(OCTAVE * octaves, config.mantissa_bits)
-    table = config.exp2_table
-    m, sums = symbols.integers(LOWEST, (rows,)), symbols.integers(0, (rows,))
+    state = started(symbols, rows)
     p, exponents, alignments = [], [], []
     for first in range(0, keys, n):
         places = np.minimum(np.arange(first, first + n), keys - 1)
         there = valid[:, places] & (np.arange(first, first + n) < keys)
-        columns = np.full(n, 1)
-        y = numerics.octave_logits(
-            symbols, scores[:, places], bias * columns, mantissa * columns, shift * columns
-        )
-        e = numerics.group_exponents(symbols, y, there)
-        part = numerics.probabilities(symbols, y, there, e, table)
-        m, sums, alignment = numerics.update(symbols, m, sums, e, part)
+        part, e, state, alignment = group(symbols, config, octaves, scores[:, places], bias, there, state)
         p.append(part)
         exponents.append(e)
         alignments.append(alignment)
-    return p, exponents, (m, sums), alignments
+    return p, exponents, state, alignments
+
+
+def started(symbols: Symbols, rows: int) -> tuple[Sums, Sums]:
+    """The maxima and sums (rows,) of rows that have seen no score."""
+    return symbols.integers(LOWEST, (rows,)), symbols.integers(0, (rows,))
+
+
+def group(
+    symbols: Symbols,
+    config: Config,
+    octaves: float,
+    scores: Sums,
+    bias: int,
+    there: np.ndarray,
+    state: tuple[Sums, Sums],
+) -> tuple[Sums, Sums, tuple[Sums, Sums], Sums]:
+    """Of a group of scores (rows, keys), of which some are `there`, in so many `octaves`: probabilities, exponents
+    (rows,), the maxima and sums of rows behind it, and what sums of products are aligned by (rows,)."""
+    columns = np.ones(there.shape[1], np.int64)
+    mantissa, shift = quantised(OCTAVE * octaves, config.mantissa_bits)
+    y = numerics.octave_logits(symbols, scores, bias * columns, mantissa * columns, shift * columns)
+    e = numerics.group_exponents(symbols, y, there)
+    part = numerics.probabilities(symbols, y, there, e, config.exp2_table)
+    m, sums, alignment = numerics.update(symbols, *state, e, part)
+    return part, e, (m, sums), alignment
 
 
 def _weighted(symbols: Symbols, config: Config, p: list[Sums], alignments: list[Sums], v: Sums) -> Sums:
     """Sums of values (keys, size) times probabilities of groups: (rows, size)."""
     rows, size = len(p[0].low), v.low.shape[1]
     total = symbols.integers(0, (rows, size))
-    for group, (part, alignment) in enumerate(zip(p, alignments, strict=True)):
-        values = v[group * config.n : (group + 1) * config.n]
-        made = product(part[:, : len(values.low)], values)
-        shift = alignment.reshape(rows, 1).spread((rows, size))
-        total = numerics.aligned(symbols, total, made, shift)
+    for at, (part, alignment) in enumerate(zip(p, alignments, strict=True)):
+        total = added(symbols, total, part, alignment, v[at * config.n : (at + 1) * config.n])
     return total
+
+
+def added(symbols: Symbols, total: Sums, part: Sums, alignment: Sums, values: Sums) -> Sums:
+    """Sums of products (rows, size) with those of one more group: its probabilities times values (keys, size)."""
+    made = product(part[:, : len(values.low)], values)
+    shift = alignment.reshape(len(alignment.low), 1).spread(total.low.shape)
+    return numerics.aligned(symbols, total, made, shift)
 
 
 def _quotients(
@@ -170,14 +191,27 @@ def _quotients(
 ) -> np.ndarray:
     """Values of elements (rows, 1, size) divided by the sums of their rows: (rows, size)."""
     numbers = op.numbers
-    fraction, exponent = math.frexp(numbers["scale"])
+    form = Form(0, int(numbers["y_zero"]), int(numbers["low"]), int(numbers["high"]))
+    return quotients(symbols, numbers["scale"], form, elements, sums, alignment, v_zero)
+
+
+def quotients(
+    symbols: Symbols,
+    multiplier: float,
+    form: Form,
+    elements: Sums,
+    sums: Sums,
+    alignment: Sums | None = None,
+    v_zero: int = 0,
+) -> np.ndarray:
+    """Values of elements (rows, 1, size) times a number, divided by the sums of their rows: (rows, size)."""
+    fraction, exponent = math.frexp(multiplier)
     scale = round(math.ldexp(fraction, 16))
     if scale == 1 << 16:
         scale, exponent = scale >> 1, exponent + 1
     places = min(16 - exponent - 9, 63)
     made = numerics.normalised(symbols, elements, sums, alignment, scale, places, v_zero)
     rows, _, size = made.low.shape
-    form = Form(0, int(numbers["y_zero"]), int(numbers["low"]), int(numbers["high"]))
     return symbols.values.results(made.reshape(rows, size, 1), [form] * size)
 
 

@@ -16,7 +16,7 @@ from weft.sim.certify.formula import evaluate, vectors_of
 from weft.sim.certify.graph import Formula, Graph, Operator, View, Window
 from weft.sim.certify.requantise import quantised, requantised
 from weft.sim.certify.sums import INT32, Sums, concatenated
-from weft.sim.certify.symbols import OFFSET_BYTES, Symbols, joined_bytes
+from weft.sim.certify.symbols import OFFSET_BYTES, Rows, Symbols, joined_bytes
 from weft.sim.certify.values import Values
 
 NOTHING = -1
@@ -78,15 +78,14 @@ class Network:
         made = self.values.results(found.reshape(*found.low.shape, 1), [STORED] * content.shape[1])
         return made.reshape(op.dst.shape)
 
-    def offsets(self, graph: Graph) -> dict[tuple[int, ...], tuple[int, int]]:
-        """What is told of offsets of rows that are inputs: by the values of their bytes, how many rows there are, and
-        how many bytes from one to the next."""
-        found: dict[tuple[int, ...], tuple[int, int]] = {}
+    def offsets(self, graph: Graph) -> dict[tuple[int, ...], Rows]:
+        """What is told of offsets of rows that are inputs, by the values of their bytes."""
+        found: dict[tuple[int, ...], Rows] = {}
         for op in graph.operators:
             if op.kind == "Embedding" and op.sources[0].buffer in graph.inputs:
                 for numbers in self._read(op.sources[0]).reshape(-1, OFFSET_BYTES).tolist():
-                    rows, columns = op.arrays["values"].shape
-                    if found.setdefault(tuple(numbers), (rows, columns)) != (rows, columns):
+                    rows = Rows(*op.arrays["values"].shape)
+                    if found.setdefault(tuple(numbers), rows) != rows:
                         raise Unknown(f"operator {op.name!r} reads offsets of rows of another table")
         return found
 

@@ -18,7 +18,7 @@ from weft.sim.certify.values import Values
 from weft.sim.certify.words import Unproven, ValueDevice
 from weft.sim.device import DeviceError
 
-_DEGREE = 4
+DEGREE = 4
 """Of polynomials between two roundings outside of kernels: a product of two values, in what is multiplied once more."""
 
 
@@ -128,7 +128,7 @@ def prove(
         address, size = placement.buffers[name]
         part = slice(address, address + size)
         compared += _compare(values, name, after[part], contents, changed[part])
-    degree, count = max(_DEGREE, values.degree), len(values) + values.symbols
+    degree, count = max(DEGREE, values.degree), len(values) + values.symbols
     chance = math.log2(degree * count**2) - 30 * PRIMES
     return Proven(
         compared,

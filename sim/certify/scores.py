@@ -27,11 +27,21 @@ class RowStates:
     """Maxima and sums of rows, and alignments: anything at first, as the table is."""
 
     def __init__(self, values: Values, config: Config) -> None:
-        self.maxima = values.unknown(config.row_states).ranging(LOWEST, -LOWEST)
-        sums = values.unknown(config.row_states)
-        self.sums = Sums(sums.primes, sums.f, sums.low * 0, sums.high * 2 + 1)
-        self.alignments = values.unknown(config.alignments).ranging(-SHIFT_MAX, SHIFT_MAX)
+        self.maxima, self.sums = any_states(values, config.row_states)
+        self.alignments = any_alignments(values, config.alignments)
         self.table = np.full(config.table_depth, -1)
+
+
+def any_states(values: Values, count: int) -> tuple[Sums, Sums]:
+    """Maxima and sums of so many rows, of which nothing is known."""
+    sums = values.unknown(count)
+    whole = Sums(sums.primes, sums.f, sums.low * 0, sums.high * 2 + 1)
+    return values.unknown(count).ranging(LOWEST, -LOWEST), whole
+
+
+def any_alignments(values: Values, count: int) -> Sums:
+    """So many alignments of which nothing is known."""
+    return values.unknown(count).ranging(-SHIFT_MAX, SHIFT_MAX)
 
 
 def table(device: ValueDevice, i: Table) -> None:

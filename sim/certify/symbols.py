@@ -9,6 +9,7 @@ a random combination of them, which differs if one does, but for the chance of w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +29,15 @@ OFFSET_BYTES = 4
 """Of an offset in memory that an input has, the lowest first."""
 
 Fold = Callable[..., np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table in memory: how many, bytes from one to the next, and the offset of the first one."""
+
+    count: int
+    pitch: int
+    first: int = 0
 
 
 class Symbols:
@@ -209,8 +219,9 @@ class Symbols:
         most = (64 << MULTIPLIER_BITS) - 1
         return self.function(name, [self.word(a)], 0, most, fold)
 
-    def row_of(self, offset: Sums, content: np.ndarray, pitch: int) -> Sums:
-        """The row that starts at an offset (...), a multiple of `pitch`, of int8 (rows, columns): (..., columns).
+    def row_of(self, offset: Sums, content: np.ndarray, pitch: int, first: int = 0) -> Sums:
+        """The row that starts at an offset (...), `first` and a multiple of `pitch`, of int8 (rows, columns): (...,
+        columns).
 
         Each column is a function of the offset, the same for the same column.
         """
@@ -223,7 +234,7 @@ class Symbols:
         ends = (np.broadcast_to(end(content, axis=0).astype(np.int64), shape) for end in (np.min, np.max))
         low, high = (end.copy() for end in ends)
         known = offset.constant
-        low[known] = high[known] = content[offset.low[known] // pitch]
+        low[known] = high[known] = content[(offset.low[known] - first) // pitch]
         return self.settled(Sums(self.values.primes, f, low, high))
 
     def _column_keys(self, content: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ from weft.sim.certify.form import STORED
 from weft.sim.certify.requantise import requantised
 from weft.sim.certify.softmax import aligned
 from weft.sim.certify.sums import INT32, Sums, concatenated, product
-from weft.sim.certify.symbols import Symbols, joined_bytes
+from weft.sim.certify.symbols import Rows, Symbols, joined_bytes
 from weft.sim.certify.values import CONSTANTS, Values
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -78,8 +78,8 @@ class ValueDevice(GoldenDevice):
         self._nothing = int(self.cells[0, 0]), int(self.cells[-1, -1])
         self.sums = values.unknown(config.accumulator_size * n).reshape(-1, n)
         self.tables = np.full((config.lookup_tables, LOOKUP_ENTRIES), -1)
-        self.offsets: Mapping[tuple[int, ...], tuple[int, int]] = {}
-        """Of offsets of rows that are inputs, by the values of their bytes: rows, and bytes from one to the next."""
+        self.offsets: Mapping[tuple[int, ...], Rows] = {}
+        """Of offsets of rows that are inputs, by the values of their bytes."""
         self.rows = scores.RowStates(values, config)
         self.memories.kernel = [None] * config.kernel  # type: ignore[list-item]  # nobody wrote them
 
@@ -125,13 +125,11 @@ class ValueDevice(GoldenDevice):
             carried_out[type(instruction)](instruction)  # type: ignore[operator]
 
     def _load(self, i: Load) -> None:
-        if i.paged:
-            numbers = self._entry(i)
-            if self.values.constants(numbers) is None:
-                self._load_row(i, numbers)
-                return
-            entry = int.from_bytes(numbers.astype(np.uint8).tobytes(), "little")
-            i = dataclasses.replace(i, paged=0, table=0, page=0, offset=(i.offset + entry) & 0xFFFFFFFF)
+        found = self._resolved(i)
+        if isinstance(found, np.ndarray):
+            self._load_row(i, found)
+            return
+        i = found
         if i.int4:
             start = self.memories.register(i.base) + i.offset
             for row in range(i.rows):
@@ -144,6 +142,16 @@ class ValueDevice(GoldenDevice):
         rows = self.memories.addresses(i, "dst").ravel()
         self.cells[rows] = _joined([plane.scratchpad[rows].view(np.uint8) for plane in self.planes])
 
+    def _resolved(self, i: Load) -> Load | np.ndarray:
+        """A paged LOAD as one that is not; or the values of its entry, if that depends on inputs."""
+        if not i.paged:
+            return i
+        numbers = self._entry(i)
+        if self.values.constants(numbers) is None:
+            return numbers
+        entry = int.from_bytes(numbers.astype(np.uint8).tobytes(), "little")
+        return dataclasses.replace(i, paged=0, table=0, page=0, offset=(i.offset + entry) & 0xFFFFFFFF)
+
     def _entry(self, i: Load) -> np.ndarray:
         """The values of the bytes of an entry of a page table."""
         table = self.memories.register(i.table)
@@ -155,23 +163,29 @@ class ValueDevice(GoldenDevice):
 
     def _load_row(self, i: Load, numbers: np.ndarray) -> None:
         """Load a row of a constant table by an offset that is an input."""
-        told = self.offsets.get(tuple(numbers.tolist()))
-        if told is None or i.rows != 1 or i.pixels != 1 or i.transpose:
+        rows = self.offsets.get(tuple(numbers.tolist()))
+        if rows is None or i.rows != 1 or i.transpose or i.int4:
             raise Unproven("its offset comes from a page table, and it depends on inputs")
-        rows, pitch = told
-        start = self.memories.register(i.base) + i.offset
+        start = self.memories.register(i.base) + i.offset + rows.first
         raw = self.constants(
-            self.get_values(start, (rows - 1) * pitch + i.run), "it reads rows by offsets"
+            self.get_values(start, (rows.count - 1) * rows.pitch + i.run), "it reads rows by offsets"
         ).view(np.int8)
-        content = np.lib.stride_tricks.as_strided(raw, (rows, i.run), (pitch, 1), writeable=False)
-        taken = max(min(i.run, i.length - i.before), 0)
-        data = np.full(-(-i.length // self.config.n) * self.config.n, i.fill & 0xFF)
+        shape, steps = (rows.count, i.run), (rows.pitch, 1)
+        content = np.lib.stride_tricks.as_strided(raw, shape, steps, writeable=False)
+        needed = (i.pixels - 1) * i.pitch + i.length
+        taken = max(min(i.run, needed - i.before), 0)
+        data = np.full(needed, i.fill & 0xFF)
         if taken:
             offset = joined_bytes(self.symbols, numbers[None])
-            found = self.symbols.row_of(offset, content[:, :taken], pitch)
+            found = self.symbols.row_of(offset, content[:, :taken], rows.pitch, rows.first)
             made = self.values.results(found.reshape(1, taken, 1), [STORED] * taken)
             data[i.before : i.before + taken] = made[0]
-        self.cells[self.memories.addresses(i, "dst").ravel()] = data.reshape(-1, self.config.n)
+        shape, steps = (i.pixels, i.length), (data.itemsize * i.pitch, data.itemsize)
+        pixels = np.lib.stride_tricks.as_strided(data, shape, steps, writeable=False)
+        vectors = -(-i.length // self.config.n)
+        whole = np.full((i.pixels, vectors * self.config.n), i.fill & 0xFF)
+        whole[:, : i.length] = pixels
+        self.cells[self.memories.addresses(i, "dst").ravel()] = whole.reshape(-1, self.config.n)
 
     def _store(self, i: Store) -> None:
         rows = self.memories.addresses(i, "src").ravel()
@@ -299,13 +313,8 @@ class ValueDevice(GoldenDevice):
 
     def _vec(self, i: Vec) -> None:
         memories, config = self.memories, self.config
+        self.check_vec(i)
         mantissa, shift, bias = self.parameters(i)
-        if i.b_mantissa >> config.mantissa_bits:
-            raise DeviceError(f"a mantissa has more than {config.mantissa_bits} bits")
-        if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
-            raise DeviceError(
-                "'multiply' needs a second operand, a source in the scratchpad, and no reduction"
-            )
         dst = memories.addresses(i, "dst").ravel()
         second = self.cells[memories.addresses(i, "b").reshape(-1)] if i.add else None
         clamp, table = (i.zero, i.low, i.high), self._table(i)
@@ -329,6 +338,15 @@ class ValueDevice(GoldenDevice):
                     self.values, value, mantissa, shift, clamp, table, other, own
                 )
         self.cells[dst] = results
+
+    def check_vec(self, i: Vec) -> None:
+        """Raises `DeviceError` for what no VEC may ask for."""
+        if i.b_mantissa >> self.config.mantissa_bits:
+            raise DeviceError(f"a mantissa has more than {self.config.mantissa_bits} bits")
+        if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
+            raise DeviceError(
+                "'multiply' needs a second operand, a source in the scratchpad, and no reduction"
+            )
 
     def _product(self, value: Sums, other: Sums, bias: np.ndarray, i: Vec) -> Sums:
         plain = value.shifted(-bias[None, :, None] - i.pad)

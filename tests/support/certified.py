@@ -81,7 +81,7 @@ def outputs(program: DeviceProgram, config: Config, inputs: dict[str, np.ndarray
     ]
 
 
-def _with_fault(rng: np.random.Generator, items: list[Instruction]) -> list[Instruction]:
+def with_fault(rng: np.random.Generator, items: list[Instruction]) -> list[Instruction]:
     """The same with another value in one field of one instruction."""
     index = int(rng.integers(len(items)))
     item = items[index]
@@ -107,7 +107,7 @@ def faulty(program: DeviceProgram, rng: np.random.Generator, constants: float) -
         return dataclasses.replace(program, constants=bytes(raw))
     items = [item for item in program.instructions if not isinstance(item, End)]
     assert Code.of([*items, End()]) == program.instructions
-    return dataclasses.replace(program, instructions=Code.of([*_with_fault(rng, items), End()]))
+    return dataclasses.replace(program, instructions=Code.of([*with_fault(rng, items), End()]))
 
 
 def inputs_of(graph: Graph, program: DeviceProgram, rng: np.random.Generator) -> dict[str, np.ndarray]:

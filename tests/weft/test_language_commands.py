@@ -12,19 +12,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support.language_models import random_model
 
 import weft.lm
 from weft import __main__ as command
-from weft import language_commands
+from weft import language_commands, lm_certificate
 from weft.boards.registry import BOARDS
 from weft.compiler.gguf.writer import write
+from weft.compiler.language.integers import Integers
 from weft.decoder_run import Row
 from weft.hdl.isa.config import PRESETS
 from weft.language_report import Part, Took
+from weft.lm_certificate import description
 from weft.lm_machine import Counted, Machine
+from weft.sim.certify.language import Language
 
 PROMPT = "the quick fox"
 
@@ -88,6 +92,28 @@ def test_options_are_those_of_the_interface(capsys: pytest.CaptureFixture[str]) 
     assert "the context is full" in capsys.readouterr().err
     assert generate("--prompt", PROMPT, "--calibration", "text.txt", "--tokens", "5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["reason"] == "tokens"
+
+
+def test_programs_are_proven_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--prompt", "the", "--tokens", "1", "--context", "4", "--certify")
+    assert generate(*options) == 0
+    first, second = (line for line in capsys.readouterr().err.splitlines() if "proven" in line)
+    assert first.startswith(
+        "the decoder's program: logits, keys and values are proven to be what the model's integers say, at all 4 "
+        "places of a text, for any token and any text before it, from "
+    )
+    assert second.startswith("its program for prompts: keys and values are proven to be what the model's")
+
+    def other(numbers: Integers) -> Language:
+        return msgspec.structs.replace(description(numbers), smaller=3.0)
+
+    monkeypatch.setattr(lm_certificate, "description", other)
+    assert generate(*options) == 1
+    out, err = capsys.readouterr()
+    assert (out, "Traceback" in err) == ("", False)
+    assert "the decoder's program is not proven: " in err.splitlines()[-1]
 
 
 def test_json_has_tokens_and_cycles(capsys: pytest.CaptureFixture[str]) -> None:
