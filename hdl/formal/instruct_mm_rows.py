@@ -12,7 +12,7 @@ from weft.hdl.formal.pipelines import ago
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order
-from weft.hdl.formal.walks import Walked, held, taken
+from weft.hdl.formal.walks import Walked, held, skid_slots, taken
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
 from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, _row
@@ -121,18 +121,16 @@ class RowsBench(Bench):
     def _issued(self, m: Module, step: Value, defined: Any) -> None:
         """Rows are issued in their order, and what is read and told then is what is defined."""
         dut, layout = self.dut, _row(self.config)
-        following = self.peek("skid.o__payload", layout.size)
-        comes, full = self.peek("skid.o__valid", 1), self.peek("skid.$signal#0", 1)
-        kept, row = self.peek("skid.kept", layout.size), self.peek("row", layout.size)
+        row = self.peek("row", layout.size)
+        (comes, following), behind = skid_slots(self, layout.size)
         there = Signal(name="row_there")
         self.there = there
         moves = comes & (~there | dut.issued)
         m.d.sync += there.eq(moves | (there & ~dut.issued))
         self.claim("a row is there", self.peek("skid.o__ready", 1) == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
-        self.claim("the skid buffer", ~full | comes)
         order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
-        held(self, order, ((there, row), (comes, following), (full, kept)), "a row on its way")
+        held(self, order, ((there, row), (comes, following), behind), "a row on its way")
         self.row = row = type(defined)(layout, row)
         self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())
         self.claim("read where it is defined", ~dut.read.valid | (dut.read.address == row.address))

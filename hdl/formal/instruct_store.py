@@ -11,7 +11,7 @@ from weft.hdl.formal.pipelines import ago
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, assume_stable
-from weft.hdl.formal.walks import Walked, held
+from weft.hdl.formal.walks import Walked, held, skid_slots
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.store.pack import vector_layout
@@ -185,12 +185,11 @@ class ReadsBench(Bench):
         coming = self.peek("skid.i__payload", size)
         self.claim("the vector that comes", ~walked.on | (coming == word))
         port = dut.scratchpad
-        comes, full = self.peek("skid.o__valid", 1), self.peek("skid.$signal#0", 1)
-        following, kept = self.peek("skid.o__payload", size), self.peek("skid.kept", size)
-        self.claim("the skid buffer", ~full | comes)
+        slots = skid_slots(self, size)
+        following = slots[0][1]
         granted = port.valid & port.ready
         order = Order(m, self, push=walked.step, i=word, pop=granted, o=following, most=2)
-        held(self, order, ((comes, following), (full, kept)), "a vector on its way")
+        held(self, order, slots, "a vector on its way")
         self.claim("read where it is", port.address == following[:width])
         self._arrive(m, granted, layout(following[width:]))
         self.cover("the last vector of several rows", granted & ~walked.on & walked.last["rows"])

@@ -11,7 +11,7 @@ from weft.hdl.formal.pipelines import ago
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, assume_stable
-from weft.hdl.formal.walks import Walked, held, taken
+from weft.hdl.formal.walks import Walked, held, skid_slots, taken
 from weft.hdl.isa import PARAMETER_VECTORS, Opcode, Source, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
@@ -91,18 +91,15 @@ class ReaderBench(Bench):
         self.claim("as many lane groups as there are", ~walked.on | (walked.count["g"] == config.groups))
         place = self.peek("index", (config.groups - 1).bit_length())
         self.claim("lane groups begin at 0", walked.on | (place == 0))
-        comes, full = self.peek("skid.o__valid", 1), self.peek("skid.$signal#0", 1)
-        following, kept = self.peek("skid.o__payload", layout.size), self.peek("skid.kept", layout.size)
-        self.claim("the skid buffer", ~full | comes)
         self.pop = self.granted.valid
         there = self.request.valid
-        slots = [(there, self.request.as_value()), (comes, following), (full, kept)]
+        slots = [(there, self.request.as_value()), *skid_slots(self, layout.size)]
         self.order = Order(
             m, self, push=walked.step, i=_but(defined), pop=self.pop, o=_but(self.request), most=3
         )
         words = [layout(word) for _, word in slots]
         every = [(valid, _but(word)) for (valid, _), word in zip(slots, words, strict=True)]
-        for word, valid in ((words[1], comes), (words[2], full)):
+        for (valid, _), word in zip(slots[1:], words[1:], strict=True):
             self.claim(f"an element there {len(self.claims)}", ~valid | word.valid)
         held(self, self.order, every, "an element on its way")
         self._second(m, defined, slots, words)

@@ -201,3 +201,12 @@ def held(bench: Bench, order: Order, slots: Sequence[tuple[Value, Value]], name:
         older = older + valid
     bench.claim(f"{name}: all are counted", order.inside == older)
     bench.claim(f"{name}: the watched one is there", ~order.watched | (order.ahead < order.inside))
+
+
+def skid_slots(bench: Bench, width: int) -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
+    """The words of the unit's `weft.hdl.lib.skid_buffer.SkidBuffer` for `held`: the one that it offers, and the one
+    behind that, which it keeps only while it offers one, as is claimed."""
+    comes, full = bench.peek("skid.o__valid", 1), bench.peek("skid.$signal#0", 1)
+    following, kept = bench.peek("skid.o__payload", width), bench.peek("skid.kept", width)
+    bench.claim("the skid buffer", ~full | comes)
+    return (comes, following), (full, kept)

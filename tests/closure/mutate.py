@@ -74,6 +74,11 @@ class Result:
             found[mutant.unit][1 if verdict == EQUAL else 0 if verdict else 2] += 1
         return dict(sorted(found.items()))
 
+    def totals(self) -> tuple[int, int, int]:
+        """Of all units: killed, equal, surviving."""
+        killed, same, left = (sum(counts[index] for counts in self.counted().values()) for index in range(3))
+        return killed, same, left
+
 
 def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 3) -> Result:
     """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
@@ -148,9 +153,7 @@ def section(results: dict[str, Result], count: int, seed: int, why: list[Explana
     """For the file of results."""
     rows, details = [], {}
     for name, result in results.items():
-        killed, same, left = (
-            sum(counts[index] for counts in result.counted().values()) for index in range(3)
-        )
+        killed, same, left = result.totals()
         explained = sum(_explained(name, mutant, why) is not None for mutant in result.survivors())
         rows.append(
             [
@@ -172,14 +175,13 @@ def _explained(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation
 
 def table(name: str, result: Result) -> Iterator[str]:
     """Lines for people."""
-    counted = result.counted()
-    killed, same, left = (sum(counts[index] for counts in counted.values()) for index in range(3))
+    killed, same, left = result.totals()
     different = len(result.mutants) - same
     yield (
         f"{name}: {len(result.mutants)} mutants, {same} of them the same hardware (SAT); of the other {different}"
         f" {killed} killed, {100 * killed / max(1, different):.1f} %, {left} survive"
     )
-    for unit, (dead, equal_, alive) in counted.items():
+    for unit, (dead, equal_, alive) in result.counted().items():
         if alive:
             yield f"  {unit}: {alive} of {dead + equal_ + alive} survive"
 

@@ -81,6 +81,11 @@ def _fails(program: list[Instruction], at: int, response: int, told: set[Fault])
 
 def _outcome(device: HostedRtl, words: bytes, limit: int | None) -> str:
     _begin(device, words)
+    return _ended(device, limit)
+
+
+def _ended(device: HostedRtl, limit: int | None) -> str:
+    """Why the program that runs ends."""
     try:
         device.wait(limit or 100_000)
     except DeviceError as error:
@@ -108,12 +113,7 @@ def _stopped(words: bytes, cycles: int) -> Run:
         _begin(device, words)
         device._library.weft_run(device._handle, cycles)
         device.stop()
-        try:
-            device.wait(limit or 100_000)
-        except DeviceError as error:
-            said = str(error)
-        else:
-            said = "done"
+        said = _ended(device, limit)
         ended = Status.DONE | (0 if said == "done" else Status.STOPPED)
         return "" if device._status() == ended else f"the status is {device._status()!r}: {said}"
 
