@@ -16,7 +16,7 @@ from weft.hdl.isa import PARAMETER_VECTORS, Opcode, Source, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.vector.requantise import settings_layout
-from weft.hdl.vector.vec_nest import WALK, loop_nest
+from weft.hdl.vector.vec_nest import WALK, counters
 from weft.hdl.vector.vec_reader import SETTLING, VecReader, _request_layout
 from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout
 
@@ -50,8 +50,8 @@ class ReaderBench(Bench):
             m.d.sync += [self.op.eq(dut.instruction.payload), self.older.eq(self.op)]
             m.d.sync += [self.known.eq(1), self.older_known.eq(self.known)]
         fields = taken(WALK, config, dut.instruction.payload)
-        loops = loop_nest(config).loops
         fields["counts"]["g"] = config.groups
+        loops = counters(config)
         self.walked = Walked(m, self, "nest", loops, load=self.load, step=self.peek("nest.step", 1), **fields)
         self.granted = self._view(arrival_layout(config), "granted")
         self.request = self._view(_request_layout(config), "request")
@@ -112,8 +112,8 @@ class ReaderBench(Bench):
         self.cover("an element out of range", self.pop & ~self.request.element.in_range)
 
     def _moved(self, m: Module) -> Value:
-        """Whether the second operand has to be read: at the first element of each output, unless it is "
-        "where it was."""
+        """Whether the second operand has to be read: at the first element of each output, unless it is
+        where it was."""
         walked, op = self.walked, self.op
         starts = walked.at_start("g", "ry", "rx")
         same = (op.b_ox == 0) & ~(walked.at_start("ox") & ((op.b_oy != 0) | walked.at_start("oy")))

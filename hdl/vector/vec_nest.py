@@ -21,8 +21,14 @@ WALK = Walk(
 def loop_nest(config: Config) -> LoopNest:
     """The nest of `WALK`; alignments share the tracker of the second operand."""
     second = second_width(config)
+    trackers = WALK.trackers(config) | {"b": (second, dict.fromkeys(("ob", "oy", "ox"), second))}
+    return LoopNest(counters(config), trackers)
+
+
+def counters(config: Config) -> dict[str, int]:
+    """The loops of the nest, and bits of their counts."""
     most = config.n if bytewise(config) else config.groups
     loops = WALK.counters(config) | {"g": most.bit_length()}
     if most == 1:
         del loops["g"]
-    return LoopNest(loops, WALK.trackers(config) | {"b": (second, dict.fromkeys(("ob", "oy", "ox"), second))})
+    return loops
