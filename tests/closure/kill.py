@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from support.core_cases import Core, Scenario, scenarios
 from support.core_directed import directed
+from support.core_observed import observed
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -19,6 +19,10 @@ from weft.sim.rtl.mutated import Mutated, chosen
 
 SECONDS = 120
 """After which a mutant is given up, and counts as one that no scenario tells from the core."""
+
+
+OBSERVED = 30
+"""Instructions of a program after each of which the scratchpad is stored; these run for one seed of four."""
 
 
 class KillError(WeftError, RuntimeError):
@@ -68,7 +72,9 @@ class KillSet:
 
 def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
     """Scenarios of random programs of the `seeds`, with seed 0 the directed ones as well. Raises `KillError`."""
-    made = list(itertools.chain(scenarios(core, seeds, count), directed(core) if 0 in seeds else ()))
+    fewer = seeds[: max(1, len(seeds) // 4)]
+    made = [*scenarios(core, seeds, count), *observed(core, fewer, OBSERVED)]
+    made += directed(core) if 0 in seeds else ()
     result = KillSet(core, found.verilog, made)
     if fault := result.killer(0):
         raise KillError(f"the core without a mutation fails: {fault}")

@@ -1,0 +1,179 @@
+"""Programs of one kind of instruction, whose effect on the scratchpad is stored after each of them.
+
+In a program of all kinds most results are overwritten, or cut to 8 bits, before anything is stored. Here nothing that
+an instruction writes to the scratchpad is lost, and accumulators are stored as they are, byte by byte, where there is a
+kernel engine. Loops may be long, and strides large.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from support.core_cases import PLAIN, STALLS, Bench, Benches, Core, Scenario, Step, carried_out, words_of
+from support.kernel_model import microcode, random_kernel
+from support.random_instructions import DUMP, MEMORY
+from support.random_programs import KERNELS, Generator
+from weft.hdl.isa import (
+    Instruction,
+    Kernel,
+    Load,
+    Lookup,
+    Microcode,
+    MicroOp,
+    Mm,
+    Normalise,
+    Softmax,
+    Source,
+    Store,
+    Table,
+    Vec,
+)
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import Op
+
+GROUPS: dict[str, tuple[type[Instruction], ...]] = {
+    "loads": (Load,),
+    "products": (Mm, Mm, Vec),
+    "vectors": (Vec, Vec, Vec, Lookup),
+    "rows": (Softmax, Softmax, Normalise, Table),
+    "kernels": (Kernel, Kernel, Kernel, Microcode, Lookup),
+    "stores": (Store,),
+}
+"""By name the kinds that a program draws, some of them more often."""
+LONG = {False: (33, 33, 33, 70, 70, 257, 1030, 4095), True: (33, 70)}
+"""Iterations of a long loop, by whether it is that of a kernel, each of which takes long."""
+LOOPS: dict[type[Instruction], tuple[str, ...]] = {
+    Load: ("rows", "pixels"), Store: ("rows", "pixels"), Mm: ("nt", "ky", "kx", "kc", "oy", "ox"),
+    Vec: ("ob", "oy", "ox"), Kernel: ("ob", "oy", "ox"),
+}  # fmt: skip
+"""Of each kind the loops of which one may be long."""
+
+
+class Observed(Generator):
+    """Builds a program that stores what each instruction leaves.
+
+    Parameters
+    ----------
+    config : Config
+    seed : int
+    kinds : tuple of type
+        Of instructions.
+    """
+
+    def __init__(self, config: Config, seed: int, kinds: tuple[type[Instruction], ...]) -> None:
+        super().__init__(config, seed, serial=False)
+        self._kinds = [kind for kind in kinds if not kind().unsupported(config)]
+        self._at = 0
+
+    def build(self, count: int) -> None:
+        """The prologue, and up to `count` instructions, each with what it leaves."""
+        self.prologue()
+        self.observe()
+        while count and self._at + self._size() <= MEMORY - DUMP:
+            kind, count = self.random.choice(self._kinds), count - 1
+            if kind is Kernel:
+                self._other_kernels()
+            if any(self.append(self.draw(kind)) for _ in range(30)):
+                self.observe(accumulators=kind is Mm)
+
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        """One of its loops is long sometimes."""
+        drawn = super().draw(kind)
+        if kind not in LOOPS or self.random.random() < 0.7:
+            return drawn
+        loop, count = self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
+        strides = [name for name in vars(drawn) if name.endswith(f"_{loop}")]
+        fields = {loop: count} | dict.fromkeys(strides, 0)
+        if kind in (Load, Store):  # which must not meet the program
+            step = max(1, 4000 // count)
+            fields |= {"line": fields.get("rows", 1)} if kind is Load else {}
+            fields |= {"row_pitch": self.random.randrange(-step, step + 1) if loop == "rows" else 0}
+            fields |= (
+                {"pitch": step, "length": self.random.randrange(1, step + 1)} if loop == "pixels" else {}
+            )
+        return dataclasses.replace(drawn, **fields)
+
+    def observe(self, *, accumulators: bool = False) -> None:
+        """Store the scratchpad, and before that some vectors of accumulators."""
+        if accumulators and self.config.kernel:
+            self._accumulators()
+        if self._at + self._size() <= MEMORY - DUMP and self.append(
+            dataclasses.replace(self.dump(), offset=self._at)
+        ):
+            self._at += self._size()
+
+    def _size(self) -> int:
+        """Bytes of the scratchpad."""
+        return self.config.scratchpad_size * self.config.n
+
+    def _other_kernels(self) -> None:
+        room = self.config.kernel // KERNELS
+        for start in self.kernels:
+            ops = random_kernel(self.random, self.config, range(8), range(4))
+            if len(ops) <= room:
+                self._put(ops, start)
+
+    def _put(self, ops: list[MicroOp], start: int) -> None:
+        """A whole kernel in place of another; there is none while it is not complete."""
+        kernels, self.kernels = self.kernels, []
+        assert all(self.append(instruction) for instruction in microcode(ops, start))
+        self.kernels = kernels
+
+    def _accumulators(self) -> None:
+        """The four bytes of each accumulator, which a kernel puts into four vectors of the scratchpad."""
+        self._put(_BYTES, 0)
+        rows = min(self.config.accumulator_size, self.scratchpad // 4)
+        operands: dict[str, Any] = {"dst_oy": 4, "dst2": 2, "dst2_oy": 4, "src_oy": 1}
+        self.append(
+            Kernel(
+                source=Source.ACCUMULATOR,
+                oy=rows,
+                start=0,
+                with_dst2=1,
+                dst_vectors=2,
+                dst2_vectors=2,
+                **operands,
+            )  # fmt: skip
+        )
+        self._other_kernels()
+
+
+def _byte(index: int, d: int) -> list[MicroOp]:
+    """Byte `index` of an accumulator to target `d`."""
+    return [
+        MicroOp(op=Op.ADD, a_memory=1, a=0, shift=24 - 8 * index, b_immediate=1, immediate=0, d=0),
+        MicroOp(op=Op.MUL, a=0, b_immediate=1, immediate=1, shift=24, floor=1, d_memory=1, d=d),
+    ]
+
+
+_BYTES = [op for index, target in enumerate((0, 2, 1, 3)) for op in _byte(index, target)]
+_BYTES[-1] = dataclasses.replace(_BYTES[-1], end=1)
+
+
+def observed(core: Core, seeds: range, count: int, benches: Benches | None = None) -> Iterator[Scenario]:
+    """For each seed a program of each group, with about `count` instructions."""
+    benches = benches or Benches(core)
+    for seed in seeds:
+        for name, kinds in GROUPS.items():
+            if all(kind().unsupported(core.config) for kind in kinds):
+                continue
+            memory = random.Random(f"{seed} {name}").choice((*PLAIN, *STALLS))
+            yield _scenario(f"{name} {seed}", core, kinds, seed, count, benches.of(memory))
+
+
+def _scenario(
+    name: str, core: Core, kinds: tuple[type[Instruction], ...], seed: int, count: int, bench: Bench
+) -> Scenario:
+    bench.fresh = False
+    made = Observed(core.config, seed, kinds)
+    made.build(count)
+    words = words_of(made.program)
+
+    def run(device: Any, limit: int | None) -> object:
+        return carried_out(device, made, words, limit)
+
+    expected = carried_out(bench.golden, made, words, None)
+    return Scenario(name, bench, [Step(name, run, expected, made.program)])
