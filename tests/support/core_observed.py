@@ -136,7 +136,7 @@ class Observed(Generator):
                 dst_vectors=2,
                 dst2_vectors=2,
                 **operands,
-            )  # fmt: skip
+            )
         )
         self._other_kernels()
 
