@@ -73,7 +73,8 @@ class Recorded:
         self._lines: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, path: str, line: int) -> list[Test]:
-        """Tests that run a line of a file, quick ones first but of all files in turn, within `SECONDS` and `MOST`.
+        """Tests that run a line of a file, within `SECONDS` and `MOST`: those of the file itself, then those of its
+        folder, then others; of each kind quick ones first, but of all files in turn.
 
         What runs only when modules are imported is run by all tests of that file.
         """
@@ -83,7 +84,11 @@ class Recorded:
         if not names:
             names = {name for found in lines.values() for name in found if name}
         found, spent = [], 0.0
-        for test in _in_turn([self._tests[name] for name in names if name in self._tests]):
+        near = sorted(
+            _in_turn([self._tests[name] for name in names if name in self._tests]),
+            key=lambda test: _distance(path, test.name),
+        )
+        for test in near:
             if spent + test.seconds <= SECONDS and len(found) < MOST:
                 found.append(test)
                 spent += test.seconds
@@ -97,6 +102,12 @@ class Recorded:
                 line: [name.partition("|")[0] for name in names] for line, names in contexts.items()
             }
         return self._lines[path]
+
+
+def _distance(path: str, test: str) -> int:
+    """0 for a test in the file that mirrors `path`, 1 for one in the same folder, 2 for any other."""
+    mirror, file = "tests" / Path(path), Path(test.partition("::")[0])
+    return 2 if file.parent != mirror.parent else int(file.stem != f"test_{mirror.stem}")
 
 
 def _in_turn(tests: list[Test]) -> Iterator[Test]:

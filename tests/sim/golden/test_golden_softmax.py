@@ -14,6 +14,7 @@ from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Softmax, Table
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.golden.vector import _int16
 
 MEMORY = 1 << 15
 PROGRAM, PAGES, PARAMS = 0x7000, 0x6000, 200
@@ -216,6 +217,29 @@ def test_rules(instruction: Instruction, message: str) -> None:
     with pytest.raises(DeviceError) as caught:
         run(device, instruction)
     assert str(caught.value) == f"instruction 0 ({instruction.OPCODE.name}): {message}"
+
+
+def test_one_transposed_pixel_has_any_pitch() -> None:
+    """There is no other that it could overlap."""
+    device = GoldenDevice(TINY, MEMORY)
+    device.write(0, bytes(range(1, 10)))
+    run(device, Load(transpose=1, length=9, run=9, pitch=1, dst_vector=4, dst_pixel=1))
+    assert device.scratchpad.sum() == sum(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (-32769, -32768),
+        (-32768, -32768),
+        (32767, 32767),
+        (32768, 32767),
+        (1 << 31, -32768),
+        ((1 << 31) - 1, 32767),
+    ],
+)
+def test_bounds_of_rows_are_clamped(value: int, expected: int) -> None:
+    assert _int16(value) == expected
 
 
 @pytest.mark.parametrize(
