@@ -8,15 +8,19 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from closure import cover, fields, kill, mutate, sections
 from closure.cores import CORES, FULL, SMALL, component
 from closure.extremes import MOST, extremes
 from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed
 from support.core_directed import directed
+from support.core_observed import GROUPS, Observed, observed
+from support.random_instructions import DUMP
 from support.random_programs import MEMORY
 
 from weft.hdl.isa import Kernel, Load, Mm, Queue, Store, Vec
+from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.coverage import Explanation, Point, close, explanations
 from weft.sim.rtl.covered import HostedRtl
 from weft.sim.rtl.mutated import Mutant, mutated
@@ -32,7 +36,7 @@ def device() -> HostedRtl:
 
 
 def all_of(core: Core) -> list[Scenario]:
-    return [*directed(core), *scenarios(core, range(1), 5)]
+    return [*directed(core), *scenarios(core, range(1), 5), *observed(core, range(1), 3)]
 
 
 def test_the_core_passes_its_scenarios() -> None:
@@ -41,6 +45,28 @@ def test_the_core_passes_its_scenarios() -> None:
         memory = scenario.bench.memory
         with HostedRtl(SEQUENTIAL.config, 1 << 18, sequential=True, **memory) as device:
             assert [step.fault(device) for step in scenario.steps[:12]] == [None] * len(scenario.steps[:12])
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_instructions_leave_is_stored(name: str) -> None:
+    """The scratchpad is there after each instruction, and accumulators are, byte by byte, after products."""
+    made, golden = Observed(FULL, 3, GROUPS[name]), GoldenDevice(FULL, MEMORY)
+    made.build(4)
+    offsets = [item.offset for item in made.program if isinstance(item, Store) and item.base == 6]
+    assert len(offsets) == len(set(offsets)) > 3
+    made.run(golden)
+    size = FULL.scratchpad_size * FULL.n
+    last = np.frombuffer(golden.read(DUMP + max(offsets), size), np.uint8).reshape(-1, FULL.n)
+    assert np.array_equal(last, golden.scratchpad.view(np.uint8))
+    if name == "products":
+        made = Observed(FULL, 4, (Mm,))
+        made.build(1)
+        made.run(golden)
+        dumped = np.frombuffer(golden.read(DUMP + made.stored - size, size), np.uint8).reshape(-1, 4, FULL.n)
+        (kernel,) = (item for item in made.program if isinstance(item, Kernel))
+        rows = golden.accumulator[kernel.src : kernel.src + kernel.oy]
+        assert rows.any()
+        assert np.array_equal(dumped[: len(rows)].transpose(0, 2, 1).copy().view("<i4")[:, :, 0], rows)
 
 
 @pytest.mark.long

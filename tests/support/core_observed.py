@@ -61,18 +61,23 @@ class Observed(Generator):
     seed : int
     kinds : tuple of type
         Of instructions.
+
+    Attributes
+    ----------
+    stored : int
+        Bytes that were stored so far.
     """
 
     def __init__(self, config: Config, seed: int, kinds: tuple[type[Instruction], ...]) -> None:
         super().__init__(config, seed, serial=False)
         self._kinds = [kind for kind in kinds if not kind().unsupported(config)]
-        self._at = 0
+        self.stored = 0
 
     def build(self, count: int) -> None:
         """The prologue, and up to `count` instructions, each with what it leaves."""
         self.prologue()
         self.observe()
-        while count and self._at + self._size() <= MEMORY - DUMP:
+        while count and self.stored + self._size() <= MEMORY - DUMP:
             kind, count = self.random.choice(self._kinds), count - 1
             if kind is Kernel:
                 self._other_kernels()
@@ -100,10 +105,10 @@ class Observed(Generator):
         """Store the scratchpad, and before that some vectors of accumulators."""
         if accumulators and self.config.kernel:
             self._accumulators()
-        if self._at + self._size() <= MEMORY - DUMP and self.append(
-            dataclasses.replace(self.dump(), offset=self._at)
+        if self.stored + self._size() <= MEMORY - DUMP and self.append(
+            dataclasses.replace(self.dump(), offset=self.stored)
         ):
-            self._at += self._size()
+            self.stored += self._size()
 
     def _size(self) -> int:
         """Bytes of the scratchpad."""
@@ -123,10 +128,11 @@ class Observed(Generator):
         self.kernels = kernels
 
     def _accumulators(self) -> None:
-        """The four bytes of each accumulator, which a kernel puts into four vectors of the scratchpad."""
+        """The four bytes of as many accumulators as fit, which a kernel puts into four vectors of the scratchpad."""
         self._put(_BYTES, 0)
         rows = min(self.config.accumulator_size, self.scratchpad // 4)
-        operands: dict[str, Any] = {"dst_oy": 4, "dst2": 2, "dst2_oy": 4, "src_oy": 1}
+        first = self.random.randrange(self.config.accumulator_size - rows + 1)
+        operands: dict[str, Any] = {"src": first, "dst_oy": 4, "dst2": 2, "dst2_oy": 4, "src_oy": 1}
         self.append(
             Kernel(
                 source=Source.ACCUMULATOR,
