@@ -39,8 +39,9 @@ class RunBench(Bench):
         running, on, done = Signal(), Signal(), Signal()
         settling = Signal(range(SETTLING + 2))
         asked = dut.asked & running & stops
-        causes = Signal(3)  # since the start: what came with it counts
-        m.d.sync += causes.eq(Mux(dut.start, 0, causes) | Cat(dut.bus_error, dut.opcode_error, asked))
+        causes = Signal(4)  # since the start: what came with it counts
+        new = Cat(dut.bus_error, dut.opcode_error, asked, dut.parity_error)
+        m.d.sync += causes.eq(Mux(dut.start, 0, causes) | new)
         m.d.sync += [
             running.eq(dut.start | running & ~dut.finished),
             settling.eq(Mux(running, 0, settling + 1)),
@@ -53,10 +54,10 @@ class RunBench(Bench):
         self.claim("running", dut.running == running)
         self.claim("busy", dut.busy == on)
         self.claim("done", dut.irq == done)
-        self.claim("status", dut.status == Cat(on, done, causes[:2], 0, causes[2]))
-        stop = running & (causes.any() | dut.bus_error)
+        self.claim("status", dut.status == Cat(on, done, causes[:2], 0, causes[2:]))
+        stop = running & (causes.any() | dut.bus_error | dut.parity_error)
         self.claim("stop", dut.stop == (stop if stops else 0))
-        self.cover("stopped and done", done & causes.all() if stops else done & causes[:2].all())
+        self.cover("stopped and done", done & (causes if stops else causes[:2]).all())
 
 
 class WatchdogBench(Bench):
@@ -76,7 +77,7 @@ class WatchdogBench(Bench):
         if self.most is not None:
             self.assume(dut.limit <= self.most)
         self.assume(~(dut.start & dut.busy))
-        self.assume(~(dut.bus_error | dut.opcode_error | dut.asked))
+        self.assume(~(dut.bus_error | dut.opcode_error | dut.parity_error | dut.asked))
         expired = dut.status[Status.WATCHDOG.bit_length() - 1]
         # Cycles since the last progress, or the start.
         quiet = Signal((unit << WATCHDOG_BITS).bit_length() + 1)

@@ -6,7 +6,8 @@ gives the changed code; no file is written. A test that fails on a mutant is run
 Mutants that mean the same as what they are made of are in ``same.txt`` next to this file, whose lines have the form
 ``file: line of the file: operator at column | reason``; they are not counted.
 
-Recording which test runs which line comes first and takes as long as the tests; it is done once for the same sources.
+Recording which test runs which line comes first and takes as long as the tests; it is done once for the same sources
+and tests.
 Verdicts are kept in the cache as well, so that a run that was ended goes on where it was.
 """
 
@@ -101,6 +102,9 @@ def run(part: str, count: int, seed: int, recorded: Recorded, jobs: int) -> Iter
 
 
 def _files(folder: str) -> list[str]:
+    """Of a folder, or the file itself."""
+    if folder.endswith(".py"):
+        return [folder]
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -236,7 +240,7 @@ class _Verdicts:
 
     def __init__(self) -> None:
         self._kept = Kept("software-mutants")
-        self._tests = _digest(*(path for folder in TESTS for path in sorted((ROOT / folder).rglob("*.py"))))
+        self._tests = _digest(*(ROOT / path for folder in TESTS for path in _files(folder)))
 
     def of(self, change: Change) -> str | None:
         found = self._kept.verdicts.get(self._key(change))
@@ -308,9 +312,9 @@ def _count(verdicts: list[Verdict]) -> tuple[int, int]:
 
 
 def recorded_tests(folder: Path | None, jobs: int) -> Recorded:
-    """The record of tests, made if there is none of these sources. Raises `RecordError`."""
+    """The record of tests, made if there is none of these sources and tests. Raises `RecordError`."""
     if folder is None:
-        files = [ROOT / path for part in PARTS.values() for path in _files(part)]
+        files = [ROOT / path for folder in (*PARTS.values(), *TESTS) for path in _files(folder)]
         folder = entry(
             f"recorded-{_digest(*files)}", lambda target: record(ROOT, target, PARTS.values(), TESTS, jobs)
         )

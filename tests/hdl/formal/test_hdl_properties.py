@@ -14,7 +14,7 @@ from support.properties import (
 from weft.hdl.formal.property import Property
 from weft.hdl.formal.registry import properties
 
-QUICK = ("lib/", "matrix/mm_weights", "vector/vec_operands", "vector/vec_writer")
+QUICK = ("lib/", "control/run_state", "matrix/mm_weights", "vector/vec_operands", "vector/vec_writer")
 PROVEN, SEEING = of_a_room(properties(), quick=QUICK)
 
 
