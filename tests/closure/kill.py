@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from support.core_cases import Core, Scenario, scenarios
-from support.core_directed import directed
+from closure.extremes import extremes
+from support.core_cases import Benches, Core, Scenario, scenarios
+from support.core_directed import directed, wild
 from support.core_observed import observed
 from support.random_programs import MEMORY
 
@@ -74,7 +75,8 @@ def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
     """Scenarios of random programs of the `seeds`, with seed 0 the directed ones as well. Raises `KillError`."""
     fewer = seeds[: max(1, len(seeds) // 4)]
     made = [*scenarios(core, seeds, count), *observed(core, fewer, OBSERVED)]
-    made += directed(core) if 0 in seeds else ()
+    if 0 in seeds:
+        made += [*directed(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
     result = KillSet(core, found.verilog, made)
     if fault := result.killer(0):
         raise KillError(f"the core without a mutation fails: {fault}")

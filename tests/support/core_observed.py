@@ -17,6 +17,7 @@ from support.kernel_model import microcode, random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
 from weft.hdl.isa import (
+    Bound,
     Instruction,
     Kernel,
     Load,
@@ -85,8 +86,10 @@ class Observed(Generator):
                 self.observe(accumulators=kind is Mm)
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """One of its loops is long sometimes."""
+        """One of its loops is long sometimes, or other numbers of a `Load` or `Store` are large."""
         drawn = super().draw(kind)
+        if self.random.random() < 0.3:
+            return dataclasses.replace(drawn, **self._large(drawn))
         if kind not in LOOPS or self.random.random() < 0.7:
             return drawn
         loop, count = self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
@@ -100,6 +103,52 @@ class Observed(Generator):
                 {"pitch": step, "length": self.random.randrange(1, step + 1)} if loop == "pixels" else {}
             )
         return dataclasses.replace(drawn, **fields)
+
+    def coordinates(self, bound: Bound) -> dict[str, int]:
+        """Sometimes far from 0."""
+        fields = super().coordinates(bound)
+        if self.random.random() < 0.3:
+            start = self.random.randrange(-(1 << 15), 1 << 15)
+            limit = min(max(0, start + self.random.randrange(-3, 9)), (1 << 16) - 1)
+            fields |= {bound.name: start, bound.limit: limit}
+        return fields
+
+    def _large(self, drawn: Instruction) -> dict[str, int]:
+        """Other fields of an instruction that moves bytes; nothing of others."""
+        r = self.random
+        if isinstance(drawn, Store):
+            apart = r.randrange(1, 0x1000)
+            return r.choice(
+                [
+                    {"pixels": r.randrange(1, 4), "pitch": apart, "rows": 1},
+                    {"rows": r.randrange(1, 4), "row_pitch": apart, "pixels": 1},
+                    {
+                        "rows": 1,
+                        "pixels": 1,
+                        "length": r.randrange(1, self._size()),
+                        "src_vector": 1,
+                        "src": 0,
+                    },
+                ]
+            )
+        if not isinstance(drawn, Load) or drawn.int4 or drawn.transpose:
+            return {}
+        length = r.randrange(1, self.scratchpad * self.config.n)
+        one = {"rows": 1, "line": 1, "pixels": 1}
+        return r.choice(
+            [
+                {"run": r.randrange(1, 1 << r.randrange(4, 15))},
+                {"before": r.randrange(1 << 16)},
+                {"pitch": r.randrange(1, 1 << 16), "pixels": 2, "run": r.randrange(1, 1 << 15)},
+                one | {"length": length, "run": r.randrange(1, length + 9), "dst": 0, "dst_vector": 1},
+                one
+                | {
+                    "row_pitch": r.randrange(-0x2000, 0x2000),
+                    "rows": 2,
+                    "skip": r.randrange(-0x2000, 0x2000),
+                },
+            ]
+        )
 
     def observe(self, *, accumulators: bool = False) -> None:
         """Store the scratchpad, and before that some vectors of accumulators."""
