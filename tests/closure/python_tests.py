@@ -86,7 +86,7 @@ class Recorded:
         found, spent = [], 0.0
         near = sorted(
             _in_turn([self._tests[name] for name in names if name in self._tests]),
-            key=lambda test: _distance(path, test.name),
+            key=lambda test: distance(path, test.name),
         )
         for test in near:
             if spent + test.seconds <= SECONDS and len(found) < MOST:
@@ -104,7 +104,7 @@ class Recorded:
         return self._lines[path]
 
 
-def _distance(path: str, test: str) -> int:
+def distance(path: str, test: str) -> int:
     """0 for a test in the file that mirrors `path`, 1 for one in the same folder, 2 for any other."""
     mirror, file = "tests" / Path(path), Path(test.partition("::")[0])
     return 2 if file.parent != mirror.parent else int(file.stem != f"test_{mirror.stem}")

@@ -10,7 +10,7 @@ import pytest
 from closure import python_tests, software
 from closure.kept import Kept
 from closure.python_sites import Change, changed, drawn, statement
-from closure.python_tests import Recorded, record
+from closure.python_tests import Recorded, distance, record
 
 SOURCE = """\
 from __future__ import annotations
@@ -125,6 +125,14 @@ def test_tests_of_a_line(tree: Path) -> None:
     assert names(11) == {"test_doubled[1]", "test_doubled[4]"}
     assert names(19) == {"test_countdown"}
     assert names(4) == {"test_countdown", "test_doubled[0]", "test_doubled[1]", "test_doubled[4]"}
+
+
+def test_tests_of_the_file_itself_come_first() -> None:
+    own, near = "tests/sim/golden/test_units.py::test_load", "tests/sim/golden/test_golden.py::test_order"
+    far, other = "tests/compiler/test_units.py::test_load", "tests/sim/test_timing.py::test_small"
+    found = [far, near, other, own]
+    found.sort(key=lambda name: distance("sim/golden/units.py", name))
+    assert found == [own, near, far, other]
 
 
 def test_tests_are_limited(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
