@@ -39,7 +39,7 @@ if __name__ == "__main__":
     assert weft.__version__
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from closure import sections
+from closure import python_tests, sections
 from closure.kept import Kept
 from closure.python_sites import OPERATORS, Change, changed, drawn
 from closure.python_tests import SECONDS, Recorded, Test, record
@@ -236,11 +236,12 @@ def _install(change: Change) -> None:
 
 class _Verdicts:
     """Verdicts of other runs: a mutant that was seen remains so while its file and the test's file are the same, one
-    that was not seen while all tests are."""
+    that was not seen while all tests are, and the choice of them."""
 
     def __init__(self) -> None:
         self._kept = Kept("software-mutants")
-        self._tests = _digest(*(ROOT / path for folder in TESTS for path in _files(folder)))
+        tests = [ROOT / path for folder in TESTS for path in _files(folder)]
+        self._tests = _digest(Path(python_tests.__file__), *tests)
 
     def of(self, change: Change) -> str | None:
         found = self._kept.verdicts.get(self._key(change))

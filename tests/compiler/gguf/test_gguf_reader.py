@@ -217,6 +217,12 @@ def test_defaults_of_sizes(files: Callable[[str], Gguf]) -> None:
         ("llama.attention.sliding_window", "u32", 4096,
          "the model has attention through a sliding window, which weft does not support "
          "(llama.attention.sliding_window is 4096)"),
+        ("llama.attention.sliding_window", "u32", 1,
+         "the model has attention through a sliding window, which weft does not support "
+         "(llama.attention.sliding_window is 1)"),
+        ("llama.attention.clamp_kqv", "f32", -1.0,
+         "the model has clamped queries, keys and values, which weft does not support "
+         "(llama.attention.clamp_kqv is -1.0)"),
         ("llama.attention.causal", "bool", False,
          "the model has attention to later tokens, which weft does not support (llama.attention.causal is False)"),
         ("llama.logit_scale", "f32", 0.5,
