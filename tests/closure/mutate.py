@@ -149,8 +149,8 @@ def place(mutant: Mutant) -> Point:
     return Point("mutant", mutant.unit, f"{options['-cell']} {options['-port']}[{options['-portbit']}]")
 
 
-def section(results: dict[str, Result], count: int, seed: int, why: list[Explanation]) -> dict[str, Any]:
-    """For the file of results."""
+def section(results: dict[str, Result], command: str, why: list[Explanation]) -> dict[str, Any]:
+    """For the file of results, which `command` gives."""
     rows, details = [], {}
     for name, result in results.items():
         killed, same, left = result.totals()
@@ -166,7 +166,15 @@ def section(results: dict[str, Result], count: int, seed: int, why: list[Explana
             "units": result.counted(),
             "survivors": [{"unit": item.unit, "command": item.command} for item in result.survivors()],
         }
-    return {"with": f"make mutants COUNT={count} SEED={seed}", "rows": rows, "details": details}
+    return {"with": command, "rows": rows, "details": details}
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """What a user types for the same result."""
+    if options.tried or options.core:
+        parts = [f"--{name} {getattr(options, name)}" for name in ("core", "count", "tried", "seed")]
+        return "python tests/closure/mutate.py " + " ".join(part for part in parts if "None" not in part)
+    return f"make mutants COUNT={options.count} SEED={options.seed}"
 
 
 def _explained(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation | None:
@@ -214,7 +222,7 @@ def main() -> int:
         print(f"survives, and is not explained: {name} {' '.join(place(mutant))} ({mutant.command})")
     print(f"{time.monotonic() - begin:.0f} s")
     if options.write:
-        sections.write(options.write, "mutants_hardware", section(results, options.count, options.seed, why))
+        sections.write(options.write, "mutants_hardware", section(results, command_of(options), why))
     return 1 if lacking else 0
 
 

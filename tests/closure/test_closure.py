@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -180,7 +181,9 @@ def test_results_are_counted_by_unit() -> None:
     assert result.counted() == {"a": [1, 1, 1], "b": [1, 0, 0]}
     assert mutate.place(mutants[0]) == Point("mutant", "a", "c A[3]")
     assert "of the other 3 2 killed, 66.7 %, 1 survive" in next(mutate.table("some", result))
-    section = mutate.section({"some": result}, 4, 1, [Explanation(1, "some", "mutant", "a", "c A[3]", "why")])
+    section = mutate.section(
+        {"some": result}, "make", [Explanation(1, "some", "mutant", "a", "c A[3]", "why")]
+    )
     assert section["rows"] == [
         [
             "some core, mutants of its gates that programs see",
@@ -231,3 +234,12 @@ def test_mutants_are_of_all_units() -> None:
         "semaphores",
     }
     assert len({mutant.command for mutant in found.mutants}) == 1000
+
+
+def test_the_command_of_a_part_of_the_mutants() -> None:
+    options = argparse.Namespace(core=None, count=9, tried=None, seed=2)
+    assert mutate.command_of(options) == "make mutants COUNT=9 SEED=2"
+    options.core, options.tried = "sequential", 3
+    assert mutate.command_of(options).endswith("mutate.py --core sequential --count 9 --tried 3 --seed 2")
+    options.core = None
+    assert mutate.command_of(options).endswith("mutate.py --count 9 --tried 3 --seed 2")
