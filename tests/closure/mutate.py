@@ -2,9 +2,10 @@
 
 One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and programs, register accesses and faults
 must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
-(`closure.kill`). Of those that are not told from it, it is proven by SAT which are the same hardware
-(`weft.sim.rtl.equivalence`); what is left survives, and must be explained in ``survivors.txt`` next to this file, whose
-lines have the form ``core mutant unit place | reason``, where a place is a cell, with port and bit.
+(`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`), and of those that
+are not told from the core it is proven by SAT which are (`weft.sim.rtl.equivalence`); what is left survives, and must be
+explained in ``survivors.txt`` next to this file, whose lines have the form ``core mutant unit place | reason``, where a
+place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
 """
@@ -37,6 +38,7 @@ from support.core_cases import Core
 from weft.sim.rtl.coverage import Explanation, Point, explanations
 from weft.sim.rtl.equivalence import equal
 from weft.sim.rtl.mutated import PLAIN, Mutant, Mutated, mutated
+from weft.sim.rtl.unread import unread
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 PROGRAMS = 3
@@ -82,16 +84,17 @@ class Result:
 
 def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 3) -> Result:
     """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
-    programs, more programs, SAT."""
+    programs, more programs, SAT. What nothing reads comes before all."""
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Verdicts(found)
     every = [
+        _by_reading(found),
         _by_programs(core, found, PROGRAMS, 0),
         _by_programs(core, found, MORE, PROGRAMS),
         _by_sat(found),
     ]
-    for name, judge in every[:stages]:
+    for name, judge in every[: 1 + stages]:
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
         for done, (number, verdict) in enumerate(judge(open_, jobs), 1):
             kept.add(name, number, verdict)
@@ -108,6 +111,15 @@ def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> tuple
             yield from kill.verdicts(kills, numbers, jobs)
 
     return f"programs {first} to {first + programs - 1}", judge
+
+
+def _by_reading(found: Mutated) -> tuple[str, Any]:
+    def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
+        if numbers:
+            same = unread(found.folder / PLAIN, found.mutants)
+            yield from ((number, EQUAL if number in same else "") for number in numbers)
+
+    return "reading", judge
 
 
 def _by_sat(found: Mutated) -> tuple[str, Any]:
@@ -186,7 +198,7 @@ def table(name: str, result: Result) -> Iterator[str]:
     killed, same, left = result.totals()
     different = len(result.mutants) - same
     yield (
-        f"{name}: {len(result.mutants)} mutants, {same} of them the same hardware (SAT); of the other {different}"
+        f"{name}: {len(result.mutants)} mutants, {same} of them the same hardware; of the other {different}"
         f" {killed} killed, {100 * killed / max(1, different):.1f} %, {left} survive"
     )
     for unit, (dead, equal_, alive) in result.counted().items():
