@@ -3,9 +3,9 @@
 One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and programs, register accesses and faults
 must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
 (`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`), and of those that
-are not told from the core it is proven by SAT which are (`weft.sim.rtl.equivalence`); what is left survives, and must be
-explained in ``survivors.txt`` next to this file, whose lines have the form ``core mutant unit place | reason``, where a
-place is a cell, with port and bit.
+few programs do not tell from the core it is proven by SAT which are (`weft.sim.rtl.equivalence`). What more programs do
+not tell from it either survives, and must be explained in ``survivors.txt`` next to this file, whose lines have the form
+``core mutant unit place | reason``, where a place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
 """
@@ -84,15 +84,15 @@ class Result:
 
 def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 3) -> Result:
     """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
-    programs, more programs, SAT. What nothing reads comes before all."""
+    programs, SAT, more programs. What nothing reads comes before all."""
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Verdicts(found)
     every = [
         _by_reading(found),
         _by_programs(core, found, PROGRAMS, 0),
-        _by_programs(core, found, MORE, PROGRAMS),
         _by_sat(found),
+        _by_programs(core, found, MORE, PROGRAMS),
     ]
     for name, judge in every[: 1 + stages]:
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", choices=list(CORES), help="only this one")
     parser.add_argument("--tried", type=int, help="try only so many of them")
-    parser.add_argument("--stages", type=int, default=3, help="1: programs, 2: more programs, 3: and SAT")
+    parser.add_argument("--stages", type=int, default=3, help="1: programs, 2: and SAT, 3: and more programs")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", type=Path, help="put the results into this file")
     options = parser.parse_args()
