@@ -4,7 +4,7 @@ One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and
 must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
 (`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`), and of those that
 few programs do not tell from the core it is proven by SAT which are (`weft.sim.rtl.equivalence`). What more programs do
-not tell from it either survives, and must be explained in ``survivors.txt`` next to this file, whose lines have the form
+not tell from it either survives, and must be explained in ``survivors.txt`` next to this file. Its lines have the form
 ``core mutant unit place | reason``, where a place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
