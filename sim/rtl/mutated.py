@@ -71,6 +71,13 @@ class Mutant:
     unit: str
     command: str
 
+    @property
+    def pin(self) -> tuple[str, str, int]:
+        """The cell, its port, and the bit of that which is changed."""
+        words = self.command.split()
+        options = dict(zip(words[1::2], words[2::2], strict=False))
+        return options["-cell"], options["-port"], int(options["-portbit"])
+
 
 @dataclass(frozen=True)
 class Mutated:

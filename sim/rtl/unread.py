@@ -34,19 +34,13 @@ def unread(plain: Path, mutants: Iterable[Mutant]) -> set[int]:
 
     Raises `MutationError` if Yosys fails.
     """
-    pins = {mutant.number: _pin(mutant) for mutant in mutants}
+    pins = {mutant.number: mutant.pin for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
         job = {"plain": str(plain.resolve()), "pins": pins}
         well, said = work(__name__, Path(temporary), job)
         if not well:
             raise MutationError(failure(said))
         return set(json.loads((Path(temporary) / _FOUND).read_text()))
-
-
-def _pin(mutant: Mutant) -> _Pin:
-    words = mutant.command.split()
-    options = dict(zip(words[1::2], words[2::2], strict=False))
-    return options["-cell"], options["-port"], int(options["-portbit"])
 
 
 class _Netlist:

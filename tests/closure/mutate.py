@@ -156,9 +156,8 @@ class _Verdicts:
 
 def place(mutant: Mutant) -> Point:
     """A mutant as `weft.sim.rtl.coverage.Explanation` knows points."""
-    words = mutant.command.split()
-    options = dict(zip(words[1::2], words[2::2], strict=False))
-    return Point("mutant", mutant.unit, f"{options['-cell']} {options['-port']}[{options['-portbit']}]")
+    cell, port, bit = mutant.pin
+    return Point("mutant", mutant.unit, f"{cell} {port}[{bit}]")
 
 
 def section(results: dict[str, Result], command: str, why: list[Explanation]) -> dict[str, Any]:

@@ -50,9 +50,8 @@ def test_upper_bits_of_words_are_unread(found: Mutated) -> None:
     same = unread(found.folder / PLAIN, found.mutants)
     upper = set()
     for mutant in found.mutants:
-        words = mutant.command.split()
-        options = dict(zip(words[1::2], words[2::2], strict=False))
-        if options["-port"] not in ("RD_ADDR", "WR_ADDR", "RD_EN", "S") and int(options["-portbit"]) >= LOW:
+        _, port, bit = mutant.pin
+        if port not in ("RD_ADDR", "WR_ADDR", "RD_EN", "S") and bit >= LOW:
             upper.add(mutant.number)
     assert same == upper
     assert 0 < len(same) < len(found.mutants) - 10
