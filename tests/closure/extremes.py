@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from closure import fields
-from support.core_cases import Bench, Core, Scenario, Step, carried_out, words_of
+from support.core_cases import Bench, Core, Scenario, Step, compared
 from support.random_instructions import OUTPUT
 from support.random_programs import Generator
 
@@ -71,14 +71,7 @@ def _generator(core: Core, seed: int) -> Generator:
 
 def _step(made: Generator, bench: Bench) -> Step:
     assert made.append(made.dump())
-    return _run(made, made.program, bench, "extremes")
-
-
-def _run(made: Generator, program: list[Instruction], bench: Bench, name: str) -> Step:
-    """A program in the memory of `made`."""
-    words = words_of(program)
-    expected = carried_out(bench.golden, made, words, None)
-    return Step(name, lambda device, limit: carried_out(device, made, words, limit), expected, program)
+    return compared("extremes", made, made.program, bench)
 
 
 def _instructions(core: Core) -> Iterator[Instruction]:
@@ -163,7 +156,7 @@ def _all_semaphores(core: Core, bench: Bench, half: int) -> Step:
         program = _semaphores(core, made, half)
         with contextlib.suppress(ProgramError):
             check([*program, End()], core.config)
-            return _run(made, program, bench, "semaphores")
+            return compared("semaphores", made, program, bench)
     raise ProgramError(f"none of {TRIES} programs with all semaphores is valid")
 
 
@@ -198,4 +191,4 @@ def _registers(core: Core, bench: Bench) -> Step:
         (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
     program.insert(-5, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
-    return _run(made, program, bench, "registers of programs")
+    return compared("registers of programs", made, program, bench)

@@ -171,6 +171,13 @@ def carried_out(device: Device, made: Generator, words: bytes, limit: int | None
     return device.read(0, MEMORY)
 
 
+def compared(name: str, made: Generator, program: list[Instruction], bench: Bench) -> Step:
+    """A program in the memory of `made`, all of which must be that of the golden interpreter behind it."""
+    words = words_of(program)
+    expected = carried_out(bench.golden, made, words, None)
+    return Step(name, lambda device, limit: carried_out(device, made, words, limit), expected, program)
+
+
 def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     """A program whose time no data tells: bytes, and all counters as the cycle model says. Twice, as the second run
     finds what the first left on the chip."""
@@ -208,15 +215,11 @@ def divided(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     bench.fresh = False
     made = Generator(core.config, seed + 500, serial=False)
     made.build(count)
-    words, model = words_of(made.program), modelled(core, bench)
-    carried_out(model, made, words, None)
-
-    def run(device: HostedRtl, limit: int | None) -> object:
-        return carried_out(device, made, words, limit)
-
-    expected = carried_out(bench.golden, made, words, None)
-    name = f"divided {seed}"
-    return Scenario(name, bench, [Step(name, run, expected, made.program, model.intervals)])
+    model = modelled(core, bench)
+    carried_out(model, made, words_of(made.program), None)
+    step = compared(f"divided {seed}", made, made.program, bench)
+    step.intervals = model.intervals
+    return Scenario(step.name, bench, [step])
 
 
 def stalled(core: Core, seed: int, count: int, bench: Bench) -> Scenario:

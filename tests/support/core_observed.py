@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from support.core_cases import PLAIN, STALLS, Bench, Benches, Core, Scenario, Step, carried_out, words_of
+from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared
 from support.kernel_model import microcode, random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
@@ -154,10 +154,8 @@ class Observed(Generator):
         """Store the scratchpad, and before that some vectors of accumulators."""
         if accumulators and self.config.kernel:
             self._accumulators()
-        if self.stored + self._size() <= MEMORY - DUMP and self.append(
-            dataclasses.replace(self.dump(), offset=self.stored)
-        ):
-            self.stored += self._size()
+        assert self.append(dataclasses.replace(self.dump(), offset=self.stored))
+        self.stored += self._size()
 
     def _size(self) -> int:
         """Bytes of the scratchpad."""
@@ -208,27 +206,15 @@ _BYTES = [op for index, target in enumerate((0, 2, 1, 3)) for op in _byte(index,
 _BYTES[-1] = dataclasses.replace(_BYTES[-1], end=1)
 
 
-def observed(core: Core, seeds: range, count: int, benches: Benches | None = None) -> Iterator[Scenario]:
+def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
     """For each seed a program of each group, with about `count` instructions."""
-    benches = benches or Benches(core)
     for seed in seeds:
         for name, kinds in GROUPS.items():
             if all(kind().unsupported(core.config) for kind in kinds):
                 continue
-            memory = random.Random(f"{seed} {name}").choice((*PLAIN, *STALLS))
-            yield _scenario(f"{name} {seed}", core, kinds, seed, count, benches.of(memory))
-
-
-def _scenario(
-    name: str, core: Core, kinds: tuple[type[Instruction], ...], seed: int, count: int, bench: Bench
-) -> Scenario:
-    bench.fresh = False
-    made = Observed(core.config, seed, kinds)
-    made.build(count)
-    words = words_of(made.program)
-
-    def run(device: Any, limit: int | None) -> object:
-        return carried_out(device, made, words, limit)
-
-    expected = carried_out(bench.golden, made, words, None)
-    return Scenario(name, bench, [Step(name, run, expected, made.program)])
+            bench = Benches(core).of(random.Random(f"{seed} {name}").choice((*PLAIN, *STALLS)))
+            bench.fresh = False
+            made = Observed(core.config, seed, kinds)
+            made.build(count)
+            step = compared(f"{name} {seed}", made, made.program, bench)
+            yield Scenario(step.name, bench, [step])
