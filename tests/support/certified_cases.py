@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 
 from support import attention_cases, op_cases, wide_cases
-from support.op_cases import draw, random_source, random_view, segment_of
+from support.op_cases import (
+    apart,
+    draw,
+    random_chain,
+    random_mixture,
+    random_op,
+    random_source,
+    random_view,
+    segment_of,
+)
+from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.embedding import Embedding
-from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment
+from weft.compiler.ir.graph import CompileError, Conv, DeviceOp, DeviceSegment
 from weft.compiler.ir.product import Product
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows
 from weft.compiler.kernel.int16 import WideElements
@@ -32,6 +42,8 @@ CONFIGS: dict[str, Config] = {
     for name in ("tiny", "small", "default")
 }
 """Presets with kernels; of "tiny" probabilities have 7 bits."""
+EVERY_CONFIG = {**PRESETS, **{f"board {name}": board.config for name, board in BOARDS.items()}}
+"""Every preset, and every board's own."""
 STEPS = 14
 """Expressions that a kernel of `random_function` is made of."""
 
@@ -244,3 +256,21 @@ KINDS: dict[str, Callable[[Rng, Config], tuple[DeviceOp, ...]]] = {
     "function": function, "norm": norm, "rows": rows, "wide": wide, "softmax": softmax, "attention": attention,
     "product": product, "embedding": embedding,
 }  # fmt: skip
+
+
+def drawn(seed: int) -> tuple[DeviceSegment, Config]:
+    """A small network of convolutions and what goes with them, or one operator, for each configuration in turn."""
+    rng = np.random.default_rng(seed)
+    names = sorted(EVERY_CONFIG)
+    config = EVERY_CONFIG[names[seed % len(names)]]
+    while True:
+        if seed % 4 == 0:
+            segment = random_chain(rng, 8, 20)[0]
+        elif seed % 4 == 1:
+            segment = random_mixture(rng, products=bool(config.multiply))[0]
+        else:
+            segment = segment_of(random_op(rng))
+        ops = [item for op in segment.ops for item in (apart(op) if isinstance(op, Conv) else (op,))]
+        tables = config.lookup_tables or all(op.lookup is None for op in ops)
+        if tables and not any(operator_of(op).unsupported(op, config) for op in ops):
+            return segment, config

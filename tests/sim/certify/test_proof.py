@@ -7,52 +7,29 @@ import dataclasses
 import numpy as np
 import pytest
 from support.certified import proven, refused, rng_of, with_faults
+from support.certified_cases import drawn
 from support.op_cases import (
-    apart,
     convolution,
-    random_chain,
     random_convolutions,
-    random_mixture,
-    random_op,
     segment_of,
     whole,
 )
 
-from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Window
+from weft.compiler.ir.graph import Attention, Window
 from weft.compiler.machine.memory import CONSTANTS
-from weft.compiler.operators.record import operator_of
 from weft.hdl.isa import End, Store
 from weft.hdl.isa.code import Code
-from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS
 from weft.sim.certify.words import Unproven
 
-CONFIGS = {**PRESETS, **{f"board {name}": board.config for name, board in BOARDS.items()}}
-"""Every preset, and every board's own."""
 FAULTS = 6
 """Faults for each program; of those of `make regression` four times as many."""
 
 
-def drawn(seed: int) -> tuple[DeviceSegment, Config]:
-    rng = rng_of(seed)
-    names = sorted(CONFIGS)
-    config = CONFIGS[names[seed % len(names)]]
-    while True:
-        if seed % 4 == 0:
-            segment = random_chain(rng, 8, 20)[0]
-        elif seed % 4 == 1:
-            segment = random_mixture(rng, products=bool(config.multiply))[0]
-        else:
-            segment = segment_of(random_op(rng))
-        ops = [item for op in segment.ops for item in (apart(op) if isinstance(op, Conv) else (op,))]
-        tables = config.lookup_tables or all(op.lookup is None for op in ops)
-        if tables and not any(operator_of(op).unsupported(op, config) for op in ops):
-            return segment, config
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs(seed: int) -> None:
+    print(f"seed {seed}")
     segment, config = drawn(seed)
     found = proven(segment, config, seed=seed)
     assert found.compared > 0
@@ -74,6 +51,7 @@ def test_networks_of_convolutions(seed: int) -> None:
 
 
 def check_faults(seed: int, count: int) -> None:
+    print(f"seed {seed}")
     segment, config = drawn(seed)
     changed, accepted = with_faults(segment, config, np.random.default_rng(seed), count)
     print(f"{changed} of {count} faults changed a byte; {accepted} were accepted")
