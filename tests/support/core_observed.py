@@ -12,11 +12,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared
 from support.kernel_model import microcode, random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
 from weft.hdl.isa import (
+    PARAMETER_VECTORS,
     Bound,
     Instruction,
     Kernel,
@@ -103,6 +106,20 @@ class Observed(Generator):
                 {"pitch": step, "length": self.random.randrange(1, step + 1)} if loop == "pixels" else {}
             )
         return dataclasses.replace(drawn, **fields)
+
+    def parameters(self) -> bytes:
+        """Of half of the columns values of any magnitude, brought to bytes by shifts that fit."""
+        r, bits = self.random, self.config.mantissa_bits
+        words = np.frombuffer(super().parameters(), "<u1").reshape(PARAMETER_VECTORS, self.config.n).T.copy()
+        for column in words:
+            if r.random() < 0.5:
+                continue
+            size = r.randrange(1, 32)
+            bias = r.randrange(-(1 << size - 1), 1 << size - 1) if size > 1 else r.choice([-1, 0])
+            mantissa, shift = r.randrange(1 << bits), min(63, bits + max(0, size - 8) + r.randrange(3))
+            word = bias & 0xFFFFFFFF | mantissa << 32 | shift << 56
+            column[:] = np.frombuffer(word.to_bytes(8, "little"), "<u1")
+        return words.T.tobytes()
 
     def coordinates(self, bound: Bound) -> dict[str, int]:
         """Sometimes far from 0."""
