@@ -92,8 +92,19 @@ def _frame(values: Array) -> Array:
     return np.asarray(values).reshape(-1, 1, 1, 1)
 
 
+_EACH = (
+    "block", "chunked", "blocks", "shared", "spatial", "chunk", "count", "b_slot", "b_count", "a_slot", "a_load",
+    "a_count", "per_block", "group", "c_slot", "c_count", "params", "store", "o_slot", "o_count",
+)  # fmt: skip
+"""Numbers of `_Scored` that differ from plan to plan."""
+
+
 class _Scored:
-    """All plans of some frames: `cycles` of those that fit, and what `found` makes a plan of."""
+    """All plans of some frames: `cycles` of those that fit, and what `found` makes a plan of.
+
+    Numbers have the axes of `_frame` until it is known which plans fit, a fifth of them or fewer; from there on they
+    are columns with a row for each of these.
+    """
 
     def __init__(self, parts: Parts, size: Array, block: Array, chunked: Array) -> None:
         self.parts, self.shape = parts, parts.shape
@@ -105,13 +116,18 @@ class _Scored:
         self.spatial = _frame(parts.spatial[size])
         fits = self._cut_contraction()
         fits = fits & self._divide()
-        fits = fits & self._cut_outputs()
-        cycles, traffic = self._estimate()
-        shape = np.broadcast_shapes(fits.shape, cycles.shape)
-        self._where = np.nonzero(np.broadcast_to(fits, shape))
-        self._shape = shape
-        self.cycles = np.broadcast_to(cycles, shape)[self._where]
-        self._traffic = traffic
+        self._keep(fits & self._cut_outputs())
+        self.cycles, self._traffic = (np.broadcast_to(values, self.size.shape) for values in self._estimate())
+
+    def _keep(self, fits: Array) -> None:
+        """Leave the plans that fit."""
+        known = {name: np.asarray(getattr(self, name)) for name in _EACH}
+        shape = np.broadcast_shapes(fits.shape, *(values.shape for values in known.values()))
+        where = np.nonzero(np.broadcast_to(fits, shape))
+        for name, values in known.items():
+            if values.ndim:
+                setattr(self, name, np.broadcast_to(values, shape)[where])
+        self.size, self._zone = self.size[where[0]], where[1]
 
     def _cut_contraction(self) -> Array:
         """Choose the largest chunks of which as many as wanted fit; whether any do."""
@@ -189,7 +205,7 @@ class _Scored:
         groups, chunks = -(-blocks // self.group), parts.chunks
         # Rows and weights that lie in one bank are read one after the other.
         both = self.shared * shape.weight_values / parts.config.n * spatial
-        compute = _frame(parts.compute[self.size]) + both
+        compute = parts.compute[self.size] + both
         kept = self.a_count >= np.where(self.chunked, self.count, 1) * spatial
         per_box = np.where(kept, 1, groups)
         if parts.inputs:
@@ -204,7 +220,7 @@ class _Scored:
         p_times = np.where(self.params >= np.minimum(self.group * self.block, parts.tiles), 1, spatial)
         stores, added = parts.stored(self.store), parts.added(self.store)
         work, starts = parts.vector
-        vec = work + _frame(starts[self.size])
+        vec = work + starts[self.size]
         traffic = a_loads + b_loads + parts.tiles * 12.0 * p_times + added + stores
         in_slots, in_box = in_box, in_box * (1 if shape.aligned or shape.folded else len(shape.pieces))
         instructions = (
@@ -274,7 +290,7 @@ class _Scored:
         """Cycles where nothing overlaps: `a_times` are LOADs of inputs, and slots that they fill, `b_times` and
         `p_times` how often weights and parameters are loaded."""
         parts, shape, spatial = self.parts, self.shape, self.spatial
-        rows, columns = (_frame(item[self.size]) for item in parts.convs)
+        rows, columns = (item[self.size] for item in parts.convs)
         products, steps = self.blocks * self.per_block, shape.steps * spatial
         total = costs.mm(products * spatial, steps, steps * rows, columns)
         if parts.inputs:
@@ -285,7 +301,7 @@ class _Scored:
         p_loads = parts.tiles * p_times
         total = total + costs.load(p_loads, p_loads, p_loads, p_loads * PARAMETER_VECTORS)
         starts = parts.tiles * spatial * (1 + (shape.op.epilogue is not None))
-        lines = starts * _frame(parts.sizes[self.size][:, 0])
+        lines = starts * parts.sizes[self.size][:, 0]
         total = total + costs.vec(starts, lines, parts.vector[0] / parts.config.groups)
         leave = -(-parts.tiles // self.store)
         pixels = parts.h * parts.w * shape.src.n
@@ -300,7 +316,7 @@ class _Scored:
         """The same of inputs."""
         parts, kernel = self.parts, self.shape.kernel
         height, width = (
-            _frame(parts.reach_back(axis, parts.convs[axis], kernel[axis])[self.size]) for axis in (0, 1)
+            parts.reach_back(axis, parts.convs[axis], kernel[axis])[self.size] for axis in (0, 1)
         )
         pixels = loads * height * width
         # Some of a pixel's channels are a row of their own.
@@ -318,7 +334,7 @@ class _Scored:
         )
         cut = weight_parts(chunk, most, parts.target)
         by_rows = parts.inputs and shape.pointwise
-        rows = np.where((self.block == 1) & ~self.chunked & by_rows, _frame(parts.rows[self.size]), 0)
+        rows = np.where((self.block == 1) & ~self.chunked & by_rows, parts.rows[self.size], 0)
         first = self.a_load / row_parts(chunk, rows, parts.target) + weights / self.per_block / cut
         # What the first box has to load, up to its first block or its last one, beside what the array does meanwhile.
         group = np.minimum(self.group, self.blocks)
@@ -334,7 +350,7 @@ class _Scored:
         tile, out = vec / tiles / self.spatial, stores / tiles / self.spatial
         before = np.zeros_like(tile)
         if self.shape.pointwise and self.shape.parts == 1:
-            rows = _frame(parts.rows[self.size])
+            rows = parts.rows[self.size]
             apart = ~self.chunked & (self.a_count > 1) & (self.group * self.per_block <= self.b_count)
             last = last_rows(rows, self.spatial, self.shape)
             share = np.where(apart, last, rows) / rows
@@ -349,19 +365,18 @@ class _Scored:
 
     def found(self, index: int) -> Found:
         """The plan whose cycles are ``cycles[index]``."""
-        at = tuple(int(axis[index]) for axis in self._where)
 
         def value(values: Array | float) -> int:
-            return int(np.broadcast_to(values, self._shape)[at])
+            return int(np.broadcast_to(values, self.size.shape)[index])
 
-        height, width = self.parts.sizes[self.size[at[0]]]
+        height, width = self.parts.sizes[self.size[index]]
         chunks = self.parts.chunks
         return Found(
-            tile=(int(height), int(width)), zone=at[1], block=value(self.block), chunked=bool(value(self.chunked)),
-            chunk=int(chunks.limit[value(self.chunk)]),
+            tile=(int(height), int(width)), zone=int(self._zone[index]), block=value(self.block),
+            chunked=bool(value(self.chunked)), chunk=int(chunks.limit[value(self.chunk)]),
             group=min(value(self.group * self.block), self.parts.tiles),
             store=value(self.store), params=value(self.params),
             a=(value(self.a_slot), value(self.a_count)), b=(value(self.b_slot), value(self.b_count)),
             c=(value(self.c_slot), value(self.c_count)), o=(value(self.o_slot), value(self.o_count)),
-            cycles=float(self.cycles[index]), traffic=float(np.broadcast_to(self._traffic, self._shape)[at]),
+            cycles=float(self.cycles[index]), traffic=float(self._traffic[index]),
         )  # fmt: skip
