@@ -99,5 +99,5 @@ $(VENV)/.test: $(VENV)/.demo
 # Type checkers cannot follow the editable install's import hook: show them the package as a tree of links.
 typing:
 	@rm -rf .typing && mkdir -p .typing/weft
-	@for file in weft/*.py; do ln -s "../../$$file" ".typing/$$file"; done
+	@for item in weft/*.py weft/*/__init__.py; do item=$${item%/__init__.py}; ln -s "../../$$item" ".typing/$$item"; done
 	@for room in $(ROOMS); do ln -s "../../$$room" ".typing/weft/$$room"; done

@@ -21,7 +21,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from pages import rewrite
@@ -31,7 +30,7 @@ from weft.boards.board import Board, BoardError, CoreKind
 from weft.boards.build import Built, build, elaborate, key
 from weft.boards.family import Resources
 from weft.boards.pll import PllError
-from weft.boards.registry import BOARDS, FAMILIES, find, titles
+from weft.boards.registry import BOARDS, FAMILIES, alike, find, titles
 from weft.boards.tools import ToolCrash, ToolError
 from weft.files import write_json
 from weft.hdl.files.cache import cache_root
@@ -167,15 +166,6 @@ def row(boards: list[Board], name: str, config: Config, seeds: int) -> str:
         f"| {report['clock_hz'] / 1e6:g} | {report['timing']['fmax_hz'] / 1e6:.1f} | {report['peak_gops']:.1f} "
         f"| {report['seed']} | {minutes:.0f} min |"
     )
-
-
-def alike(boards: Iterable[Board]) -> list[list[Board]]:
-    """Boards in groups of the same chip, by whatever name, on the same board, with the same memory and default."""
-    groups: dict[object, list[Board]] = {}
-    for board in boards:
-        same = (board.programmer, board.available, board.memory, board.config, board.clock)
-        groups.setdefault(same, []).append(board)
-    return list(groups.values())
 
 
 def likely(board: Board, config: Config) -> bool:

@@ -40,6 +40,15 @@ def line_rates(config: Config | None = None) -> list[int]:
     return list(dict.fromkeys([*own, *(board.baud for board in boards), *RATES]))
 
 
+def alike(boards: Iterable[Board]) -> list[list[Board]]:
+    """Boards in groups of the same chip, by whatever name, on the same board, with the same memory and default."""
+    groups: dict[object, list[Board]] = {}
+    for board in boards:
+        same = (board.programmer, board.available, board.memory, board.config, board.clock)
+        groups.setdefault(same, []).append(board)
+    return list(groups.values())
+
+
 def titles(boards: Iterable[Board]) -> str:
     """``ULX3S 12F, 25F``: of names that differ from the one before in their last word, only that."""
     words = [board.title.split() for board in boards]

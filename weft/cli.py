@@ -22,6 +22,7 @@ from weft import (
     board_commands,
     estimate_command,
     example_commands,
+    explore_command,
     files,
     language_commands,
     litert,
@@ -297,6 +298,7 @@ app.command()(writes(run))
 trace_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
+explore_command.add(app)
 language_commands.add(app)
 serve_command.add(app)
 board_commands.add(app)

@@ -185,9 +185,7 @@ def _of(program: Program, board: Board) -> Estimate:
         return _start(
             board, **counts, refused="nothing of this model runs on the device: `weft check` says why"
         )
-    needed, flash = max(Image(part).memory_bytes for part in parts), 0
-    if needed > board.memory.size and (flash := _in_flash(parts, board)):
-        needed = max(Image(part, kept=0).memory_bytes for part in parts)
+    needed, flash = placed(parts, board)
     report = _report(program, board, needed, flash=flash > 0)
     upload, link = _link_seconds(program, parts, board)
     fixed = [len(part.code) + len(part.constants) for part in parts]
@@ -207,6 +205,15 @@ def _of(program: Program, board: Board) -> Estimate:
         upload=0.0 if flash else upload,
         link=link,
     )
+
+
+def placed(parts: list[DeviceProgram], board: Board) -> tuple[int, int]:
+    """Bytes of a board's memory that the largest of some programs needs, and bytes that all take in its flash, which is
+    0 if they are in memory, or have no room there either."""
+    needed, flash = max(Image(part).memory_bytes for part in parts), 0
+    if needed > board.memory.size and (flash := _in_flash(parts, board)):
+        needed = max(Image(part, kept=0).memory_bytes for part in parts)
+    return needed, flash
 
 
 def _in_flash(parts: list[DeviceProgram], board: Board) -> int:

@@ -34,6 +34,7 @@ RUN = [
         "boards.md",
         "language.md",
         "assurance.md",
+        "exploring.md",
     )
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

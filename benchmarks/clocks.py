@@ -1,0 +1,51 @@
+"""The clocks that `weft.boards.clock` predicts, fitted to the builds in the table of docs/boards.md.
+
+    python benchmarks/clocks.py
+
+Tells for each build what a fit to all others says of it, and writes the fit to all into ``boards/families``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from weft.boards import clock
+from weft.boards.registry import BOARDS, alike, titles
+from weft.hdl.isa.config import PRESETS
+
+PAGE = Path(__file__).parents[1] / "docs" / "boards.md"
+BEGIN, END = "<!-- make boards -->\n", "<!-- end -->\n"
+REACHED = 9
+"""The column with the clock."""
+
+
+def builds(page: str) -> list[clock.Sample]:
+    """The builds of the table in a page that reached a clock."""
+    titled = {titles(boards): boards[-1] for boards in alike(BOARDS.values())}
+    found = []
+    for line in page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[REACHED]:
+            board, named = titled[cells[0]], re.search(r"`(.*)`", cells[1])
+            config = PRESETS[named[1]] if named else board.config
+            found.append(clock.Sample(board, config, float(cells[REACHED]) * 1e6))
+    return found
+
+
+def main() -> int:
+    samples = builds(PAGE.read_text())
+    fit, others = clock.fitted(samples)
+    for sample, told in zip(samples, others, strict=True):
+        print(
+            f"{sample.board.name}, {sample.config.n} x {sample.config.n}: {sample.hz / 1e6:.1f} MHz, predicted from "
+            f"the others {told / 1e6:.1f} ({told / sample.hz - 1:+.0%})"
+        )
+    clock.FILE.write_text(clock.text(fit))
+    print(f"{fit.samples} builds, an error of {fit.error:.1%} at most: {clock.FILE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

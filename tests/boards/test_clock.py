@@ -1,0 +1,78 @@
+"""Clocks that are predicted: those of builds, as near as is said, and never more than any build has reached."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from clocks import PAGE, builds
+
+from weft.boards import clock
+from weft.boards.board import BoardError
+from weft.boards.clock import FILE, Sample, fitted, predicted, series, text
+from weft.boards.registry import BOARDS
+from weft.hdl.isa.config import PRESETS
+
+SAMPLES = builds(PAGE.read_text())
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_own_configurations_reach_the_boards_clock(name: str) -> None:
+    board = BOARDS[name]
+    assert predicted(board, board.config) == clock.Clock(board.clock, 0.0, routed=True)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_presets(name: str) -> None:
+    """Each has a clock, no faster than any build of the series; larger arrays are not faster."""
+    board = BOARDS[name]
+    fastest = max(sample.hz for sample in SAMPLES if series(sample.board) == series(board))
+    for config in PRESETS.values():
+        found = predicted(board, config)
+        assert 1e6 < found.hz <= fastest
+        assert not found.routed
+        assert 0 < found.error < 1
+    base = PRESETS["huge"].replace(lanes=2, int4=0, depthwise_taps=0)
+    clocks = [predicted(board, base.replace(n=1 << side)).hz for side in range(1, 8)]
+    assert clocks == sorted(clocks, reverse=True)
+    assert clocks[0] > clocks[-1]
+
+
+def test_the_file_is_of_the_table() -> None:
+    """`python benchmarks/clocks.py` changes nothing. Rounded, as machines differ in last digits."""
+    found = clock._fit(FILE)
+    expected, others = fitted(SAMPLES)
+    assert found.samples == expected.samples == len(SAMPLES) == len(others)
+    assert found.highest == expected.highest
+    for name in ("side", "share", "error"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), abs=2e-4)
+    assert found.series == pytest.approx(expected.series, abs=2e-4)
+    assert expected.error == pytest.approx(
+        max(abs(told / sample.hz - 1) for told, sample in zip(others, SAMPLES, strict=True)), abs=6e-4)  # fmt: skip
+    assert expected.error < 0.25
+
+
+def test_the_fit_to_a_known_law() -> None:
+    """What follows the law is predicted as it is, from others, too."""
+    board = BOARDS["ulx3s-85f"]
+    known = [
+        Sample(
+            board, config, 1e8 * math.exp(-0.1 * math.log2(config.n) - 0.5 * clock.lut_share(board, config))
+        )
+        for config in (PRESETS["tiny"].replace(n=4, lanes=1), PRESETS["tiny"], PRESETS["small"], board.config)
+    ]
+    fit, others = fitted(known)
+    assert fit.side == pytest.approx(-0.1, abs=1e-3)
+    assert fit.share == pytest.approx(-0.5, abs=5e-3)
+    assert all(told <= 1.001 * max(item.hz for item in known) for told in others)
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "clocks.json"
+    for damage in ("{", text(clock._fit(FILE)).replace("weft clocks 1", "weft clocks 0")):
+        path.write_text(damage)
+        clock._fit.cache_clear()
+        with pytest.raises(BoardError, match=r"is damaged: .*; install weft again"):
+            clock._fit(path)
+    clock._fit.cache_clear()

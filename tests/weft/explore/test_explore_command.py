@@ -1,0 +1,134 @@
+"""The command `weft explore`: what it writes, says and refuses, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.explored import VALUES, entries, model
+
+import weft.explore.workers as workers
+from weft import cli
+from weft.explore.space import FORMAT
+from weft.hdl.isa.config import PRESETS, Config
+
+SMALL = {name: list(known) for name, known in VALUES.items()} | {
+    "n": [2, 4],
+    "kernel": [0],
+    "depthwise_taps": [0],
+}
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(item) for item in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"format": FORMAT, "fields": SMALL}))
+    return path
+
+
+def points(folder: Path) -> list[dict[str, Any]]:
+    return list(json.loads((folder / "exploration.json").read_text())["points"])
+
+
+def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    about = ("explore", model(tmp_path), "-o", out, "--space", space, "--seed", 3)
+    assert call(*about, "--trials", 5) == 0
+    said = capsys.readouterr().out
+    found = points(out)
+    assert sum(item["origin"] == "search" for item in found) >= 5
+    assert (
+        f"{len(found)} points measured, {sum(item['front'] for item in found)} of them on the front" in said
+    )
+    assert all(Config.from_dict(item["config"]) for item in found)
+    tiny = next(item for item in found if item["origin"] == "preset tiny")
+    assert tiny["config"] == PRESETS["tiny"].to_dict()
+    assert tiny["ms"] == pytest.approx(tiny["cycles"] / 75e3)
+    assert "<svg" in (out / "front.html").read_text()
+    assert call(*about, "--trials", 2) == 0
+    assert {item["origin"] for item in points(out)} == {item["origin"] for item in found}
+    assert len(points(out)) >= len(found) + 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--space", "{wrong}"], "is no space of configurations: a space has no field 'side'"),
+        (["--space", "{missing}"], "missing.json"),
+        (["--board", "arty"], "unknown board 'arty'"),
+        (["--objectives", "ms,speed"], "an objective is one of cycles"),
+        (["--limit", "lut"], "--limit is NAME=MOST"),
+        (["--limit", "lut=few"], "--limit is NAME=MOST"),
+        (["--limit", "lut=10"], "no point of the space is a solution; of "),
+        (["--sampler", "grid"], "'sampler' is one of nsga2, tpe, not 'grid'"),
+        (["--trials", "0"], "--trials"),
+        (["--bandwidth", "0"], "--bandwidth"),
+        (["--scheduler", "tcp://127.0.0.1:9"], "no scheduler of Dask answers at tcp://127.0.0.1:9"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path,
+    space: Path,
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one sentence, with exit code 2; nothing is measured."""
+    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({"format": FORMAT, "fields": {"side": [4]}}))
+    names = {"wrong": wrong, "missing": tmp_path / "missing.json"}
+    given = [item.format(**names) for item in arguments]
+    standard = [] if "--space" in given else ["--space", space]
+    code = call("explore", model(tmp_path), "-o", tmp_path / "out", *standard, *given)
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") <= 3
+    assert "Traceback" not in error
+    assert code == 2
+    assert not entries(tmp_path / "out")
+
+
+def test_another_search_in_the_same_folder(
+    tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = ("explore", model(tmp_path), "-o", tmp_path / "out", "--space", space, "--trials", 1)
+    assert call(*about) == 0
+    before = (tmp_path / "out" / "exploration.json").read_bytes()
+    assert call(*about, "--objectives", "cycles,ff") == 2
+    assert "is of a search with other objectives" in capsys.readouterr().err
+    assert (tmp_path / "out" / "exploration.json").read_bytes() == before
+
+
+def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "weft", "explore", str(model(tmp_path)), "-o", str(out), "--space", str(space),
+        "--trials", "10000",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        if len(entries(out)) > 8 or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert error.endswith("what was found is kept, and the same command goes on\nerror: interrupted\n")
+    assert "Traceback" not in error
+    assert "points measured" in said
+    assert len(points(out)) > 6
+    assert not list(out.glob(".*"))

@@ -1,0 +1,220 @@
+"""What a point takes: models compiled for it and run on the cycle model. This is what workers do."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Softmax
+from weft.compiler.ir.model import Graph
+from weft.compiler.onnx.model import COMPLETE
+from weft.explore.place import Place
+from weft.explore.point import Timing
+from weft.hdl.files import schema
+from weft.hdl.files.cache import entry
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
+from weft.tuning import sources_digest
+
+if TYPE_CHECKING:
+    from weft.boards.board import Board
+
+_FILE = "timing.json"
+_GRAPHS = 8
+"""Imported models that a worker keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The models, in files that all workers can read.
+
+    Attributes
+    ----------
+    paths, digests : tuple of str
+        Files, and hashes of what is in them.
+    shapes : tuple of (str, int)
+        Sizes of dimensions that models leave open.
+    """
+
+    paths: tuple[str, ...]
+    digests: tuple[str, ...]
+    shapes: tuple[tuple[str, int], ...] = ()
+
+    def graphs(self, config: Config) -> list[Graph]:
+        """As a device with `config` runs them. Raises `CompileError`."""
+        return [_graph(path, self.shapes, config) for path in self.paths]
+
+
+@lru_cache(maxsize=_GRAPHS)
+def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
+    return import_model(path, config=config, shapes=dict(shapes))
+
+
+def uses_softmax(models: Models) -> bool:
+    """Whether any model has a softmax or attention that a device could run."""
+    return any(
+        isinstance(op, Softmax | Attention)
+        for graph in models.graphs(COMPLETE)
+        for segment in device_segments(graph)
+        for op in segment.ops
+    )
+
+
+def device_segments(graph: Graph) -> list[DeviceSegment]:
+    return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
+
+
+def relevant(config: Config, *, softmax: bool, sequential: bool) -> Config:
+    """The same configuration with usual values in fields on which no cycle depends: of the softmax unit, where models
+    have no softmax, and of what the sequential core does not have."""
+    changes: dict[str, int] = {}
+    if not softmax:
+        usual = Config()
+        changes |= {name: getattr(usual, name) for name in ("row_states", "alignments", "table_depth")}
+    if sequential:
+        changes |= {"lanes": 1, "queue_depth": 1}
+    return config.replace(**changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a worker is given. `config` has usual values where it does not matter, see `relevant`; `clock` is in Hz."""
+
+    models: Models
+    config: Config
+    place: Place
+    clock: float
+    folder: str
+    """Where results are kept, for all workers."""
+
+    @property
+    def key(self) -> str:
+        """A hash of all that the result depends on."""
+        about = (
+            _sources(), self.models.digests, self.models.shapes, self.config.to_dict(),
+            self.place.timing(self.clock),
+        )  # fmt: skip
+        return hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def _sources() -> str:
+    """A hash of all sources that results depend on."""
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return f"{sources_digest()} {own[:16]}"
+
+
+def kept(job: Job) -> Timing | None:
+    """The result of a job that some worker has done."""
+    try:
+        return schema.decode(schema.read_bytes(Path(job.folder) / f"point-{job.key}" / _FILE), Timing)
+    except (OSError, schema.SchemaError):
+        return None
+
+
+def evaluate(job: Job) -> Timing:
+    """Do the job, unless another worker has done it or is doing it; what is found is kept."""
+
+    def make(folder: Path) -> None:
+        (folder / _FILE).write_bytes(msgspec.json.encode(timed(job)))
+
+    found = entry(f"point-{job.key}", make, Path(job.folder)) / _FILE
+    return schema.decode(schema.read_bytes(found), Timing)
+
+
+def timed(job: Job) -> Timing:
+    """Compile and count. What the configuration cannot run is `Timing.refused`."""
+    total = Timing()
+    board = job.place.board
+    for path, graph, whole in zip(
+        job.models.paths, job.models.graphs(job.config), job.models.graphs(COMPLETE), strict=True
+    ):
+        if (count := len(_on_host(graph) - _on_host(whole))) > 0:
+            return Timing(refused=f"{count} more nodes of {Path(path).name} would run on the host")
+        try:
+            parts = [_program(segment, job) for segment in device_segments(graph)]
+        except CompileError:
+            return Timing(refused=f"the memories on chip are too small for {Path(path).name}")
+        if board is not None and (lacking := _no_room(parts, board)):
+            return Timing(refused=lacking)
+        counted = [_counted(part, job) for part in parts]
+        total = Timing(
+            [*total.cycles, sum(item[Counter.CYCLES] for item in counted)],
+            total.moved + job.config.bus_bytes * sum(
+                item[Counter.READ_BEATS] + item[Counter.WRITE_BEATS] for item in counted
+            ),
+            total.macs + sum(op.macs for segment in device_segments(graph) for op in segment.ops),
+            total.active + sum(item[Counter.ARRAY_ACTIVE] for item in counted),
+        )  # fmt: skip
+    return total
+
+
+def _on_host(graph: Graph) -> set[str]:
+    return {name for name, _, place, _ in graph.assignment if place == "host"}
+
+
+def _program(segment: DeviceSegment, job: Job) -> DeviceProgram:
+    from weft.boards.board import CoreKind, MemoryKind
+
+    board = job.place.board
+    bandwidth = job.place.bandwidth if board is None else board.memory.modelled[1]
+    inside = board is not None and board.memory.kind is not MemoryKind.SDRAM
+    enabled = gc.isenabled()
+    gc.disable()  # nothing of a program is garbage before it is done
+    try:
+        return compile_segment(
+            segment,
+            job.config,
+            bandwidth=bandwidth,
+            room=board.memory.size if board is not None and inside else None,
+            sequential=board is not None and board.core is CoreKind.SEQUENTIAL,
+        )
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _no_room(parts: list[DeviceProgram], board: Board) -> str:
+    """Why programs do not fit a board's memory, with its flash if they are read there; empty if they do."""
+    from weft.estimate import placed
+
+    needed, _ = placed(parts, board)
+    return f"the memory of {board.name} is too small" if needed > board.memory.size else ""
+
+
+def _counted(program: DeviceProgram, job: Job) -> dict[Counter, int]:
+    from weft.board_run import board_model
+    from weft.estimate import placed
+
+    place, board = job.place, job.place.board
+    image = Image(program)
+    device: Any
+    if board is None:
+        device = TimingDevice(
+            job.config, image.memory_bytes, latency=place.latency, bytes_per_cycle=place.bandwidth
+        )
+    else:
+        flash = placed([program], board)[1] > 0
+        size = max(image.memory_bytes, board.memory.size)
+        device = board_model(board, job.config, job.clock, size, flash=flash)
+        if flash:
+            image = Image(program, kept=device.kept(image.fixed))
+    zeros = {
+        name: np.zeros(program.input_shape(name), np.int8)
+        for name, buffer in program.buffers.items()
+        if buffer.kind == "input"
+    }
+    image.run(device, zeros)
+    return dict(device.counters())

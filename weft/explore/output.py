@@ -1,0 +1,172 @@
+"""What a search leaves in its folder: models, a file of all points, and a picture; and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft import files
+from weft import report as reports
+from weft.errors import FileError
+from weft.explore.evaluate import Models
+from weft.explore.explore import Exploration, Task
+from weft.explore.place import Place
+from weft.explore.plot import page
+from weft.explore.point import OBJECTIVES, PICOJOULES, Measured
+from weft.explore.space import Space
+from weft.hdl.files import schema
+from weft.tuning import sources_digest
+
+FORMAT = "weft exploration 1"
+FILE, PLOT, MODELS = "exploration.json", "front.html", "models"
+
+
+class _About(msgspec.Struct):
+    format: str
+    about: dict[str, Any]
+
+
+def models_of(folder: Path, paths: Sequence[Path], shapes: Mapping[str, int]) -> Models:
+    """Copies of the models below `folder`, where all workers find them. Raises `OSError` as files do."""
+    found, digests = [], []
+    for path in paths:
+        raw = path.read_bytes()
+        digest = hashlib.sha256(raw).hexdigest()
+        copy = folder / MODELS / f"{digest[:16]}-{path.name}"
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with files.whole_file(copy) as part:
+                part.write_bytes(raw)
+        found.append(str(copy.resolve()))
+        digests.append(digest)
+    return Models(tuple(found), tuple(digests), tuple(sorted(shapes.items())))
+
+
+@dataclass(frozen=True)
+class Output:
+    """A search's folder.
+
+    Attributes
+    ----------
+    about : dict
+        What the search is about, as plain values.
+    """
+
+    folder: Path
+    task: Task
+    about: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        models: Models,
+        space: Space,
+        where: tuple[Place, ...],
+        objectives: tuple[str, ...],
+        limits: Mapping[str, float],
+        search: tuple[str, int],
+    ) -> Output:
+        """Raises `FileError` if the folder has the results of another search, or of another version of weft."""
+        task = Task(models, space, where, objectives, limits)
+        about = {
+            "sources": sources_digest(),
+            "models": dict(zip((Path(path).name for path in models.paths), models.digests, strict=True)),
+            "shapes": dict(models.shapes),
+            "space": {name: list(known) for name, known in space.fields.items()},
+            "places": [dataclasses.asdict(place) for place in where],
+            "objectives": list(objectives),
+            "limits": dict(limits),
+            "sampler": search[0],
+            "seed": search[1],
+        }
+        made = cls(folder, task, about)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        path = self.folder / FILE
+        if not path.exists():
+            files.write_text(path, json.dumps({"format": FORMAT, "about": self.about}, indent=1) + "\n")
+            return
+        try:
+            known = schema.decode(schema.read_bytes(path), _About, format=FORMAT).about
+        except schema.SchemaError as error:
+            raise FileError(f"{path} is no result of a search: {error}; choose another --output") from None
+        if known.get("sources") != self.about["sources"]:
+            raise FileError(f"{path} is from another version of weft: choose another --output")
+        for name, value in self.about.items():
+            if known.get(name) != value:
+                raise FileError(
+                    f"{path} is of a search with other {name} ({schema.shown(known.get(name))}): give the same, or "
+                    "choose another --output"
+                )
+
+    def write(self, found: Exploration) -> None:
+        """Write the points and the picture."""
+        described = [item.described() for item in found.measured]
+        best = {id(item) for item in found.front}
+        for item, values in zip(found.measured, described, strict=True):
+            values["front"] = id(item) in best
+        text = {
+            "format": FORMAT,
+            "about": self.about,
+            "units": OBJECTIVES,
+            "picojoules": PICOJOULES,
+            "excluded": dict(found.excluded),
+            "bounded": found.bounded,
+            "points": described,
+        }
+        files.write_text(self.folder / FILE, json.dumps(text, indent=1) + "\n")
+        files.write_text(self.folder / PLOT, page(found))
+
+
+def show(found: Exploration, folder: Path) -> None:
+    """Print the front, and what became of all points."""
+    units = list(dict.fromkeys((*found.objectives, "ms", "lut", "ff", "dsp", "ram")))
+    made = reports.table(
+        "place", "array", "from", *units, "MHz", "of array", right=(*units, "MHz", "of array")
+    )
+    for item in found.front:
+        config = item.point.config
+        macs = config.n**2 * item.cycles
+        made.add_row(
+            item.point.place.name,
+            f"{config.n} x {config.n}",
+            item.origin,
+            *(_shown(name, item) for name in units),
+            f"{item.point.clock / 1e6:g}",
+            f"{item.timing.macs / macs:.1%}",
+        )
+    reports.stdout().print(made)
+    excluded = ", ".join(f"{reason} {count:,}" for reason, count in found.excluded.most_common(6))
+    reports.say(
+        f"{len(found.measured):,} points measured, {len(found.front):,} of them on the front; {found.bounded:,} more "
+        f"cannot be better, by their rooflines"
+    )
+    if excluded:
+        reports.say(f"excluded: {excluded}")
+    beaten, known = references(found)
+    reports.say(f"{beaten} of {known} presets and boards' own configurations are beaten in all objectives")
+    reports.say(
+        f"{folder / FILE}: all points with their configurations; {folder / PLOT}: the front as a picture"
+    )
+
+
+def references(found: Exploration) -> tuple[int, int]:
+    """Presets and boards' own configurations that something on the front dominates, and all of them."""
+    known = [item for item in found.measured if item.origin != "search"]
+    best = {id(item) for item in found.front}
+    return sum(id(item) not in best for item in known), len(known)
+
+
+def _shown(name: str, item: Measured) -> str:
+    value = item.values[name]
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
