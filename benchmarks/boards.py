@@ -17,22 +17,19 @@ has them, fits the weights of `weft.boards.estimate` to what they need, and writ
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from pages import rewrite
 
-from weft.boards import estimate, flow
+from weft.boards import estimate
 from weft.boards.board import Board, BoardError, CoreKind
-from weft.boards.build import Built, build, elaborate, key
-from weft.boards.family import Resources
+from weft.boards.build import Built, build
+from weft.boards.needs import needs
 from weft.boards.pll import PllError
 from weft.boards.registry import BOARDS, FAMILIES, alike, find, titles
 from weft.boards.tools import ToolCrash, ToolError
-from weft.files import write_json
 from weft.hdl.files.cache import cache_root
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
@@ -97,22 +94,6 @@ CHANGES = {CoreKind.PIPELINED: PIPELINED, CoreKind.SEQUENTIAL: SEQUENTIAL}
 """The configurations that are synthesised to fit estimates, as changes of `BASE`."""
 
 
-def synthesise(board: Board, config: Config) -> Resources:
-    """What synthesis says that `config` needs; kept, so that a long run can be taken up again."""
-    design = elaborate(board, config, board.clock)
-    known = cache_root() / "boards" / f"needs-{key(board, design, 0)}.json"
-    if known.exists():
-        return Resources(**json.loads(known.read_text()))
-    with tempfile.TemporaryDirectory(prefix="weft-") as name:
-        folder = Path(name)
-        for file, text in design.files.items():
-            (folder / file).write_text(text)
-        flow.synthesise(board, folder, lambda text: None)
-        need = flow.synthesised(board.family, folder)
-    write_json(known, dict(need.items()))
-    return need
-
-
 def fit(names: list[str] | None) -> int:
     wanted = {find(name).family for name in names or BOARDS}
     chosen = {(board.family, board.core): board for board in reversed(BOARDS.values())}
@@ -122,7 +103,7 @@ def fit(names: list[str] | None) -> int:
             samples = []
             for change in CHANGES[board.core]:
                 config, began = BASE.replace(**change), time.monotonic()
-                samples.append((board, config, synthesise(board, config)))
+                samples.append((board, config, needs(board, config)))
                 print(
                     f"{board.name} {change}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True
                 )

@@ -73,11 +73,21 @@ def command(
         float | None, real("--bandwidth", "Its bytes per cycle; those of the bus if not given.", *BANDWIDTH)
     ] = None,
     clock: Annotated[float, real("--clock", "MHz of a core that is on no board.", 0.1, 1000)] = 75.0,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Then run a layer on the RTL, for each point of the front: bytes and cycles."
+        ),
+    ] = False,
+    synth: Annotated[
+        bool,
+        typer.Option("--synth", help="Then synthesise each point of the front: resources against estimates."),
+    ] = False,
     shape: Shapes = [],  # noqa: B006
 ) -> None:
     """Search for configurations and programs that no other beats in time and resources, by the cycle model."""
     from weft.explore.explore import explore
-    from weft.explore.output import Output, models_of, show
+    from weft.explore.output import Output, confirm, models_of, show
     from weft.explore.place import places
     from weft.explore.space import Space
     from weft.explore.workers import WorkersError
@@ -113,6 +123,12 @@ def command(
     if found.interrupted:
         reports.tell("what was found is kept, and the same command goes on")
         raise KeyboardInterrupt
+    if verify or synth:
+        with reports.progress() as progress:
+            confirmed, good = confirm(found, out.task.models, seed, verify, synth, progress)
+        out.write(found, confirmed)
+        if not good:
+            raise typer.Exit(1)
 
 
 def _limits(texts: list[str]) -> dict[str, float]:

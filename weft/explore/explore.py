@@ -300,7 +300,7 @@ class Search:
             relevant(point.config, softmax=self._softmax, sequential=sequential),
             point.place,
             point.clock,
-            str(self.folder),
+            str(self.folder.resolve()),
         )
         done = kept(job)
         if done is None:

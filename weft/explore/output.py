@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import msgspec
 from weft import files
 from weft import report as reports
 from weft.errors import FileError
+from weft.explore.confirm import Counted, Run, run, synthesised
 from weft.explore.evaluate import Models
 from weft.explore.explore import Exploration, Task
 from weft.explore.place import Place
@@ -22,10 +23,15 @@ from weft.explore.plot import page
 from weft.explore.point import OBJECTIVES, PICOJOULES, Measured
 from weft.explore.space import Space
 from weft.hdl.files import schema
+from weft.hdl.isa.config import Config
 from weft.tuning import sources_digest
 
 FORMAT = "weft exploration 1"
 FILE, PLOT, MODELS = "exploration.json", "front.html", "models"
+
+
+Confirmed = dict[tuple[Config, str], dict[str, Any]]
+"""By `Point.key`."""
 
 
 class _About(msgspec.Struct):
@@ -109,12 +115,13 @@ class Output:
                     "choose another --output"
                 )
 
-    def write(self, found: Exploration) -> None:
-        """Write the points and the picture."""
+    def write(self, found: Exploration, confirmed: Confirmed | None = None) -> None:
+        """Write the points and the picture, and of points what confirmed them, as plain values by name."""
         described = [item.described() for item in found.measured]
         best = {id(item) for item in found.front}
         for item, values in zip(found.measured, described, strict=True):
             values["front"] = id(item) in best
+            values |= (confirmed or {}).get(item.point.key, {})
         text = {
             "format": FORMAT,
             "about": self.about,
@@ -158,6 +165,29 @@ def show(found: Exploration, folder: Path) -> None:
     reports.say(
         f"{folder / FILE}: all points with their configurations; {folder / PLOT}: the front as a picture"
     )
+
+
+def confirm(
+    found: Exploration, models: Models, seed: int, verify: bool, synth: bool, progress: reports.Progress
+) -> tuple[Confirmed, bool]:
+    """Confirm the points of the front, and tell; what was found, and whether all of it is as it should be."""
+    made: Confirmed = {}
+    good = True
+    for item in found.front:
+        name = f"{item.point.config.n} x {item.point.config.n} on {item.point.place.name}"
+        known = made.setdefault(item.point.key, {})
+        steps: dict[str, Callable[[], Run | Counted]] = {}
+        if verify:
+            steps["verified"] = lambda item=item: run(item, models, seed, progress)  # type: ignore[misc]
+        if synth:
+            steps["synthesised"] = lambda item=item: synthesised(item, progress)  # type: ignore[misc]
+        for what, step in steps.items():
+            progress(f"{name}: {what}")
+            result = step()
+            known[what] = result.described()
+            good &= result.good
+            reports.say(f"{name}, {what}: {result.told}{'' if result.good else ' (not as it should be)'}")
+    return made, good
 
 
 def references(found: Exploration) -> tuple[int, int]:

@@ -1,0 +1,197 @@
+"""Points confirmed by what they stand for: the cycle model by the RTL, estimates by synthesis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.boards.board import CoreKind
+from weft.boards.family import Resources
+from weft.boards.needs import needs
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, View
+from weft.explore.evaluate import Models, device_segments
+from weft.explore.point import Measured
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.compiled.device import golden_device
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import SequentialTimingDevice, TimingDevice
+
+CYCLES = 100_000
+"""Of the largest layer that is run on the RTL."""
+NEAR = 0.10
+"""By which part of the estimate synthesis may differ from it."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A layer of the models on the RTL.
+
+    Attributes
+    ----------
+    layer : str
+        Its name; empty if all layers take longer than `CYCLES`.
+    differ : int
+        Bytes of memory in which RTL and golden interpreter differ.
+    rtl, model : int
+        Cycles on the RTL, and by the cycle model.
+    """
+
+    layer: str
+    differ: int = 0
+    rtl: int = 0
+    model: int = 0
+
+    @property
+    def good(self) -> bool:
+        return bool(self.layer) and self.differ == 0 and self.rtl == self.model
+
+    def described(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**dataclasses.asdict(self), "good": self.good}
+
+    @property
+    def told(self) -> str:
+        """A few words for people."""
+        if not self.layer:
+            return f"no layer of {CYCLES:,} cycles or fewer"
+        if self.differ:
+            return f"{self.differ:,} bytes of {self.layer} differ"
+        return f"{self.layer}: {self.rtl:,} cycles" + ("" if self.good else f", the model's {self.model:,}")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What synthesis counts, beside the estimate."""
+
+    counted: Resources
+    estimated: Resources
+
+    @property
+    def apart(self) -> dict[str, float]:
+        """By resource how much more synthesis counts, as a part of the estimate."""
+        known = dict(self.estimated.items())
+        return {name: count / max(known[name], 1) - 1 for name, count in self.counted.items()}
+
+    @property
+    def good(self) -> bool:
+        """Whether LUTs and flip-flops, the cells of the design, are as near as `NEAR`."""
+        return all(abs(self.apart[name]) <= NEAR for name in ("lut", "ff"))
+
+    def described(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"counted": dict(self.counted.items()), "apart": self.apart, "good": self.good}
+
+    @property
+    def told(self) -> str:
+        """A few words for people."""
+        return ", ".join(
+            f"{Resources.NAMES[name]} {count:,} ({self.apart[name]:+.1%})"
+            for name, count in self.counted.items()
+        )
+
+
+def run(item: Measured, models: Models, seed: int = 0, progress: Progress = lambda text: None) -> Run:
+    """Run the largest layer of at most `CYCLES` cycles by itself, on random inputs, on RTL, golden interpreter and
+    cycle model. Behind the memory is a plain one, of the latency and the bandwidth that programs for a board are
+    planned for: the RTL's memory is no SDRAM.
+
+    Raises
+    ------
+    weft.sim.device.DeviceError
+        If the RTL simulation fails.
+    """
+    for op, program in _layers(item, models):
+        image = Image(program)
+        model = _timing(item, image)
+        image.run(model, {})
+        cycles = model.counters()[Counter.CYCLES]
+        if cycles <= CYCLES:
+            progress(f"{op.name} on the RTL of {item.point.config.n} x {item.point.config.n}")
+            differ, rtl = _compared(item, image, seed)
+            return Run(op.name, differ, rtl, cycles)
+    return Run("")
+
+
+def synthesised(item: Measured, progress: Progress = lambda text: None) -> Counted:
+    """Synthesise the configuration for the board, or for the one whose estimates are those of the place.
+
+    Raises
+    ------
+    weft.boards.tools.ToolError
+        If a tool fails, or is not installed.
+    """
+    return Counted(needs(item.point.place.similar, item.point.config, progress), item.need)
+
+
+def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DeviceProgram]]:
+    """Operators with multiplications as programs of their own, the largest first of those that the array may do in
+    `CYCLES`."""
+    config, sequential = item.point.config, _sequential(item)
+    ops = [op for graph in models.graphs(config) for segment in device_segments(graph) for op in segment.ops]
+    ops = [op for op in ops if 0 < op.macs <= CYCLES * config.n**2]
+    for op in sorted(ops, key=lambda op: -op.macs):
+        try:
+            bandwidth = _memory(item)[1]
+            alone = DeviceSegment(op.name, (_alone(op),))
+            yield op, compile_segment(alone, config, bandwidth=bandwidth, sequential=sequential)
+        except CompileError:  # in the network it is fused with another one, and fits
+            continue
+
+
+def _alone(op: DeviceOp) -> DeviceOp:
+    """With inputs and outputs in place of results of others."""
+
+    def view(found: View) -> View:
+        kind = "output" if found.buffer.name == op.dst.buffer.name else "input"
+        kind = found.buffer.kind if found.buffer.kind in ("table", "pages", "state") else kind
+        return dataclasses.replace(found, buffer=dataclasses.replace(found.buffer, kind=kind))
+
+    return op.on(view)
+
+
+def _sequential(item: Measured) -> bool:
+    board = item.point.place.board
+    return board is not None and board.core is CoreKind.SEQUENTIAL
+
+
+def _memory(item: Measured) -> tuple[int, float | None]:
+    """Latency and bandwidth."""
+    place = item.point.place
+    return (place.latency, place.bandwidth) if place.board is None else place.board.memory.modelled
+
+
+def _timing(item: Measured, image: Image) -> TimingDevice:
+    latency, bandwidth = _memory(item)
+    kind = SequentialTimingDevice if _sequential(item) else TimingDevice
+    return kind(item.point.config, image.memory_bytes, latency=latency, bytes_per_cycle=bandwidth)
+
+
+def _compared(item: Measured, image: Image, seed: int) -> tuple[int, int]:
+    """Bytes that differ, and the RTL's cycles."""
+    rng, config = np.random.default_rng(seed), item.point.config
+    program, (latency, bandwidth) = image.program, _memory(item)
+    contents = {
+        name: rng.integers(-128, 128, program.input_shape(name), np.int8)
+        for name, buffer in program.buffers.items()
+        if buffer.kind == "input"
+    }
+    golden = golden_device(config, image.memory_bytes)
+    image.run(golden, contents)
+    expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
+    with RtlDevice(
+        config,
+        image.memory_bytes,
+        latency=latency,
+        bytes_per_cycle=bandwidth,
+        sequential=_sequential(item),
+    ) as device:
+        image.run(device, contents)
+        found = np.frombuffer(device.read(0, image.memory_bytes), np.uint8)
+        return int(np.count_nonzero(found != expected)), device.counters()[Counter.CYCLES]
