@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from zoo import NETWORKS, quantised
 
-from weft.explore.evaluate import Job, relevant, uses_softmax
+from weft.explore.evaluate import Job, relevant, unused
 from weft.explore.explore import Task
 from weft.explore.output import models_of
 from weft.explore.place import places
@@ -74,11 +74,11 @@ def main() -> int:
         path.write_bytes(quantised(options.network).SerializeToString())
         models = models_of(folder, [path], {})
         task = Task(models, Space(), places(None, 30, None, None), ("ms", "lut"))
-        points, softmax = drawn(task, options.points + 1, options.seed), uses_softmax(models)
+        points, without = drawn(task, options.points + 1, options.seed), unused(models)
         spent = {}
         for count in (1, 2):
             jobs = [
-                Job(models, relevant(point.config, softmax=softmax, sequential=False), point.place, point.clock,
+                Job(models, relevant(point.config, without, sequential=False), point.place, point.clock,
                     str(folder / f"results-{count}"))
                 for point in points
             ]  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,6 +25,10 @@ from weft.hdl.isa.config import Config
 
 FORMAT = "weft clocks 1"
 FILE = Path(__file__).with_name("families") / "clocks.json"
+# Within these, no damaged file gives a clock that is 0, negative or not finite, or larger arrays that are faster.
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Offset = Annotated[float, msgspec.Meta(ge=0, le=25)]
+Slope = Annotated[float, msgspec.Meta(ge=-5, le=0)]
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,14 @@ class Sample:
 
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Coefficients of the logarithm of a clock in Hz, by `series` and for the two features; the highest clock of each
-    series, above which nothing is predicted; the greatest relative error, on a build by a fit to all others; and how
-    many builds there are."""
+    series, above which nothing is predicted; the greatest relative error, on a build by a fit to all others, to which a
+    series with a single build adds nothing; and how many builds there are."""
 
-    series: dict[str, float]
-    side: float
-    share: float
-    highest: dict[str, float]
-    error: float
+    series: dict[str, Offset]
+    side: Slope
+    share: Slope
+    highest: dict[str, Positive]
+    error: Annotated[float, msgspec.Meta(ge=0)]
     samples: int
 
     def hz(self, board: Board, config: Config) -> float:
@@ -102,9 +107,14 @@ def lut_share(board: Board, config: Config) -> float:
 @cache
 def _fit(path: Path) -> Fit:
     try:
-        return schema.decode(schema.read_bytes(path), _File, format=FORMAT).fit
+        found = schema.decode(schema.read_bytes(path), _File, format=FORMAT).fit
     except (OSError, schema.SchemaError) as error:
         raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
+    if found.series.keys() != found.highest.keys():
+        raise BoardError(
+            f"{path}, which is part of weft, has not the highest clock of all series; install weft again"
+        )
+    return found
 
 
 def text(fit: Fit) -> str:

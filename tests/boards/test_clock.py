@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clocks import PAGE, builds
@@ -12,7 +16,7 @@ from weft.boards import clock
 from weft.boards.board import BoardError
 from weft.boards.clock import FILE, Sample, fitted, predicted, series, text
 from weft.boards.registry import BOARDS
-from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
 SAMPLES = builds(PAGE.read_text())
 
@@ -66,6 +70,77 @@ def test_the_fit_to_a_known_law() -> None:
     assert fit.side == pytest.approx(-0.1, abs=1e-3)
     assert fit.share == pytest.approx(-0.5, abs=5e-3)
     assert all(told <= 1.001 * max(item.hz for item in known) for told in others)
+
+
+def of_all_sides(config: Config) -> list[Config]:
+    """Those of `config` with another side that are valid, the smallest first."""
+    found = []
+    for side in range(1, 8):
+        with suppress(ConfigError):
+            found.append(config.replace(n=1 << side))
+    return found
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_larger_arrays_are_not_faster(name: str) -> None:
+    """With all else as a board has it itself, or with a bus wide enough for larger arrays."""
+    board = BOARDS[name]
+    wide = of_all_sides(board.config.replace(bus_bytes=128, int4=0))
+    assert len(wide) > 2
+    for configs in (of_all_sides(board.config), wide):
+        clocks = [predicted(board, config).hz for config in configs]
+        assert clocks == sorted(clocks, reverse=True)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_memory_can_run_at_what_is_predicted(name: str) -> None:
+    """For the smallest array, which is the fastest."""
+    board, config = BOARDS[name], PRESETS["tiny"].replace(n=2, lanes=1)
+    board.sdram(predicted(board, config).hz)
+
+
+def test_a_series_without_builds_has_the_boards_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged(tmp_path, monkeypatch, lambda fit: (fit["series"].pop("ecp5"), fit["highest"].pop("ecp5")))
+    board = BOARDS["ulx3s-85f"]
+    assert predicted(board, PRESETS["tiny"]) == clock.Clock(board.clock, 1.0, routed=False)
+
+
+def damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], object]
+) -> Path:
+    """Coefficients, changed, in the place of those that come with weft."""
+    content = json.loads(FILE.read_text())
+    change(content["fit"])
+    path = folder / "clocks.json"
+    path.write_text(json.dumps(content))
+    monkeypatch.setattr(clock, "FILE", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda fit: fit.update(samples=None), "is damaged: fit.samples: expected int, got null"),
+        (lambda fit: fit.update(spare=1), "is damaged: fit: object contains unknown field spare"),
+        (lambda fit: fit["series"].update(ecp5=1e6), "is damaged: fit.series[...]: expected float <= 25.0"),
+        (lambda fit: fit["highest"].update(ecp5=-5.0), "is damaged: fit.highest[...]: expected float > 0.0"),
+        (lambda fit: fit.update(side=-1e300), "is damaged: fit.side: expected float >= -5.0"),
+        (lambda fit: fit.update(share=0.5), "is damaged: fit.share: expected float <= 0.0"),
+        (lambda fit: fit.update(error=-1.0), "is damaged: fit.error: expected float >= 0.0"),
+        (lambda fit: fit["highest"].pop("ecp5"), "has not the highest clock of all series"),
+    ],
+    ids=["null", "unknown", "offset", "highest", "steep", "rising", "error", "series"],
+)
+def test_damaged_coefficients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    """Are never a clock."""
+    path = damaged(tmp_path, monkeypatch, change)
+    with pytest.raises(BoardError) as caught:
+        predicted(BOARDS["ulx3s-85f"], PRESETS["tiny"])
+    assert str(caught.value) == f"{path}, which is part of weft, {message}; install weft again"
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Softmax
+from weft.compiler.ir.dump import dump
+from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.onnx.model import COMPLETE
 from weft.explore.place import Place
@@ -62,29 +63,36 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
     return import_model(path, config=config, shapes=dict(shapes))
 
 
-def uses_softmax(models: Models) -> bool:
-    """Whether any model has a softmax or attention that a device could run."""
-    return any(
-        isinstance(op, Softmax | Attention)
-        for graph in models.graphs(COMPLETE)
-        for segment in device_segments(graph)
-        for op in segment.ops
-    )
+def unused(models: Models) -> frozenset[str]:
+    """Fields of units that no model uses: without the unit its graph is the same."""
+    whole = _shown(models, COMPLETE)
+    units = {"probability_bits": 0, "kernel": 0, "lookup_tables": 0, "multiply": 0}
+    found = {
+        name for name, none in units.items() if _shown(models, COMPLETE.replace(**{name: none})) == whole
+    }
+    return frozenset(found)
+
+
+def _shown(models: Models, config: Config) -> list[tuple[str, object]]:
+    """What a device with `config` would run, without weights, and where each node runs."""
+    return [(dump(graph), graph.assignment) for graph in models.graphs(config)]
 
 
 def device_segments(graph: Graph) -> list[DeviceSegment]:
     return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
 
 
-def relevant(config: Config, *, softmax: bool, sequential: bool) -> Config:
-    """The same configuration with usual values in fields on which no cycle depends: of the softmax unit, where models
-    have no softmax, and of what the sequential core does not have."""
-    changes: dict[str, int] = {}
-    if not softmax:
-        usual = Config()
-        changes |= {name: getattr(usual, name) for name in ("row_states", "alignments", "table_depth")}
+def relevant(config: Config, without: frozenset[str], *, sequential: bool) -> Config:
+    """The same configuration with one value in fields of units that are `unused`, on which no cycle depends. Look-up
+    tables take time when they are not used, too, but not more if there are more of them; with probabilities the array
+    takes wider activations. On the sequential core everything counts: its microprogram is another one."""
     if sequential:
-        changes |= {"lanes": 1, "queue_depth": 1}
+        return config
+    usual, changes = Config(), {name: 0 for name in ("kernel", "multiply") if name in without}
+    if "probability_bits" in without:
+        changes |= {name: getattr(usual, name) for name in ("row_states", "alignments", "table_depth")}
+    if "lookup_tables" in without:
+        changes["lookup_tables"] = min(1, config.lookup_tables)
     return config.replace(**changes)
 
 

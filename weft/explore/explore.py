@@ -14,7 +14,7 @@ import numpy as np
 from weft.boards.board import BoardError, CoreKind
 from weft.errors import InputError
 from weft.explore.bounds import Roofline
-from weft.explore.evaluate import Job, Models, kept, relevant, uses_softmax
+from weft.explore.evaluate import Job, Models, kept, relevant, unused
 from weft.explore.front import dominates, front, values
 from weft.explore.place import Place
 from weft.explore.point import OBJECTIVES, Measured, Point, Timing
@@ -196,7 +196,7 @@ class Search:
         self.task, self.study, self.workers, self.folder = task, study, workers, folder
         self.found = Exploration(task.objectives)
         self._roofline = Roofline.of(task.models)
-        self._softmax = uses_softmax(task.models)
+        self._unused = unused(task.models)
         self._known: dict[tuple[Config, str], Measured | None] = {}
         self._waiting: dict[tuple[Config, str], list[int]] = {}
         self._seen: set[tuple[tuple[int, ...], str]] = set()
@@ -297,7 +297,7 @@ class Search:
         sequential = board is not None and board.core is CoreKind.SEQUENTIAL
         job = Job(
             self.task.models,
-            relevant(point.config, softmax=self._softmax, sequential=sequential),
+            relevant(point.config, self._unused, sequential=sequential),
             point.place,
             point.clock,
             str(self.folder.resolve()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ from weft.errors import FileError, InputError
 from weft.estimate import estimate
 from weft.examples import attention, digits
 from weft.explore.bounds import Roofline
-from weft.explore.evaluate import kept, relevant, timed
+from weft.explore.evaluate import kept, relevant, timed, unused
 from weft.explore.explore import Exploration, SpaceError, Task, explore, lacking, no_solution
 from weft.explore.front import dominates, values
 from weft.explore.output import Output, models_of
@@ -49,19 +50,31 @@ def test_a_point_takes_what_its_program_takes(tmp_path: Path, board: str) -> Non
 def test_fields_that_do_not_matter(tmp_path: Path, seed: int) -> None:
     """What `relevant` changes changes no cycle; what it leaves does."""
     rng = np.random.default_rng(seed)
-    board = ["", "tang-nano-9k"][seed % 2]
+    board = ["", "ulx3s-45f"][seed % 2]
     made = task(tmp_path, boards=[board] if board else [], space=Space(VALUES | {
         "row_states": (64, 128, 256), "alignments": (256, 1024), "table_depth": (256, 512, 2048),
-        "queue_depth": (1, 2, 8), "depthwise_taps": (0,)}))  # fmt: skip
-    (place,) = made.places
-    changed = 0
+        "queue_depth": (1, 2, 8), "depthwise_taps": (0,), "lookup_tables": (0, 1, 4), "kernel": (0, 64, 256),
+        "multiply": (0, 1), "probability_bits": (0, 7, 8)}))  # fmt: skip
+    (place,), changed = made.places, 0
+    without = unused(made.models)
+    assert without == {"probability_bits", "kernel", "lookup_tables", "multiply"}
     for _ in range(6):
         config = drawn(rng, made.space)
-        other = relevant(config, softmax=False, sequential=bool(board))
+        other = relevant(config, without, sequential=False)
         changed += other != config
-        one, two = (timed(job(made, item, place, tmp_path)) for item in (config, other))
+        work = job(made, config, place, tmp_path)
+        one, two = (timed(dataclasses.replace(work, config=item)) for item in (config, other))
         assert one == two, config
     assert changed
+
+
+def test_units_that_are_used(tmp_path: Path) -> None:
+    """Those that a model has operators for."""
+    path = tmp_path / "attention.onnx"
+    path.write_bytes(attention.model())
+    assert "probability_bits" not in unused(models_of(tmp_path, [path], {}))
+    both = models_of(tmp_path, [path, model(tmp_path)], {})
+    assert unused(both) == unused(models_of(tmp_path, [path], {}))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,7 +121,7 @@ def test_a_search_and_one_that_goes_on(tmp_path: Path) -> None:
     assert len(second.measured) >= len(first.measured) + 5
     assert set(numbers(first.measured)) <= set(numbers(second.measured))
     for item in second.measured:
-        config = relevant(item.point.config, softmax=False, sequential=False)
+        config = relevant(item.point.config, unused(made.models), sequential=False)
         assert kept(job(made, config, item.point.place, tmp_path / "results")) == item.timing
 
 
