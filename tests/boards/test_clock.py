@@ -90,13 +90,16 @@ def test_larger_arrays_are_not_faster(name: str) -> None:
     for configs in (of_all_sides(board.config), wide):
         clocks = [predicted(board, config).hz for config in configs]
         assert clocks == sorted(clocks, reverse=True)
+    assert clocks[0] > clocks[-1]
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_memory_can_run_at_what_is_predicted(name: str) -> None:
-    """For the smallest array, which is the fastest."""
+def test_the_smallest_array_is_no_faster_than_builds_and_memory(name: str) -> None:
+    """Which nobody has built: the line goes on above all builds there."""
     board, config = BOARDS[name], PRESETS["tiny"].replace(n=2, lanes=1)
-    board.sdram(predicted(board, config).hz)
+    found = predicted(board, config).hz
+    board.sdram(found)
+    assert found <= max(sample.hz for sample in SAMPLES if series(sample.board) == series(board))
 
 
 def test_a_series_without_builds_has_the_boards_clock(

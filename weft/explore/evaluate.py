@@ -88,7 +88,8 @@ def relevant(config: Config, without: frozenset[str], *, sequential: bool) -> Co
     takes wider activations. On the sequential core everything counts: its microprogram is another one."""
     if sequential:
         return config
-    usual, changes = Config(), {name: 0 for name in ("kernel", "multiply") if name in without}
+    usual = Config()
+    changes = dict.fromkeys(without & {"kernel", "multiply"}, 0)
     if "probability_bits" in without:
         changes |= {name: getattr(usual, name) for name in ("row_states", "alignments", "table_depth")}
     if "lookup_tables" in without:

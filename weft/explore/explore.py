@@ -176,6 +176,8 @@ def no_solution(reasons: Counter[str]) -> str:
     return f"no point of the space is a solution; of {reasons.total():,} points, so many were excluded by: {said}"
 
 
+Name = tuple[int | str, str, Point]
+"""A point under way: the number of its proposal, if it is one, where it comes from, and the point."""
 Told = Callable[[Exploration, int], None]
 """Told what was found so far, and how many proposals were looked at."""
 
@@ -199,6 +201,7 @@ class Search:
         self._unused = unused(task.models)
         self._known: dict[tuple[Config, str], Measured | None] = {}
         self._waiting: dict[tuple[Config, str], list[int]] = {}
+        self._jobs: dict[str, list[Name]] = {}
         self._seen: set[tuple[tuple[int, ...], str]] = set()
         self._asked = 0
 
@@ -250,7 +253,7 @@ class Search:
         least, vain, all_ = len(self.found.measured), 0, self.task.space.size * len(self.task.places)
 
         def more() -> bool:
-            enough = len(self.found.measured) - least + self.workers.running >= trials
+            enough = len(self.found.measured) - least + len(self._waiting) >= trials
             return not enough and vain <= IN_VAIN and len(self._seen) < all_ and time.monotonic() < end
 
         while more() or self.workers.running:
@@ -291,7 +294,8 @@ class Search:
         best = values(self._roofline.bound(point), self.task.objectives)
         return any(dominates(values(item, self.task.objectives), best) for item in self.found.measured)
 
-    def _start(self, name: tuple[int | str, str, Point]) -> None:
+    def _start(self, name: Name) -> None:
+        """Have a point measured, unless that is known or under way for another point with the same program."""
         point = name[2]
         board = point.place.board
         sequential = board is not None and board.core is CoreKind.SEQUENTIAL
@@ -302,17 +306,20 @@ class Search:
             point.clock,
             str(self.folder.resolve()),
         )
-        done = kept(job)
-        if done is None:
-            self.workers.add(name, job)
-        else:
+        if job.key in self._jobs:
+            self._jobs[job.key].append(name)
+        elif (done := kept(job)) is not None:
             self._end(name, done)
+        else:
+            self._jobs[job.key] = [name]
+            self.workers.add(job.key, job)
 
     def _collect(self, seconds: float) -> None:
-        for name, timing in self.workers.done(seconds):
-            self._end(name, timing)
+        for key, timing in self.workers.done(seconds):
+            for name in self._jobs.pop(key):
+                self._end(name, timing)
 
-    def _end(self, name: tuple[int | str, str, Point], timing: Timing) -> None:
+    def _end(self, name: Name, timing: Timing) -> None:
         _, origin, point = name
         item = None
         if timing.refused:
@@ -326,9 +333,8 @@ class Search:
                 self.found.measured.append(item)
         self._known[point.key] = item
         told = None if item is None else values(item, self.task.objectives)
-        for number in self._waiting.pop(point.key, []):
-            self.study.tell(number, told)
-        if origin != "search" and told is not None:
+        counted = [self.study.tell(number, told) for number in self._waiting.pop(point.key, [])]
+        if told is not None and not any(counted):
             self.study.add(point.config, point.place, told)
 
 

@@ -99,29 +99,32 @@ class Study:
         trial = self._study.ask(self.distributions)
         return trial.number, *self._chosen(trial.params)
 
-    def tell(self, number: int, values: Sequence[float] | None) -> None:
-        """What became of a proposal; None if it is no solution, or cannot be better than others."""
+    def tell(self, number: int, values: Sequence[float] | None) -> bool:
+        """What became of a proposal; None if it is no solution, or cannot be better than others. Returns whether it
+        counts as one: another search may have taken it for abandoned."""
         state = self._optuna.trial.TrialState
         if values is None:
-            self._study.tell(number, state=state.FAIL, skip_if_finished=True)
+            told = self._study.tell(number, state=state.FAIL, skip_if_finished=True)
         else:
-            self._study.tell(number, list(values), skip_if_finished=True)
+            told = self._study.tell(number, list(values), skip_if_finished=True)
+        return bool(told.state == state.COMPLETE)
 
     def add(self, config: Config, place: Place, values: Sequence[float]) -> None:
         """What is known of a point that nobody proposed, if it is in the space and not known here."""
         chosen = self._parameters(config, place)
-        if chosen is not None and all(
-            trial.params != chosen for trial in self._study.get_trials(deepcopy=False)
-        ):
+        if chosen is not None and all(trial.params != chosen for trial in self._complete()):
             self._study.add_trial(
                 self._optuna.trial.create_trial(
                     params=chosen, distributions=self.distributions, values=list(values)
                 )
             )
 
+    def _complete(self) -> list[Any]:
+        return self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+
     def told(self) -> Iterator[tuple[Mapping[str, int], Place]]:
         """The values of all fields, and the place, of everything that was told to be a solution."""
-        for trial in self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,)):
+        for trial in self._complete():
             yield self._chosen(trial.params)
 
     def abandoned(self) -> Iterator[int]:
