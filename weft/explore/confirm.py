@@ -13,14 +13,17 @@ from weft.boards.board import CoreKind
 from weft.boards.family import Resources
 from weft.boards.needs import needs
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, CompileError, DeviceOp, DeviceSegment, View
+from weft.configurations import room_of
 from weft.explore.evaluate import Models, device_segments
 from weft.explore.point import Measured
+from weft.hdl.isa import Opcode
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.compiled.device import golden_device
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import SequentialTimingDevice, TimingDevice
+from weft.sim.timing.hardware import NORMALISING
 
 CYCLES = 100_000
 """Of the largest layer that is run on the RTL."""
@@ -36,21 +39,24 @@ class Run:
     Attributes
     ----------
     layer : str
-        Its name; empty if all layers take longer than `CYCLES`.
+        Its name; empty if there is none of at most `CYCLES`, or none with multiplications: nothing is confirmed then.
     differ : int
         Bytes of memory in which RTL and golden interpreter differ.
     rtl, model : int
         Cycles on the RTL, and by the cycle model.
+    within : int
+        Cycles by which they may differ: 0, unless they depend on data.
     """
 
     layer: str
     differ: int = 0
     rtl: int = 0
     model: int = 0
+    within: int = 0
 
     @property
     def good(self) -> bool:
-        return bool(self.layer) and self.differ == 0 and self.rtl == self.model
+        return self.differ == 0 and abs(self.rtl - self.model) <= self.within
 
     def described(self) -> dict[str, Any]:
         """As plain values."""
@@ -60,18 +66,20 @@ class Run:
     def told(self) -> str:
         """A few words for people."""
         if not self.layer:
-            return f"no layer of {CYCLES:,} cycles or fewer"
+            return f"nothing was run: no layer with multiplications takes {CYCLES:,} cycles or fewer"
         if self.differ:
             return f"{self.differ:,} bytes of {self.layer} differ"
-        return f"{self.layer}: {self.rtl:,} cycles" + ("" if self.good else f", the model's {self.model:,}")
+        same = self.rtl == self.model
+        return f"{self.layer}: {self.rtl:,} cycles" + ("" if same else f", the model's {self.model:,}")
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What synthesis counts, beside the estimate."""
+    """What synthesis counts, beside the estimate; `lacking` are the resources of which the board has fewer."""
 
     counted: Resources
     estimated: Resources
+    lacking: tuple[str, ...] = ()
 
     @property
     def apart(self) -> dict[str, float]:
@@ -81,68 +89,95 @@ class Counted:
 
     @property
     def good(self) -> bool:
-        """Whether LUTs and flip-flops, the cells of the design, are as near as `NEAR`."""
-        return all(abs(self.apart[name]) <= NEAR for name in ("lut", "ff"))
+        """Whether LUTs and flip-flops, the cells of the design, are as near as `NEAR`, and the board has all of it."""
+        return not self.lacking and all(abs(self.apart[name]) <= NEAR for name in ("lut", "ff"))
 
     def described(self) -> dict[str, Any]:
         """As plain values."""
-        return {"counted": dict(self.counted.items()), "apart": self.apart, "good": self.good}
+        counted = dict(self.counted.items())
+        return {"counted": counted, "apart": self.apart, "lacking": list(self.lacking), "good": self.good}
 
     @property
     def told(self) -> str:
         """A few words for people."""
         return ", ".join(
-            f"{Resources.NAMES[name]} {count:,} ({self.apart[name]:+.1%})"
+            f"{Resources.NAMES[name]} {count:,} ({self.apart[name]:+.1%}"
+            f"{', more than the board has' if name in self.lacking else ''})"
             for name, count in self.counted.items()
         )
 
 
 def run(item: Measured, models: Models, seed: int = 0, progress: Progress = lambda text: None) -> Run:
     """Run the largest layer of at most `CYCLES` cycles by itself, on random inputs, on RTL, golden interpreter and
-    cycle model. Behind the memory is a plain one, of the latency and the bandwidth that programs for a board are
-    planned for: the RTL's memory is no SDRAM.
+    cycle model; attention only if there is no convolution, as its cycles depend on data. The memory is a plain one, of
+    the latency and the bandwidth that programs for a board are planned for: the RTL's memory is no SDRAM.
 
     Raises
     ------
     weft.sim.device.DeviceError
         If the RTL simulation fails.
+    weft.sim.verilator.verilate.BuildError
+        If the RTL, or the cycle model, cannot be built.
     """
     for op, program in _layers(item, models):
         image = Image(program)
+        contents = _contents(program, seed)
         model = _timing(item, image)
-        image.run(model, {})
+        image.run(model, contents)
         cycles = model.counters()[Counter.CYCLES]
         if cycles <= CYCLES:
             progress(f"{op.name} on the RTL of {item.point.config.n} x {item.point.config.n}")
-            differ, rtl = _compared(item, image, seed)
-            return Run(op.name, differ, rtl, cycles)
+            differ, rtl = _compared(item, image, contents)
+            return Run(op.name, differ, rtl, cycles, _within(item, program))
     return Run("")
 
 
 def synthesised(item: Measured, progress: Progress = lambda text: None) -> Counted:
-    """Synthesise the configuration for the board, or for the one whose estimates are those of the place.
+    """Synthesise the configuration for the board, or for the one whose estimates are those of the place, at that
+    board's clock.
 
     Raises
     ------
     weft.boards.tools.ToolError
         If a tool fails, or is not installed.
     """
-    return Counted(needs(item.point.place.similar, item.point.config, progress), item.need)
+    place = item.point.place
+    counted = needs(place.similar, item.point.config, progress)
+    there = None if place.board is None else place.board.available
+    lacking = (name for name, count in counted.items() if there and count > getattr(there, name))
+    return Counted(counted, item.need, tuple(lacking))
 
 
 def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DeviceProgram]]:
-    """Operators with multiplications as programs of their own, the largest first of those that the array may do in
-    `CYCLES`."""
-    config, sequential = item.point.config, _sequential(item)
+    """Operators with multiplications as programs of their own, of those that the array may do in `CYCLES`:
+    convolutions first, then the largest."""
+    config, board = item.point.config, item.point.place.board
+    bandwidth, room = _memory(item)[1], None if board is None else room_of(board.name, config)
     ops = [op for graph in models.graphs(config) for segment in device_segments(graph) for op in segment.ops]
     ops = [op for op in ops if 0 < op.macs <= CYCLES * config.n**2]
-    for op in sorted(ops, key=lambda op: -op.macs):
+    for op in sorted(ops, key=lambda op: (isinstance(op, Attention), -op.macs)):
         try:
-            bandwidth = _memory(item)[1]
-            alone = DeviceSegment(op.name, (_alone(op),))
-            yield op, compile_segment(alone, config, bandwidth=bandwidth, sequential=sequential)
+            program = compile_segment(
+                DeviceSegment(op.name, (_alone(op),)),
+                config,
+                bandwidth=bandwidth,
+                room=room,
+                sequential=_sequential(item),
+            )
         except CompileError:  # in the network it is fused with another one, and fits
             continue
+        yield op, program
+
+
+def _within(item: Measured, program: DeviceProgram) -> int:
+    """By how many cycles the cycle model may be wrong: how long the pipelined core divides for a row of a softmax
+    depends on the row's sum, which is data. The sequential core's model has the data."""
+    if _sequential(item):
+        return 0
+    code, opcode = program.instructions, Opcode.NORMALISE
+    which = np.flatnonzero(code.opcodes == int(opcode))
+    rows = code.field("ob", opcode, which) * code.field("oy", opcode, which)
+    return NORMALISING * int(rows.sum())
 
 
 def _alone(op: DeviceOp) -> DeviceOp:
@@ -173,15 +208,19 @@ def _timing(item: Measured, image: Image) -> TimingDevice:
     return kind(item.point.config, image.memory_bytes, latency=latency, bytes_per_cycle=bandwidth)
 
 
-def _compared(item: Measured, image: Image, seed: int) -> tuple[int, int]:
-    """Bytes that differ, and the RTL's cycles."""
-    rng, config = np.random.default_rng(seed), item.point.config
-    program, (latency, bandwidth) = image.program, _memory(item)
-    contents = {
+def _contents(program: DeviceProgram, seed: int) -> dict[str, np.ndarray]:
+    """Random inputs."""
+    rng = np.random.default_rng(seed)
+    return {
         name: rng.integers(-128, 128, program.input_shape(name), np.int8)
         for name, buffer in program.buffers.items()
         if buffer.kind == "input"
     }
+
+
+def _compared(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Bytes that differ, and the RTL's cycles."""
+    config, (latency, bandwidth) = item.point.config, _memory(item)
     golden = golden_device(config, image.memory_bytes)
     image.run(golden, contents)
     expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)

@@ -14,6 +14,8 @@ import msgspec
 
 from weft import files
 from weft import report as reports
+from weft.boards.board import BoardError
+from weft.boards.tools import ToolError
 from weft.errors import FileError
 from weft.explore.confirm import Counted, Run, run, synthesised
 from weft.explore.evaluate import Models
@@ -24,6 +26,8 @@ from weft.explore.point import OBJECTIVES, PICOJOULES, Measured
 from weft.explore.space import Space
 from weft.hdl.files import schema
 from weft.hdl.isa.config import Config
+from weft.sim.device import DeviceError
+from weft.sim.verilator.verilate import BuildError
 from weft.tuning import sources_digest
 
 FORMAT = "weft exploration 1"
@@ -183,10 +187,14 @@ def confirm(
             steps["synthesised"] = lambda item=item: synthesised(item, progress)  # type: ignore[misc]
         for what, step in steps.items():
             progress(f"{name}: {what}")
-            result = step()
-            known[what] = result.described()
-            good &= result.good
-            reports.say(f"{name}, {what}: {result.told}{'' if result.good else ' (not as it should be)'}")
+            try:
+                result = step()
+            except (BoardError, BuildError, DeviceError, ToolError) as error:
+                known[what], told = {"failed": str(error), "good": False}, str(error)
+            else:
+                known[what], told = result.described(), result.told
+            good &= known[what]["good"]
+            reports.say(f"{name}, {what}: {told}{'' if known[what]['good'] else ' (not as it should be)'}")
     return made, good
 
 

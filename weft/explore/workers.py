@@ -55,7 +55,7 @@ class Workers:
 
     @property
     def room(self) -> int:
-        """How many jobs may be added so that no worker waits: there is one more than workers for each of these."""
+        """How many jobs may be added: twice as many as workers, so that none waits for its next."""
         if self._client is None:
             return 2 * self._count - len(self._running)
         threads = sum(self._client.nthreads().values())

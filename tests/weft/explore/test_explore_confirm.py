@@ -1,24 +1,33 @@
-"""Points that are confirmed: on the RTL, and by synthesis; and that a difference is seen."""
+"""Points that are confirmed, on the RTL and by synthesis: that a difference is seen, where cycles depend on data, and
+where a board turns out to be too small."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from support.explored import OBJECTIVES, job, task
+from support import attention_models
+from support.explored import OBJECTIVES, job, model, task
 
 import weft.explore.confirm as confirming
+import weft.explore.output as output
 from weft.boards.family import Resources
 from weft.boards.registry import BOARDS
+from weft.boards.tools import ToolError
 from weft.examples import attention
-from weft.explore.confirm import Counted, run, synthesised
-from weft.explore.evaluate import timed
+from weft.explore.confirm import Counted, Run, run, synthesised
+from weft.explore.evaluate import Models, timed
 from weft.explore.explore import Exploration, Task
 from weft.explore.output import confirm, models_of
-from weft.explore.point import Measured, Point
+from weft.explore.place import MEMORY, Place
+from weft.explore.point import Measured, Point, Timing
 from weft.hdl.isa.config import PRESETS, Config
+from weft.sim.device import DeviceError
 
 
 def measured(made: Task, config: Config, folder: Path) -> Measured:
@@ -101,8 +110,27 @@ def test_no_layer_is_small_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(confirming, "CYCLES", 100)
     made = task(tmp_path)
     found = run(measured(made, PRESETS["tiny"], tmp_path), made.models)
-    assert not found.good
-    assert found.told == "no layer of 100 cycles or fewer"
+    assert found == Run("")
+    assert found.told == "nothing was run: no layer with multiplications takes 100 cycles or fewer"
+
+
+def test_a_point_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = task(tmp_path)
+    items = [measured(made, PRESETS["tiny"].replace(lanes=lanes), tmp_path) for lanes in (1, 2)]
+    found = Exploration(("cycles", "lut"), items)
+    assert len(found.front) == 2
+    first = found.front[0]
+
+    def run(item: Measured, *given: object) -> Run:
+        if item is first:
+            raise DeviceError("no end")
+        return Run("layer", rtl=1, model=1)
+
+    monkeypatch.setattr(output, "run", run)
+    known, good = confirm(found, made.models, 0, True, False, lambda text: None)
+    assert not good
+    assert known[first.point.key]["verified"] == {"failed": "no end", "good": False}
+    assert known[found.front[1].point.key]["verified"]["good"]
 
 
 def test_how_near_synthesis_is() -> None:
@@ -123,3 +151,71 @@ def test_synthesis(tmp_path: Path, board: str) -> None:
     found = synthesised(measured(made, config, tmp_path))
     print(found.told)
     assert found.good, found.told
+
+
+def uncounted(name: str, config: Config) -> Measured:
+    """A point whose cycles nobody has counted, as nothing here depends on them."""
+    point = Point.of(config, Place(name))
+    return Measured(point, point.resources(), Timing([1], 1, 1, 1))
+
+
+def only_attention(folder: Path, seed: int) -> Models:
+    path = folder / "attention.onnx"
+    onnx.save(attention_models.random_operator(np.random.default_rng(seed)), path)
+    return models_of(folder, [path], {})
+
+
+@pytest.mark.parametrize("config", ["tiny", pytest.param("small", marks=pytest.mark.long)])
+def test_divisions_take_what_data_say(tmp_path: Path, config: str) -> None:
+    """On the pipelined core: a few cycles a row, not more, and bytes are the same nevertheless."""
+    found = run(uncounted(MEMORY, PRESETS[config]), only_attention(tmp_path, 4), seed=1)
+    assert found.good, found
+    assert found.differ == 0
+    assert 0 < abs(found.rtl - found.model) <= found.within
+    assert f"the model's {found.model:,}" in found.told
+    assert not dataclasses.replace(found, differ=1).good
+    for apart in (found.within + 1, -found.within - 1):
+        assert not dataclasses.replace(found, rtl=found.model + apart).good
+    assert json.loads(json.dumps(found.described()))["within"] == found.within
+
+
+def test_the_sequential_model_has_the_data(tmp_path: Path) -> None:
+    found = run(uncounted("tang-nano-9k", BOARDS["tang-nano-9k"].config), only_attention(tmp_path, 2))
+    assert found.good, found
+    assert found.within == 0
+    assert found.rtl == found.model > 0
+
+
+def test_convolutions_come_first(tmp_path: Path) -> None:
+    """Where attention has the most multiplications."""
+    convolutions, larger = models_of(tmp_path, [model(tmp_path)], {}), only_attention(tmp_path, 4)
+    both = Models(larger.paths + convolutions.paths, larger.digests + convolutions.digests)
+    item = uncounted(MEMORY, PRESETS["tiny"])
+    found = run(item, both)
+    assert found == run(item, convolutions)
+    assert found.good
+    assert found.within == 0
+
+
+@pytest.mark.parametrize(("name", "good"), [("tang-nano-9k", False), (MEMORY, True)])
+def test_a_board_may_be_too_small(monkeypatch: pytest.MonkeyPatch, name: str, good: bool) -> None:
+    """However near the estimate is; without a board there are no limits."""
+    item = uncounted(name, BOARDS["tang-nano-9k"].config)
+    available = item.point.place.similar.available
+    counted = dataclasses.replace(item.need, ram=available.ram + 1)
+    monkeypatch.setattr(confirming, "needs", lambda *given: counted)
+    found = synthesised(item)
+    assert found.good == good
+    assert found.lacking == (() if good else ("ram",))
+    assert ("more than the board has" in found.told) != good
+    assert json.loads(json.dumps(found.described()))["good"] == good
+    full = Resources(**{kind: getattr(available, kind) for kind in Resources.NAMES})
+    monkeypatch.setattr(confirming, "needs", lambda *given: full)
+    assert synthesised(item).lacking == ()
+
+
+def test_tools_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    item = uncounted("tang-nano-9k", BOARDS["tang-nano-9k"].config)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolError, match="pip install 'weft\\[boards\\]'"):
+        synthesised(item)
