@@ -35,7 +35,7 @@ DESCRIPTION = "weft description 1"
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """A program is millions of objects that stay alive: looking for garbage among them takes half of the time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -46,7 +46,7 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collection()
+@without_collection()
 def compile(  # the public name, and what it does
     model: Source,
     config: str | os.PathLike[str] | Config = "default",

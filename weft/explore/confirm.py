@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.boards.board import CoreKind
 from weft.boards.family import Resources
 from weft.boards.needs import needs
 from weft.compiler.backend import DeviceProgram, compile_segment
@@ -152,7 +151,7 @@ def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DevicePr
     """Operators with multiplications as programs of their own, of those that the array may do in `CYCLES`:
     convolutions first, then the largest."""
     config, board = item.point.config, item.point.place.board
-    bandwidth, room = _memory(item)[1], None if board is None else room_of(board.name, config)
+    bandwidth, room = item.point.place.memory[1], None if board is None else room_of(board.name, config)
     ops = [op for graph in models.graphs(config) for segment in device_segments(graph) for op in segment.ops]
     ops = [op for op in ops if 0 < op.macs <= CYCLES * config.n**2]
     for op in sorted(ops, key=lambda op: (isinstance(op, Attention), -op.macs)):
@@ -162,7 +161,7 @@ def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DevicePr
                 config,
                 bandwidth=bandwidth,
                 room=room,
-                sequential=_sequential(item),
+                sequential=item.point.place.sequential,
             )
         except CompileError:  # in the network it is fused with another one, and fits
             continue
@@ -172,7 +171,7 @@ def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DevicePr
 def _within(item: Measured, program: DeviceProgram) -> int:
     """By how many cycles the cycle model may be wrong: how long the pipelined core divides for a row of a softmax
     depends on the row's sum, which is data. The sequential core's model has the data."""
-    if _sequential(item):
+    if item.point.place.sequential:
         return 0
     code, opcode = program.instructions, Opcode.NORMALISE
     which = np.flatnonzero(code.opcodes == int(opcode))
@@ -191,20 +190,9 @@ def _alone(op: DeviceOp) -> DeviceOp:
     return op.on(view)
 
 
-def _sequential(item: Measured) -> bool:
-    board = item.point.place.board
-    return board is not None and board.core is CoreKind.SEQUENTIAL
-
-
-def _memory(item: Measured) -> tuple[int, float | None]:
-    """Latency and bandwidth."""
-    place = item.point.place
-    return (place.latency, place.bandwidth) if place.board is None else place.board.memory.modelled
-
-
 def _timing(item: Measured, image: Image) -> TimingDevice:
-    latency, bandwidth = _memory(item)
-    kind = SequentialTimingDevice if _sequential(item) else TimingDevice
+    latency, bandwidth = item.point.place.memory
+    kind = SequentialTimingDevice if item.point.place.sequential else TimingDevice
     return kind(item.point.config, image.memory_bytes, latency=latency, bytes_per_cycle=bandwidth)
 
 
@@ -220,7 +208,7 @@ def _contents(program: DeviceProgram, seed: int) -> dict[str, np.ndarray]:
 
 def _compared(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> tuple[int, int]:
     """Bytes that differ, and the RTL's cycles."""
-    config, (latency, bandwidth) = item.point.config, _memory(item)
+    config, (latency, bandwidth) = item.point.config, item.point.place.memory
     golden = golden_device(config, image.memory_bytes)
     image.run(golden, contents)
     expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
@@ -229,7 +217,7 @@ def _compared(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> 
         image.memory_bytes,
         latency=latency,
         bytes_per_cycle=bandwidth,
-        sequential=_sequential(item),
+        sequential=item.point.place.sequential,
     ) as device:
         image.run(device, contents)
         found = np.frombuffer(device.read(0, image.memory_bytes), np.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import hashlib
 import json
 from functools import cache, lru_cache
@@ -13,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from weft.api import without_collection
+from weft.board_run import board_model
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.onnx.model import COMPLETE
+from weft.configurations import room_of
+from weft.estimate import placed
 from weft.explore.place import Place
 from weft.explore.point import Timing
 from weft.hdl.files import schema
@@ -30,7 +33,7 @@ from weft.sim.timing import TimingDevice
 from weft.tuning import sources_digest
 
 if TYPE_CHECKING:
-    from weft.boards.board import Board
+    pass
 
 _FILE = "timing.json"
 _GRAPHS = 8
@@ -156,9 +159,10 @@ def timed(job: Job) -> Timing:
             parts = [_program(segment, job) for segment in device_segments(graph)]
         except CompileError:
             return Timing(refused=f"the memories on chip are too small for {Path(path).name}")
-        if board is not None and (lacking := _no_room(parts, board)):
-            return Timing(refused=lacking)
-        counted = [_counted(part, job) for part in parts]
+        needed, flash = (0, 0) if board is None else placed(parts, board)
+        if board is not None and needed > board.memory.size:
+            return Timing(refused=f"the memory of {board.name} is too small")
+        counted = [_counted(part, job, flash=flash > 0) for part in parts]
         total = Timing(
             [*total.cycles, sum(item[Counter.CYCLES] for item in counted)],
             total.moved + job.config.bus_bytes * sum(
@@ -174,39 +178,20 @@ def _on_host(graph: Graph) -> set[str]:
     return {name for name, _, place, _ in graph.assignment if place == "host"}
 
 
+@without_collection()
 def _program(segment: DeviceSegment, job: Job) -> DeviceProgram:
-    from weft.boards.board import CoreKind, MemoryKind
-
     board = job.place.board
-    bandwidth = job.place.bandwidth if board is None else board.memory.modelled[1]
-    inside = board is not None and board.memory.kind is not MemoryKind.SDRAM
-    enabled = gc.isenabled()
-    gc.disable()  # nothing of a program is garbage before it is done
-    try:
-        return compile_segment(
-            segment,
-            job.config,
-            bandwidth=bandwidth,
-            room=board.memory.size if board is not None and inside else None,
-            sequential=board is not None and board.core is CoreKind.SEQUENTIAL,
-        )
-    finally:
-        if enabled:
-            gc.enable()
+    return compile_segment(
+        segment,
+        job.config,
+        bandwidth=job.place.memory[1],
+        room=None if board is None else room_of(board.name, job.config),
+        sequential=job.place.sequential,
+    )
 
 
-def _no_room(parts: list[DeviceProgram], board: Board) -> str:
-    """Why programs do not fit a board's memory, with its flash if they are read there; empty if they do."""
-    from weft.estimate import placed
-
-    needed, _ = placed(parts, board)
-    return f"the memory of {board.name} is too small" if needed > board.memory.size else ""
-
-
-def _counted(program: DeviceProgram, job: Job) -> dict[Counter, int]:
-    from weft.board_run import board_model
-    from weft.estimate import placed
-
+def _counted(program: DeviceProgram, job: Job, *, flash: bool) -> dict[Counter, int]:
+    """Counters of a run, with code and constants in memory or in the board's `flash`."""
     place, board = job.place, job.place.board
     image = Image(program)
     device: Any
@@ -215,7 +200,6 @@ def _counted(program: DeviceProgram, job: Job) -> dict[Counter, int]:
             job.config, image.memory_bytes, latency=place.latency, bytes_per_cycle=place.bandwidth
         )
     else:
-        flash = placed([program], board)[1] > 0
         size = max(image.memory_bytes, board.memory.size)
         device = board_model(board, job.config, job.clock, size, flash=flash)
         if flash:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.boards.board import BoardError, CoreKind
+from weft.boards.board import BoardError
 from weft.errors import InputError
 from weft.explore.bounds import Roofline
 from weft.explore.evaluate import Job, Models, kept, relevant, unused
@@ -161,8 +161,7 @@ class Task:
 
 def lacking(config: Config, place: Place) -> str:
     """What a configuration has that the core of a place does not; empty if nothing."""
-    board = place.board
-    if board is not None and board.core is CoreKind.SEQUENTIAL:
+    if place.sequential:
         try:
             check_config(config)
         except ConfigError:
@@ -297,11 +296,9 @@ class Search:
     def _start(self, name: Name) -> None:
         """Have a point measured, unless that is known or under way for another point with the same program."""
         point = name[2]
-        board = point.place.board
-        sequential = board is not None and board.core is CoreKind.SEQUENTIAL
         job = Job(
             self.task.models,
-            relevant(point.config, self._unused, sequential=sequential),
+            relevant(point.config, self._unused, sequential=point.place.sequential),
             point.place,
             point.clock,
             str(self.folder.resolve()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +103,7 @@ class Output:
     def _check(self) -> None:
         path = self.folder / FILE
         if not path.exists():
-            files.write_text(path, json.dumps({"format": FORMAT, "about": self.about}, indent=1) + "\n")
+            files.write_json(path, {"format": FORMAT, "about": self.about})
             return
         try:
             known = schema.decode(schema.read_bytes(path), _About, format=FORMAT).about
@@ -135,7 +134,7 @@ class Output:
             "bounded": found.bounded,
             "points": described,
         }
-        files.write_text(self.folder / FILE, json.dumps(text, indent=1) + "\n")
+        files.write_json(self.folder / FILE, text)
         files.write_text(self.folder / PLOT, page(found))
 
 
@@ -147,14 +146,13 @@ def show(found: Exploration, folder: Path) -> None:
     )
     for item in found.front:
         config = item.point.config
-        macs = config.n**2 * item.cycles
         made.add_row(
             item.point.place.name,
             f"{config.n} x {config.n}",
             item.origin,
             *(_shown(name, item) for name in units),
             f"{item.point.clock / 1e6:g}",
-            f"{item.timing.macs / macs:.1%}",
+            f"{item.utilisation:.1%}",
         )
     reports.stdout().print(made)
     excluded = ", ".join(f"{reason} {count:,}" for reason, count in found.excluded.most_common(6))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.arguments import memory, number
+from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS, find
 
 if TYPE_CHECKING:
@@ -41,6 +42,16 @@ class Place:
     @property
     def board(self) -> Board | None:
         return BOARDS.get(self.name)
+
+    @property
+    def sequential(self) -> bool:
+        """Whether programs run on the sequential core there."""
+        return self.board is not None and self.board.core is CoreKind.SEQUENTIAL
+
+    @property
+    def memory(self) -> tuple[int, float | None]:
+        """Latency in cycles, and bytes a cycle, of the plain memory that programs are planned for."""
+        return (self.latency, self.bandwidth) if self.board is None else self.board.memory.modelled
 
     @property
     def similar(self) -> Board:

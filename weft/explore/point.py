@@ -100,6 +100,11 @@ class Measured:
         return sum(self.timing.cycles)
 
     @property
+    def utilisation(self) -> float:
+        """Useful multiplications over what the array could do in these cycles."""
+        return self.timing.macs / (self.point.config.n**2 * self.cycles)
+
+    @property
     def energy(self) -> float:
         """Of a run of each model, in microjoules, by `PICOJOULES`. A vector of the scratchpad that enters the array has
         n bytes, and reads and writes a row of n sums; what comes from memory or goes there is on chip once."""
@@ -129,7 +134,7 @@ class Measured:
             "clock_routed": self.point.routed,
             **self.values,
             "model_cycles": list(self.timing.cycles),
-            "utilisation": self.timing.macs / (self.point.config.n**2 * self.cycles),
+            "utilisation": self.utilisation,
             "resource_errors": {name: fit.error for name, fit in weights(self.point.place.similar).items()},
             "available": None if board is None else dataclasses.asdict(board.available),
             "config": self.point.config.to_dict(),
