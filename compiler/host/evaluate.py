@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from weft.compiler.host.exact_products import exact_products
 from weft.compiler.host.onnx_model import STANDARD, NetworkError, first_line, model_of
 from weft.compiler.host.reference import mistaken, replacements
 from weft.compiler.ir.network import Network, Node, Type
@@ -131,10 +132,8 @@ def _open(model: onnx.ModelProto) -> Any:
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4
-    # Without it products of uint8 and int8 saturate at 16 bits on processors without VNNI.
-    options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        exact_products(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 

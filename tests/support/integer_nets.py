@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
+
+from support.ort_sessions import plain_session
 
 
 def model(
@@ -127,9 +128,4 @@ def blocked_product(
 
 def run(given: onnx.ModelProto, **inputs: np.ndarray) -> np.ndarray:
     """The first output by ONNX Runtime, whose optimiser would quantise activations of products in 4 bits."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        given.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, inputs)[0])
+    return np.asarray(plain_session(given).run(None, inputs)[0])

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from support import qdq_models
 from support.golden_compare import compare
 from support.graph_runs import on_host, run_graph
+from support.ort_sessions import plain_session
 from weft.compiler.backend import compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
@@ -27,14 +27,6 @@ class Tally:
     wrong: int = 0
 
 
-def runtime(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """ONNX Runtime without optimisations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options)
-
-
 def check(
     model: onnx.ModelProto, rng: np.random.Generator, tally: Tally, preset: str | None = "tiny"
 ) -> Graph:
@@ -45,7 +37,7 @@ def check(
     graph = import_model(model)
     assert not on_host(graph), on_host(graph)
     feeds = qdq_models.feeds(model, rng)
-    wanted = dict(zip(graph.outputs, runtime(model).run(None, feeds), strict=True))
+    wanted = dict(zip(graph.outputs, plain_session(model).run(None, feeds), strict=True))
     given = run_graph(graph, feeds)
     constants = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
     scales = {

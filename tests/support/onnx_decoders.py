@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from support.ort_sessions import plain_session
 from weft.compiler.language.encoders import SPACE
 from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, dense
 from weft.compiler.language.vocabulary import Kind, Vocabulary
@@ -477,13 +477,7 @@ def outside(
     path: Path, tokens: Sequence[int], past: dict[str, np.ndarray] | None = None
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Logits (tokens, vocabulary) by ONNX Runtime, and what is kept of keys and values."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    # Optimised, it multiplies with blocks of 4 bits in integers.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = plain_session(onnx.load(path))
     before = 0 if past is None else next(iter(past.values())).shape[2]
     feeds: dict[str, np.ndarray] = {}
     for item in session.get_inputs():

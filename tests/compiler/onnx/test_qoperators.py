@@ -14,6 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from support import one_step
 from support.graph_runs import on_host, run_graph
+from support.ort_sessions import plain_session
 
 from weft.compiler.frontend import import_model
 from weft.compiler.onnx.qoperators import FORMS
@@ -126,7 +127,7 @@ def test_operators(name: str, dtype: type) -> None:
         model = CASES[name](made)
         graph = import_model(model)
         assert not on_host(graph)
-        (wanted,) = one_step.runtime(model).run(None, made.feeds)
+        (wanted,) = plain_session(model).run(None, made.feeds)
         given = run_graph(graph, made.feeds)["y"]
         assert given.dtype == wanted.dtype
         assert np.abs(given.astype(int) - wanted).max() <= 1
@@ -144,7 +145,7 @@ def test_choice() -> None:
     """Which the host makes."""
     made = Single(np.random.default_rng(0), np.uint8)
     model = chosen(made)
-    (wanted,) = one_step.runtime(model).run(None, made.feeds)
+    (wanted,) = plain_session(model).run(None, made.feeds)
     assert np.abs(run_graph(import_model(model), made.feeds)["y"].astype(int) - wanted).max() <= 1
 
 
@@ -226,7 +227,7 @@ def test_fused_convolutions(activation: str, added: bool) -> None:
     assert "Conv" in kinds
     assert "com.microsoft.FusedConv" not in kinds
     feeds = {"x": rng.normal(0, 2, (2, 3, 5, 6)).astype(np.float32)}
-    (wanted,) = one_step.runtime(model).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     assert np.abs(run_graph(graph, feeds)["y"] - wanted).max() <= 0.0501
     assert added or not on_host(graph)
 
@@ -242,7 +243,7 @@ def test_fused_products(transposed: int) -> None:
     model = of_microsoft(nodes, {"wq": rng.integers(-128, 128, shape).astype(np.int8)}, (4, 6), (4, 7))
     graph = import_model(model)
     feeds = {"x": rng.normal(0, 2, (4, 6)).astype(np.float32)}
-    (wanted,) = one_step.runtime(model).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     assert np.abs(run_graph(graph, feeds)["y"] - wanted).max() <= 0.0501
 
 
@@ -268,7 +269,7 @@ def test_pools_of_integers(dtype: type) -> None:
     model.graph.node.insert(0, pool)
     graph = import_model(model)
     assert not on_host(graph)
-    (wanted,) = one_step.runtime(model).run(None, made.feeds)
+    (wanted,) = plain_session(model).run(None, made.feeds)
     assert np.abs(run_graph(graph, made.feeds)["y"].astype(int) - wanted).max() <= 1
 
 
@@ -327,5 +328,5 @@ def test_quantisers_operators(tmp_path: Path, kind: QuantType, each: bool) -> No
     graph = import_model(model)
     assert not on_host(graph), on_host(graph)
     feeds = {"x": rng.normal(0, 1, (1, 3, 12, 12)).astype(np.float32)}
-    (wanted,) = one_step.runtime(model).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     assert np.abs(run_graph(graph, feeds)["y"] - wanted).max() < 0.02

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from support import qdq_models
 from support.graph_runs import on_host, run_graph, run_kept
-from support.one_step import runtime
+from support.ort_sessions import plain_session
 from support.qdq_models import Builder, finished
 
 from weft.compiler.frontend import import_model
@@ -67,7 +67,9 @@ def test_as_if_the_user_gave_it_back(name: str) -> None:
     for _ in range(4):
         feed = qdq_models.feeds(model, rng)[x]
         wanted = run_graph(plain, {x: feed, before: given})
-        theirs = dict(zip(("y0", "y1"), runtime(model).run(None, {x: feed, before: given}), strict=True))
+        theirs = dict(
+            zip(("y0", "y1"), plain_session(model).run(None, {x: feed, before: given}), strict=True)
+        )
         found = run_kept(kept, {x: feed}, states)
         assert np.array_equal(found["y0"], wanted["y0"])
         for key, value in wanted.items():

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support import movement, qdq_models
 from support.golden_compare import compare
 from support.graph_runs import on_host, run_graph
-from support.one_step import runtime
+from support.ort_sessions import plain_session
 from support.qdq_models import Builder, Quantised
 
 from weft.compiler.backend import compile_segment
@@ -204,7 +204,7 @@ def check(
     graph = import_model(model, config=config)
     assert bool(on_host(graph)) == host, on_host(graph)
     feeds = qdq_models.feeds(model, rng)
-    expected = dict(zip(graph.outputs, runtime(model).run(None, feeds), strict=True))
+    expected = dict(zip(graph.outputs, plain_session(model).run(None, feeds), strict=True))
     given = run_graph(graph, feeds)
     makers = {node.output[0]: node for node in model.graph.node}
     constants = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
@@ -284,7 +284,7 @@ def test_networks(seed: int, narrow: float) -> None:
     graph = import_model(model, config=CONFIG)
     assert not on_host(graph)
     feeds = qdq_models.feeds(model, b.rng)
-    (given,), (expected,) = run_graph(graph, feeds).values(), runtime(model).run(None, feeds)
+    (given,), (expected,) = run_graph(graph, feeds).values(), plain_session(model).run(None, feeds)
     assert np.abs(given - expected).max() < (0.001 if not narrow else 0.1) * np.abs(expected).max()
     (segment,) = (segment for segment in graph.segments if isinstance(segment, DeviceSegment))
     inputs = {
@@ -432,6 +432,9 @@ def test_integers_at_the_boundary(dtype: type[np.integer]) -> None:
     value.flat[:2] = info.min, info.max
     imported = import_model(model, config=CONFIG)
     assert not on_host(imported)
-    (given,), (expected,) = run_graph(imported, {"x": value}).values(), runtime(model).run(None, {"x": value})
+    (given,), (expected,) = (
+        run_graph(imported, {"x": value}).values(),
+        plain_session(model).run(None, {"x": value}),
+    )
     assert given.dtype == expected.dtype == dtype
     assert np.abs(given.astype(int) - expected).max() <= 2

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from support import one_step, qdq_models
+from support import qdq_models
 from support.fallbacks import MANY, Case, builder, check_fallback, source, untried
 from support.graph_runs import device_ops, on_host, run_graph
+from support.ort_sessions import plain_session
 from support.qdq_models import Builder, Quantised
 
 import weft
@@ -38,7 +39,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
     """On the device, and the same as by ONNX Runtime."""
     graph = import_model(model)
     assert [type(op) for op in device_ops(graph)].count(RowPlace) == 1, on_host(graph)
-    (wanted,) = one_step.runtime(model).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     (found,) = run_graph(graph, feeds).values()
     assert found.dtype == wanted.dtype
     assert np.array_equal(found, wanted)
@@ -101,7 +102,7 @@ def test_what_the_host_makes_of_it() -> None:
     graph = import_model(model)
     assert RowPlace in {type(op) for op in device_ops(graph)}
     assert {"Squeeze", "Cast"} <= {op for _, op, where, _ in graph.assignment if where == "host"}
-    (wanted,) = one_step.runtime(model).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     (found,) = run_graph(graph, feeds).values()
     assert np.abs(np.rint((found - wanted) / 0.07)).max() <= 1
 
@@ -119,7 +120,7 @@ def test_programs(preset: str, count: int, tmp_path: Path) -> None:
     feeds = qdq_models.feeds(model, rng)
     values = weft.load(tmp_path / "program").run(feeds).outputs
     assert [value.dtype for value in values.values()] == [np.int64] * 2
-    for value, wanted in zip(values.values(), one_step.runtime(model).run(None, feeds), strict=True):
+    for value, wanted in zip(values.values(), plain_session(model).run(None, feeds), strict=True):
         assert np.array_equal(value, wanted)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support import one_step
 from support.fallbacks import Case, builder, check_fallback, source, untried
 from support.graph_runs import device_ops, on_host, run_graph
+from support.ort_sessions import plain_session
 from support.qdq_models import Builder
 
 import weft
@@ -62,7 +62,7 @@ def check(model: onnx.ModelProto, given: dict[str, np.ndarray], scale: float) ->
     graph = import_model(model, config=CONFIG)
     assert any(isinstance(op, Embedding) for op in device_ops(graph)), on_host(graph)
     assert not on_host(graph)
-    (wanted,) = one_step.runtime(model).run(None, given)
+    (wanted,) = plain_session(model).run(None, given)
     (found,) = run_graph(graph, given).values()
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
@@ -138,7 +138,7 @@ def test_programs(on: str, preset: str, tmp_path: Path) -> None:
         (found,) = (
             weft.load(tmp_path / "program").run(given, on, stalls=3 if on == "rtl" else None).outputs.values()
         )
-        (wanted,) = one_step.runtime(model).run(None, given)
+        (wanted,) = plain_session(model).run(None, given)
         assert np.abs(found - wanted).max() <= 2 * np.abs(np.diff(np.unique(wanted))).min()
     if on == "rtl":
         again = program.run(given, "golden").outputs.values()
@@ -157,7 +157,7 @@ def test_sequential_core(on: str) -> None:
     model = built.finish(built.quantise(value, (7, 11), 0.07, 5, False))
     program, given = weft.compile(model, "icebreaker"), feeds(model, rng, 9)
     (found,) = program.run(given, on).outputs.values()
-    (wanted,) = one_step.runtime(model).run(None, given)
+    (wanted,) = plain_session(model).run(None, given)
     assert np.abs(np.rint((found - wanted) / 0.07)).max() <= 1
 
 

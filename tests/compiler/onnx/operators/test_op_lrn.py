@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support import one_step
 from support.fallbacks import MANY, Case, builder, check_fallback, ended, mixed, source, untried
 from support.graph_runs import on_host, run_graph
+from support.ort_sessions import plain_session
 from support.qdq_models import Builder
 
 import weft
@@ -64,7 +64,7 @@ def steps_off(model: onnx.ModelProto, feeds: dict[str, np.ndarray], scale: float
     graph = import_model(model)
     assert not on_host(graph)
     (found,) = run_graph(graph, feeds).values()
-    (wanted,) = one_step.runtime(model).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     return np.rint(np.abs(found - wanted) / scale)
 
 
@@ -92,7 +92,7 @@ def test_what_onnx_runtime_refuses() -> None:
         plain.CopyFrom(model)
         (node,) = (item for item in plain.graph.node if item.op_type == "LRN")
         plain.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info(node.input[0], 1, shape))
-        (x,) = one_step.runtime(_without(plain, node)).run(None, feeds)
+        (x,) = plain_session(_without(plain, node)).run(None, feeds)
         around = [(0, 0), ((used["size"] - 1) // 2, used["size"] // 2), *[(0, 0)] * (len(shape) - 2)]
         squares = np.pad(x.astype(np.float64) ** 2, around)
         sums = sum(squares[:, at : at + shape[1]] for at in range(used["size"]))
