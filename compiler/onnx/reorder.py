@@ -2,7 +2,7 @@
 
 Between two orders there are axes that both are made of. Those that come in the same order in both are the loops of a
 copy, and there is a copy for each place along the others. Where channels trade places with each other it is a product
-with weights of 0 and 1.
+with weights of 0 and 1, or several (`weft.compiler.onnx.interleave`).
 """
 
 from __future__ import annotations
@@ -17,27 +17,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, View
+from weft.compiler.ir.graph import DeviceOp, View
 from weft.compiler.ir.layout import Layout, packed
+from weft.compiler.onnx.interleave import Interleaving, interleavings
+from weft.compiler.onnx.places import LOOPS, Axis, copy_cycles, places, product_cycles, view_of
 from weft.compiler.onnx.qdq import Recipe, Tensor
 from weft.compiler.onnx.runs import WEIGHTS, ordered
 from weft.compiler.onnx.wide import moved
 
 COPIES = 256
 """Most copies, or products, that bring a value into another order."""
-_LOOPS = 3
-"""Loops around channels: images, rows, columns."""
-_LANES = 16
-"""Channels at a time, and _SETUP cycles of an operator, by which ways are compared."""
-_SETUP = 300
-
-
-class Axis(NamedTuple):
-    """An axis that two orders of the same elements have in common, and the bytes from one place to the next in both."""
-
-    size: int
-    before: int
-    behind: int
 
 
 class Way(NamedTuple):
@@ -56,14 +45,24 @@ class Way(NamedTuple):
     def cost(self) -> float:
         """Cycles of a device of middle size."""
         count, pixels = prod(axis.size for axis in self.rest), prod(axis.size for axis in self.loops)
-        across = -(-len(self.channels) // _LANES)
-        deep = 1 if self.plain else -(-self.block // _LANES)
-        return count * (_SETUP + pixels * across * deep)
+        channels = len(self.channels)
+        if self.plain:
+            return count * copy_cycles(pixels, channels)
+        return count * product_cycles(pixels, channels, self.block)
 
     @property
     def plain(self) -> bool:
         """Whether bytes that lie together do so in the same order behind."""
         return len(self.channels) == self.block and bool((np.diff(self.channels) == 1).all())
+
+    def ops(self, total: int, source: str, target: str) -> Iterator[DeviceOp]:
+        """The copies, or products, that bring buffer `source` of `total` bytes into buffer `target`."""
+        pairs = zip(places(self.rest, "before").tolist(), places(self.rest, "behind").tolist(), strict=True)
+        for index, (before, behind) in enumerate(pairs):
+            src, dst = _views(self, total, source, target, Axis(1, before, behind))
+            assert src is not None
+            assert dst is not None
+            yield from ordered(f"{target}.{index}", src, dst, self.channels + before % self.block) or ()
 
 
 def placed(tensor: Tensor, layout: Layout) -> Tensor | None:
@@ -96,19 +95,23 @@ def _moved(tensor: Tensor, layout: Layout) -> Tensor | None:
         return None
     order = "x".join(f"{size}by{stride}" for size, stride in layout.canonical)
     name = f"{tensor.storage}:{order}"
-    ops = tuple(_ops(way, prod(layout.shape), tensor.storage, name))
+    ops = tuple(way.ops(prod(layout.shape), tensor.storage, name))
     ops = moved(ops) if tensor.wide else ops
     output = Tensor(name, name, layout, layout, tensor.unsigned, hosted=False, wide=tensor.wide)
     return dataclasses.replace(output, made=Recipe(output, ops, (tensor,), tensor.via, ()))
 
 
 @functools.lru_cache(maxsize=256)
-def cheapest(before: tuple[tuple[int, int], ...], behind: tuple[tuple[int, int], ...]) -> Way | None:
+def cheapest(
+    before: tuple[tuple[int, int], ...], behind: tuple[tuple[int, int], ...]
+) -> Way | Interleaving | None:
     """The cheapest way from one order to another, both as `Layout.canonical` has them; None if there is none."""
     axes = common(before, behind)
     if axes is None:
         return None
-    return min(_ways(axes), key=lambda way: way.cost, default=None)
+    total = prod(axis.size for axis in axes)
+    found: Iterator[Way | Interleaving] = itertools.chain(_ways(axes), interleavings(axes, total, COPIES))
+    return min(found, key=lambda way: way.cost, default=None)
 
 
 def common(before: Sequence[tuple[int, int]], behind: Sequence[tuple[int, int]]) -> list[Axis] | None:
@@ -144,11 +147,11 @@ def _ways(axes: list[Axis]) -> Iterator[Way]:
     for depth in range(len(axes) + 1):
         block, outer = inner[:depth], [axis for axis in axes if axis not in inner[:depth]]
         target = [*itertools.takewhile(block.__contains__, axes[::-1])][::-1]
-        size, channels = prod(axis.size for axis in block), _places(target, "before")
+        size, channels = prod(axis.size for axis in block), places(target, "before")
         if depth and (not target or ((len(target) > 1 or len(block) > 1) and size * len(channels) > WEIGHTS)):
             continue
         other = [axis for axis in block if axis not in target]
-        for count in range(min(_LOOPS, len(outer)) + 1):
+        for count in range(min(LOOPS, len(outer)) + 1):
             for loops in itertools.combinations(outer, count):
                 rest = (*(axis for axis in outer if axis not in loops), *other)
                 way = Way(size, channels, loops, rest)
@@ -167,37 +170,6 @@ def _expressible(way: Way, total: int) -> bool:
 
 def _views(way: Way, total: int, source: str, target: str, at: Axis) -> tuple[View | None, View | None]:
     """What is read and written at one place along the axes of `way.rest`."""
-    before = _view(source, total, [(axis.size, axis.before) for axis in way.loops], way.block, at.before)
+    before = view_of(source, total, [(axis.size, axis.before) for axis in way.loops], way.block, at.before)
     behind = [(axis.size, axis.behind) for axis in way.loops]
-    return before, _view(target, total, behind, len(way.channels), at.behind)
-
-
-def _view(name: str, total: int, loops: Sequence[tuple[int, int]], block: int, offset: int) -> View | None:
-    """A view of a buffer of `total` bytes: `block` bytes at each place along loops of (count, pitch), from the block
-    on that has byte `offset`; None if there is none."""
-    around: list[tuple[int, int]] = [(1, total)] * (_LOOPS - len(loops))
-    (n, images), (h, rows), (w, columns) = [*around, *loops]
-    columns = block if w == 1 else columns
-    buffer = Buffer(name, (total // images, images // rows, rows // block, block))
-    y, x = offset // rows, offset % rows // block
-    view = View(buffer, (n, h, w, block), y, x, step=(1, columns // block))
-    fits = all(end <= most for end, most in zip(view.ends, buffer.shape, strict=True))
-    return view if fits and buffer.size == total else None
-
-
-def _ops(way: Way, total: int, source: str, target: str) -> Iterator[DeviceOp]:
-    """The copies, or products, of buffer `source` into buffer `target`."""
-    pairs = zip(_places(way.rest, "before").tolist(), _places(way.rest, "behind").tolist(), strict=True)
-    for index, (before, behind) in enumerate(pairs):
-        src, dst = _views(way, total, source, target, Axis(1, before, behind))
-        assert src is not None
-        assert dst is not None
-        yield from ordered(f"{target}.{index}", src, dst, way.channels + before % way.block) or ()
-
-
-def _places(axes: Sequence[Axis], pitch: str) -> np.ndarray:
-    """The offsets of all places along some axes, the last of which is innermost."""
-    places = np.zeros(1, np.int64)
-    for axis in axes:
-        places = (places[:, None] + np.arange(axis.size) * getattr(axis, pitch)).reshape(-1)
-    return places
+    return before, view_of(target, total, behind, len(way.channels), at.behind)

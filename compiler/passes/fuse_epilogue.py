@@ -85,7 +85,10 @@ def _in_parts(convs: list[DeviceOp], own: View, op: _Epilogue, planner: Planner)
         )
         part = op.on(
             lambda view, box=box, place=place: (  # type: ignore[misc]
-                place if view == own else dataclasses.replace(box, buffer=view.buffer)
+                # Parts may be written in another shape of the buffer than it is read in.
+                place
+                if view == own
+                else dataclasses.replace(box, buffer=dataclasses.replace(view.buffer, shape=box.buffer.shape))
             )
         ).replace(name=f"{op.name}.{index}")
         made.append(conv.replace(name=f"{conv.name}+{op.name}", dst=part.dst, epilogue=part))

@@ -11,19 +11,26 @@ import onnx
 import pytest
 from onnx import helper
 from support import one_step
+from support.golden_compare import compare, compare_on_rtl
 from support.graph_runs import device_ops
 from support.qdq_models import Builder, Quantised, Rng
 
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Conv, DeviceSegment, Rescale, View
 from weft.compiler.ir.layout import Layout
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import reorder
+from weft.compiler.onnx.interleave import Interleaving, interleavings
+from weft.compiler.onnx.places import Axis
 from weft.compiler.onnx.qdq import Tensor
 from weft.compiler.onnx.reorder import cheapest, common, placed
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
-from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.config import PRESETS, Config
+
+CONFIGS = PRESETS | {name: board.config for name, board in BOARDS.items()}
 
 
 def laid_out(shape: tuple[int, ...], perm: tuple[int, ...]) -> Layout:
@@ -62,26 +69,106 @@ def test_axes_that_cut_across_each_other() -> None:
 def test_too_many_copies() -> None:
     """Rows and columns that trade places are as many copies as the lesser of them, pixels and channels likewise."""
 
-    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.Way | None:
+    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.Way | Interleaving | None:
         inner = ((bytes_, 1),) if bytes_ > 1 else ()
         return cheapest(((a, b * bytes_), (b, bytes_), *inner), ((b, bytes_), (a, b * bytes_), *inner))
 
     found = transposed(256, 999, 8)
-    assert found is not None
+    assert isinstance(found, reorder.Way)
     assert found.plain
     assert prod(axis.size for axis in found.rest) == 256
     assert transposed(257, 999, 8) is None
     assert transposed(257, 999) is None
-    product = transposed(32, 32)
-    assert product is not None
-    assert len(product.channels) == 1024
+    square = transposed(32, 32)
+    assert isinstance(square, reorder.Way)
+    assert square.plain  # the weights of a product of all would come as often as they multiply: once
+
+
+def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.Way | Interleaving, ...]:
+    """The ways of changing groups of channels into channels of groups, and back."""
+    size = groups * channels
+    before = ((pixels, size), (groups, channels), (channels, 1))
+    behind = ((pixels, size), (channels, 1), (groups, channels))
+    back = ((pixels, size), (groups, 1), (channels, groups))
+    found = cheapest(before, behind), cheapest(((pixels, size), (channels, groups), (groups, 1)), back)
+    assert all(found)
+    return tuple(way for way in found if way is not None)
+
+
+@pytest.mark.parametrize(("groups", "channels"), [(4, 68), (4, 34), (2, 400), (3, 80), (8, 48)])
+def test_channels_of_groups_are_products_of_slices(groups: int, channels: int) -> None:
+    """At less than three quarters of what a product of all by all takes, or copies of bytes."""
+    for way in shuffled(196, groups, channels):
+        assert isinstance(way, Interleaving)
+        assert way.cost < 0.75 * min(196 * (groups * channels / 16) ** 2, 2 * 196 * groups * channels)
+
+
+@pytest.mark.parametrize(("pixels", "groups", "channels"), [(196, 4, 4), (1, 2, 100), (9, 40, 40)])
+def test_few_channels_are_one_product_and_few_pixels_are_copied(
+    pixels: int, groups: int, channels: int
+) -> None:
+    for way in shuffled(pixels, groups, channels):
+        assert isinstance(way, reorder.Way)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_interleavings(seed: int) -> None:
+    """All ways that there are, of few and of many places along axes, with up to four axes beside the two."""
+    rng = np.random.default_rng([seed, 9])
+    sizes = [int(rng.integers(2, 5)) for _ in range(int(rng.integers(0, 4)))]
+    pair = [int(rng.integers(2, 40)), int(rng.integers(2, 9))]
+    shape = (*sizes, *(pair if seed % 2 else pair[::-1]))
+    perm = list(rng.permutation(len(sizes)).tolist()) if seed % 4 < 2 else list(range(len(sizes)))
+    before = laid_out(shape, tuple(range(len(shape))))
+    behind = laid_out(shape, (*perm, len(shape) - 1, len(shape) - 2))
+    axes = common(before.canonical, behind.canonical)
+    assert axes is not None
+    total = prod(shape)
+    found = list(interleavings(axes, total, 256))
+    assert found
+    values = rng.integers(-128, 128, shape).astype(np.int8)
+    for way in found:
+        ops = tuple(op.on(kind_of) for op in way.ops(total, "x", "y"))
+        assert len(ops) == way.operators
+        assert max(op.weight.size for op in ops if isinstance(op, Conv)) == way.weights
+        memory = run_ops(DeviceSegment("orders", ops), {"x": values})
+        assert np.array_equal(memory["y"], values.transpose(behind.perm).ravel())
+
+
+SHUFFLED = [
+    *((name, config, False) for name, config in CONFIGS.items()),
+    *((name, PRESETS[name], True) for name in ("tiny", "small", "default")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "rtl"),
+    SHUFFLED,
+    ids=[f"{name}-{'rtl' if rtl else 'golden'}" for name, _, rtl in SHUFFLED],
+)
+def test_products_of_slices_on_the_device(name: str, config: Config, rtl: bool) -> None:
+    """Of groups of channels and back, with slices that are not full, and images and rows beside them."""
+    rng = np.random.default_rng(len(name))
+    for case in range(1 if rtl else 4):
+        pixels, groups = int(rng.integers(1, 12)), int(rng.integers(2, 6))
+        channels = int(rng.choice([5, 16, 21, 36]))
+        inner, outer = (channels, groups) if case % 2 else (groups, channels)
+        axes = [Axis(pixels, inner * outer, inner * outer), Axis(inner, 1, outer), Axis(outer, inner, 1)]
+        for way in interleavings(axes, pixels * inner * outer, 256):
+            ops = tuple(op.on(kind_of) for op in way.ops(pixels * inner * outer, "x", "y"))
+            segment = DeviceSegment("orders", ops)
+            inputs = {"x": rng.integers(-128, 128, ops[0].sources[0].buffer.shape).astype(np.int8)}
+            if rtl:
+                compare_on_rtl(segment, inputs, config, int(way.spread))
+            else:
+                compare(compile_segment(segment, config), segment, inputs, config)
 
 
 def test_copies_where_products_are_dearer() -> None:
-    """Few groups of many channels are copied byte by byte, many groups of few are a product."""
-    found = cheapest(((50, 1), (2, 50 * 400), (400, 50)), ((50, 1), (400, 50), (2, 50 * 400)))
+    """Few pixels of many channels are copied byte by byte."""
+    found = cheapest(((3, 1), (2, 3 * 400), (400, 3)), ((3, 1), (400, 3), (2, 3 * 400)))
     assert found is not None
-    assert found.cost <= 2 * (300 + 50 * 400) + 1
+    assert found.cost <= 2 * (300 + 2 * 3 * 400) + 1
 
 
 Move = Callable[[Builder, Quantised], str]
