@@ -22,6 +22,7 @@ from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.depth_first import depth_first
+from weft.compiler.passes.drop_channels import drop_channels
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
@@ -173,7 +174,9 @@ def compile_segment(
     CompileError
         If an operator cannot be cut small enough for the configuration's memories.
     """
-    unwanted = ([] if reuse else [depth_first, keep_resident]) + ([gather_rows] if plain_inputs else [])
+    unwanted = ([] if reuse else [drop_channels, depth_first, keep_resident]) + (
+        [gather_rows] if plain_inputs else []
+    )
     wanted = [item for item in passes if item.run not in unwanted]
     target = Target(config, bandwidth, sequential)
     compact = room is not None and reuse

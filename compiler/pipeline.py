@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.depth_first import depth_first
+from weft.compiler.passes.drop_channels import drop_channels
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
 from weft.compiler.passes.fuse_lookup import fuse_lookup
 from weft.compiler.passes.fuse_pad import fuse_pad
@@ -44,6 +45,7 @@ class Pass:
 
 
 PIPELINE = (
+    Pass(drop_channels),
     Pass(fuse_pad),
     Pass(fuse_lookup),
     Pass(fuse_pool),
