@@ -58,6 +58,10 @@ def compiler() -> list[str]:
     raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
 
 
+_ALONE = 200_000
+"""Bytes from which on a source is compiled by itself."""
+
+
 class Tools:
     """Verilator and compilers that work in a folder. When one fails, or Python is interrupted, all are ended."""
 
@@ -170,6 +174,27 @@ def runtime_objects(*, vpi: bool, trace: Trace, coverage: bool = False) -> list[
     return [target / f"{name}.o" for name in names]
 
 
+def _units(folder: Path, sources: Sequence[Path], optimise: str) -> list[tuple[Path, str]]:
+    """What the compiler is given, the longest first: large sources by themselves, small ones as one file, since it
+    reads the same headers for each, which takes seconds. What runs only once, at the start, is not optimised."""
+    slow = [source for source in sources if source.stem.endswith("Slow")]
+    rest = [source for source in sources if source not in slow]
+    if sum(source.stat().st_size for source in sources) < _ALONE:
+        return [(_joined(folder, "Vtop_all.cpp", sources), optimise)]
+    rest.sort(key=lambda source: -source.stat().st_size)
+    large = [source for source in rest if source.stat().st_size >= _ALONE]
+    jobs = [(source, optimise) for source in large]
+    if small := rest[len(large) :]:
+        jobs.append((_joined(folder, "Vtop_small.cpp", small), optimise))
+    return [*jobs, (_joined(folder, "Vtop_slow.cpp", slow), "-O0")]
+
+
+def _joined(folder: Path, name: str, sources: Sequence[Path]) -> Path:
+    """One source of several."""
+    (folder / name).write_text("".join(f'#include "{source}"\n' for source in sources))
+    return folder / name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A design and a driver that Verilator and the C++ compiler make one file of.
@@ -225,7 +250,7 @@ class Model:
         return _digest([
             version("verilator"), shlex.join(compiler()), self.verilog, self.top, self.driver.read_text(), self.output,
             str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise, *_base_flags(),
-            "split 500", *seen, *(COVERAGE if self.coverage else []),
+            f"split 500 {_ALONE}", *seen, *(COVERAGE if self.coverage else []),
         ])  # fmt: skip
 
     def _make(self, folder: Path) -> None:
@@ -239,10 +264,7 @@ class Model:
             *(f"-D{d}" for d in self.defines),
         ]
         flags += ["-DVM_COVERAGE=1"] if self.coverage else []
-        # What runs once, at the start, is not worth optimising; the longest files go first.
-        jobs = [(source, "-O0" if source.stem.endswith("Slow") else self.optimise) for source in sources]
-        jobs.sort(key=lambda job: (job[1] == "-O0", -job[0].stat().st_size))
-        objects = tools.compile([*jobs, (self.driver, "-O2")], flags)
+        objects = tools.compile(_units(folder, [*sources, self.driver], self.optimise), flags)
         shared = ["-shared"] if self.output.endswith(".so") else []
         runtime = runtime_objects(vpi=bool(self.vpi_ports), trace=self.trace, coverage=self.coverage)
         tools.link([*shared, *objects, *runtime, "-lpthread", *self.link], self.output)
