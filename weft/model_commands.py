@@ -110,6 +110,9 @@ def compile_model(
         f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
         f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device"
     )
+    gone, channels = program.channels_left_out
+    if gone:
+        reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
     if program.narrow_bytes:
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"

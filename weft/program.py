@@ -17,6 +17,7 @@ from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import from_buffer, prepare, run_host, to_buffer
 from weft.compiler.ir.model import HostSegment
+from weft.compiler.passes.drop_channels import channels_left_out
 from weft.devices import Simulation
 from weft.errors import InputError
 from weft.execution import Execution
@@ -150,6 +151,13 @@ class Program:
     def narrow_bytes(self) -> int:
         """Bytes of weights in memory that hold two values of 4 bits each."""
         return sum(program.narrow_bytes for program in self.device_programs)
+
+    @property
+    def channels_left_out(self) -> tuple[int, int]:
+        """How many channels of convolutions are not computed, unless results are all left in memory, since nothing
+        depends on them, and how many the model has; both 0 of a program that was loaded."""
+        found = [channels_left_out(segment, self.config) for segment in self.graphs]
+        return sum(gone for gone, _ in found), sum(every for _, every in found)
 
     @property
     def on_device(self) -> bool:

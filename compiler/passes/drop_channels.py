@@ -14,6 +14,7 @@ import numpy as np
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale, View
 from weft.compiler.passes.channel_ranges import Ranges, channel_ranges, range_of
 from weft.compiler.planner import Planner
+from weft.hdl.isa.config import Config
 
 _CHANNELWISE = (Add, Multiply, Pad, Pool, Rescale)
 _INT32 = 1 << 31
@@ -29,17 +30,23 @@ def drop_channels(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     Only convolutions make and take other channels; operators between them that work on each channel by itself keep the
     same ones.
     """
-    ranges = channel_ranges(segment.ops, planner.config.mantissa_bits)
-    kept = _kept(segment.ops, ranges, planner.config.n)
-    return (
-        dataclasses.replace(segment, ops=tuple(_narrowed(op, kept, ranges) for op in segment.ops))
-        if kept
-        else segment
-    )
+    kept, ranges = _kept(segment.ops, planner.config)
+    if not kept:
+        return segment
+    return dataclasses.replace(segment, ops=tuple(_narrowed(op, kept, ranges) for op in segment.ops))
 
 
-def _kept(ops: Sequence[DeviceOp], ranges: Mapping[str, Ranges], n: int) -> dict[str, np.ndarray]:
-    """The channels that stay of buffers that lose some: full vectors of N, or all that are needed."""
+def channels_left_out(segment: DeviceSegment, config: Config) -> tuple[int, int]:
+    """How many channels of convolutions `drop_channels` leaves out, of all that there are."""
+    kept, _ = _kept(segment.ops, config)
+    made = {op.dst.buffer.name: op.dst.shape[3] for op in segment.ops if isinstance(op, Conv)}
+    return sum(size - len(kept[name]) for name, size in made.items() if name in kept), sum(made.values())
+
+
+def _kept(ops: Sequence[DeviceOp], config: Config) -> tuple[dict[str, np.ndarray], dict[str, Ranges]]:
+    """The channels that stay of buffers that lose some: full vectors of N, or all that are needed; and the ranges of
+    all."""
+    ranges, n = channel_ranges(ops, config.mantissa_bits), config.n
     groups = _Groups(ops)
     for op in ops:
         groups.need(op, ranges)
@@ -49,7 +56,7 @@ def _kept(ops: Sequence[DeviceOp], ranges: Mapping[str, Ranges], n: int) -> dict
         if most < len(needed):
             order = np.argsort(~needed, kind="stable")  # those that are needed come first
             kept[name] = np.sort(order[:most])
-    return kept
+    return kept, ranges
 
 
 class _Groups:

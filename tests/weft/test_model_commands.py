@@ -134,6 +134,29 @@ def test_compile_tells_of_weights_in_4_bits(capsys: pytest.CaptureFixture[str]) 
         assert (line in capsys.readouterr().out) is told
 
 
+def test_compile_tells_of_channels_that_nothing_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 16 filters 6 are zero: on 4 x 4 four channels are left out, and outputs are those of the program with all."""
+    model = onnx.load("digits.onnx")
+    for item in model.graph.initializer:
+        if item.name in ("conv1.0.weight_quantized", "conv1.0.weight_bias_quantized"):
+            values = numpy_helper.to_array(item).copy()
+            values[5:11] = 0
+            item.CopyFrom(numpy_helper.from_array(values, item.name))
+    onnx.save(model, "fewer.onnx")
+    told = "4 of 186 channels are not computed: nothing depends on them\n"
+    for name, given in (("digits", False), ("fewer", True)):
+        assert call("compile", f"{name}.onnx", "-o", name, "--config", "tiny") == 0
+        assert (told in capsys.readouterr().out) is given
+    program, every = (weft.compile("fewer.onnx", "tiny", reuse=reuse) for reuse in (True, False))
+    feeds = {
+        name: np.random.default_rng(3).normal(0, 1, shape).astype(np.float32)
+        for name, (_, shape) in program.inputs.items()
+    }
+    for name, value in program.run(feeds).outputs.items():
+        assert np.array_equal(value, every.run(feeds).outputs[name])
+    assert weft.load("fewer").channels_left_out == (0, 0)
+
+
 def test_attention_without_softmax_is_on_the_host() -> None:
     with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
     assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 26]
@@ -146,8 +169,8 @@ def test_compile_writes_what_every_pass_made() -> None:
     assert sorted(found) == sorted(
         f"device1-{step:02}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
     )
-    assert "ConvPlan(" in found["device1-13-choose_plans.txt"]
-    assert "ConvPlan(" not in found["device1-11-keep_resident.txt"]
+    assert "ConvPlan(" in found["device1-14-choose_plans.txt"]
+    assert "ConvPlan(" not in found["device1-12-keep_resident.txt"]
     assert all(text.startswith("device device1:\n") for text in found.values())
 
 
