@@ -15,7 +15,9 @@ from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 from weft.runtime import Image
 from weft.sim.certify.graph import Graph, decode, encode
+from weft.sim.certify.meaning import Network
 from weft.sim.certify.proof import Proven, prove
+from weft.sim.certify.values import Values
 from weft.sim.certify.words import Unproven
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -57,6 +59,22 @@ def refused(segment: DeviceSegment, config: Config, program: DeviceProgram) -> s
     except Unproven as error:
         return str(error)
     return ""
+
+
+def differs(before: DeviceSegment, behind: DeviceSegment, config: Config, seed: int = 1) -> list[str]:
+    """The outputs of two segments that are not proven to be the same functions of the same inputs, by name."""
+    values = Values(seed)
+    given: dict[str, np.ndarray] = {}
+    found = []
+    for segment in (before, behind):
+        graph, network = graph_before(segment), Network(values, config)
+        for name, size in graph.inputs.items():
+            if name not in given:
+                given[name] = values.inputs(size)
+            network.buffers[name] = given[name]
+        network.run(graph)
+        found.append({name: values.residues(network.buffers[name]) for name in graph.outputs})
+    return [name for name, residues in found[0].items() if not np.array_equal(residues, found[1][name])]
 
 
 def outputs(program: DeviceProgram, config: Config, inputs: dict[str, np.ndarray]) -> list[bytes] | None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.certified import differs, proven
 from support.golden_compare import compare
 from support.op_cases import draw, random_lookup, random_mixture, segment_of, whole
 
@@ -239,6 +240,27 @@ def test_random() -> None:
         segment, config = pruned(rng), TINY.replace(n=int(rng.choice([2, 2, 4])))
         changed += same(segment, config).ops != segment.ops
     assert changed > 20
+
+
+def test_proven() -> None:
+    """For all inputs, by the prover of certificates, and their programs with them; not if a weight is another."""
+    cases = 0
+    for seed in range(300):
+        segment = pruned(np.random.default_rng(seed))
+        made = dropped(segment)
+        if made.ops == segment.ops:
+            continue
+        assert differs(segment, made, TINY) == []
+        if cases < 3:
+            proven(segment, TINY)
+        at, op = next((at, op) for at, op in enumerate(made.ops) if isinstance(op, Conv) and op.weight.any())
+        weight = op.weight.copy()
+        weight[tuple(np.argwhere(weight)[0])] += 1
+        other = (*made.ops[:at], op.replace(weight=weight), *made.ops[at + 1 :])
+        cases += bool(differs(segment, DeviceSegment("other", other), TINY))
+        if cases == 6:
+            return
+    assert cases > 3
 
 
 @pytest.mark.parametrize("name", CONFIGS)
