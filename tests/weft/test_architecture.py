@@ -86,7 +86,10 @@ def test_onnx_ends_at_our_network() -> None:
     """The reader knows ONNX's files, and what evaluates operators on the host writes models for others to run."""
     paths = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "compiler"]
     found = {path for path in paths if any(within(name, ("onnx",)) for name in imports(path.read_text()))}
-    host = {ROOT / f"compiler/host/{name}.py" for name in ("evaluate", "onnx_model", "reference")}
+    host = {
+        ROOT / f"compiler/host/{name}.py"
+        for name in ("evaluate", "exact_products", "onnx_model", "reference")
+    }
     assert found == {ROOT / "compiler/onnx/reader.py", *host}
 
 
