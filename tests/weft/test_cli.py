@@ -68,6 +68,7 @@ class Program:
 
     on_device = True
     narrow_bytes = 0
+    channels_left_out = (0, 0)
     memory = 16.0
     config = PRESETS["default"]
     assignment = tuple(NODES)
