@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from support import qdq_models
+from support.ort_sessions import plain_session
 from support.qdq_models import Builder, Quantised
 
 import weft
@@ -43,7 +43,7 @@ def test_gates_run_whole(board: Board) -> None:
     on_host = [op for _, op, place, _ in program.assignment if place != "device"]
     assert on_host == ["QuantizeLinear", "DequantizeLinear"], "only the model's ends are floats"
     feeds = qdq_models.feeds(model, np.random.default_rng(4))
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (wanted,) = plain_session(model).run(None, feeds)
     (found,) = program.run(feeds).outputs.values()
     assert found.std() > 0.05
     np.testing.assert_allclose(found, wanted, atol=0.1)
