@@ -17,6 +17,8 @@ from weft.compiler.ir.microops import Value, requantise
 from weft.compiler.operators.record import operator_of
 
 _LARGEST = (1 << 31) - 1
+_CHUNK = 1 << 20
+"""Weights at a time."""
 
 
 class Ranges(NamedTuple):
@@ -76,14 +78,24 @@ def _of_conv(op: Conv, given: Ranges, bits: int) -> Ranges | None:
     low, high = given.low - op.x_zero, given.high - op.x_zero
     if any(op.window.pad):  # a product with padding is 0
         low, high = np.minimum(low, 0), np.maximum(high, 0)
-    out, taps, inner = len(op.weight), op.weight.shape[1] * op.weight.shape[2], op.weight.shape[3]
-    weight = op.weight.astype(np.int64).reshape(op.groups, out // op.groups, taps, inner)
-    up, down = np.maximum(weight, 0).sum(axis=2), np.minimum(weight, 0).sum(axis=2)
-    low, high = low.reshape(op.groups, inner, 1), high.reshape(op.groups, inner, 1)
-    bias = op.bias.astype(np.int64)
-    least = (up @ low + down @ high).reshape(out) + bias
-    most = (up @ high + down @ low).reshape(out) + bias
+    least, most = _sums(op, low, high)
     return _requantised(op, least, most, op.scale, bits)
+
+
+def _sums(op: Conv, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the greatest sum of products, with the bias, for inputs between two ends (channels,)."""
+    out, inner = len(op.weight), op.weight.shape[3]
+    weight, group = op.weight.reshape(out, -1, inner), np.arange(out) // (out // op.groups)
+    low, high = low.reshape(op.groups, inner), high.reshape(op.groups, inner)
+    least, most = op.bias.astype(np.int64), op.bias.astype(np.int64)
+    rows = max(1, _CHUNK // weight[0].size)
+    for first in range(0, out, rows):
+        part = slice(first, first + rows)
+        numbers, of = weight[part].astype(np.int64), group[part]
+        up, down = np.maximum(numbers, 0).sum(axis=1), np.minimum(numbers, 0).sum(axis=1)
+        least[part] += (up * low[of] + down * high[of]).sum(axis=1)
+        most[part] += (up * high[of] + down * low[of]).sum(axis=1)
+    return least, most
 
 
 def _of_pool(op: Pool, given: Ranges, bits: int) -> Ranges | None:

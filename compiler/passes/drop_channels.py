@@ -120,10 +120,11 @@ class _Groups:
         self._needed[a] |= self._needed.pop(b)
 
 
-def _folded(op: Conv, given: Ranges) -> np.ndarray:
-    """What each constant channel adds to the sums of a convolution: int64 (outputs, channels); 0 of others."""
-    of_channel = op.weight.astype(np.int64).sum(axis=(1, 2))
-    return np.asarray(of_channel * np.where(given.constant, given.low - op.x_zero, 0))
+def _folded(op: Conv, given: Ranges, gone: np.ndarray) -> np.ndarray:
+    """What channels that are `gone` (channels,) add to each sum of a convolution, unless nothing: int64 (outputs,)."""
+    some = gone & given.constant
+    values = (given.low - op.x_zero)[some]
+    return np.asarray((op.weight[..., some].sum(axis=(1, 2), dtype=np.int64) * values).sum(axis=1))
 
 
 def _foldable(op: Conv, given: Ranges) -> np.ndarray:
@@ -133,8 +134,8 @@ def _foldable(op: Conv, given: Ranges) -> np.ndarray:
     """
     same = given.constant & ((given.low == op.x_zero) | (not any(op.window.pad)))
     found = same | ~op.weight.any(axis=(0, 1, 2))
-    bias = op.bias + np.where(found, _folded(op, given), 0).sum(axis=1)
-    return np.asarray(found if bool((np.abs(bias) < _INT32).all()) else np.zeros_like(found))
+    fits = (np.abs(op.bias + _folded(op, given, found)) < _INT32).all()
+    return np.asarray(found if bool(fits) else np.zeros_like(found))
 
 
 def _narrowed(op: DeviceOp, kept: Kept, ranges: Mapping[str, Ranges]) -> DeviceOp:
@@ -158,7 +159,7 @@ def _fewer(op: Conv, inputs: np.ndarray | None, outputs: np.ndarray | None, give
     if inputs is not None and groups == 1:
         gone = np.ones(weight.shape[3], bool)
         gone[inputs] = False
-        bias = (bias + _folded(op, given)[:, gone].sum(axis=1)).astype(np.int32)
+        bias = (bias + _folded(op, given, gone)).astype(np.int32)
         weight = weight[..., inputs]
     if outputs is not None:
         weight, bias, scale = weight[outputs], bias[outputs], scale[outputs]
