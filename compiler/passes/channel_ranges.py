@@ -17,7 +17,7 @@ from weft.compiler.ir.microops import Value, requantise
 from weft.compiler.operators.record import operator_of
 
 _LARGEST = (1 << 31) - 1
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 """Weights at a time."""
 
 
@@ -83,18 +83,24 @@ def _of_conv(op: Conv, given: Ranges, bits: int) -> Ranges | None:
 
 
 def _sums(op: Conv, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest sum of products, with the bias, for inputs between two ends (channels,)."""
+    """The least and the greatest sum of products, with the bias, for inputs between two ends (channels,).
+
+    Both are sums of products with the middle of the ends, less and plus those of absolute values with half of what is
+    between them. float64 has these integers exactly.
+    """
     out, inner = len(op.weight), op.weight.shape[3]
-    weight, group = op.weight.reshape(out, -1, inner), np.arange(out) // (out // op.groups)
-    low, high = low.reshape(op.groups, inner), high.reshape(op.groups, inner)
-    least, most = op.bias.astype(np.int64), op.bias.astype(np.int64)
-    rows = max(1, _CHUNK // weight[0].size)
-    for first in range(0, out, rows):
-        part = slice(first, first + rows)
-        numbers, of = weight[part].astype(np.int64), group[part]
-        up, down = np.maximum(numbers, 0).sum(axis=1), np.minimum(numbers, 0).sum(axis=1)
-        least[part] += (up * low[of] + down * high[of]).sum(axis=1)
-        most[part] += (up * high[of] + down * low[of]).sum(axis=1)
+    weight = op.weight.reshape(op.groups, out // op.groups, -1)
+    ends = np.stack([low + high, high - low], axis=1).astype(np.float64).reshape(op.groups, inner, 2)
+    ends = np.tile(ends, (1, weight.shape[2] // inner, 1))
+    twice = np.empty((out, 2))
+    rows = max(1, _CHUNK // weight[:, 0].size)
+    for first in range(0, weight.shape[1], rows):
+        numbers = weight[:, first : first + rows].astype(np.float64)
+        middle = numbers @ ends[..., :1]
+        spread = np.abs(numbers, out=numbers) @ ends[..., 1:]
+        part = np.concatenate([middle - spread, middle + spread], axis=-1)
+        twice.reshape(op.groups, -1, 2)[:, first : first + rows] = part
+    least, most = (twice / 2).astype(np.int64).T + op.bias
     return least, most
 
 
