@@ -166,8 +166,15 @@ def test_a_batch_is_as_good_as_an_image(channels: int) -> None:
     assert roofline(op, config) >= 0.95 * cycles_of(op, config)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.n}-{config.digest:08x}")
-@pytest.mark.parametrize(("rows", "out", "cin"), [(1, 3, 138_000), (3, 2, 70_000), (2, 66_000, 1)])
+LONG_PIXELS = [
+    pytest.param(config, *shape, marks=[pytest.mark.long] * ((at + kind) % 3 > 0))
+    for at, config in enumerate(CONFIGS)
+    for kind, shape in enumerate([(1, 3, 138_000), (3, 2, 70_000), (2, 66_000, 1)])
+]
+"""Each configuration with one of three in ``make test``."""
+
+
+@pytest.mark.parametrize(("config", "rows", "out", "cin"), LONG_PIXELS)
 def test_pixels_longer_than_fields(config: Config, rows: int, out: int, cin: int) -> None:
     """Pixels of more than 64 KB: programs that the checker takes."""
     program = compile_segment(DeviceSegment("layer", (product(rows, out, cin),)), config)

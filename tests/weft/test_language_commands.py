@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.language_models import random_model
+from support.mostly_long import mostly_long
 
 import weft.lm
 from weft import __main__ as command
@@ -277,7 +278,7 @@ def test_a_port_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error: there is no serial port none" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("on", ["golden", "timing", "rtl"])
+@pytest.mark.parametrize("on", mostly_long(["golden", "timing", "rtl"], 0, 1))
 def test_other_architectures_run(on: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("--prompt", PROMPT, "--tokens", "2", "--on", on, model="gpt2.gguf") == 0
     out, err = capsys.readouterr()

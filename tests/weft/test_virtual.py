@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
 from support.language_models import random_model
+from support.mostly_long import mostly_long
 from support.qdq_models import Builder, feeds
 from support.small_models import small
 from support.state_models import Ring
@@ -44,7 +45,7 @@ DEAF = 0x10000
 """Byte address from which on a memory does not answer."""
 
 
-@pytest.mark.parametrize("name", [ULX3S, "icebreaker"])
+@pytest.mark.parametrize("name", mostly_long([ULX3S, "icebreaker"], 1))
 def test_digits_on_a_board(name: str) -> None:
     board = registry.find(name)
     config = board.config
@@ -202,19 +203,26 @@ def test_files_that_no_flash_holds(tmp_path: Path) -> None:
         assert str(refused.value).startswith(message)
 
 
-def test_boards_with_an_lfe5u_25f(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+LFE5U_25F = ("icepi-zero", "icesugar-pro", "ulx3s-25f")
+
+
+def test_boards_with_an_lfe5u_25f_are_alike() -> None:
     """Each with its own configuration. But for their names they are simulated by the same Verilog, so one of them, and
     its answer to who it is, stands for all."""
-    monkeypatch.chdir(tmp_path)
-    first, *others = (registry.find(name) for name in ("icepi-zero", "icesugar-pro", "ulx3s-25f"))
+    first, *others = map(registry.find, LFE5U_25F)
     tops = [
         generate(VirtualTop(board, board.config, DIVISOR), name="board")
         for board in (first, *(replace(board, name=first.name) for board in others))
     ]
     assert tops == tops[:1] * len(tops)
-    model = small()
+
+
+@pytest.mark.long
+def test_a_board_with_an_lfe5u_25f(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, model = registry.find(LFE5U_25F[0]), small()
     weft.compile(model, config=first.config).save("program")
     np.savez("in.npz", **feeds(model, np.random.default_rng(1)))
     arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--port", f"virtual:{first.name}"]

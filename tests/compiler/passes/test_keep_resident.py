@@ -12,6 +12,7 @@ import pytest
 from support.chain_cases import conv, random_operators
 from support.configurations import every
 from support.golden_compare import compare
+from support.mostly_long import mostly_long
 from support.op_cases import random_convolutions, random_mixture, whole
 
 from weft.boards.registry import BOARDS
@@ -53,10 +54,11 @@ def compare_outputs(program: DeviceProgram, ops: tuple[DeviceOp, ...], config: C
     compare(program, DeviceSegment("s", ops), inputs, config, temps=False)
 
 
+@pytest.mark.parametrize("seeds", mostly_long([range(24), range(24, 72)], 0))
 @pytest.mark.parametrize(("preset", "least"), [("tiny", 0.25), ("small", 0.4), ("default", 0.4)])
-def test_random_convolutions(preset: str, least: float) -> None:
+def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
     config, temps, held = PRESETS[preset], 0, 0
-    for seed in range(60):
+    for seed in seeds:
         rng = np.random.default_rng([seed, config.n])
         segment, _ = random_convolutions(rng)
 
