@@ -1,8 +1,9 @@
 """Whole networks as users have them: float ONNX models with random weights, quantised by ONNX Runtime.
 
 Nine architectures come from the files without weights that the onnx package carries for its own tests (`LIGHT`).
-ResNet-18, MobileNetV2 and an encoder layer of ViT-Base are written here after their papers: K. He et al.,
-arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; A. Dosovitskiy et al., arXiv:2010.11929.
+ResNet-18, MobileNetV2, ShuffleNetV2 and an encoder layer of ViT-Base are written here after their papers: K. He et al.,
+arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; N. Ma et al., arXiv:1807.11164; A. Dosovitskiy et al.,
+arXiv:2010.11929.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ class _Net:
             kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[(kernel - 1) // 2] * 4, group=groups,
         )  # fmt: skip
 
+    def halves(self, value: str) -> tuple[str, str]:
+        """The first and the second half of the channels."""
+        index = len(self.nodes)
+        names = f"left{index}", f"right{index}"
+        self.nodes.append(helper.make_node("Split", [value], names, name=f"node_split{index}", axis=1))
+        return names
+
     def linear(self, value: str, cin: int, cout: int) -> str:
         product = self.node("MatMul", value, self.random((cin, cout), 1 / np.sqrt(cin)))
         return self.node("Add", product, self.random((cout,), 0.1))
@@ -125,6 +133,36 @@ def mobilenet_v2() -> onnx.ModelProto:
     value = relu6(net.conv(value, have, 1280))
     value = net.node("Flatten", net.node("GlobalAveragePool", value))
     return net.model(net.linear(value, 1280, 1000), (1, 1000))
+
+
+def shufflenet_v2() -> onnx.ModelProto:
+    net = _Net("shufflenet_v2", (1, 3, 224, 224))
+
+    def branch(value: str, have: int, half: int, stride: int) -> str:
+        value = net.node("Relu", net.conv(value, have, half))
+        value = net.conv(value, half, half, 3, stride, groups=half, gain=1)
+        return net.node("Relu", net.conv(value, half, half))
+
+    def joined(left: str, right: str, channels: int, side: int) -> str:
+        apart = net.constant(np.array([1, 2, channels // 2, side, side], np.int64))
+        together = net.constant(np.array([1, channels, side, side], np.int64))
+        value = net.node("Reshape", net.node("Concat", left, right, axis=1), apart)
+        return net.node("Reshape", net.node("Transpose", value, perm=[0, 2, 1, 3, 4]), together)
+
+    value = net.node("Relu", net.conv("input", 3, 24, 3, 2))
+    value, have, side = net.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), 24, 28
+    for channels, count in ((116, 4), (232, 8), (464, 4)):
+        half = channels // 2
+        left = net.conv(value, have, have, 3, 2, groups=have, gain=1)
+        left = net.node("Relu", net.conv(left, have, half))
+        value = joined(left, branch(value, have, half, 2), channels, side)
+        for _ in range(count - 1):
+            left, right = net.halves(value)
+            value = joined(left, branch(right, half, half, 1), channels, side)
+        have, side = channels, side // 2
+    value = net.node("Relu", net.conv(value, have, 1024))
+    value = net.node("Flatten", net.node("GlobalAveragePool", value))
+    return net.model(net.linear(value, 1024, 1000), (1, 1000))
 
 
 def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.ModelProto:
@@ -206,6 +244,7 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], operator: str, inde
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "resnet18": resnet18,
     "mobilenet_v2": mobilenet_v2,
+    "shufflenet_v2": shufflenet_v2,
     "vit_layer": vit_layer,
     **{name: (lambda name=name: light(name)) for name in LIGHT},
 }

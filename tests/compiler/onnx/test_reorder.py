@@ -97,10 +97,10 @@ def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.Way | Int
 
 @pytest.mark.parametrize(("groups", "channels"), [(4, 68), (4, 34), (2, 400), (3, 80), (8, 48)])
 def test_channels_of_groups_are_products_of_slices(groups: int, channels: int) -> None:
-    """At less than three quarters of what a product of all by all takes, or copies of bytes."""
+    """At less than 85 % of what a product of all by all takes, or copies of bytes."""
     for way in shuffled(196, groups, channels):
         assert isinstance(way, Interleaving)
-        assert way.cost < 0.75 * min(196 * (groups * channels / 16) ** 2, 2 * 196 * groups * channels)
+        assert way.cost < 0.85 * min(196 * (groups * channels / 16) ** 2, 2 * 196 * groups * channels)
 
 
 @pytest.mark.parametrize(("pixels", "groups", "channels"), [(196, 4, 4), (1, 2, 100), (9, 40, 40)])
