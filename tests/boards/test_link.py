@@ -480,11 +480,21 @@ async def _windowed(bench: Bench, requests: list[Request]) -> None:
     await listener
 
 
+REQUESTS, NOISE = "requests|checks|fills|starts?|starts_wrap|reset", "noise|prefixes|flips|overflow"
+
+
 @pytest.mark.parametrize(
-    ("bus", "divisor", "fills", "checks"), mostly_long([(4, 4, False, 1), (16, 7, True, 4)], 1)
-)
-@pytest.mark.parametrize(
-    "part", ["requests|checks|fills|starts?|starts_wrap|reset", "noise|prefixes|flips|overflow"]
+    ("bus", "divisor", "fills", "checks", "part"),
+    mostly_long(
+        [
+            (4, 4, False, 1, NOISE),
+            (16, 7, True, 4, REQUESTS),
+            (4, 4, False, 1, REQUESTS),
+            (16, 7, True, 4, NOISE),
+        ],
+        0,
+        1,
+    ),
 )
 def test_link(bus: int, divisor: int, fills: bool, checks: int, part: str) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus)

@@ -31,7 +31,7 @@ from weft.sim.golden.memories import Memories
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
-BUDGET = 130
+BUDGET = 70
 """Inputs in ``make test``, of all kinds: about 40 s. ``make fuzz COUNT=... SEED=...`` runs more."""
 
 

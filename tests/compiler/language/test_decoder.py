@@ -96,7 +96,7 @@ def made(
     return model, text, integers(model, ranges(model, [text]))
 
 
-@pytest.mark.parametrize("preset", ["small", "default"])
+@pytest.mark.parametrize("preset", mostly_long(["small", "default"], 0))
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (4, 4), (4, 1)])
 def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> None:
     model, text, numbers = made(
@@ -122,7 +122,7 @@ def errors_of(model: LanguageModel, text: list[int], decoder: Decoder, pages: in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("preset", "tied"), [("small", True), ("default", False)])
+@pytest.mark.parametrize(("preset", "tied"), mostly_long([("small", True), ("default", False)], 0))
 def test_all_kinds_are_near_the_reference(kind: str, preset: str, tied: bool) -> None:
     model, text, numbers = made(3, kind=kind, tied=tied)
     near, error = errors_of(model, text, Decoder(numbers, config_of(preset), page=16))

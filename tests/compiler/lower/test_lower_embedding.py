@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.configurations import every
 from support.golden_compare import compare, compare_on_rtl
+from support.mostly_long import mostly_long
 from support.op_cases import draw, random_view, segment_of
 
 from weft.boards.registry import find
@@ -67,7 +68,7 @@ def test_rows_larger_than_the_scratchpad() -> None:
         compare(compile_segment(segment, config), segment, given(rng, op), config)
 
 
-@pytest.mark.parametrize("name", ["tiny", "default", "ulx3s-12f"])
+@pytest.mark.parametrize("name", mostly_long(["tiny", "default", "ulx3s-12f"], 0))
 def test_rtl(name: str) -> None:
     config, rng = (PRESETS.get(name) or find(name).config), np.random.default_rng(5)
     for seed in range(3):

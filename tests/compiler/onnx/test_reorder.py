@@ -13,6 +13,7 @@ from onnx import helper
 from support import one_step
 from support.golden_compare import compare, compare_on_rtl
 from support.graph_runs import device_ops
+from support.mostly_long import mostly_long
 from support.qdq_models import Builder, Quantised, Rng
 
 from weft.boards.registry import BOARDS
@@ -135,19 +136,9 @@ def test_interleavings(seed: int) -> None:
         assert np.array_equal(memory["y"], values.transpose(behind.perm).ravel())
 
 
-SHUFFLED = [
-    *((name, config, False) for name, config in CONFIGS.items()),
-    *((name, PRESETS[name], True) for name in ("tiny", "small", "default")),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "rtl"),
-    SHUFFLED,
-    ids=[f"{name}-{'rtl' if rtl else 'golden'}" for name, _, rtl in SHUFFLED],
-)
-def test_products_of_slices_on_the_device(name: str, config: Config, rtl: bool) -> None:
-    """Of groups of channels and back, with slices that are not full, and images and rows beside them."""
+def shuffles(config: Config) -> list[tuple[DeviceSegment, dict[str, np.ndarray], bool]]:
+    """Groups of channels, or channels of groups, in the other order by products of slices, some of which are not full;
+    with inputs, and whether slices are read by windows."""
     rng = np.random.default_rng(config.digest)
     pixels, groups, channels = (
         int(rng.integers(1, 12)),
@@ -156,14 +147,24 @@ def test_products_of_slices_on_the_device(name: str, config: Config, rtl: bool) 
     )
     inner, outer = (channels, groups) if config.digest % 2 else (groups, channels)
     axes = [Axis(pixels, inner * outer, inner * outer), Axis(inner, 1, outer), Axis(outer, inner, 1)]
+    found = []
     for way in interleavings(axes, pixels * inner * outer, 256):
         ops = tuple(op.on(kind_of) for op in way.ops(pixels * inner * outer, "x", "y"))
-        segment = DeviceSegment("orders", ops)
         inputs = {"x": rng.integers(-128, 128, ops[0].sources[0].buffer.shape).astype(np.int8)}
-        if rtl:
-            compare_on_rtl(segment, inputs, config, int(way.spread))
-        else:
-            compare(compile_segment(segment, config), segment, inputs, config)
+        found.append((DeviceSegment("orders", ops), inputs, way.spread))
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_products_of_slices_on_every_configuration(name: str) -> None:
+    for segment, inputs, _ in shuffles(CONFIGS[name]):
+        compare(compile_segment(segment, CONFIGS[name]), segment, inputs, CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", mostly_long(["tiny", "small", "default"], 0))
+def test_products_of_slices_on_rtl(name: str) -> None:
+    for segment, inputs, spread in shuffles(PRESETS[name]):
+        compare_on_rtl(segment, inputs, PRESETS[name], int(spread))
 
 
 def test_copies_where_products_are_dearer() -> None:
