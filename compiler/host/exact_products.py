@@ -47,15 +47,24 @@ def exact_products(model: onnx.ModelProto) -> onnx.ModelProto:
     The type of an operand is that of its zero point, if nothing else is said of it. One whose type is not known stays
     as it is.
     """
+    if not _multiplies(model.graph):
+        return model  # without a copy, which weights make large
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    return changed if _Rewriter(changed.graph, {}).run() else model
+    return changed if _Rewriter(changed.graph, {}, set()).run() else model
+
+
+def _multiplies(graph: GraphProto) -> bool:
+    """Whether there is an operator of `_PAIRS` in a graph or a body in it."""
+    return any(
+        (node.domain, node.op_type) in _PAIRS or any(map(_multiplies, _bodies(node))) for node in graph.node
+    )
 
 
 class _Rewriter:
-    """A graph, with the types of values that the graphs around it have."""
+    """A graph, with the types of values that the graphs around it have, and all names that are `used` by now."""
 
-    def __init__(self, graph: GraphProto, outer: Mapping[str, int]) -> None:
+    def __init__(self, graph: GraphProto, outer: Mapping[str, int], used: set[str]) -> None:
         self.graph = graph
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         self.types = dict(outer)
@@ -63,7 +72,8 @@ class _Rewriter:
             if value.type.HasField("tensor_type"):
                 self.types[value.name] = value.type.tensor_type.elem_type
         self.types |= {name: tensor.data_type for name, tensor in self.constants.items()}
-        self.used = {name for node in graph.node for name in (*node.input, *node.output)} | set(self.types)
+        self.used = used
+        self.used.update(self.types, *((*node.input, *node.output) for node in graph.node))
         self.made: dict[str, str] = {}
         self.swapped = False
 
@@ -71,7 +81,7 @@ class _Rewriter:
         """Whether something was changed."""
         nodes, changed = [], False
         for node in self.graph.node:
-            inside = [_Rewriter(body, self.types).run() for body in _bodies(node)]  # all of them
+            inside = [_Rewriter(body, self.types, self.used).run() for body in _bodies(node)]  # all of them
             self.swapped = False
             nodes += [*self._before(node), node]
             changed |= self.swapped or any(inside)
@@ -134,7 +144,7 @@ class _Rewriter:
         return name
 
     def _name(self, like: str) -> str:
-        """A name that the graph does not have."""
+        """A name that no graph of the model has."""
         names = (f"{like}/unsigned{index}" for index in itertools.count())
         name = next(name for name in names if name not in self.used)
         self.used.add(name)

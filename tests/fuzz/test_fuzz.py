@@ -32,7 +32,7 @@ from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 BUDGET = 70
-"""Inputs in ``make test``, of all kinds: about 40 s. ``make fuzz COUNT=... SEED=...`` runs more."""
+"""Inputs in ``make test``, of all kinds. ``make fuzz COUNT=... SEED=...`` runs more."""
 
 
 @pytest.fixture(scope="session", autouse=True)

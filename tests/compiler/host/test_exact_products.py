@@ -74,7 +74,7 @@ PRODUCTS = [
     ids=[f"{op}-{a.__name__}-{b.__name__}-{'constant' if c else 'given'}" for op, a, b, c in PRODUCTS],
 )
 def test_products(operator: str, a: type, b: type, constant: bool) -> None:
-    """With and without zero points, one for all or one for each output."""
+    """With and without zero points, of any bytes and of the largest."""
     for seed in range(8):
         rng = np.random.default_rng(seed)
         large = seed % 2 == 0
