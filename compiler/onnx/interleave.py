@@ -111,7 +111,7 @@ class Interleaving(NamedTuple):
     def _products(
         self, total: int, source: str, target: str, at: tuple[int, int], first: int, many: int
     ) -> Iterator[tuple[View, View, np.ndarray]]:
-        """What is read and written for a slice, and weights: uint8 (out, 1, kw, in)."""
+        """What is read and written for a slice, and weights: int16 (out, 1, kw, in)."""
         before, behind = at
         read = self._read(total, source, before)
         assert read is not None
