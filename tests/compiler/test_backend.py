@@ -129,7 +129,8 @@ def test_pooled_and_one_after_the_other(fused: bool, config: Config) -> None:
     for op in ops:
         segment = segment_of(*(op,) if fused else apart(op))
         program = compile_segment(segment, config, passes=AS_GIVEN)
-        assert [layer.kind for layer in program.layers] == (["conv"] if fused else ["conv", "pool"])
+        conv, *pools = [layer.kind for layer in program.layers]
+        assert (conv, set(pools)) == ("conv", set() if fused else {"pool"})
         run_and_compare(segment, random_inputs(rng, op), config, AS_GIVEN)
 
 
