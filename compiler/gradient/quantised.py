@@ -1,0 +1,204 @@
+"""A training step in integers: a step in real numbers with QuantizeLinear and DequantizeLinear around its operators.
+
+Activations, gradients and what products read of weights have 8 bits with one scale a tensor, as in NITI (Wang et al.,
+2009.13108), whose block exponents are these scales; weights and momenta are kept with 16 bits. All roundings are half
+to even.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.gradient.held import Graph
+from weft.compiler.gradient.training import MOMENTUM, NARROW, PROBABILITIES, TARGET, Step
+from weft.compiler.ir.graph import IrError
+from weft.compiler.ir.network import Network, Node, producer
+from weft.compiler.onnx.folding import resolve
+
+Range = tuple[float, float]
+"""The lowest and the highest of what a value may be."""
+OPSET = 21
+"""The first version whose QuantizeLinear makes int16."""
+_KEEPING = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+"""Operators that move nothing between a DequantizeLinear and what reads it."""
+_MOVING = ("Pad", "Slice", "Concat", "Resize", "Expand", "MaxPool")
+"""Operators whose results have the scale of what they read."""
+_UNARY = (
+    "Relu", "Abs", "Sign", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Sigmoid", "Tanh", "Erf", "Softplus", "Softsign",
+    "Sin", "Cos",
+)  # fmt: skip
+"""Functions of one value, of which a chain is one look-up table."""
+_WITH_NUMBER = ("Add", "Sub", "Mul", "Div")
+"""Operators that are such a function where one operand is a number."""
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A value as integers: their name, and what they stand for."""
+
+    name: str
+    scale: float
+    zero: int
+    dtype: str
+
+    def times(self, factor: float) -> Integers:
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+
+def of_range(found: Range, dtype: str = "int8") -> tuple[float, int]:
+    """The scale of a range, and the zero point, which is 0: products subtract none from their second matrix."""
+    return max(-found[0], found[1], 1e-9) / int(np.iinfo(dtype).max), 0
+
+
+def quantised_step(step: Step, ranges: Mapping[str, Range]) -> Network:
+    """The network of a step in integers, for the ranges of its values: its inputs, and the results of all nodes.
+
+    Inputs and outputs are in real numbers; inputs that are states are kept as integers from run to run
+    (`weft.compiler.onnx.state_inputs`).
+    """
+    return _Quantiser(step, ranges).network()
+
+
+class _Quantiser:
+    def __init__(self, step: Step, ranges: Mapping[str, Range]) -> None:
+        self.step, self.ranges, self.source = step, ranges, step.network
+        self.graph = Graph("integers", constants=dict(self.source.constants))
+        self.found: dict[str, Integers] = {}
+        self.real: dict[tuple[str, float], str] = {}
+        self.names: dict[str, str] = {}
+        momenta = {MOMENTUM.format(item.name) for item in step.variables}
+        self.wide = {item.name for item in step.variables} | momenta
+        self.after = {target: source for source, target in step.states.items()}
+
+    def network(self) -> Network:
+        for name in self.source.inputs:
+            self._quantise(name, name, self._kind(name))
+        for node in self.source.nodes:
+            self._node(node)
+        for name in self.source.outputs:
+            if name != PROBABILITIES:
+                self._dequantise(self.found[name], name)
+        made = dataclasses.replace(
+            self.source, nodes=tuple(self.graph.nodes), constants=self.graph.constants, opsets={"": OPSET},
+            types={name: self.source.types[name] for name in (*self.source.inputs, *self.source.outputs)},
+        )  # fmt: skip
+        return resolve(made).network
+
+    def _kind(self, name: str) -> tuple[float, int, str]:
+        if name in self.wide:
+            return *of_range(self.ranges[name], "int16"), "int16"
+        if name == TARGET:
+            return 1 / 127, 0, "int8"
+        return *of_range(self.ranges[name]), "int8"
+
+    def _quantise(self, real: str, name: str, kind: tuple[float, int, str]) -> None:
+        """Integers for a value that is made in real numbers under the name `real`."""
+        scale, zero, dtype = kind
+        constants = self.graph.constant(np.float32(scale)), self.graph.constant(np.array(zero, dtype))
+        made = self.graph.node("QuantizeLinear", [real, *constants])
+        self.found[name] = Integers(made, float(np.float32(scale)), zero, dtype)
+
+    def _dequantise(self, value: Integers, output: str = "") -> str:
+        constants = (
+            self.graph.constant(np.float32(value.scale)),
+            self.graph.constant(np.array(value.zero, value.dtype)),
+        )
+        return self.graph.node("DequantizeLinear", [value.name, *constants], output)
+
+    def _read(self, name: str) -> str:
+        """The name of real numbers for an input of a node."""
+        if name in self.found:
+            return self._dequantise(self.found[name])
+        if name in self.names:
+            return self.names[name]
+        value = self.source.constants.get(name)
+        if value is None or value.dtype.kind != "f" or value.ndim < 2:
+            return name
+        whole = value.astype(np.int8)
+        if not bool((whole == value).all()):
+            raise IrError(f"{name} is no constant of small integers")
+        return self._dequantise(Integers(self.graph.constant(whole), 1.0, 0, "int8"))
+
+    def _node(self, node: Node) -> None:
+        output = node.outputs[0]
+        factor = self._factor(node)
+        if factor is not None:
+            self.found[output] = self.found[node.inputs[0]].times(factor)
+            return
+        inputs = [self._read(name) if name else "" for name in node.inputs]
+        made = self.graph.node(node.op, inputs, **node.attributes)
+        if node.op in _KEEPING or self._goes_on(node):
+            self.names[output] = made
+            return
+        self._quantise(made, output, self._result(node, output))
+        if output == PROBABILITIES:
+            self._dequantise(self.found[output], PROBABILITIES)
+
+    def _readers(self, node: Node) -> list[Node]:
+        return [other for other in self.source.nodes if node.outputs[0] in other.inputs]
+
+    def _goes_on(self, node: Node) -> bool:
+        """Whether a function of one value is the beginning of another one."""
+        readers = self._readers(node)
+        return self._is_function(node) and len(readers) == 1 and self._is_function(readers[0])
+
+    def _is_function(self, node: Node) -> bool:
+        return node.op in _UNARY or (
+            node.op in _WITH_NUMBER and any(self._is_number(name) for name in node.inputs)
+        )
+
+    def _is_number(self, name: str) -> bool:
+        value = self.source.constants.get(name)
+        return value is not None and value.ndim == 0
+
+    def _is_sign(self, node: Node) -> bool:
+        """Whether results are -1, 0 and 1."""
+        if node.op == "Sign":
+            return True
+        before = producer(self.source.nodes, node.inputs[0])
+        return (
+            self._is_function(node)
+            and node.op in ("Neg", "Add")
+            and before is not None
+            and self._is_sign(before)
+        )
+
+    def _compares(self, node: Node) -> bool:
+        """Whether of a difference only matters whether it is 0."""
+        readers = self._readers(node)
+        return node.op == "Sub" and bool(readers) and all(other.op == "Abs" for other in readers)
+
+    def _factor(self, node: Node) -> float | None:
+        """The number above 0 that a value is multiplied by, if that is all."""
+        if node.op != "Mul" or node.inputs[0] not in self.found:
+            return None
+        value = self.source.constants.get(node.inputs[1])
+        return float(value) if value is not None and value.ndim == 0 and float(value) > 0 else None
+
+    def _result(self, node: Node, output: str) -> tuple[float, int, str]:
+        if output in self.after:
+            scale, zero = of_range(self.ranges[self.after[output]], "int16")
+            return scale, zero, "int16"
+        if node.op in _MOVING or self._compares(node):
+            first = self.found[self._origin(node.inputs[0])]
+            return first.scale, first.zero, first.dtype
+        if self._is_sign(node):
+            return 1.0, 0, "int8"
+        if output == PROBABILITIES:
+            return 1 / 256, -128, "int8"
+        if output in self._narrow():
+            return *of_range(self.ranges[node.inputs[0]]), "int8"
+        return *of_range(self.ranges[output]), "int8"
+
+    def _narrow(self) -> set[str]:
+        return {NARROW.format(item.name) for item in self.step.variables}
+
+    def _origin(self, name: str) -> str:
+        """The value that a chain of operators which move nothing begins with."""
+        while name not in self.found:
+            name = next(node.inputs[0] for node in self.source.nodes if name in node.outputs)
+        return name
