@@ -39,11 +39,14 @@ __all__ = [
     "ProgramFileError",
     "Quantised",
     "Result",
+    "Trained",
     "WeftError",
     "check",
     "compile",
+    "grad",
     "load",
     "quantise",
+    "train",
     "verilog",
 ]
 
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from weft.quantiser import Quantised, quantise
     from weft.sim.device import DeviceError
     from weft.sim.verilator.verilate import BuildError
+    from weft.training.interface import Trained, grad, train
 
 _MODULES = {
     "BoardError": "boards.board",
@@ -78,7 +82,10 @@ _MODULES = {
     "Quantised": "quantiser",
     "Result": "program",
     "WeftError": "hdl.errors",
+    "Trained": "training.interface",
+    "grad": "training.interface",
     "quantise": "quantiser",
+    "train": "training.interface",
 }
 """Where names are that are not in `weft.api`."""
 

@@ -27,6 +27,9 @@ from weft.compiler.gradient.reads import read
 from weft.compiler.ir.graph import IrError
 
 
+_PAIR = 2
+
+
 class Emission:
     """Makes nodes of expressions. What is in the network already is told by `place`."""
 
@@ -172,11 +175,14 @@ class Emission:
 
 
 def _product_of(item: Expression) -> Map | None:
-    """The product of two arrays that an expression sums up, if it does."""
+    """The product of two arrays that an expression sums up, if one of them repeats along an axis of the result."""
     if not isinstance(item, Reduce) or item.kind != "add" or not isinstance(item.operand, Map):
         return None
     found = item.operand
-    return found if found.function == "mul" and len(found.operands) == 2 else None
+    if found.function != "mul" or len(found.operands) != _PAIR:
+        return None
+    a, b = (set(operand.axes) for operand in found.operands)
+    return found if (a ^ b) - set(item.over) else None
 
 
 def _size(held: Held) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.compiler.gradient.deployed import Deployed, Kind, Stored, depending
 from weft.compiler.gradient.held import Graph
 from weft.compiler.gradient.training import MOMENTUM, NARROW, PROBABILITIES, TARGET, Step
 from weft.compiler.ir.graph import IrError
@@ -32,6 +33,9 @@ _UNARY = (
     "Sin", "Cos",
 )  # fmt: skip
 """Functions of one value, of which a chain is one look-up table."""
+_BEFORE_RELU = ("MatMul", "Add", "Sub")
+"""Operators that a ReLU becomes a part of."""
+_MATRIX = 2
 _WITH_NUMBER = ("Add", "Sub", "Mul", "Div")
 """Operators that are such a function where one operand is a number."""
 
@@ -54,17 +58,18 @@ def of_range(found: Range, dtype: str = "int8") -> tuple[float, int]:
     return max(-found[0], found[1], 1e-9) / int(np.iinfo(dtype).max), 0
 
 
-def quantised_step(step: Step, ranges: Mapping[str, Range]) -> Network:
+def quantised_step(step: Step, ranges: Mapping[str, Range], deployed: Deployed | None = None) -> Network:
     """The network of a step in integers, for the ranges of its values: its inputs, and the results of all nodes.
 
-    Inputs and outputs are in real numbers; inputs that are states are kept as integers from run to run
-    (`weft.compiler.onnx.state_inputs`).
+    What of a quantised network is not trained stays as it is: bytes of values that do not depend on what is trained
+    are those of `deployed`. Inputs and outputs are in real numbers; inputs that are states are kept as integers from
+    run to run (`weft.compiler.onnx.state_inputs`).
     """
-    return _Quantiser(step, ranges).network()
+    return _Quantiser(step, ranges, deployed).network()
 
 
 class _Quantiser:
-    def __init__(self, step: Step, ranges: Mapping[str, Range]) -> None:
+    def __init__(self, step: Step, ranges: Mapping[str, Range], deployed: Deployed | None) -> None:
         self.step, self.ranges, self.source = step, ranges, step.network
         self.graph = Graph("integers", constants=dict(self.source.constants))
         self.found: dict[str, Integers] = {}
@@ -73,6 +78,12 @@ class _Quantiser:
         momenta = {MOMENTUM.format(item.name) for item in step.variables}
         self.wide = {item.name for item in step.variables} | momenta
         self.after = {target: source for source, target in step.states.items()}
+        self.stored: Mapping[str, Stored] = {} if deployed is None else deployed.stored
+        moving = depending(self.source.nodes, (TARGET, *step.states))
+        kinds = {} if deployed is None else deployed.kinds
+        self.kinds = {name: kind for name, kind in kinds.items() if name not in moving and kind.one}
+        own = () if deployed is None else deployed.network.nodes
+        self.still = {name for node in own for name in node.outputs if name not in moving}
 
     def network(self) -> Network:
         for name in self.source.inputs:
@@ -93,18 +104,25 @@ class _Quantiser:
             return *of_range(self.ranges[name], "int16"), "int16"
         if name == TARGET:
             return 1 / 127, 0, "int8"
-        return *of_range(self.ranges[name]), "int8"
+        return self._own(self.kinds[name]) if name in self.kinds else (*of_range(self.ranges[name]), "int8")
+
+    @staticmethod
+    def _own(kind: Kind) -> tuple[float, int, str]:
+        return float(kind.scale.reshape(())), int(kind.zero.reshape(())), kind.dtype
 
     def _quantise(self, real: str, name: str, kind: tuple[float, int, str]) -> None:
         """Integers for a value that is made in real numbers under the name `real`."""
         scale, zero, dtype = kind
-        constants = self.graph.constant(np.float32(scale)), self.graph.constant(np.array(zero, dtype))
+        constants = (
+            self.graph.constant(np.array(scale, np.float32)),
+            self.graph.constant(np.array(zero, dtype)),
+        )
         made = self.graph.node("QuantizeLinear", [real, *constants])
         self.found[name] = Integers(made, float(np.float32(scale)), zero, dtype)
 
     def _dequantise(self, value: Integers, output: str = "") -> str:
         constants = (
-            self.graph.constant(np.float32(value.scale)),
+            self.graph.constant(np.array(value.scale, np.float32)),
             self.graph.constant(np.array(value.zero, value.dtype)),
         )
         return self.graph.node("DequantizeLinear", [value.name, *constants], output)
@@ -115,13 +133,20 @@ class _Quantiser:
             return self._dequantise(self.found[name])
         if name in self.names:
             return self.names[name]
+        if name in self.stored:
+            return self._dequantise_stored(self.stored[name])
         value = self.source.constants.get(name)
-        if value is None or value.dtype.kind != "f" or value.ndim < 2:
+        if value is None or value.dtype.kind != "f" or value.ndim < _MATRIX:
             return name
         whole = value.astype(np.int8)
         if not bool((whole == value).all()):
             raise IrError(f"{name} is no constant of small integers")
         return self._dequantise(Integers(self.graph.constant(whole), 1.0, 0, "int8"))
+
+    def _dequantise_stored(self, found: Stored) -> str:
+        """A constant as the quantised network has it."""
+        names = [self.graph.constant(value) for value in (found.values, found.kind.scale, found.kind.zero)]
+        return self.graph.node("DequantizeLinear", names, axis=found.kind.axis)
 
     def _node(self, node: Node) -> None:
         output = node.outputs[0]
@@ -131,7 +156,7 @@ class _Quantiser:
             return
         inputs = [self._read(name) if name else "" for name in node.inputs]
         made = self.graph.node(node.op, inputs, **node.attributes)
-        if node.op in _KEEPING or self._goes_on(node):
+        if self._stays_real(node):
             self.names[output] = made
             return
         self._quantise(made, output, self._result(node, output))
@@ -141,10 +166,17 @@ class _Quantiser:
     def _readers(self, node: Node) -> list[Node]:
         return [other for other in self.source.nodes if node.outputs[0] in other.inputs]
 
-    def _goes_on(self, node: Node) -> bool:
-        """Whether a function of one value is the beginning of another one."""
+    def _stays_real(self, node: Node) -> bool:
+        """Whether a result is not rounded: what is not in the quantised network, what only moves, what becomes part of
+        the next function of one value, and what a ReLU follows."""
+        output = node.outputs[0]
+        if output in self.still:
+            return output not in self.kinds
         readers = self._readers(node)
-        return self._is_function(node) and len(readers) == 1 and self._is_function(readers[0])
+        if node.op in _KEEPING or len(readers) != 1:
+            return node.op in _KEEPING
+        function = self._is_function(readers[0])
+        return function and (self._is_function(node) or (readers[0].op == "Relu" and node.op in _BEFORE_RELU))
 
     def _is_function(self, node: Node) -> bool:
         return node.op in _UNARY or (
@@ -180,6 +212,8 @@ class _Quantiser:
         return float(value) if value is not None and value.ndim == 0 and float(value) > 0 else None
 
     def _result(self, node: Node, output: str) -> tuple[float, int, str]:
+        if output in self.kinds:
+            return self._own(self.kinds[output])
         if output in self.after:
             scale, zero = of_range(self.ranges[self.after[output]], "int16")
             return scale, zero, "int16"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.compiler.gradient.deployed import depending
 from weft.compiler.gradient.derivative import GradientError, gradients
 from weft.compiler.gradient.emission import Emission
 from weft.compiler.gradient.expression import Axis, Expression, Source
@@ -135,13 +136,14 @@ class _Builder:
     def forward(self) -> None:
         """The nodes of the network, those of trained weights as products of what they read."""
         trained = {id(self.found.sources[name]) for name in self.names}
+        moving = depending(self.source.nodes, self.names)
         for name in (*self.source.inputs, *self.source.constants):
             item = self.found.values[name]
             if id(item) not in trained:
                 self.emission.place(item, Held(name, singles(item.axes)))
         for node in self.source.nodes:
-            reads = any(name in self.names for name in node.inputs)
-            if (reads and node.op in _PRODUCTS) or node.op in _ELEMENTWISE:
+            direct = node.op in _PRODUCTS and any(name in self.names for name in node.inputs)
+            if direct or (node.op in _ELEMENTWISE and moving.intersection(node.inputs)):
                 self._own(node)
             else:
                 self._kept(node)
@@ -184,9 +186,9 @@ class _Builder:
             )
         gradient = self.graph.arrange(held, dims).name
         own = MOMENTUM.format(variable.name)
-        kept = self.graph.node("Mul", [own, self.graph.constant(np.float32(momentum))])
+        kept = self.graph.node("Mul", [own, self.graph.constant(np.array(momentum, np.float32))])
         after = self.graph.node("Add", [kept, gradient], NEXT_MOMENTUM.format(variable.name))
-        moved = self.graph.node("Mul", [after, self.graph.constant(np.float32(rate))])
+        moved = self.graph.node("Mul", [after, self.graph.constant(np.array(rate, np.float32))])
         self.graph.node("Sub", [variable.name, moved], NEXT.format(variable.name))
         return gradient
 
