@@ -26,7 +26,6 @@ from weft.compiler.gradient.held import Graph, Held, singles
 from weft.compiler.gradient.reads import read
 from weft.compiler.ir.graph import IrError
 
-
 _PAIR = 2
 
 
@@ -160,7 +159,7 @@ class Emission:
             self._sum(held, [axis for axis in over if axis in held.axes and axis not in shared])
             for held in (a, b)
         )
-        if _rank(a, shared) < _rank(b, shared):
+        if _inner(b, shared) and not _inner(a, shared):
             a, b = b, a
         order = tuple(axis for axis in max((a, b), key=_size).memory if axis in shared)
         batch = tuple(axis for axis in a.memory if axis in b.axes and axis not in shared)
@@ -189,10 +188,9 @@ def _size(held: Held) -> int:
     return math.prod(held.sizes)
 
 
-def _rank(held: Held, shared: list[Axis]) -> tuple[bool, int]:
-    """How well a value is the first matrix: rows of what is summed up lie together, or there is little to transpose."""
-    inner = bool(shared) and held.memory[-1] in shared
-    return inner, _size(held) if inner else -_size(held)
+def _inner(held: Held, shared: list[Axis]) -> bool:
+    """Whether elements that are summed up lie together, so that a value is the first matrix as it is."""
+    return bool(shared) and held.memory[-1] in shared
 
 
 def _cuts(held: Held, dims: tuple[tuple[Axis, ...], ...]) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 from weft.compiler.gradient.deployed import Deployed, Kind, Stored, depending
 from weft.compiler.gradient.held import Graph
 from weft.compiler.gradient.training import MOMENTUM, NARROW, PROBABILITIES, TARGET, Step
-from weft.compiler.ir.graph import IrError
 from weft.compiler.ir.network import Network, Node, producer
 from weft.compiler.onnx.folding import resolve
 
@@ -36,6 +35,9 @@ _UNARY = (
 _BEFORE_RELU = ("MatMul", "Add", "Sub")
 """Operators that a ReLU becomes a part of."""
 _MATRIX = 2
+_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+_WITH_BIAS = 3
+"""Inputs of a layer that has a bias."""
 _WITH_NUMBER = ("Add", "Sub", "Mul", "Div")
 """Operators that are such a function where one operand is a number."""
 
@@ -138,10 +140,28 @@ class _Quantiser:
         value = self.source.constants.get(name)
         if value is None or value.dtype.kind != "f" or value.ndim < _MATRIX:
             return name
+        return self._dequantise(self._constant(value))
+
+    def _constant(self, value: np.ndarray) -> Integers:
+        """A matrix of numbers: small integers are themselves."""
         whole = value.astype(np.int8)
-        if not bool((whole == value).all()):
-            raise IrError(f"{name} is no constant of small integers")
-        return self._dequantise(Integers(self.graph.constant(whole), 1.0, 0, "int8"))
+        if bool((whole == value).all()):
+            return Integers(self.graph.constant(whole), 1.0, 0, "int8")
+        scale = float(np.float32(np.abs(value).max() / 127))
+        return Integers(self.graph.constant(np.rint(value / scale).astype(np.int8)), scale, 0, "int8")
+
+    def _bias(self, node: Node, name: str) -> str:
+        """A bias of real numbers, with the product of the scales of what is multiplied."""
+        value, weight = self.source.constants[name], self.source.constants[node.inputs[1]]
+        scale = self.found[self._origin(node.inputs[0])].scale * self._constant(weight).scale
+        whole = np.clip(np.rint(value / scale), -(2**31), 2**31 - 1).astype(np.int32)
+        return self._dequantise(Integers(self.graph.constant(whole), scale, 0, "int32"))
+
+    def _has_bias(self, node: Node) -> bool:
+        """Whether a layer that is not trained has a bias of real numbers."""
+        names = node.inputs[1:_WITH_BIAS]
+        constant = all(name in self.source.constants and name not in self.stored for name in names)
+        return node.op in _LAYERS and len(names) == _WITH_BIAS - 1 and constant
 
     def _dequantise_stored(self, found: Stored) -> str:
         """A constant as the quantised network has it."""
@@ -155,6 +175,8 @@ class _Quantiser:
             self.found[output] = self.found[node.inputs[0]].times(factor)
             return
         inputs = [self._read(name) if name else "" for name in node.inputs]
+        if self._has_bias(node):
+            inputs[-1] = self._bias(node, node.inputs[-1])
         made = self.graph.node(node.op, inputs, **node.attributes)
         if self._stays_real(node):
             self.names[output] = made
@@ -170,7 +192,7 @@ class _Quantiser:
         """Whether a result is not rounded: what is not in the quantised network, what only moves, what becomes part of
         the next function of one value, and what a ReLU follows."""
         output = node.outputs[0]
-        if output in self.still:
+        if output in self.still and self.kinds:
             return output not in self.kinds
         readers = self._readers(node)
         if node.op in _KEEPING or len(readers) != 1:

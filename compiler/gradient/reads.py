@@ -79,7 +79,10 @@ def _image(graph: Graph, held: Held, computed: Mapping[Axis, Place]) -> Held:
     """Rows of pixels as an image: samples and channels ahead of what is read at computed places."""
     spatial = tuple(dim for dim in held.dims if dim and dim[0] in computed)
     others = tuple(dim for dim in held.dims if dim not in spatial)
-    return graph.arrange(held, (*others, *spatial)) if len(others) == 2 else held
+    if len(others) < 2:
+        return held
+    channels = tuple(itertools.chain.from_iterable(others[1:]))
+    return graph.arrange(held, (others[0], channels, *spatial))
 
 
 def _filled(graph: Graph, item: Reindex, held: Held) -> Held:

@@ -127,7 +127,7 @@ class Trainer:
         self._check(labels)
         rng = np.random.default_rng(self.settings.seed)
         for epoch in range(self.settings.epochs):
-            self._prepare(epoch, samples, labels, rng)
+            self.prepare(epoch, samples, labels, rng)
             yield self._epoch(epoch, samples, labels, rng)
 
     def _check(self, labels: np.ndarray) -> None:
@@ -143,24 +143,24 @@ class Trainer:
                 f"label {int(labels[at])} of sample {at} is no class of the model, which has {self.classes}"
             )
 
-    def _batch(
+    def batch(
         self, samples: Mapping[str, np.ndarray], labels: np.ndarray, at: np.ndarray
     ) -> dict[str, np.ndarray]:
         given = {name: samples[name][at].astype(np.dtype(kind.dtype)) for name, kind in self.inputs.items()}
         return given | {TARGET: np.eye(self.classes, dtype=np.float32)[labels[at]]}
 
-    def _prepare(
+    def prepare(
         self, epoch: int, samples: Mapping[str, np.ndarray], labels: np.ndarray, rng: np.random.Generator
     ) -> None:
         """The program of an epoch: with ranges of what the network computes now."""
         self.told(f"epoch {epoch + 1}: measuring ranges")
         self.step = self._step(epoch)
         picks = [rng.choice(len(labels), self.settings.batch, replace=False) for _ in range(_CALIBRATED)]
-        batches = [self._batch(samples, labels, at) | self.state for at in picks]
+        batches = [self.batch(samples, labels, at) | self.state for at in picks]
         ranges = room_for(self.measured.ranges(batches), self.step, self.state, _HEADROOM)
-        network = quantised_step(self.step, ranges, self.deployed)
+        self.integers = quantised_step(self.step, ranges, self.deployed)
         self.told(f"epoch {epoch + 1}: compiling")
-        self.program = api.compile(model_of(network), self.config, states=self.step.states)
+        self.program = api.compile(model_of(self.integers), self.config, states=self.step.states)
         self._load(ranges)
 
     def _load(self, ranges: Mapping[str, Range]) -> None:
@@ -188,7 +188,7 @@ class Trainer:
         loss, right, report = 0.0, 0, {}
         for index in range(steps):
             at = order[index * batch : (index + 1) * batch]
-            result = self.program.run(self._batch(samples, labels, at), on=self.on)
+            result = self.program.run(self.batch(samples, labels, at), on=self.on)
             found, report = result.outputs[PROBABILITIES], result.report
             loss -= float(np.log(np.maximum(found[np.arange(batch), labels[at]], _LEAST)).sum())
             right += int((found.argmax(1) == labels[at]).sum())
@@ -206,7 +206,7 @@ class Trainer:
         }
         picks = np.array_split(np.arange(len(labels)), max(len(labels) // self.settings.batch, 1))
         whole = [at for at in picks if len(at) >= self.settings.batch]
-        batches = [self._batch(samples, labels, at[: self.settings.batch]) for at in whole[:64]]
+        batches = [self.batch(samples, labels, at[: self.settings.batch]) for at in whole[:64]]
         constants = {**self.network.constants, **values}
         measured = Measured(replace(self.network, constants=constants))
         plain = [{name: given[name] for name in self.inputs} for given in batches]
