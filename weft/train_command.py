@@ -12,7 +12,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import SEED
+from weft.arguments import BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED
 from weft.configurations import configuration
 from weft.errors import FileError
 from weft.options import Baud, Configuration, Port, config_file, real, whole, writes
@@ -60,16 +60,16 @@ def train(
             help="Samples to measure accuracy on; those of --data if not given.", show_default=False
         ),
     ] = None,
-    layers: Annotated[int, whole("--layers", "How many of the last layers are trained.", 1, 10_000)] = 1,
+    layers: Annotated[int, whole("--layers", "How many of the last layers are trained.", *LAYERS)] = 1,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Train all layers.")] = False,
     layer: Annotated[
         list[str],
         typer.Option(help="Train this layer, a node by name, instead; once for each.", metavar="NODE"),
     ] = [],  # noqa: B006
-    epochs: Annotated[int, whole("--epochs", "How often all samples are seen.", 1, 10_000)] = 10,
-    batch: Annotated[int, whole("--batch", "Samples of a step.", 1, 4096)] = 32,
-    rate: Annotated[float, real("--rate", "Rate of learning, of the first epochs.", 1e-9, 1000)] = 0.01,
-    momentum: Annotated[float, real("--momentum", "Momentum of gradients.", 0, 0.9999)] = 0.9,
+    epochs: Annotated[int, whole("--epochs", "How often all samples are seen.", *EPOCHS)] = 10,
+    batch: Annotated[int, whole("--batch", "Samples of a step.", *BATCH)] = 32,
+    rate: Annotated[float, real("--rate", "Rate of learning, of the first epochs.", *RATE)] = 0.01,
+    momentum: Annotated[float, real("--momentum", "Momentum of gradients.", *MOMENTUM)] = 0.9,
     seed: Annotated[int, whole("--seed", "Seed of the order of samples.", *SEED)] = 0,
     on: Annotated[Target, typer.Option("--on", help="Where steps run.")] = Target.GOLDEN,
     config: Configuration = "default",

@@ -67,12 +67,25 @@ class Deployed:
         How values of `network` are integers.
     links : dict
         By the same names, the QuantizeLinear of the value in the quantised network.
+    ends : dict
+        Outputs of the quantised network that have another name in `network`: that name.
     """
 
     network: Network
     stored: dict[str, Stored] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     links: dict[str, Node] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+
+    def named(self) -> Network:
+        """The network of real numbers whose outputs have the names that they have in the quantised one."""
+        nodes = tuple(Node("Identity", (own,), (name,), name=name) for name, own in self.ends.items())
+        back = {own: name for name, own in self.ends.items()}
+        kinds = {back.get(name, name): kind for name, kind in self.network.types.items()}
+        outputs = tuple(back.get(name, name) for name in self.network.outputs)
+        return dataclasses.replace(
+            self.network, nodes=(*self.network.nodes, *nodes), outputs=outputs, types=kinds
+        )
 
 
 def in_real_numbers(network: Network) -> Deployed:
@@ -103,7 +116,7 @@ class _Reader:
             self.source, nodes=tuple(self.nodes), constants=self.constants,
             outputs=tuple(ends.get(name, name) for name in self.source.outputs), types=self._types(ends),
         )  # fmt: skip
-        return dataclasses.replace(self.found, network=_used(network))
+        return dataclasses.replace(self.found, network=_used(network), ends=ends)
 
     def _types(self, ends: Mapping[str, str]) -> dict[str, Type]:
         kinds = {name: self.source.types[name] for name in self.source.inputs if name in self.source.types}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from weft.arguments import integer, number
+from weft.arguments import BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, integer, number
+from weft.compiler.gradient.deployed import in_real_numbers
 from weft.compiler.gradient.derivative import GradientError
 from weft.compiler.gradient.network import gradient_network
 from weft.compiler.host.onnx_model import model_of
@@ -24,10 +25,6 @@ from weft.training.trainer import Epoch, Settings, Trainer
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
-
-EPOCHS, BATCH, LAYERS = (1, 10_000), (1, 4096), (1, 10_000)
-RATE, MOMENTUM = (1e-9, 1000.0), (0.0, 0.9999)
-"""Limits of what `train` takes."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def grad(model: Source, wanted: Iterable[str] | None = None) -> onnx.ModelProto:
         raise InputError(f"'wanted' must be names, not the string {wanted!r}")
     if not isinstance(model, Source):
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
-    return model_of(gradient_network(read(model), wanted))
+    return model_of(gradient_network(in_real_numbers(read(model)).named(), wanted))
 
 
 def train(
@@ -131,7 +128,7 @@ def train(
         )
     settings = Settings(
         integer("epochs", epochs, *EPOCHS), integer("batch", batch, *BATCH), number("rate", rate, *RATE),
-        number("momentum", momentum, *MOMENTUM), integer("seed", seed, 0, (1 << 32) - 1),
+        number("momentum", momentum, *MOMENTUM), integer("seed", seed, *SEED),
     )  # fmt: skip
     last = None if layers is None else integer("layers", layers, *LAYERS)
     told = progress or (lambda text: None)
