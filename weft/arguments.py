@@ -15,7 +15,7 @@ BANDWIDTH = (0.001, 1_000_000)
 """Bytes a cycle of simulated memory."""
 SEED = (0, (1 << 32) - 1)
 EPOCHS, BATCH, LAYERS = (1, 10_000), (1, 4096), (1, 10_000)
-RATE, MOMENTUM = (1e-9, 1000.0), (0.0, 0.9999)
+RATE, MOMENTUM = (1e-9, 1000), (0, 0.9999)
 """What training takes."""
 
 

@@ -35,6 +35,7 @@ RUN = [
         "language.md",
         "assurance.md",
         "exploring.md",
+        "training.md",
     )
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
