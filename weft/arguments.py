@@ -16,6 +16,7 @@ BANDWIDTH = (0.001, 1_000_000)
 SEED = (0, (1 << 32) - 1)
 EPOCHS, BATCH, LAYERS = (1, 10_000), (1, 4096), (1, 10_000)
 RATE, MOMENTUM = (1e-9, 1000), (0, 0.9999)
+ADAPTER = (0, 1024)
 """What training takes."""
 
 

@@ -12,7 +12,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED
+from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED
 from weft.configurations import configuration
 from weft.errors import FileError
 from weft.options import Baud, Configuration, Port, config_file, real, whole, writes
@@ -66,6 +66,9 @@ def train(
         list[str],
         typer.Option(help="Train this layer, a node by name, instead; once for each.", metavar="NODE"),
     ] = [],  # noqa: B006
+    adapter: Annotated[
+        int, whole("--adapter", "Rank of low-rank adapters to train beside weights; 0 for weights.", *ADAPTER)
+    ] = 0,
     epochs: Annotated[int, whole("--epochs", "How often all samples are seen.", *EPOCHS)] = 10,
     batch: Annotated[int, whole("--batch", "Samples of a step.", *BATCH)] = 32,
     rate: Annotated[float, real("--rate", "Rate of learning, of the first epochs.", *RATE)] = 0.01,
@@ -95,7 +98,7 @@ def train(
         with _device(on, port, baud, chosen, progress) as device:
             made = weft.train(
                 model, samples, labels, chosen, layers=None if all_layers else layers, names=layer, epochs=epochs,
-                batch=batch, rate=rate, momentum=momentum, seed=seed, on=device, progress=progress,
+                batch=batch, rate=rate, momentum=momentum, seed=seed, adapter=adapter, on=device, progress=progress,
             )  # fmt: skip
         progress("measuring the trained model's accuracy")
         after = _accuracy(made.model, *tested, chosen)

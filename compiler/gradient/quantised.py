@@ -8,6 +8,7 @@ to even.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ _UNARY = (
 """Functions of one value, of which a chain is one look-up table."""
 _BEFORE_RELU = ("MatMul", "Add", "Sub")
 """Operators that a ReLU becomes a part of."""
+_LOGITS = 1.38
+"""The largest step of logits: 128 of them are all that the device's softmax tells apart."""
 _MATRIX = 2
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 _WITH_BIAS = 3
@@ -75,8 +78,11 @@ class _Quantiser:
         self.step, self.ranges, self.source = step, ranges, step.network
         self.graph = Graph("integers", constants=dict(self.source.constants))
         self.found: dict[str, Integers] = {}
-        self.real: dict[tuple[str, float], str] = {}
         self.names: dict[str, str] = {}
+        self.readers: dict[str, list[Node]] = {}
+        for node in self.source.nodes:
+            for name in dict.fromkeys(node.inputs):
+                self.readers.setdefault(name, []).append(node)
         momenta = {MOMENTUM.format(item.name) for item in step.variables}
         self.wide = {item.name for item in step.variables} | momenta
         self.after = {target: source for source, target in step.states.items()}
@@ -129,14 +135,15 @@ class _Quantiser:
         )
         return self.graph.node("DequantizeLinear", [value.name, *constants], output)
 
-    def _read(self, name: str) -> str:
+    def _read(self, name: str, node: Node) -> str:
         """The name of real numbers for an input of a node."""
         if name in self.found:
             return self._dequantise(self.found[name])
         if name in self.names:
             return self.names[name]
-        if name in self.stored:
+        if name in self.stored and (self.stored[name].kind.one or node.outputs[0] in self.still):
             return self._dequantise_stored(self.stored[name])
+        # Scales by output of a layer are none by output of what goes back through it.
         value = self.source.constants.get(name)
         if value is None or value.dtype.kind != "f" or value.ndim < _MATRIX:
             return name
@@ -174,7 +181,7 @@ class _Quantiser:
         if factor is not None:
             self.found[output] = self.found[node.inputs[0]].times(factor)
             return
-        inputs = [self._read(name) if name else "" for name in node.inputs]
+        inputs = [self._read(name, node) if name else "" for name in node.inputs]
         if self._has_bias(node):
             inputs[-1] = self._bias(node, node.inputs[-1])
         made = self.graph.node(node.op, inputs, **node.attributes)
@@ -186,19 +193,23 @@ class _Quantiser:
             self._dequantise(self.found[output], PROBABILITIES)
 
     def _readers(self, node: Node) -> list[Node]:
-        return [other for other in self.source.nodes if node.outputs[0] in other.inputs]
+        return self.readers.get(node.outputs[0], [])
 
     def _stays_real(self, node: Node) -> bool:
         """Whether a result is not rounded: what is not in the quantised network, what only moves, what becomes part of
         the next function of one value, and what a ReLU follows."""
         output = node.outputs[0]
-        if output in self.still and self.kinds:
-            return output not in self.kinds
         readers = self._readers(node)
+        if output in self.still and self.kinds:
+            return output not in self.kinds and not any(self._takes_integers(other) for other in readers)
         if node.op in _KEEPING or len(readers) != 1:
             return node.op in _KEEPING
         function = self._is_function(readers[0])
         return function and (self._is_function(node) or (readers[0].op == "Relu" and node.op in _BEFORE_RELU))
+
+    def _takes_integers(self, node: Node) -> bool:
+        """Whether an operator behind what is not trained adds to it."""
+        return node.op in _BEFORE_RELU and node.outputs[0] not in self.still
 
     def _is_function(self, node: Node) -> bool:
         return node.op in _UNARY or (
@@ -248,13 +259,25 @@ class _Quantiser:
             return 1 / 256, -128, "int8"
         if output in self._narrow():
             return *of_range(self.ranges[node.inputs[0]]), "int8"
-        return *of_range(self.ranges[output]), "int8"
+        scale, zero = of_range(self.ranges[output])
+        scale = max(scale, self._finest(node))
+        if any(other.op == "Softmax" for other in self._readers(node)):
+            scale = min(scale, _LOGITS)
+        return scale, zero, "int8"
+
+    def _finest(self, node: Node) -> float:
+        """The step of a product's exact results: none is finer."""
+        if node.op != "MatMul":
+            return 0.0
+        return math.prod(
+            self.found[own].scale if own in self.found else 0.0 for own in map(self._origin, node.inputs)
+        )
 
     def _narrow(self) -> set[str]:
         return {NARROW.format(item.name) for item in self.step.variables}
 
     def _origin(self, name: str) -> str:
         """The value that a chain of operators which move nothing begins with."""
-        while name not in self.found:
+        while name not in self.found and name not in self.source.constants:
             name = next(node.inputs[0] for node in self.source.nodes if name in node.outputs)
         return name

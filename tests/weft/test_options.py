@@ -18,7 +18,10 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "run --stall-seed": SEED,
     "run --waves-from": (0, 1 << 40),
     "run --waves-cycles": (1, 1 << 40),
-    **{f"{name} --baud": (1, 1 << 31) for name in ("run", "probe", "generate", "perplexity", "serve", "train")},
+    **{
+        f"{name} --baud": (1, 1 << 31)
+        for name in ("run", "probe", "generate", "perplexity", "serve", "train")
+    },
     "trace --latency": LATENCY,
     "trace --bandwidth": BANDWIDTH,
     "tune --latency": LATENCY,
@@ -33,6 +36,7 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "explore --bandwidth": BANDWIDTH,
     "explore --clock": (0.1, 1000),
     "train --layers": (1, 10_000),
+    "train --adapter": (0, 1024),
     "train --epochs": (1, 10_000),
     "train --batch": (1, 4096),
     "train --rate": (1e-9, 1000),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from weft.arguments import BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, integer, number
+from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, integer, number
 from weft.compiler.gradient.deployed import in_real_numbers
 from weft.compiler.gradient.derivative import GradientError
 from weft.compiler.gradient.network import gradient_network
@@ -89,7 +89,8 @@ def grad(model: Source, wanted: Iterable[str] | None = None) -> onnx.ModelProto:
 def train(
     model: Source, samples: Given, labels: object, config: str | os.PathLike[str] | Config = "default", *,
     layers: int | None = 1, names: Sequence[str] = (), epochs: int = 10, batch: int = 32, rate: float = 0.01,
-    momentum: float = 0.9, seed: int = 0, on: str | Device = "golden", progress: Callable[[str], None] | None = None,
+    momentum: float = 0.9, seed: int = 0, adapter: int = 0, on: str | Device = "golden",
+    progress: Callable[[str], None] | None = None,
 ) -> Trained:  # fmt: skip
     """Train the last layers of a model with steps that run on the device.
 
@@ -112,6 +113,9 @@ def train(
         Nodes of layers instead.
     epochs, batch, rate, momentum, seed
         Of stochastic gradient descent: see `weft.training.trainer.Settings`.
+    adapter : int
+        If it is above 0, weights stay, and a low-rank adapter of this rank is trained beside each: see
+        `weft.compiler.gradient.adapters`. The model that is written has weights with it.
     on : str or Device
         "golden", "rtl", or a device.
 
@@ -129,6 +133,7 @@ def train(
     settings = Settings(
         integer("epochs", epochs, *EPOCHS), integer("batch", batch, *BATCH), number("rate", rate, *RATE),
         number("momentum", momentum, *MOMENTUM), integer("seed", seed, *SEED),
+        integer("adapter", adapter, *ADAPTER),
     )  # fmt: skip
     last = None if layers is None else integer("layers", layers, *LAYERS)
     told = progress or (lambda text: None)

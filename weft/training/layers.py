@@ -12,7 +12,11 @@ _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators with weights."""
 
 
-def layers_of(network: Network) -> list[tuple[Node, tuple[str, ...]]]:
+Layer = tuple[Node, tuple[str, ...]]
+"""A node with weights, and the names of these: weights, bias."""
+
+
+def layers_of(network: Network) -> list[Layer]:
     """Layers in order, with the constants of real numbers that each is trained by: weights, bias."""
     found = []
     for node in network.nodes:
@@ -28,8 +32,8 @@ def _is_weight(network: Network, name: str) -> bool:
     return value is not None and value.dtype.kind == "f" and value.ndim > 0
 
 
-def chosen(network: Network, last: int | None, names: Sequence[str]) -> list[str]:
-    """Constants that are trained: of the last so many layers (None: of all), or those of the layers `names`.
+def chosen(network: Network, last: int | None, names: Sequence[str]) -> list[Layer]:
+    """Layers that are trained: the last so many (None: all), or those called `names`.
 
     Raises
     ------
@@ -48,4 +52,4 @@ def chosen(network: Network, last: int | None, names: Sequence[str]) -> list[str
         layers = [(node, constants) for node, constants in layers if node.name in set(names)]
     elif last is not None:
         layers = layers[-last:]
-    return list(dict.fromkeys(name for _, constants in layers for name in constants))
+    return layers

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from weft import api
+from weft.compiler.gradient.adapters import Adapter, with_adapters
 from weft.compiler.gradient.batches import for_batch
 from weft.compiler.gradient.deployed import Deployed, in_real_numbers
 from weft.compiler.gradient.quantised import Range, of_range, quantised_step
@@ -38,13 +39,17 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained: `rate` falls to a third after 60 % of the epochs, and once more after 85 %."""
+    """How a model is trained: `rate` falls to a third after 60 % of the epochs, and once more after 85 %.
+
+    With `adapter` above 0 it is not the weights that are trained, but a low-rank adapter of that rank beside each.
+    """
 
     epochs: int = 10
     batch: int = 32
     rate: float = 0.01
     momentum: float = 0.9
     seed: int = 0
+    adapter: int = 0
 
     def rate_in(self, epoch: int) -> float:
         falls = (epoch >= 0.6 * self.epochs) + (epoch >= 0.85 * self.epochs)
@@ -91,13 +96,21 @@ class Trainer:
         self.deployed: Deployed = in_real_numbers(read_network(self.source))
         network = for_batch(self.deployed.network, settings.batch)
         self.inputs = {name: network.types[name] for name in network.inputs}
-        self.names = chosen(network, layers, names)
+        picked = chosen(network, layers, names)
+        self.adapters: tuple[Adapter, ...] = ()
+        if settings.adapter:
+            rng = np.random.default_rng([settings.seed, settings.adapter])
+            first = [(node, constants[0]) for node, constants in picked]
+            network, self.adapters = with_adapters(network, first, settings.adapter, rng)
+            self.names = [name for adapter in self.adapters for name in adapter.constants]
+        else:
+            self.names = list(dict.fromkeys(name for _, constants in picked for name in constants))
         self.network = network
         self.step = self._step(0)
         self.measured = Measured(self.step.network)
         self.state: dict[str, np.ndarray] = {}
         for variable in self.step.variables:
-            self.state[variable.name] = variable.stored(self.deployed.network.constants[variable.name])
+            self.state[variable.name] = variable.stored(network.constants[variable.name])
             self.state[MOMENTUM.format(variable.name)] = np.zeros(variable.state, np.float32)
         self.program: Program | None = None
 
@@ -157,7 +170,12 @@ class Trainer:
         self.step = self._step(epoch)
         picks = [rng.choice(len(labels), self.settings.batch, replace=False) for _ in range(_CALIBRATED)]
         batches = [self.batch(samples, labels, at) | self.state for at in picks]
-        ranges = room_for(self.measured.ranges(batches), self.step, self.state, _HEADROOM)
+        found = self.measured.ranges(batches)
+        if any(low == high == 0 for low, high in found.values()):
+            # What is 0 now, as the second matrix of an adapter is, has the range that a few steps lead to.
+            later = self.measured.ranges(batches, self.step.states)
+            found = {name: later[name] if item == (0, 0) else item for name, item in found.items()}
+        ranges = room_for(found, self.step, self.state, _HEADROOM)
         self.integers = quantised_step(self.step, ranges, self.deployed)
         self.told(f"epoch {epoch + 1}: compiling")
         self.program = api.compile(model_of(self.integers), self.config, states=self.step.states)
@@ -204,10 +222,12 @@ class Trainer:
         values = {
             variable.name: variable.restored(self.state[variable.name]) for variable in self.step.variables
         }
+        weights = self.deployed.network.constants
+        merged = {item.name: item.merged(weights[item.name], values) for item in self.adapters}
         picks = np.array_split(np.arange(len(labels)), max(len(labels) // self.settings.batch, 1))
         whole = [at for at in picks if len(at) >= self.settings.batch]
         batches = [self.batch(samples, labels, at[: self.settings.batch]) for at in whole[:64]]
         constants = {**self.network.constants, **values}
         measured = Measured(replace(self.network, constants=constants))
         plain = [{name: given[name] for name in self.inputs} for given in batches]
-        return with_weights(self.source, self.deployed, values, measured.ranges(plain))
+        return with_weights(self.source, self.deployed, merged or values, measured.ranges(plain))

@@ -82,6 +82,21 @@ def test_what_is_not_trained_stays() -> None:
     assert changed <= last | {name for name in before if name.startswith("constant") and "bias" in name}
 
 
+def test_adapters() -> None:
+    """Weights stay but for what two small matrices add to them, and all of a step is on the device."""
+    model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(66), (9, 12, 4)))
+    x, labels = trained_nets.samples(model, 160)
+    before = accuracy(model, {"x": x}, labels, CONFIG)
+    made = weft.train(model, {"x": x}, labels, layers=None, epochs=6, batch=16, rate=0.1, adapter=2)
+    after = accuracy(made.model, {"x": x}, labels, CONFIG)
+    assert before is not None
+    assert after is not None
+    assert after > before + 0.3
+    assert all(name.endswith(("/adapter/first", "/adapter/second")) for name in made.constants)
+    on_host = [why for _, _, place, why in made.nodes if place == "host"]
+    assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
+
+
 def test_the_same_seed_gives_the_same_model() -> None:
     model = trained_nets.perceptron(np.random.default_rng(63), (6, 3))
     x, labels = trained_nets.samples(model, 40)
