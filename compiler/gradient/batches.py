@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -34,7 +33,7 @@ def for_batch(network: Network, count: int) -> Network:
     if all(known.types[name] == kinds[name] for name in known.inputs):
         return known
     constants = dict(known.constants)
-    nodes = tuple(_widened(node, known, constants, count) for node in known.nodes)
+    nodes = tuple(_widened(node, constants, count) for node in known.nodes)
     made = resolve(dataclasses.replace(known, nodes=nodes, constants=constants, types=kinds)).network
     for name in made.outputs:
         before, after = known.types[name].shape, made.types[name].shape
@@ -45,21 +44,13 @@ def for_batch(network: Network, count: int) -> Network:
     return made
 
 
-def _widened(node: Node, known: Network, constants: dict[str, np.ndarray], count: int) -> Node:
-    """A Reshape to one sample becomes one to `count` samples."""
+def _widened(node: Node, constants: dict[str, np.ndarray], count: int) -> Node:
+    """A Reshape of one sample becomes one of `count`: samples are outermost, so that only the first size grows."""
     if node.op != "Reshape" or node.inputs[1] not in constants:
         return node
-    source, wanted = known.type_of(node.inputs[0]), constants[node.inputs[1]]
-    if not _of_one(source) or wanted.size < 1 or int(wanted[0]) != 1 or _size(source) == 0:
+    wanted = constants[node.inputs[1]]
+    if wanted.size < 1 or int(wanted[0]) < 1:
         return node
     name = f"{node.inputs[1]}/{count}"
-    constants[name] = np.array([count, *wanted[1:]], np.int64)
+    constants[name] = np.array([count * wanted[0], *wanted[1:]], np.int64)
     return dataclasses.replace(node, inputs=(node.inputs[0], name))
-
-
-def _of_one(kind: Type | None) -> bool:
-    return kind is not None and bool(kind.shape) and kind.shape is not None and kind.shape[0] == 1
-
-
-def _size(kind: Type | None) -> int:
-    return 0 if kind is None or kind.sizes is None else math.prod(kind.sizes)

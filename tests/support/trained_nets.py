@@ -113,3 +113,67 @@ def samples(model: onnx.ModelProto, count: int, seed: int = 0) -> tuple[np.ndarr
 def quantised(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model quantised to int8 by samples."""
     return weft.quantise(model, {"x": samples(model, 16)[0]}).model
+
+
+def depthwise(rng: np.random.Generator) -> onnx.ModelProto:
+    """An expansion, a depthwise convolution with a stride, and a projection, as MobileNets have them."""
+    net = Net(rng, (1, 8, 8, 8))
+    value = net.node("Relu", [net.node("Conv", ["x", net.weights(16, 8, 1, 1), net.bias(16)])])
+    value = net.node(
+        "Conv", [value, net.weights(16, 1, 3, 3), net.bias(16)], group=16, pads=[1, 1, 1, 1], strides=[2, 2]
+    )
+    value = net.node("Clip", [value, net.constant(np.float32(0)), net.constant(np.float32(6))])
+    value = net.node("Conv", [value, net.weights(8, 16, 1, 1), net.bias(8)])
+    flat = net.node("Flatten", [net.node("GlobalAveragePool", [value])])
+    return net.model(net.node("Gemm", [flat, net.weights(4, 8), net.bias(4)], transB=1), 4)
+
+
+def branches(rng: np.random.Generator) -> onnx.ModelProto:
+    """Batch normalisation, two branches side by side, and maxima over windows that overlap."""
+    net = Net(rng, (1, 3, 8, 8))
+    vectors = [net.constant(np.full(8, value, np.float32)) for value in (1, 0, 0, 1)]
+    value = net.node("Conv", ["x", net.weights(8, 3, 3, 3)], pads=[1, 1, 1, 1])
+    value = net.node("Relu", [net.node("BatchNormalization", [value, *vectors])])
+    parts = [
+        net.node("Conv", [value, net.weights(8, 8, 3, 3)], pads=[1, 1, 1, 1]),
+        net.node("Conv", [value, net.weights(8, 8, 1, 1)]),
+    ]
+    value = net.node("Relu", [net.node("Concat", parts, axis=1)])
+    value = net.node("MaxPool", [value], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    flat = net.node("Flatten", [value])
+    return net.model(net.node("Gemm", [flat, net.weights(4, 256), net.bias(4)], transB=1), 4)
+
+
+def gated(rng: np.random.Generator) -> onnx.ModelProto:
+    """Products of a tanh and a sigmoid, as recurrent cells have them."""
+    net = Net(rng, (1, 12))
+    parts = [
+        net.node(gate, [net.node("Gemm", ["x", net.weights(16, 12), net.bias(16)], transB=1)])
+        for gate in ("Tanh", "Sigmoid")
+    ]
+    return net.model(net.node("Gemm", [net.node("Mul", parts), net.weights(4, 16), net.bias(4)], transB=1), 4)
+
+
+def transformer(rng: np.random.Generator) -> onnx.ModelProto:
+    """A layer of two heads over six tokens, with normalisation and a perceptron."""
+    net = Net(rng, (1, 6, 16))
+
+    def product(value: str, inputs: int, outputs: int) -> str:
+        weights = (rng.normal(size=(inputs, outputs)) / np.sqrt(inputs)).astype(np.float32)
+        return net.node("Add", [net.node("MatMul", [value, net.constant(weights)]), net.bias(outputs)])
+
+    def heads(value: str, order: list[int]) -> str:
+        split = net.node("Reshape", [value, net.constant(np.array([1, 6, 2, 8]))])
+        return net.node("Transpose", [split], perm=order)
+
+    q, k, v = (product("x", 16, 16) for _ in range(3))
+    scores = net.node("MatMul", [heads(q, [0, 2, 1, 3]), heads(k, [0, 2, 3, 1])])
+    scores = net.node("Mul", [scores, net.constant(np.float32(8**-0.5))])
+    mixed = net.node("MatMul", [net.node("Softmax", [scores], axis=-1), heads(v, [0, 2, 1, 3])])
+    rows = net.node("Transpose", [mixed], perm=[0, 2, 1, 3])
+    rows = net.node("Reshape", [rows, net.constant(np.array([1, 6, 16]))])
+    value = net.node("Add", ["x", product(rows, 16, 16)])
+    value = net.node("LayerNormalization", [value, net.constant(np.ones(16, np.float32)), net.bias(16)])
+    inner = net.node("Relu", [product(value, 16, 32)])
+    flat = net.node("Flatten", [net.node("Add", [value, product(inner, 32, 16)])])
+    return net.model(net.node("Gemm", [flat, net.weights(4, 96), net.bias(4)], transB=1), 4)

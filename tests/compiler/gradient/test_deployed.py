@@ -52,6 +52,20 @@ def test_several_samples_are_each_by_itself(kind: int) -> None:
     np.testing.assert_allclose(many.run(None, {"x": x})[0], rows, atol=1e-5)
 
 
+def test_samples_that_are_rows() -> None:
+    """What ONNX Runtime's quantiser makes of a product with a bias: samples and their rows merged, and apart again."""
+    rng = np.random.default_rng(54)
+    net = trained_nets.Net(rng, (1, 6, 4))
+    rows = net.node("Reshape", ["x", net.constant(np.array([6, 4]))])
+    rows = net.node("Gemm", [rows, net.weights(5, 4), net.bias(5)], transB=1)
+    apart = net.node("Reshape", [rows, net.constant(np.array([1, 6, 5]))])
+    model = net.model(net.node("Flatten", [apart]), 30)
+    many, one = plain_session(model_of(for_batch(read(model), 3))), plain_session(model)
+    x, _ = trained_nets.samples(model, 3)
+    expected = np.concatenate([one.run(None, {"x": sample[None]})[0] for sample in x])
+    np.testing.assert_allclose(many.run(None, {"x": x})[0], expected, atol=1e-5)
+
+
 def test_batches_that_do_not_fit() -> None:
     rng = np.random.default_rng(53)
     net = trained_nets.Net(rng, (1, 6))

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from support import trained_nets
+from support.mostly_long import mostly_long
 from support.ort_sessions import plain_session
 
 import weft
@@ -66,6 +67,30 @@ def test_from_random_weights(kind: int) -> None:
     right = [int(session.run(None, {"x": sample[None]})[0].argmax()) for sample in x] == labels
     assert right.mean() > 0.9
     assert made.epochs[0].accuracy < made.epochs[-1].accuracy
+
+
+KINDS = {
+    "gated": (trained_nets.gated, 0), "depthwise": (trained_nets.depthwise, 0), "branches": (trained_nets.branches, 0),
+    "transformer": (trained_nets.transformer, 60),
+}  # fmt: skip
+"""Networks, and how many nodes of a step the host has at most."""
+
+
+@pytest.mark.parametrize(
+    ("name", "quantised"),
+    mostly_long([(name, quantised) for name in KINDS for quantised in (True, False)], 0),
+)
+def test_kinds_of_networks(name: str, quantised: bool) -> None:
+    """They learn classes that are apart, with all of a step on the device but what trains a normalisation."""
+    make, most = KINDS[name]
+    model = make(np.random.default_rng(67))
+    model = trained_nets.quantised(model) if quantised else model
+    x, labels = trained_nets.samples(model, 96)
+    made = weft.train(model, {"x": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
+    assert made.epochs[-1].accuracy > max(0.6, made.epochs[0].accuracy)
+    on_host = [why for _, _, place, why in made.nodes if place == "host"]
+    inside = [why for why in on_host if "boundary" not in why and "output of the model" not in why]
+    assert len([why for why in inside if "read on the host by" not in why]) <= most
 
 
 def test_what_is_not_trained_stays() -> None:
