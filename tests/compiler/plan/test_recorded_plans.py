@@ -1,0 +1,22 @@
+"""Estimates are those that were recorded: what makes a plan seem better or worse is seen, chosen or not."""
+
+import pytest
+from support.recorded_plans import NAMES, cases, estimated, recorded
+
+HOW = "if that is meant, record them anew: cd tests && ../.venv/bin/python -m support.recorded_plans"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_estimates_are_those_recorded(name: str) -> None:
+    before, now = recorded()[name], {title: estimated(case) for title, case in cases(name)}
+    assert list(now) == list(before)
+    other = {title: (before[title], item) for title, item in now.items() if before[title] != item}
+    assert not other, f"{HOW}\n" + "\n".join(
+        f"{title}: {old}, now {new}" for title, (old, new) in other.items()
+    )
+
+
+def test_most_operators_have_plans() -> None:
+    """With a quarter of the scratchpad less, too."""
+    found = [item for plans in recorded().values() for item in plans.values()]
+    assert sum(not item for item in found) < len(found) / 20
