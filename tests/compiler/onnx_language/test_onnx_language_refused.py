@@ -228,6 +228,41 @@ def test_positions_of_gpt2_are_the_tokens_own(tmp_path: Path) -> None:
     assert "looks up other rows than those of the tokens' positions" in message or "no Gather" in message
 
 
+WITHOUT = {
+    "learned positions and RMSNorm": (
+        "gpt2",
+        False,
+        "no rotary positions, learned positions, no gate and RMSNorm",
+    ),
+    "rotary positions and LayerNorm": (
+        "llama",
+        True,
+        "rotary positions, no learned positions, a gate and LayerNorm",
+    ),
+}
+
+
+@pytest.mark.parametrize(("architecture", "centred", "words"), WITHOUT.values(), ids=WITHOUT)
+def test_parts_of_two_architectures(architecture: str, centred: bool, words: str, tmp_path: Path) -> None:
+    """A decoder of one of the two, with the norms of the other."""
+    model = small(architecture=architecture)
+
+    def other(norm: Norm) -> Norm:
+        return Norm(norm.weight, np.full_like(norm.weight, 0.1) if centred else None)
+
+    blocks = tuple(
+        dataclasses.replace(
+            block,
+            attention_norm=other(block.attention_norm),
+            feed_forward_norm=other(block.feed_forward_norm),
+        )
+        for block in model.blocks
+    )
+    mixed = dataclasses.replace(model, blocks=blocks, output_norm=other(model.output_norm))
+    message = refused(Builder(mixed, PLAIN, np.random.default_rng(0)), tmp_path)
+    assert message.startswith(f"the model has {words}; weft knows architecture llama"), message
+
+
 def test_gelu_by_the_error_function(tmp_path: Path) -> None:
     message = refused(ExactGelu(small(architecture="gpt2"), PLAIN, np.random.default_rng(0)), tmp_path)
     assert "computes another function, the GELU by the error function for example" in message
