@@ -64,24 +64,43 @@ def test_what_conflicts_keeps_its_order(seed: int) -> None:
                 assert place[early] < place[late], (early, late)
 
 
-def pair(kernels: int, products: int, *, first: bool) -> Tasks:
-    """Products with a result each, and kernels that need nothing of them, ahead of them or behind."""
-    own = [(1 - int(not first), queue, cycles, [(write, 10 + index % 2)])
-           for index in range(products) for queue, cycles, write in ((MM, 100, True), (VEC, 5, False))]  # fmt: skip
+def pair(kernels: int, products: int, *, first: bool, loads: int = 0) -> Tasks:
+    """Products with a result each, and kernels that need nothing of them, ahead of them or behind. `loads` are the
+    cycles of a LOAD for each product, if it has one."""
+    own = [(1 - int(not first), queue, cycles, [(write, place)])
+           for index in range(products) for queue, cycles, write, place in (
+               (LOAD, loads, True, 50 + index % 4), (MM, 100, True, 10 + index % 2), (VEC, 5, False, 10 + index % 2))
+           if cycles]  # fmt: skip
     other = [(int(not first), VEC, 150, [(True, 90 + index)]) for index in range(kernels)]
     return tasks_of(other + own if first else own + other)
 
 
+@pytest.mark.parametrize("loads", [0, 90])
 @pytest.mark.parametrize("first", [True, False])
-def test_kernels_are_spread(first: bool) -> None:
-    """Between the results of products, about as many ahead of each as there are."""
-    tasks = pair(10, 40, first=first)
+def test_kernels_are_spread(first: bool, loads: int) -> None:
+    """Between the results of products, about as many ahead of each as there are: one for every four. What is loaded
+    for products takes no time of the array."""
+    tasks = pair(10, 40, first=first, loads=loads)
     made = overlapped(tasks, (0,))
     kernels = np.flatnonzero(made.cycles == 150)
     assert np.diff(kernels).max() < 2 * len(tasks) / 10
     assert kernels[0] < 12
     assert kernels[-1] > len(tasks) - 16
     assert made.paces.sum() == 40
+    assert np.diff(np.cumsum(made.queue == MM)[kernels])[1:].tolist() == [4] * 8
+
+
+def test_kernels_that_all_wait_for_count_for_nothing() -> None:
+    """The array waits for the first four of ten kernels. The next one comes with the first product nevertheless, and
+    all others behind four products each, as if there had been none before."""
+    kernels = [(0, VEC, 150, [(True, 90 + index)]) for index in range(10)]
+    products = [
+        (1, MM, 100, [(False, 93), (True, 10)]),
+        *((1, MM, 100, [(True, 10 + at % 2)]) for at in range(39)),
+    ]
+    made = overlapped(tasks_of(kernels + products), (0,))
+    before = np.cumsum(made.queue == MM)[made.cycles == 150]
+    assert before.tolist() == [0, 0, 0, 0, 1, 5, 9, 13, 17, 21]
 
 
 def test_nothing_to_merge() -> None:

@@ -223,6 +223,14 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
         model("Gemm", f(2, 3), f(3, 4), f(3)),
         "adds values of shape 3 to a product of 2x4",
     ),
+    "rows of the addend of Gemm": (
+        model("Gemm", f(2, 3), f(3, 4), f(3, 4)),
+        "adds values of shape 3x4 to a product of 2x4",
+    ),
+    "an addend of Gemm of three dimensions": (
+        model("Gemm", f(2, 3), f(3, 4), f(1, 2, 4)),
+        "adds values of shape 1x2x4 to a product of 2x4",
+    ),
     "parameters of BatchNormalization": (model("BatchNormalization", X, f(4), f(4), f(4), f(3)), ""),
     "bound that is a list": (
         model("Clip", X, f(4)),
@@ -308,6 +316,7 @@ VALID = {
     "blocks": model("DequantizeLinear", np.ones((4, 5), np.int8), f(4, 3), axis=1, block_size=2),
     "one scale in a list": model("DequantizeLinear", np.ones((1, 4), np.int8), f(1), np.zeros(1, np.int8)),
     "a row to add": model("Gemm", f(2, 3), f(3, 4), f(1, 4)),
+    "a column to add": model("Gemm", f(2, 3), f(3, 4), f(2, 1)),
     "a number to add": model("Gemm", f(2, 3), f(3, 4), np.float32(1)),
     "negative axis": model("Concat", X, f(1, 4, 6, 5), axis=-1),
     "last axis of Flatten": model("Flatten", X, axis=4),

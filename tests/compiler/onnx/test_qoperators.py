@@ -94,9 +94,8 @@ def gemm(made: Single) -> onnx.ModelProto:
     weights = made.constant(made.draw((5, 6) if transposed else (6, 5), np.int8), np.int8)
     each = [made.constant(made.rng.uniform(0.01, 0.02, 5), np.float32), made.constant(np.zeros(5), np.int8)]
     bias = made.constant(made.rng.integers(-500, 500, 5), np.int32)
-    return made.model(
-        "QGemm", [a, *made.pair(), weights, *each, bias, *made.pair()], (4, 5), transB=transposed
-    )
+    said = {"transB": transposed} if transposed or made.rng.integers(2) else {}
+    return made.model("QGemm", [a, *made.pair(), weights, *each, bias, *made.pair()], (4, 5), **said)
 
 
 def concat(made: Single) -> onnx.ModelProto:

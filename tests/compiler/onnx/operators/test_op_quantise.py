@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
 from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.op_cases import convolution, whole
 
+from weft.compiler.ir.layout import packed
+from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operators.quantise import OPERATORS, per_tensor, scales_fit, sums_fit, wide_engine
+from weft.compiler.onnx.qdq import Pending
 
 
 def sixteen() -> onnx.ModelProto:
@@ -57,6 +63,22 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_fallback(name: str) -> None:
     check_fallback(CASES[name], lookup_tables=0)
+
+
+@pytest.mark.parametrize(
+    ("zero", "most"), [(-128, 255), (-127, 254), (-1, 128), (0, 128), (1, 129), (126, 254), (127, 255)]
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sum_is_that_of_the_farthest_input(zero: int, most: int, sign: int) -> None:
+    """Inputs are at most so far from their zero point. With a bias that leaves exactly that room sums fit, with one
+    more they do not."""
+    op = convolution(whole("x", (1, 1, 1, 3), "input"), 2).replace(x_zero=zero)
+    weight = np.array([[1, 0, 0], [100, -100, 5]], np.int16).reshape(op.weight.shape)
+    for more, told in ((0, None), (1, "conv could reach 2147483648")):
+        bias = np.array([0, sign * ((1 << 31) - 1 - 205 * most + more)], np.int32)
+        pending = Pending((op.replace(weight=weight, bias=bias),), packed((1, 2)), (), ())
+        context = cast(NodeContext, SimpleNamespace(symbol=lambda _, found=pending: found))
+        assert sums_fit(context) == told
 
 
 def test_every_constraint_has_a_case() -> None:
