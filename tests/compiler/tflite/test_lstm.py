@@ -111,6 +111,7 @@ REFUSED = {
     "has peepholes, which weft does not read": replace(PLAIN, changes=((9, 12),)),
     "has a projection, which weft does not read": replace(PLAIN, changes=((16, 5),)),
     "has normalisation of its gates, which weft does not read": replace(PLAIN, changes=((21, 12),)),
+    "takes sequences of rows, of three dimensions; tensor 13 ('h') has 2": replace(PLAIN, changes=((0, 18),)),
     "has 5,001 steps; weft takes up to 5,000": replace(PLAIN, steps=5001),
     "has activation 1; weft reads 4, the tangent": replace(PLAIN, activation=1),
     "has weights tensor 5 ('t5') of shape (4, 4); (4, 3) is wanted": replace(PLAIN, changes=((2, 5),)),

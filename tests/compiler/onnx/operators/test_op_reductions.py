@@ -160,6 +160,16 @@ def root_of_mean() -> onnx.ModelProto:
     return ended(built, built.node("Sqrt", [value]))
 
 
+def power(exponent: float, *ahead: str) -> onnx.ModelProto:
+    """Of a sum of squares, or of what nodes `ahead` make of it."""
+    built = builder()
+    value = built.dequantise(source(built, (2, 3, 8)))
+    value = built.node("ReduceSumSquare", [value, built.constant(np.array([-1], np.int64))])
+    for op in ahead:
+        value = built.node(op, [value])
+    return ended(built, built.node("Pow", [value, built.constant(np.float32(exponent))]))
+
+
 def whole_number() -> onnx.ModelProto:
     """A norm whose fraction is cut off."""
     built = builder()
@@ -182,6 +192,11 @@ CASES: dict[str, Case] = {
     "constant by row": (lambda: then("Add", np.ones((3, 1), np.float32)), "Add", number_steps),
     "whole numbers": (whole_number, "Cast", number_steps),
     "power of a constant": (lambda: then("Pow", np.float32(0.5), first=True), "Pow", number_steps),
+    "square": (lambda: power(2.0), "Pow", number_steps),
+    "square of a root": (lambda: power(2.0, "Sqrt"), "Pow", number_steps),
+    "root of a root": (lambda: power(0.5, "Sqrt"), "Pow", number_steps),
+    "root itself": (lambda: power(1.0, "Sqrt"), "Pow", number_steps),
+    "inverse without a root": (lambda: power(-1.0), "Pow", number_steps),
     "taken off a constant": (lambda: then("Sub", np.float32(0.5), first=True), "Sub", number_steps),
     "three numbers": (lambda: then("Max", np.float32(0.5), np.float32(0.7)), "Max", number_steps),
     "large sum": (lambda: then("Add", np.float32(1000)), "QuantizeLinear", number_range),

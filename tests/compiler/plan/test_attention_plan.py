@@ -1,0 +1,99 @@
+"""Plans of attention: they keep within the memories, and what they cost where it can be counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from support.attention_cases import attention
+
+from weft.compiler.ir.graph import Rounding
+from weft.compiler.machine import overheads
+from weft.compiler.machine.target import Target
+from weft.compiler.plan.attention_cost import LAST_PARTS, PIECES, AttentionCost
+from weft.compiler.plan.attention_plan import AttentionPlan, plan
+from weft.hdl.isa.config import PRESETS, Config
+
+DEFAULT = PRESETS["default"]
+OPS = {
+    "one head": attention(100, 200, 64),
+    "heads that share keys": attention(50, 300, 32, heads=8, kv_heads=2, v_size=48),
+    "causal": attention(256, 256, 64, heads=2, causal=True),
+    "one token": attention(1, 1000, 64, heads=4),
+}
+
+
+def found(op: str, config: Config, bandwidth: float | None = None) -> AttentionPlan:
+    chosen = plan(OPS[op], Target(config, bandwidth))
+    assert chosen is not None
+    return chosen
+
+
+def ends(zone: tuple[int, int, int]) -> int:
+    first, size, slots = zone
+    return first + size * slots
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["tiny", "small", "default", "large"])
+def test_plans_keep_within_the_memories(name: str, op: str) -> None:
+    whole = PRESETS[name]
+    for change in ({}, {"row_states": 8}, {"alignments": 32}, {"accumulator_depth": max(whole.n, 16)}):
+        config = whole.replace(**change)
+        chosen = found(op, config)
+        assert ends(chosen.states) <= config.row_states
+        assert ends(chosen.alignments) <= config.alignments
+        assert ends(chosen.scores) <= chosen.sums[0]
+        assert ends(chosen.sums) <= config.accumulator_size
+        assert ends(chosen.kv) <= config.scratchpad_size
+        assert chosen.states[1] == chosen.rows
+        assert chosen.alignments[1] == chosen.rows * chosen.block // config.n
+        assert ends(chosen.q) == chosen.p[0]
+        assert ends(chosen.p) <= chosen.params < chosen.constants < chosen.out[0]
+        assert ends(chosen.out) <= chosen.rounded[0]
+        assert ends(chosen.rounded) <= chosen.kv[0]
+
+
+def test_states_and_alignments_limit_the_rows() -> None:
+    """By one more than there are, a plan would need half of the rows at most."""
+    most = found("one head", DEFAULT)
+    assert most.rows == 100
+    used = ends(most.states)
+    assert found("one head", DEFAULT.replace(row_states=1 << (used - 1).bit_length())).rows == 100
+    assert found("one head", DEFAULT.replace(row_states=64)).rows <= 64
+
+
+@pytest.mark.parametrize("bandwidth", [None, 1.0])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_one_tile_of_one_block_is_counted_by_hand(bandwidth: float | None, rounded: bool) -> None:
+    """8 rows, 16 keys, 16 channels: a product for scores, one for sums, each as long as weights take to come in; the
+    softmax, twice if scores are rounded, between them; and divisions."""
+    op = attention(8, 16, 16, rounding=Rounding(0.1, 0, -128, 127) if rounded else None)
+    target = Target(DEFAULT, bandwidth)
+    cost = AttentionCost(op, target, 1, 8, 16, 16)
+    n, groups = DEFAULT.n, DEFAULT.groups
+    product = n + overheads.SWAP
+    softmax = (8 * groups + overheads.ATTENTION_VEC) * (2 if rounded else 1)
+    divisions = 8 * max(overheads.DIVIDE, groups) + PIECES * overheads.ATTENTION_VEC
+    array = product + 2 * n + overheads.HANDOVER + softmax + product
+    first = target.moved((8 + 16) * 16)
+    wait = DEFAULT.table_depth + softmax - 2 * product
+    loads = 2 * target.beat * 16 + (n + 2 * overheads.LOAD)
+    total = array + first + wait
+    assert cost.cycles(True, True, False)[0] == max(total, loads + product / 4) + divisions
+    assert cost.cycles(True, False, False)[0] == total + loads + divisions
+    assert cost.cycles(True, False, True)[0] == total + loads + 2 * divisions
+
+
+def test_keys_come_again_for_each_tile_unless_they_stay() -> None:
+    """With four tiles of 8 rows, and keys that are all of a tile's columns."""
+    op, target = attention(32, 16, 16), Target(DEFAULT)
+    cost = AttentionCost(op, target, 1, 8, 16, 16)
+    loads = 2 * 16 + (DEFAULT.n + 2 * overheads.LOAD)
+    again = cost.cycles(False, False, False)[0] - cost.cycles(True, False, False)[0]
+    assert again == 3 * loads
+
+
+def test_what_waits_for_the_bus_takes_the_last_values_in_parts() -> None:
+    fast, slow = found("one token", DEFAULT), found("one token", DEFAULT, 1.0)
+    quick = found("causal", DEFAULT)
+    assert (slow.last_parts, quick.last_parts) == (LAST_PARTS, 1)
+    assert slow.cycles > 4 * fast.cycles
