@@ -311,6 +311,20 @@ def test_another_output(tmp_path: Path) -> None:
     assert "output 'sizes' is neither logits nor keys or values" in changed(tmp_path, edit)
 
 
+def test_logits_twice(tmp_path: Path) -> None:
+    """What the last product makes, and then something else of it."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        (last,) = (node for node in proto.graph.node if node.output[0] == "logits")
+        last.op_type = "Tanh"
+        product = helper.make_tensor_value_info(last.input[0], TensorProto.FLOAT, None)
+        outputs = [product, *proto.graph.output]
+        del proto.graph.output[:]
+        proto.graph.output.extend(outputs)
+
+    assert re.search(r"node 'Identity\d+' \(Tanh\) changes logits", changed(tmp_path, edit))
+
+
 def test_an_unknown_operator(tmp_path: Path) -> None:
     def edit(proto: onnx.ModelProto) -> None:
         node = next(node for node in proto.graph.node if node.op_type == "Sigmoid")

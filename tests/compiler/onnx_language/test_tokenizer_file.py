@@ -196,6 +196,48 @@ def test_merges_of_pieces_must_be_complete(tmp_path: Path) -> None:
             put(tmp_path, whole)
 
 
+NORMALISED = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+SPACED = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+PIECES: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str]] = [
+    (None, None, "it does not write spaces as '\u2581', which weft expects of pieces with byte_fallback"),
+    ({"type": "Prepend", "prepend": "\u2581"}, None, "it does not write spaces as"),
+    ({"type": "Prepend", "prepend": " "}, None, "its normalizer 'Prepend' is none that weft knows for pieces"),
+    *(
+        ({**NORMALISED, **change}, None, "its normalizer 'Replace' is none that weft knows for pieces")
+        for change in ({"content": "_"}, {"content": "\u2582"}, {"pattern": {"String": "\t"}}, {"pattern": {"Regex": " "}})
+    ),
+    ({"type": "Lowercase"}, None, "its normalizer 'Lowercase' is none that weft knows for pieces"),
+    *(
+        (None, {**SPACED, **change}, "its pre_tokenizer 'Metaspace' is none that weft knows for pieces")
+        for change in ({"replacement": "_"}, {"replacement": "\u2582"}, {"split": True})
+    ),
+    (NORMALISED, {"type": "Whitespace"}, "its pre_tokenizer 'Whitespace' is none that weft knows for pieces"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("normaliser", "splitter", "words"), PIECES)
+def test_other_spaces_of_pieces(
+    normaliser: dict[str, Any] | None, splitter: dict[str, Any] | None, words: str, tmp_path: Path
+) -> None:
+    whole = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
+    with pytest.raises(CompileError) as caught:
+        put(tmp_path, whole | {"normalizer": normaliser, "pre_tokenizer": splitter})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "space"),
+    [({}, True), ({"prepend_scheme": "always"}, True), ({"prepend_scheme": "never"}, False),
+     ({"prepend_scheme": None, "add_prefix_space": True}, True),
+     ({"prepend_scheme": None, "add_prefix_space": False}, False)],
+)  # fmt: skip
+def test_whether_texts_get_a_space_in_front(change: dict[str, Any], space: bool, tmp_path: Path) -> None:
+    whole = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
+    splitter = {name: value for name, value in {**SPACED, **change}.items() if value is not None}
+    found = put(tmp_path, whole | {"normalizer": None, "pre_tokenizer": splitter})
+    assert found.vocabulary.add_space == space
+
+
 def test_it_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
     with pytest.raises(CompileError, match=r"tokenizer.json: it is not JSON|not UTF-8"):

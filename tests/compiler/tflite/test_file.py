@@ -12,7 +12,7 @@ from support.tflite_models import Model
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.tflite.file import File, parse
+from weft.compiler.tflite.file import File, _Parser, parse
 
 
 def one(**changes: object) -> tuple[Model, int, int]:
@@ -210,6 +210,18 @@ def test_tensors_that_share_much() -> None:
     assert fails(model.write([source], [result])).endswith(
         "is truncated or damaged: it cannot be read as a TFLite model (its tables overlap)"
     )
+
+
+def test_what_is_read_is_counted() -> None:
+    """Tables have an offset of 4 bytes each, arrays their bytes."""
+    for read, size in ((lambda parser, count: parser._range(count), 4),
+                       (lambda parser, count: parser._array(np.zeros(count, np.int16)), 2)):  # fmt: skip
+        parser = _Parser(bytes(100))
+        most = parser._left
+        read(parser, most // size)
+        assert parser._left == most % size < size
+        with pytest.raises(ValueError, match="its tables overlap"):
+            read(parser, 1)
 
 
 def test_constants_without_elements() -> None:
