@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 from support.recurrent_models import CELL_STEP, STATE_STEP, Cell, CellNet, exact, reference
 
 import weft
@@ -65,6 +66,32 @@ def test_drawn_cells(seed: int) -> None:
         ),
         PRESETS[str(rng.choice(["tiny", "small", "default"]))].replace(kernel=64),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_quantised_biases(kind: str, each: bool) -> None:
+    """They are what their integers, less the zero points, and scales make."""
+    net = CellNet(Cell(kind, 2, 1, 5, 4))
+    model = net.model()
+    given = net.inputs(model)
+    (biases,) = (item for item in model.graph.initializer if item.name == "B")
+    real = numpy_helper.to_array(biases)
+    shape = real.shape[1:] if each else ()
+    scale = np.random.default_rng(0).uniform(0.004, 0.008, shape).astype(np.float32)
+    zero = np.full(shape, 3, np.int8)
+    stored = np.clip(np.rint(real / scale) + 3, -128, 127).astype(np.int8)
+    biases.CopyFrom(numpy_helper.from_array((stored.astype(np.float32) - zero) * scale, "B"))
+    wanted = weft.compile(model, CONFIG).run(given).outputs
+    model.graph.initializer.remove(biases)
+    names = ["stored", "steps", "zeros"]
+    model.graph.initializer.extend(map(numpy_helper.from_array, (stored, scale, zero), names))
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", names, ["B"], axis=-1))
+    graph = import_model(model, config=CONFIG)
+    assert sum(isinstance(segment, DeviceSegment) for segment in graph.segments) == 1
+    found = weft.compile(model, CONFIG).run(given).outputs
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def test_on_rtl() -> None:

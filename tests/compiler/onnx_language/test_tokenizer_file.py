@@ -204,7 +204,9 @@ PIECES: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str]] = [
     ({"type": "Prepend", "prepend": " "}, None, "its normalizer 'Prepend' is none that weft knows for pieces"),
     *(
         ({**NORMALISED, **change}, None, "its normalizer 'Replace' is none that weft knows for pieces")
-        for change in ({"content": "_"}, {"content": "\u2582"}, {"pattern": {"String": "\t"}}, {"pattern": {"Regex": " "}})
+        for change in (
+            {"content": "_"}, {"content": "\u2582"}, {"pattern": {"String": "\t"}}, {"pattern": {"Regex": " "}},
+        )
     ),
     ({"type": "Lowercase"}, None, "its normalizer 'Lowercase' is none that weft knows for pieces"),
     *(

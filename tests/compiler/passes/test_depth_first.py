@@ -13,7 +13,8 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pad, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.depth_first import depth_first
+from weft.compiler.operators.record import Cost
+from weft.compiler.passes.depth_first import _Chains, depth_first
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
@@ -62,6 +63,38 @@ def measured(program: DeviceProgram, config: Config, bandwidth: float) -> tuple[
     image.run(device, {})
     counters = device.counters()
     return counters[Counter.CYCLES], counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
+
+
+def chains(side: int = 40) -> _Chains:
+    return _Chains(DeviceSegment("s", inverted_bottleneck(side)), Planner(Target(SMALL, 1.0)))
+
+
+def test_a_chain_saves_cycles_and_a_tenth_of_the_traffic() -> None:
+    """It runs in strips only if it takes no more cycles, and if the bus has less to do."""
+    known = chains()
+    assert not known.usual.resident
+    cycles, traffic = (sum(item[at] for item in known.costs) for at in (0, 1))
+    assert known._saved(0, 2, Cost(cycles - 100, traffic - 50)) == pytest.approx(105)
+    assert known._saved(0, 2, Cost(cycles, traffic - 50)) == pytest.approx(5)
+    assert known._saved(0, 2, Cost(cycles + 1, 0)) == 0
+    assert known._saved(0, 2, Cost(1, traffic)) == 0
+    assert known._saved(0, 2, Cost(cycles + 1, traffic + 1)) == 0
+
+
+@pytest.mark.parametrize("side", [5, 17, 40])
+def test_each_height_of_strips_is_looked_at_once(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From half of the rows on, each some lower than the one before, as low as one row."""
+    seen: list[int] = []
+
+    def roughly(self: _Chains, first: int, chain: object, rows: int) -> Cost:
+        seen.append(rows)
+        return Cost(0, 0)
+
+    monkeypatch.setattr(_Chains, "_roughly", roughly)
+    found = chains(side)._heights(0, 2)
+    assert seen == sorted(set(seen), reverse=True)
+    assert (seen[0], seen[-1]) == (-(-side // 2), 1)
+    assert [item.height for item in found] == seen[:2]
 
 
 def test_what_does_not_fit_stays_on_chip_in_strips() -> None:
