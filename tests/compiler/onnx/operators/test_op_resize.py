@@ -14,6 +14,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Conv
 from weft.compiler.onnx.operators.resize import (
     OPERATORS,
+    _apart,
     between_elements,
     fractions_small,
     image_ranks,
@@ -129,3 +130,28 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     assert untried(OPERATORS, CASES.values()) == {"input_quantised"}
+
+
+@pytest.mark.parametrize(
+    ("numerators", "unit", "between"),
+    [
+        ([0, 0, 1, 3, 5, 8, 8], 2, 1),  # places a whole element apart
+        ([0, 1, 2, 2, 4, 4], 2, 2),  # one of them and another one
+        ([1, 2, 4, 6, 8], 2, None),  # the first place is between elements,
+        ([0, 2, 4, 6, 9], 2, None),  # and the last one
+        ([4, 4, 6, 6], 2, None),  # nothing but these two
+        ([0, *(at * at % 97 * 2 + 1 for at in range(1, 400)), 200], 2, None),  # more than there may be
+    ],
+)
+def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, between: int | None) -> None:
+    """They are repeated, so they must be elements."""
+    given = np.array(numerators)
+    found = _apart(given, unit)
+    assert (None if found is None else len(found) - 2) == between
+    if found is not None:
+        made = np.full(len(given), -1)
+        for run in found:
+            made[run.target : run.target + run.many * run.apart : run.apart] = (
+                run.source + run.by * np.arange(run.many)
+            )
+        assert made.tolist() == numerators
