@@ -158,6 +158,23 @@ def test_slice_that_starts_outside() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_elements_by_indices(axis: int) -> None:
+    """Counted from either end; the first and the last that there are, one more on either side, and none at all."""
+    x = np.arange(6).reshape(2, 3).astype(np.float32)
+    size = x.shape[axis]
+    for index in (-size, -1, 0, size - 1):
+        (y,) = one("GatherElements", x, np.full((1, 1), index), axis=axis)
+        assert y.tolist() == [[x.take([index], axis).reshape(-1)[0]]]
+    for index in (-size - 1, size):
+        with pytest.raises(
+            EvaluationError, match=f"GatherElements has indices outside of -{size} .. {size - 1}$"
+        ):
+            one("GatherElements", x, np.full((1, 1), index), axis=axis)
+    assert one("GatherElements", x, np.zeros((0, 2), np.int64), axis=axis)[0].shape == (0, 2)
+
+
+@pytest.mark.usefixtures("alone")
 def test_huge_window_is_no_work() -> None:
     x = np.random.default_rng(0).normal(size=(1, 1, 900, 900)).astype(np.float32)
     (y,) = one("MaxPool", x, kernel_shape=[900, 900])
