@@ -312,6 +312,14 @@ def test_every_constraint_has_a_case() -> None:
     assert known - tried == {softmax_unit, attention_form.heads_order, written_out.same_lead}
 
 
+def test_limits_are_those_that_are_told() -> None:
+    """Sums of products of bytes less their zero points fit 32 bits."""
+    assert f"at most {attention_form.KEYS} queries and keys" in str(attention_form.keys_fit.__doc__)
+    limits = f"at most {attention_form.SIZE} elements, and rows of {attention_form.ROW}"
+    assert limits in str(attention_form.rows_fit.__doc__)
+    assert 255 * 255 * attention_form.SIZE < 1 << 31
+
+
 def heads(q: int, kv: int, shape: tuple[int, int, int] = (1, 4, 12)) -> Callable[[], onnx.ModelProto]:
     def build() -> onnx.ModelProto:
         builder = models.Builder(rng(), 24)
