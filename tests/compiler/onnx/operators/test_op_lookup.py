@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +13,7 @@ from support.function_models import Chain, check, silu
 from support.graph_runs import device_ops, on_host
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.context import sentence
+from weft.compiler.onnx.context import NodeContext, sentence
 from weft.compiler.onnx.operators.lookup import OPERATORS, numbers, one_value, tables
 from weft.hdl.isa.config import Config
 
@@ -66,6 +69,20 @@ def test_numbers_of_which_a_function_makes_none() -> None:
     (name,) = (name for name in reasons if name.startswith("sqrt"))
     assert cause == f"{sentence(numbers)} ({name!r} makes no number of -114 to -0.5)"
     assert not device_ops(check(model, {"source": np.full(chain.shape, 110, np.int8)}))
+
+
+def test_the_reason_is_that_of_the_nearest_value() -> None:
+    """A function of several values that is no number of any of them."""
+
+    def given(*causes: str) -> NodeContext:
+        """With a function for each cause why it is no number; "" if it is one."""
+        entries = (SimpleNamespace(defined=not cause, cause=cause) for cause in causes)
+        return cast(
+            NodeContext, SimpleNamespace(functions=[SimpleNamespace(entries=item) for item in entries])
+        )
+
+    assert numbers(given("near", "far")) == "near"
+    assert numbers(given("near", "")) is None
 
 
 def test_what_is_not_chosen_need_be_no_number() -> None:
