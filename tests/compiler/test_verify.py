@@ -19,7 +19,7 @@ from weft.compiler.ir.graph import (
     View,
 )
 from weft.compiler.ir.model import Graph, Transfer
-from weft.compiler.verify import verify
+from weft.compiler.verify import verify, verify_op
 
 SHAPE = (1, 4, 4, 2)
 X = View(Buffer("x", SHAPE, "input"), SHAPE)
@@ -47,6 +47,13 @@ ADD = Add("add", MIDDLE, X, Y, 1.0, 1.0)
 )
 def test_good_graph(op: DeviceOp) -> None:
     verify(graph(op))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 4, 5), (3, 1, 2, 2)])
+def test_good_views(shape: tuple[int, int, int, int]) -> None:
+    """Of one element, or of several along all axes."""
+    views = (View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output")))
+    verify_op(Rescale("copy", *views))
 
 
 def test_buffers_of_one_name_may_differ_in_shape() -> None:

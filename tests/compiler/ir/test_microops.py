@@ -145,13 +145,14 @@ def test_add_and_rescale(bits: int) -> None:
     a, b = (np.arange(-128, 128, dtype=np.int16).astype(np.int8).reshape(1, 16, 16, 1) for _ in range(2))
     b = b.transpose(0, 2, 1, 3)
     whole = view("x", a.shape)
-    op = Add("add", whole, whole, whole, 0.61, 0.0173, 3, -7, 11, -120, 99)
-    first, second, shift = quantise_pair(0.61, 0.0173, bits)
-    wanted = [
-        finish(op, Fraction((int(p) - 3) * first + (int(q) + 7) * second, 1 << shift))
-        for p, q in zip(a.flat, b.flat, strict=True)
-    ]
-    assert evaluate(op, (a, b), bits).reshape(-1).tolist() == wanted
+    for sign in (1, -1):
+        op = Add("add", whole, whole, whole, 0.61, sign * 0.0173, 3, -7, 11, -120, 99)
+        first, second, shift = quantise_pair(0.61, 0.0173, bits)
+        wanted = [
+            finish(op, Fraction((int(p) - 3) * first + sign * (int(q) + 7) * second, 1 << shift))
+            for p, q in zip(a.flat, b.flat, strict=True)
+        ]
+        assert evaluate(op, (a, b), bits).reshape(-1).tolist() == wanted
     copy = Rescale("rescale", whole, whole, 1.37, -3, 5, -128, 100)
     wanted = [finish(copy, scaled(int(p) + 3, 1.37, bits)) for p in a.flat]
     assert evaluate(copy, (a,), bits).reshape(-1).tolist() == wanted

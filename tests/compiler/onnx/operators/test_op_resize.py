@@ -7,11 +7,12 @@ import onnx
 import pytest
 from support import one_step
 from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
-from support.graph_runs import device_ops
+from support.graph_runs import device_ops, on_host
 from support.qdq_models import Builder, Quantised, Rng
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Conv
+from weft.compiler.onnx import indices
 from weft.compiler.onnx.operators.resize import (
     OPERATORS,
     _apart,
@@ -126,6 +127,17 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_fallback(name: str) -> None:
     check_fallback(CASES[name])
+
+
+@pytest.mark.parametrize("most", [4 * 12 * 12, 4 * 12 * 12 - 1])
+def test_places_of_large_images_are_not_looked_for(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indices, "LARGEST", most)
+    for factors, shape in (([1, 1, 2, 2], (1, 4, 6, 6)), ([1, 1, 0.5, 0.5], (1, 4, 12, 12))):
+        model = of([float(factor) for factor in factors], shape)
+        if most < 4 * 12 * 12:
+            check_fallback((lambda model=model: model, "Resize", between_elements))
+        else:
+            assert not on_host(import_model(model))
 
 
 def test_every_constraint_has_a_case() -> None:
