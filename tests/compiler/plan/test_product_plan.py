@@ -9,7 +9,7 @@ from support.op_cases import random_inputs, segment_of, whole
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.product import Counts, Product
 from weft.compiler.machine.target import Target
-from weft.compiler.plan.product_plan import plan
+from weft.compiler.plan.product_plan import a_parts, b_parts, passes, plan
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
@@ -62,3 +62,33 @@ def test_estimate(preset: str, op: Product) -> None:
     model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)
     image.run(model, random_inputs(np.random.default_rng(0), op))
     assert 0.8 < model.counters()[Counter.CYCLES] / chosen.cycles < 1.25
+
+
+@pytest.mark.parametrize(
+    ("zero", "parts"), [(0, []), (5, [-5]), (-127, [127]), (127, [-127]), (-128, [64, 64])]
+)
+@pytest.mark.parametrize("wide", [False, True])
+def test_zero_points_take_further_products(zero: int, parts: list[int], wide: bool) -> None:
+    """Of either matrix, but of A only if the array does not subtract it."""
+    config = PRESETS["default"].replace(probability_bits=8 if wide else 7)
+    a, b = (product((3, 4, 5), zeros=zeros) for zeros in ((zero, 0), (0, zero)))
+    mine = [] if wide else parts
+    assert (a_parts(a, config), b_parts(a), passes(a, config)) == (mine, [], 1 + len(mine))
+    assert (a_parts(b, config), b_parts(b), passes(b, config)) == ([], parts, 1 + len(parts))
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "default", "large"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 342, 296), (197, 64, 197), (64, 2000, 64), (1671, 1, 2)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_plans_keep_within_the_memories(preset: str, sizes: tuple[int, int, int], transposed: bool) -> None:
+    """What rows are read from, results, parameters and what stands for zero points lie behind each other, then B."""
+    config = PRESETS[preset]
+    chosen = plan(product(sizes, (1, 2), transposed=transposed, zeros=(3, -128)), Target(config))
+    assert chosen is not None
+    a, b, out, sums = chosen.a, chosen.b, chosen.out, chosen.sums
+    assert sums[0] + sums[1] * sums[2] <= config.accumulator_size
+    assert a[0] + a[1] * a[2] <= chosen.params < chosen.constants < out[0]
+    assert out[0] + out[1] * out[2] <= b[0]
+    assert b[0] + b[1] * b[2] <= config.scratchpad_size
+    assert min(a[2], b[2], out[2], sums[2]) >= 1
+    assert 0 < chosen.traffic <= chosen.cycles
