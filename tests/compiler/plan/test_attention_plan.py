@@ -33,7 +33,7 @@ def ends(zone: tuple[int, int, int]) -> int:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["tiny", "small", "default", "large"])
+@pytest.mark.parametrize("name", ["tiny", "default"])
 def test_plans_keep_within_the_memories(name: str, op: str) -> None:
     whole = PRESETS[name]
     for change in ({}, {"row_states": 8}, {"alignments": 32}, {"accumulator_depth": max(whole.n, 16)}):

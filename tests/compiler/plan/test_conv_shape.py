@@ -74,6 +74,26 @@ def test_most_large_weights_are_all_multiplied_again() -> None:
         assert shape_of(op.replace(weight=values)).passes == passes
 
 
+@pytest.mark.parametrize(
+    ("channels", "bandwidth", "parts"),
+    [
+        (32, None, True),
+        (32, 4.0, True),
+        (24, None, False),
+        (40, None, True),
+        (40, 8.0, False),
+        (33, 4.0, False),
+    ],
+)
+def test_channels_leave_in_parts(channels: int, bandwidth: float | None, parts: bool) -> None:
+    """Of whole beats of the bus, 16 bytes; and of others if there are three or more vectors, and memory is as fast."""
+    op = convolution(whole("x", (1, 5, 5, 16), "input"), channels)
+    site = Planner(Target(DEFAULT, bandwidth)).site(op)
+    assert ConvShape(op, site).leaves_in_parts == parts
+    there = Planner(Target(DEFAULT, bandwidth)).site(op, {op.dst.buffer.name: 0})
+    assert not ConvShape(op, there).leaves_in_parts
+
+
 def column(kernel: int, length: int = 20, width: int = 1) -> Conv:
     window = Window((kernel, 1), (2, 1), (1, 1), (1, 0, 0, 0))
     return convolution(whole("x", (1, length, width, 16), "input"), 16, window)
