@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant, digits, factor_of
+from weft.compiler.kernel.expressions import (
+    DIGITS,
+    Expression,
+    KernelError,
+    Rows,
+    constant,
+    digits,
+    factor_of,
+)
 
 RISING = np.arange(-128, 128).astype(np.int8)
 
@@ -43,7 +51,8 @@ def test_digits() -> None:
     upper, lower = digits(values, 2)
     assert upper.dtype == lower.dtype == np.int8
     assert np.array_equal(upper.astype(int) * 256 + lower, values)
-    for value in (32640, -32897):
+    assert [item.tolist() for item in digits(np.array([DIGITS]), 2)] == [[127], [127]]
+    for value in (32640, -32897, DIGITS + 1):
         with pytest.raises(KernelError, match=f"{value} has more than 2 digits"):
             digits(np.array([value]), 2)
 

@@ -10,6 +10,7 @@ from weft.compiler.machine import overheads
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.attention_cost import LAST_PARTS, PIECES, AttentionCost
 from weft.compiler.plan.attention_plan import AttentionPlan, plan
+from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 
 DEFAULT = PRESETS["default"]
@@ -36,7 +37,15 @@ def ends(zone: tuple[int, int, int]) -> int:
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_plans_keep_within_the_memories(name: str, op: str) -> None:
     whole = PRESETS[name]
-    for change in ({}, {"row_states": 8}, {"alignments": 32}, {"accumulator_depth": max(whole.n, 16)}):
+    depth = max(whole.n, 16)
+    changes = (
+        {},
+        {"row_states": 8},
+        {"alignments": 32},
+        {"accumulator_depth": depth},
+        {"scratchpad_depth": 128},
+    )
+    for change in changes:
         config = whole.replace(**change)
         chosen = found(op, config)
         assert ends(chosen.states) <= config.row_states
@@ -47,8 +56,10 @@ def test_plans_keep_within_the_memories(name: str, op: str) -> None:
         assert chosen.states[1] == chosen.rows
         assert chosen.alignments[1] == chosen.rows * chosen.block // config.n
         assert ends(chosen.q) == chosen.p[0]
-        assert ends(chosen.p) <= chosen.params < chosen.constants < chosen.out[0]
-        assert ends(chosen.out) <= chosen.rounded[0]
+        assert ends(chosen.p) <= chosen.params
+        assert chosen.constants == chosen.params + PARAMETER_VECTORS
+        assert chosen.out[0] == chosen.constants + 2  # vectors of a zero point
+        assert ends(chosen.out) == chosen.rounded[0]
         assert ends(chosen.rounded) <= chosen.kv[0]
 
 
