@@ -3,6 +3,8 @@ columns that lie down."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.op_cases import convolution, whole
@@ -72,6 +74,26 @@ def test_most_large_weights_are_all_multiplied_again() -> None:
         for at in range(vectors):
             values[at // 2 * 16, 0, 0, at % 2 * 16] = 200
         assert shape_of(op.replace(weight=values)).passes == passes
+
+
+@pytest.mark.parametrize(
+    ("groups", "cin", "out", "side", "sizes"),
+    [
+        (1, 64, 64, 9, [4, 2, 1]),  # four tiles of the same inputs
+        (4, 16, 16, 9, [4, 2, 1]),  # four tiles of inputs side by side
+        (3, 8, 8, 9, [2, 1]),  # one for two groups, and a shorter one for the third
+        (2, 64, 32, 9, [2, 1]),  # two tiles of the same inputs, and two of others
+        (3, 66, 8, 32, [1]),  # 9 vectors of inputs, and 5
+        (2, 64, 24, 9, [1]),  # tiles of 16 and 8 channels in turn
+    ],
+)
+def test_tiles_of_an_instruction(groups: int, cin: int, out: int, side: int, sizes: list[int]) -> None:
+    """Of one piece of the inputs, or of pieces of the same size in a row, a whole vector of channels each."""
+    op = convolution(whole("x", (1, side, side, cin * groups), "input"), out * groups)
+    weight = np.ascontiguousarray(op.weight[..., :cin])
+    shape = shape_of(dataclasses.replace(op, groups=groups, weight=weight))
+    assert shape.block_sizes(2048) == sizes
+    assert shape.block_sizes(1) == [1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.model import Graph
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.onnx.conditions import input_quantised
+from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operators.normalised_rows import (
     OPERATORS,
     elements_plain,
@@ -425,6 +427,20 @@ def test_other_norm_on_wide_vectors() -> None:
     case: Case = (lambda: refused(build), "Div", norm_room)
     check_fallback(case, kernel=64, n=32, bus_bytes=32)
     assert not on_host(import_model(refused(build), config=Config(kernel=128, n=32, bus_bytes=32)))
+
+
+@pytest.mark.parametrize(
+    ("axis", "long"), [({}, 2), ({"axis": -1}, 2), ({"axis": 2}, 2), ({"axis": 1}, 1), ({"axis": -3}, 0)]
+)
+def test_norms_have_the_length_of_their_axis(axis: dict[str, int], long: int) -> None:
+    """The last one if none is said; of at most 32,768 elements, which is also an eighth of the scratchpad."""
+    node = SimpleNamespace(attributes=axis)
+    for length, told in ((1 << 15, None), ((1 << 15) + 1, "there are 32769")):
+        shape = tuple(length if at == long else 3 for at in range(3))
+        given = SimpleNamespace(
+            node=node, shape=lambda found=shape: found, model=SimpleNamespace(config=Config())
+        )
+        assert norm_length(cast(NodeContext, given)) == told
 
 
 def test_every_constraint_has_a_case() -> None:
