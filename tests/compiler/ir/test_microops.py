@@ -153,6 +153,7 @@ def test_add_and_rescale(bits: int) -> None:
             for p, q in zip(a.flat, b.flat, strict=True)
         ]
         assert evaluate(op, (a, b), bits).reshape(-1).tolist() == wanted
+    assert np.array_equal(evaluate(Rescale("copy", whole, whole), (a,), bits), a)
     copy = Rescale("rescale", whole, whole, 1.37, -3, 5, -128, 100)
     wanted = [finish(copy, scaled(int(p) + 3, 1.37, bits)) for p in a.flat]
     assert evaluate(copy, (a,), bits).reshape(-1).tolist() == wanted

@@ -11,6 +11,7 @@ from support.op_cases import draw, random_inputs, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.kernel.row_operators import RowPair, RowPlace, RowTotal
 from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.onnx.wide import doubled
@@ -279,6 +280,28 @@ def test_root_of_nothing() -> None:
     op = RowTotal("total", *views, "squares", root="inverse", scale=0.1)
     x = np.array([0, 0, 0, 0, 3, 0, 0, 0], np.int8).reshape(1, 1, 2, 4)
     assert operator_of(op).evaluate(op, (x,), 24).reshape(-1).tolist() == [127, 0]
+
+
+@pytest.mark.parametrize(
+    ("total", "found"), [("sum", -2), ("largest", 5), ("smallest", -7), ("magnitudes", 12)]
+)
+def test_totals_without_more(total: str, found: int) -> None:
+    """Nothing is added, and nothing multiplied."""
+    views = [View(Buffer(name, shape, kind), shape) for name, shape, kind in
+             (("x", (1, 1, 1, 3), "input"), ("y", (1, 1, 1, 1), "output"))]  # fmt: skip
+    x = np.array([5, -7, 0], np.int8).reshape(1, 1, 1, 3)
+    op = RowTotal("total", *views, total)
+    assert operator_of(op).evaluate(op, (x,), 24).reshape(-1).tolist() == [found]
+
+
+def test_functions_without_more() -> None:
+    """A kernel of one's own is what it stores, in all of int8."""
+    shape = (1, 1, 2, 128)
+    x, y = (View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output")))
+    op = RowFunction("function", (x,), y, lambda rows: rows.store(rows.read(0)))
+    assert (op.sources, op.vectors, op.y_zero, op.low, op.high) == ((x,), (), 0, -128, 127)
+    values = np.arange(-128, 128).astype(np.int8).reshape(shape)
+    assert np.array_equal(operator_of(op).evaluate(op, (values,), 24), values)
 
 
 def test_shapes_that_do_not_fit() -> None:

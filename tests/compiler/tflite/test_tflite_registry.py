@@ -32,14 +32,22 @@ INPUTS: dict[tuple[int, int | None], str] = {
 }  # fmt: skip
 
 
-def refusal(name: str, count: int) -> str | None:
-    """Why an operator with so many inputs, all the same, is refused."""
+def written(name: str, count: int) -> bytes:
+    """An operator with so many inputs, all the same."""
     model = Model()
     source, result = (model.tensor((1, 4), "int8", 0.1, 3, name=name) for name in "xy")
     model.operator(name, [source] * count, [result])
+    return model.write([source], [result])
+
+
+def refusal(name: str, count: int) -> str:
     with pytest.raises(CompileError) as caught:
-        import_model(model.write([source], [result]))
+        import_model(written(name, count))
     return str(caught.value).partition("which makes tensor 1 ('y'), ")[2]
+
+
+TAKEN = {(1, 1): "RELU", (2, 2): "MAXIMUM", (1, None): "ADD_N", (1, 2): "RESHAPE"}
+"""One of some, that may have all inputs alike."""
 
 
 @pytest.mark.parametrize("counts", INPUTS, ids=str)
@@ -52,3 +60,5 @@ def test_numbers_of_inputs_of_each(counts: tuple[int, int | None]) -> None:
     ]
     for count in wrong:
         assert refusal(names[-1], count) == f"has {count} inputs; it takes {wanted}"
+    if counts in TAKEN:
+        assert list(import_model(written(TAKEN[counts], least)).outputs) == ["y"]

@@ -313,7 +313,8 @@ def test_every_constraint_has_a_case() -> None:
 
 
 def test_limits_are_those_that_are_told() -> None:
-    """Sums of products of bytes less their zero points fit 32 bits."""
+    """Sums of products of bytes less their zero points fit 32 bits. One more than there may be is too large."""
+    test_operator_falls_back("large heads")
     assert f"at most {attention_form.KEYS} queries and keys" in str(attention_form.keys_fit.__doc__)
     limits = f"at most {attention_form.SIZE} elements, and rows of {attention_form.ROW}"
     assert limits in str(attention_form.rows_fit.__doc__)
