@@ -13,8 +13,8 @@ NEUTRAL: dict[str, Any] = {
     "groups": 1, "factor": 1, "gain": 1, "scale": 1, "a_scale": 1, "b_scale": 1, "by": "", "root": "", "window": ONE,
     "constants": (),
     **dict.fromkeys(("a_zero", "b_zero", "k_zero", "of_zero", "q_zero", "r_zero", "v_zero", "x_zero", "y_zero"), 0),
-    **dict.fromkeys(("a_wide", "b_wide", "causal", "final", "include_pad", "smallest", "swapped", "transposed", "wide",
-                     "x_wide"), False),
+    **dict.fromkeys(("a_transposed", "a_wide", "b_wide", "causal", "final", "include_pad", "smallest", "swapped",
+                     "transposed", "wide", "x_wide"), False),
     **dict.fromkeys(("b", "bias", "epilogue", "lookup", "number", "plan", "pool", "rounding", "table", "weight")),
 }  # fmt: skip
 """By the name of a field."""
