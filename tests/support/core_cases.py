@@ -167,7 +167,7 @@ def start(device: Device, image: bytes, bases: list[int], words: bytes) -> None:
 def carried_out(device: Device, made: Generator, words: bytes, limit: int | None) -> bytes:
     """All of memory behind a program."""
     start(device, made.image, made.bases, words)
-    device.wait(limit or 20_000_000)
+    device.wait(limit or LIMIT)
     return device.read(0, MEMORY)
 
 
@@ -241,7 +241,7 @@ def _disturbed(made: Generator, program: list[Instruction], golden: GoldenDevice
     def run(device: HostedRtl, limit: int | None) -> object:
         start(device, made.image, made.bases, words)
         wrong = traffic(device, made, random.Random(seed))
-        device.wait(limit or 20_000_000)
+        device.wait(limit or LIMIT)
         return wrong or device.read(0, MEMORY)
 
     return Step(f"stalled {seed}", run, carried_out(golden, made, words, None), program)
@@ -295,7 +295,7 @@ def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
 
     def run(device: HostedRtl, limit: int | None) -> object:
         device.spend()
-        found: dict[str, object] = {"memory": made.run(device, limit=limit or 20_000_000)}
+        found: dict[str, object] = {"memory": made.run(device, limit=limit or LIMIT)}
         return found | {counter.name: value for counter, value in device.counters().items() if counted}
 
     return Scenario(f"loops {seed}", bench, [Step(f"loops {seed}", run, expected, made.program[:-1])])
