@@ -162,7 +162,7 @@ def _half_even(number: int, shift: int) -> int:
 # Windows
 
 
-def exact(body: Body, x: Ssa, window: Window) -> tuple[Ssa, list[int]]:
+def exact(body: Body, op: Any, x: Ssa, window: Window) -> tuple[Ssa, list[int]]:
     """An image whose windows end where it does, as TOSA wants it, and its padding: (top, bottom, left, right)."""
     top, left, bottom, right = window.pad
     pads, shape = [top, bottom, left, right], list(x.shape)
@@ -172,6 +172,8 @@ def exact(body: Body, x: Ssa, window: Window) -> tuple[Ssa, list[int]]:
         given = min(left_over, pads[2 * axis + 1])
         pads[2 * axis + 1] -= given
         shape[1 + axis] -= left_over - given
+        if shape[1 + axis] < 1:
+            raise refuse(op, "has windows that lie in the padding alone")
     return body.slice(x, [0] * 4, shape), pads
 
 
@@ -179,7 +181,7 @@ def _conv(body: Body, op: Conv, sources: tuple[Ssa, ...]) -> Ssa:
     """A convolution: of all channels, of each by itself, or of groups of them beside each other."""
     if op.epilogue is not None:
         raise refuse(op, "has an epilogue, as only passes of the compiler make")
-    x, pads = exact(body, sources[0], op.window)
+    x, pads = exact(body, op, sources[0], op.window)
     outputs, channels = op.weight.shape[0], x.shape[3]
     shape = (x.shape[0], *op.window.output(*sources[0].shape[1:3]), outputs)
     ranges = sums_range(op.weight.astype(np.int64), op.bias.astype(np.int64), "int8", op.x_zero)
@@ -200,20 +202,22 @@ def _conv(body: Body, op: Conv, sources: tuple[Ssa, ...]) -> Ssa:
         return body.op(name, operands, "int32", (*shape[:3], len(bias)), **attributes)
 
     if op.groups == 1:
-        total = sums("tosa.conv2d", x, weight, op.bias)
+        result = requantised(body, op, sums("tosa.conv2d", x, weight, op.bias), op.scale, ranges)
     elif op.groups == channels:
         filters = (
             weight[..., 0].reshape(channels, outputs // channels, *op.window.kernel).transpose(2, 3, 0, 1)
         )
         total = sums("tosa.depthwise_conv2d", x, np.ascontiguousarray(filters), op.bias)
+        result = requantised(body, op, total, op.scale, ranges)
     else:
         each, made = channels // op.groups, outputs // op.groups
-        total = body.concat([
-            sums("tosa.conv2d", body.slice(x, (0, 0, 0, at * each), (*x.shape[:3], each)),
-                 weight[at * made : (at + 1) * made], op.bias[at * made : (at + 1) * made])
-            for at in range(op.groups)
-        ], 3)  # fmt: skip
-    result = requantised(body, op, total, op.scale, ranges)
+        parts = []
+        for at in range(op.groups):
+            own = slice(at * made, (at + 1) * made)
+            image = body.slice(x, (0, 0, 0, at * each), (*x.shape[:3], each))
+            total = sums("tosa.conv2d", image, weight[own], op.bias[own])
+            parts.append(requantised(body, op, total, op.scale[own], (ranges[0][own], ranges[1][own])))
+        result = body.concat(parts, 3)
     return result if op.pool is None else _maximum(body, op, result, op.pool)
 
 
@@ -230,7 +234,7 @@ def _maximum(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
     if window.dilation != (1, 1):
         return _dilated(body, op, x, window)
     shape = (x.shape[0], *window.output(*x.shape[1:3]), x.shape[3])
-    image, pads = exact(body, x, window)
+    image, pads = exact(body, op, x, window)
     if max(pads[:2]) >= window.kernel[0] or max(pads[2:]) >= window.kernel[1]:
         raise refuse(op, "has padding as large as its window")
     return body.op(
@@ -258,7 +262,7 @@ def _pool(body: Body, op: Pool, sources: tuple[Ssa, ...]) -> Ssa:
     number = _number(op, (h, w), outputs)
     mantissa, shift = quantise_scale(op.scale / number)
     values = (number * (-128 - op.x_zero), number * (127 - op.x_zero))
-    image, pads = exact(body, x, op.window)
+    image, pads = exact(body, op, x, op.window)
     if op.window.dilation == (1, 1) and not any(pads) and _same_mean(op, number, (mantissa, shift), values):
         zeros = (body.number(op.x_zero), body.number(op.y_zero))
         made = body.op("tosa.avg_pool2d", (image, *zeros), "int8", (n, *outputs, c), kernel=list(op.window.kernel),
