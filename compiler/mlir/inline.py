@@ -11,10 +11,9 @@ from xdsl.utils.exceptions import ParseError, VerifyException
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.mlir.literals import Resource, plain
-from weft.compiler.mlir.program import Op, Program, TensorType, Value
+from weft.compiler.mlir.program import WRITTEN_OUT, Op, Program, TensorType, Value
 from weft.compiler.mlir.text import Reader
 from weft.compiler.mlir.types import type_of
-from weft.compiler.onnx.limits import NODES
 
 _DEPTH = 64
 """Calls inside calls."""
@@ -113,9 +112,9 @@ class _Inliner:
         for op in block.ops:
             self.count += 1
             line = self.reader.lines.get(op, 0)
-            if self.count > NODES:
+            if self.count > WRITTEN_OUT:
                 raise CompileError(
-                    f"line {line}: calls make more than {NODES:,} operations; weft takes up to that many"
+                    f"line {line}: calls make more than {WRITTEN_OUT:,} operations; weft takes up to that many"
                 )
             operands = [self._known(known, value, op) for value in op.operands]
             name = _name(op)

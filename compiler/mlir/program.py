@@ -19,6 +19,10 @@ INTEGERS = {"i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "
 FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 DTYPES = INTEGERS | FLOATS
 """Element types of MLIR that weft reads, and their names in networks."""
+OPERATIONS = 20_000
+"""Most operations of a file: xDSL reads two or three thousand in a second."""
+WRITTEN_OUT = 50_000
+"""Most operations of a function, with what it calls written out."""
 QUANTISED = ("int8", "uint8", "int16", "uint16", "int32")
 """Types that quantised elements are stored in."""
 _STORAGE = re.compile(r"([iu])(\d+)(?:<(-?\d+):(-?\d+)>)?:(f32|f16|bf16)(?::(\d+))?,(.*)", re.DOTALL)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import json
 import math
+import re
 from typing import Any
 
 import ml_dtypes
@@ -13,16 +15,25 @@ from xdsl.dialects.builtin import Builtin, TensorType
 from xdsl.dialects.func import Func
 from xdsl.ir import Attribute, Operation
 from xdsl.parser import Parser
-from xdsl.utils.mlir_lexer import MLIRTokenKind
+from xdsl.parser.generic_parser import ParserState
+from xdsl.utils.lexer import Input
+from xdsl.utils.mlir_lexer import MLIRLexer, MLIRTokenKind
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.mlir.assembly import form
 from weft.compiler.mlir.literals import Elements, Plain, Resource, bits, of_hex
-from weft.compiler.mlir.program import DTYPES, check_shape
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.mlir.program import DTYPES, OPERATIONS, check_shape
 
 DIALECTS = ("stablehlo", "chlo", "tosa", "mhlo", "vhlo")
 """Dialects whose operations are read in the forms that exporters print."""
+
+
+class _Lexer(MLIRLexer):
+    """xDSL's lexer, which takes no time that grows without bounds for a string that does not end."""
+
+    _unescaped_characters_regex = re.compile(
+        r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"'
+    )
 
 
 class Reader(Parser):
@@ -33,9 +44,10 @@ class Reader(Parser):
         context = Context(allow_unregistered=True)
         context.load_dialect(Builtin)
         context.load_dialect(Func)
-        super().__init__(context, text, what)
+        super().__init__(context, "", what)
+        self._parser_state = ParserState(_Lexer(Input(text, what)))
         self._starts = [0]
-        self._starts.extend(at + 1 for at, letter in enumerate(text) if letter == "\n")
+        self._starts.extend(found.end() for found in re.finditer("\n", text))
         self._forms: dict[str, type[Operation]] = {}
         self.lines: dict[Operation, int] = {}
         self.resources: dict[str, str] = {}
@@ -51,8 +63,8 @@ class Reader(Parser):
         line = self.line
         op = super().parse_operation()
         self.lines[op] = line
-        if len(self.lines) > NODES:
-            raise CompileError(f"the file has more than {NODES:,} operations; weft takes up to that many")
+        if len(self.lines) > OPERATIONS:
+            raise CompileError(f"the file has more than {OPERATIONS:,} operations; weft takes up to that many")
         return op
 
     def _get_op_by_name(self, name: str) -> type[Operation]:
@@ -94,7 +106,7 @@ class Reader(Parser):
         literal: Any = []
         text = self.parse_optional_str_literal()
         if text is None and self._current_token.span.text != ">":
-            literal = self._literal()
+            literal = self._numbers()
         self.parse_punctuation(">", " in dense attribute")
         if type is None:
             self.parse_punctuation(":", " in dense attribute")
@@ -141,8 +153,20 @@ class Reader(Parser):
             self.raise_error(f"weft reads no constants of {type_.element_type}")
         return check_shape(tuple(type_.get_shape()), self.where), dtype
 
+    def _numbers(self) -> Any:
+        """A number, or lists of them: at once if they are as JSON has them, as decimal numbers are."""
+        content, start = self.lexer.input.content, self._current_token.span.start
+        end = content.find(">", start)
+        try:
+            found = json.loads(content[start:end])
+        except ValueError:
+            return self._literal()
+        self.lexer.pos = end
+        self._parser_state.current_token = self.lexer.lex()
+        return found
+
     def _literal(self) -> Any:
-        """A number, or lists of them."""
+        """The same, number by number."""
         if self.parse_optional_punctuation("[") is None:
             return self._number()
         found: list[Any] = []
