@@ -102,6 +102,7 @@ class Reader(Parser):
 
     def parse_dense_int_or_fp_elements_attr(self, type: Any = None) -> Any:
         """``<...> : type`` behind the word dense."""
+        where = self.where
         self.parse_punctuation("<", " in dense attribute")
         literal: Any = []
         text = self.parse_optional_str_literal()
@@ -113,7 +114,7 @@ class Reader(Parser):
             type = self.parse_type()
         shape, dtype = self._dense_type(type)
         values = (
-            of_hex(text, shape, dtype, self.where) if text is not None else self._array(literal, shape, dtype)
+            of_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
         )
         return Elements((values, type))
 
@@ -121,11 +122,12 @@ class Reader(Parser):
         return self.parse_dense_int_or_fp_elements_attr(None)
 
     def _parse_builtin_dense_resource_attr(self) -> Any:
+        where = self.where
         self.parse_punctuation("<")
         key = self.parse_identifier_or_str_literal()
         self.parse_punctuation(">")
         self.parse_punctuation(":")
-        return Plain(Resource(key, *self._dense_type(self.parse_type()), self.where))
+        return Plain(Resource(key, *self._dense_type(self.parse_type()), where))
 
     def _parse_single_dialect_resources(self) -> None:
         self.parse_identifier()
@@ -201,14 +203,10 @@ class Reader(Parser):
                 self.raise_error(f"a constant of {dtype} has numbers with a point")
             with np.errstate(all="ignore"):
                 converted = values.astype(kind)
-            if (
-                np.issubdtype(kind, np.integer)
-                and not (
-                    (converted.astype(object) == values)
-                    | (converted.astype(object) + (1 << 8 * kind.itemsize) == values)
-                ).all()
-            ):
-                self.raise_error(f"a constant of {dtype} has numbers that do not fit")
+            width = 8 * kind.itemsize
+            if np.issubdtype(kind, np.integer) and values.size:
+                if int(values.min()) < -(1 << (width - 1)) or int(values.max()) >= 1 << width:
+                    self.raise_error(f"a constant of {dtype} has numbers that do not fit")
         except (ValueError, TypeError, OverflowError):
             self.raise_error(f"a constant of {dtype} has lists of different lengths, or what is no number")
         if converted.ndim and converted.shape != shape and not (converted.size == 0 == math.prod(shape)):
