@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.mlir.builder import Builder, reduced
-from weft.compiler.mlir.program import Op, Value
+from weft.compiler.mlir.builder import Builder, compact, reduced
+from weft.compiler.mlir.program import Op, TensorType, Value
 
 ELEMENTS = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
@@ -91,9 +91,18 @@ class Context:
         """An operand as real numbers; of constants only as many elements as broadcasting needs."""
         value = self.operand(index)
         found = self.builder.arrays.get(value)
-        if found is not None and value.type.quantisation is None and len(self.op.operands) > 1:
+        if found is None or len(self.op.operands) < 2:
+            return self.builder.real(value)
+        quantisation = value.type.quantisation
+        if quantisation is None:
             return self.builder.constant(reduced(found), value.name or "constant")
-        return self.builder.real(value)
+        small = compact(found)
+        if quantisation.axis is not None:
+            shape = list(small.shape)
+            shape[quantisation.axis] = value.type.shape[quantisation.axis]
+            small = np.broadcast_to(small, shape)
+        name = self.builder.constant(small, value.name or "constant")
+        return self.builder.dequantised(name, quantisation, TensorType(value.type.dtype, small.shape))
 
     def stored(self, index: int = 0) -> str:
         """An operand as it is stored."""

@@ -26,6 +26,8 @@ _HEAD = re.compile(
 _BYTECODE = b"ML\xefR"
 _ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
 """Types that inputs and outputs may have."""
+_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
+"""Operators of quantised models."""
 HOW_TO_QUANTISE = (
     "quantise the model ahead of exporting it, so that the text has !quant.uniform types, quantisation written out as "
     "divide, round_nearest_even, clamp and convert, or operations of TOSA on i8"
@@ -96,9 +98,18 @@ def network_of(program: Program) -> Network:
     if len(network.nodes) > NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
     operators = {node.operator for node in network.nodes}
-    if not operators & {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}:
+    if not operators & _QUANTISED and not _stored(program):
         raise CompileError(f"the model is not quantised: {HOW_TO_QUANTISE}")
     return network
+
+
+def _stored(program: Program) -> bool:
+    """Whether values are of quantised types, or of those that TOSA's operations take as such."""
+    values = [value for op in program.ops for value in (*op.operands, *op.results)]
+    if any(value.type.quantisation is not None for value in (*program.arguments, *values)):
+        return True
+    tosa = any(op.name.startswith("tosa.") for op in program.ops)
+    return tosa and any(value.type.dtype in ("int8", "uint8") for value in program.arguments)
 
 
 def _real_end(value: Value, notes: Mapping[str, Any]) -> Quantisation | None:

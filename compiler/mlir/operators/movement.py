@@ -43,7 +43,11 @@ def broadcast(context: Context) -> None:
         raise context.refuse(
             f"repeats {context.operand().type} as {context.result().type} along axes {list(dims)}"
         )
-    quantisation = context.operand().type.quantisation
+    quantisation, array = context.operand().type.quantisation, context.array(0)
+    if array is not None and context.operand().type.dtype == context.result().type.dtype:
+        repeated = np.broadcast_to(_broadcast_fold(context, array), shape)
+        context.builder.arrays[context.result()] = repeated
+        return
     name = context.stored() if quantisation is None else context.builder.real(context.operand())
     if list(dims) != sorted(dims):
         name = context.transposed(name, np.argsort(dims).tolist())
