@@ -13,7 +13,7 @@ from weft.compiler.mlir import forms
 from weft.compiler.mlir.operators.tosa_integers import forms_of
 from weft.compiler.mlir.operators.tosa_products import sums_range
 from weft.compiler.mlir.printing import Body, Ssa
-from weft.compiler.mlir.rescaling import device_first, reciprocal_scale, ties
+from weft.compiler.mlir.rescaling import alike, reciprocal_scale, ties
 
 _MOST = 62
 """Largest shift of a rescale."""
@@ -304,13 +304,8 @@ def _number(op: Pool, sizes: tuple[int, int], outputs: tuple[int, int]) -> int:
 
 def _same_mean(op: Pool, number: int, pair: tuple[int, int], values: tuple[int, int]) -> bool:
     """Whether TOSA's division makes the device's bytes."""
-    scale = reciprocal_scale(number)
-    for level in range(-127 - op.y_zero, 128 - op.y_zero):
-        firsts = (scale.first(level), device_first(*pair, level))
-        ends = [None if first is None else min(max(first, values[0]), values[1] + 1) for first in firsts]
-        if ends[0] != ends[1]:
-            return False
-    return True
+    levels = (-128 - op.y_zero, 127 - op.y_zero)
+    return alike(reciprocal_scale(number), pair, values, levels)
 
 
 # Element by element

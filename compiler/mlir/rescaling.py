@@ -158,6 +158,16 @@ def _same(m: int, s: int, firsts: Sequence[tuple[int, int]], values: Range) -> b
     return True
 
 
+def alike(scale: Scale, pair: tuple[int, int], values: Range, levels: Range) -> bool:
+    """Whether the device with a mantissa and a shift makes the results of `scale`, clamped to `levels`."""
+    for level in range(levels[0] + 1, levels[1] + 1):
+        firsts = (scale.first(level), device_first(*pair, level))
+        ends = [None if first is None else min(max(first, values[0]), values[1] + 1) for first in firsts]
+        if ends[0] != ends[1]:
+            return False
+    return True
+
+
 def mantissas(scales: Sequence[Scale], values: Sequence[Range], levels: Range) -> np.ndarray | None:
     """The device's scale of each channel, float32, of which none changes a byte; None if a channel has none."""
     found = [mantissa(scale, each, levels) for scale, each in zip(scales, values, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from xdsl.context import Context
-from xdsl.dialects.builtin import Builtin, TensorType
+from xdsl.dialects.builtin import Builtin, TensorType, UnregisteredOp
 from xdsl.dialects.func import Func
 from xdsl.ir import Attribute, Operation
 from xdsl.parser import Parser
@@ -31,9 +31,7 @@ DIALECTS = ("stablehlo", "chlo", "tosa", "mhlo", "vhlo")
 class _Lexer(MLIRLexer):
     """xDSL's lexer, which takes no time that grows without bounds for a string that does not end."""
 
-    _unescaped_characters_regex = re.compile(
-        r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"'
-    )
+    _unescaped_characters_regex = re.compile(r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"')
 
 
 class Reader(Parser):
@@ -51,6 +49,7 @@ class Reader(Parser):
         self._forms: dict[str, type[Operation]] = {}
         self.lines: dict[Operation, int] = {}
         self.resources: dict[str, str] = {}
+        self._line = 1
 
     @property
     def line(self) -> int:
@@ -60,16 +59,23 @@ class Reader(Parser):
     # Operations
 
     def parse_operation(self) -> Operation:
-        line = self.line
+        line = self._line = self.line
         op = super().parse_operation()
         self.lines[op] = line
         if len(self.lines) > OPERATIONS:
-            raise CompileError(f"the file has more than {OPERATIONS:,} operations; weft takes up to that many")
+            raise CompileError(
+                f"the file has more than {OPERATIONS:,} operations; weft takes up to that many"
+            )
         return op
 
     def _get_op_by_name(self, name: str) -> type[Operation]:
         if name.partition(".")[0] not in DIALECTS:
-            return super()._get_op_by_name(name)
+            found = super()._get_op_by_name(name)
+            if issubclass(found, UnregisteredOp) and self._current_token.span.text != "(":
+                raise CompileError(
+                    f"line {self._line}: {name[:80]} is none that weft reads; docs/mlir.md lists those"
+                )
+            return found
         if name not in self._forms:
             self._forms[name] = form(name)
         return self._forms[name]
@@ -113,9 +119,7 @@ class Reader(Parser):
             self.parse_punctuation(":", " in dense attribute")
             type = self.parse_type()
         shape, dtype = self._dense_type(type)
-        values = (
-            of_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
-        )
+        values = of_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
         return Elements((values, type))
 
     def _parse_builtin_dense_attr(self) -> Any:
@@ -204,9 +208,13 @@ class Reader(Parser):
             with np.errstate(all="ignore"):
                 converted = values.astype(kind)
             width = 8 * kind.itemsize
-            if np.issubdtype(kind, np.integer) and values.size:
-                if int(values.min()) < -(1 << (width - 1)) or int(values.max()) >= 1 << width:
-                    self.raise_error(f"a constant of {dtype} has numbers that do not fit")
+            ends = (
+                (int(values.min()), int(values.max()))
+                if np.issubdtype(kind, np.integer) and values.size
+                else (0, 0)
+            )
+            if ends[0] < -(1 << (width - 1)) or ends[1] >= 1 << width:
+                self.raise_error(f"a constant of {dtype} has numbers that do not fit")
         except (ValueError, TypeError, OverflowError):
             self.raise_error(f"a constant of {dtype} has lists of different lengths, or what is no number")
         if converted.ndim and converted.shape != shape and not (converted.size == 0 == math.prod(shape)):

@@ -56,7 +56,10 @@ def _rescale(op: Op, given: list[np.ndarray]) -> np.ndarray:
     factors, shifts = (np.broadcast_to(item, (shape[-1],)).tolist() for item in (multiplier, shift))
     limits = np.iinfo(op.results[0].type.dtype)
     rows = (x - in_zero).reshape(-1, shape[-1]).tolist()
-    made = [[apply_scale(value, m, s, double) for value, m, s in zip(row, factors, shifts, strict=True)] for row in rows]
+    made = [
+        [apply_scale(value, m, s, double) for value, m, s in zip(row, factors, shifts, strict=True)]
+        for row in rows
+    ]
     return np.clip(np.array(made).reshape(shape) + out_zero, limits.min, limits.max)
 
 
@@ -111,7 +114,9 @@ def _pad(op: Op, given: list[np.ndarray]) -> np.ndarray:
 
 def _slice(op: Op, given: list[np.ndarray]) -> np.ndarray:
     x, starts, sizes = given
-    return x[tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True))]
+    return x[
+        tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True))
+    ]
 
 
 _ELEMENTS: Mapping[str, Callable[..., Any]] = {

@@ -14,10 +14,12 @@ from weft.compiler.mlir.context import Context
 from weft.compiler.mlir.operators.tosa_integers import stored_as
 from weft.compiler.mlir.operators.tosa_products import BYTES, bytes_of, scaled_bytes, zero_point
 from weft.compiler.mlir.record import Record
-from weft.compiler.mlir.rescaling import mantissa, reciprocal_scale
+from weft.compiler.mlir.rescaling import alike, mantissa, reciprocal_scale
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 _ONE = np.ones(1, np.float32)
+_TRIED = 64
+"""Scales that are tried, one after the other, each a little larger."""
 
 
 def _window(context: Context) -> dict[str, Any]:
@@ -94,18 +96,20 @@ def _scale(counts: np.ndarray, zeros: tuple[int, int], dtype: str) -> np.ndarray
     """The scale of a pool of the device that makes TOSA's bytes for windows of every count; None if there is none."""
     limits = np.iinfo(dtype)
     levels = (int(limits.min) - zeros[1], int(limits.max) - zeros[1])
-    found: dict[int, tuple[int, int]] = {}
-    for count in np.unique(counts).tolist():
-        values = (count * (int(limits.min) - zeros[0]), count * (int(limits.max) - zeros[0]))
-        exact = mantissa(reciprocal_scale(count), values, levels)
-        if exact is None:
-            return None
-        found[count] = exact
-    largest = max(found)
-    near = np.float32(math.ldexp(found[largest][0] * largest, -found[largest][1]))
-    for scale in (near, np.nextafter(near, np.float32(2)), np.nextafter(near, np.float32(0))):
-        if all(quantise_scale(float(scale) / count) == exact for count, exact in found.items()):
+    sums = {
+        count: (count * (int(limits.min) - zeros[0]), count * (int(limits.max) - zeros[0]))
+        for count in np.unique(counts).tolist()
+    }
+    largest = max(sums)
+    exact = mantissa(reciprocal_scale(largest), sums[largest], levels)
+    if exact is None:
+        return None
+    scale = np.float32(math.ldexp(exact[0] * largest, -exact[1]))
+    for _ in range(_TRIED):
+        pairs = {count: quantise_scale(float(scale) / count) for count in sums}
+        if all(alike(reciprocal_scale(count), pairs[count], sums[count], levels) for count in sums):
             return np.array([scale], np.float32)
+        scale = np.nextafter(scale, np.float32(2))
     return None
 
 

@@ -27,7 +27,11 @@ def drawn(rng: random.Random) -> Scale:
 def test_every_value_becomes_the_same_byte(seed: int) -> None:
     rng, found = random.Random(seed), 0
     for _ in range(60):
-        scale, values, zero = drawn(rng), (-rng.randint(0, 1500), rng.randint(1, 1500)), rng.randint(-128, 127)
+        scale, values, zero = (
+            drawn(rng),
+            (-rng.randint(0, 1500), rng.randint(1, 1500)),
+            rng.randint(-128, 127),
+        )
         levels = (-128 - zero, 127 - zero)
         made = mantissa(scale, values, levels)
         if made is None:
@@ -37,7 +41,11 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
         for value in range(values[0], values[1] + 1):
             tosa = scale.apply(value)
             device = half_even(value * made[0], made[1])
-            assert min(max(tosa, levels[0]), levels[1]) == min(max(device, levels[0]), levels[1]), (scale, made, value)
+            assert min(max(tosa, levels[0]), levels[1]) == min(max(device, levels[0]), levels[1]), (
+                scale,
+                made,
+                value,
+            )
     assert found > 30
 
 
@@ -47,7 +55,9 @@ def test_scale_is_that_of_the_specification() -> None:
         scale = drawn(rng)
         reach = min(1 << (scale.shift - 1), (1 << 30) // max(1, scale.multiplier >> scale.shift)) - 1
         value = rng.randint(-reach, reach)
-        assert scale.apply(value) == tosa_numpy.apply_scale(value, scale.multiplier, scale.shift, scale.double)
+        assert scale.apply(value) == tosa_numpy.apply_scale(
+            value, scale.multiplier, scale.shift, scale.double
+        )
 
 
 def test_first_values_of_levels() -> None:

@@ -1,4 +1,5 @@
 """MLIR text as exporters print it, and as xDSL and MLIR's own tools do."""
+# ruff: noqa: E501  # operations are printed in one line
 
 from __future__ import annotations
 
@@ -122,11 +123,13 @@ PAIRS = {
 def test_own_forms(name: str) -> None:
     text, wanted = PAIRS[name]
     types = "%a: tensor<1x4x4x2xf32>, %w: tensor<1x1x1x2xf32>"
-    op = only(f"  %0 = {text} loc(\"x\"(\"y\":1:2))", types=types, returned="%a : tensor<1x4x4x2xf32>")
+    op = only(f'  %0 = {text} loc("x"("y":1:2))', types=types, returned="%a : tensor<1x4x4x2xf32>")
     assert op.name.endswith(name)
     assert op.line == 2
     assert op.attributes == wanted
-    assert op.results[0].type.shape == tuple(int(size) for size in text.rpartition("tensor<")[2].split("x")[:-1])
+    assert op.results[0].type.shape == tuple(
+        int(size) for size in text.rpartition("tensor<")[2].split("x")[:-1]
+    )
 
 
 def test_generic_form_has_the_same() -> None:
@@ -195,7 +198,11 @@ def test_quantised_types() -> None:
     assert (first.dtype, second.dtype) == ("int8", "uint8")
     assert first.quantisation is not None
     assert second.quantisation is not None
-    assert (first.quantisation.axis, first.quantisation.scales.tolist(), first.quantisation.zeros.tolist()) == (None, [0.5], [3])
+    assert (
+        first.quantisation.axis,
+        first.quantisation.scales.tolist(),
+        first.quantisation.zeros.tolist(),
+    ) == (None, [0.5], [3])
     assert (second.quantisation.axis, second.quantisation.low, second.quantisation.high) == (1, 1, 254)
     assert second.quantisation.scales.tolist() == np.array([0.1, 0.2, 1], np.float32).tolist()
     assert second.quantisation.zeros.tolist() == [0, 7, 9]
@@ -217,7 +224,9 @@ def test_quantised_types() -> None:
 )
 def test_quantised_types_that_are_none(type_: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
-        parsed(f"  %0 = stablehlo.uniform_quantize %a : (tensor<2x3xf32>) -> tensor<2x3x!quant.uniform<{type_}>>")
+        parsed(
+            f"  %0 = stablehlo.uniform_quantize %a : (tensor<2x3xf32>) -> tensor<2x3x!quant.uniform<{type_}>>"
+        )
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,19 @@ def _stored(value: np.ndarray, notes: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_models(kind: str) -> None:
-    texts = [check(getattr(qdq_models, f"random_{kind}")(np.random.default_rng(seed)), seed) for seed in range(6)]
+    texts = [
+        check(getattr(qdq_models, f"random_{kind}")(np.random.default_rng(seed)), seed) for seed in range(6)
+    ]
     assert sum(text is not None for text in texts) >= 5
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_random_models(kind: str) -> None:
-    texts = [check(getattr(qdq_models, f"random_{kind}")(np.random.default_rng(seed)), seed) for seed in range(6, 100)]
+    texts = [
+        check(getattr(qdq_models, f"random_{kind}")(np.random.default_rng(seed)), seed)
+        for seed in range(6, 100)
+    ]
     assert sum(text is not None for text in texts) >= 80
 
 
@@ -95,7 +100,9 @@ def test_programs_are_of_the_same_outputs() -> None:
 
 # Operators alone
 
-A, B, Y = (whole(name, (1, 3, 4, 5), kind) for name, kind in (("a", "input"), ("b", "input"), ("y", "output")))
+A, B, Y = (
+    whole(name, (1, 3, 4, 5), kind) for name, kind in (("a", "input"), ("b", "input"), ("y", "output"))
+)
 OPS: dict[str, DeviceOp] = {
     "half": Rescale("x", A, Y, 0.5, 3, -7),
     "twice and a half": Rescale("x", A, Y, 2.5, 3, -7, -100, 90),
@@ -111,7 +118,8 @@ OPS: dict[str, DeviceOp] = {
     "max": Pool("x", A, whole("y", (1, 2, 2, 5), "output"), "max", Window((2, 2), (1, 2)), 0.75, 3, 1),
     "mean": Pool("x", A, whole("y", (1, 1, 2, 5), "output"), "average", Window((2, 2), (2, 2)), 1.0, 3, 1),
     "mean with padding": Pool(
-        "x", A, whole("y", (1, 4, 5, 5), "output"), "average", Window((2, 2), pad=(1, 1, 1, 1)), 0.3, 3, 1, include_pad=True
+        "x", A, whole("y", (1, 4, 5, 5), "output"), "average", Window((2, 2), pad=(1, 1, 1, 1)), 0.3, 3, 1,
+        include_pad=True,
     ),
 }  # fmt: skip
 
@@ -188,13 +196,17 @@ def test_host_nodes_are_named() -> None:
     model.graph.node.append(onnx.helper.make_node("Shape", [name], ["sizes"], name="the_host"))
     model.graph.node.append(onnx.helper.make_node("Hardmax", [name], ["hard"], name="hardest"))
     model.graph.output.append(onnx.helper.make_tensor_value_info("hard", 1, None))
-    _refused(model, r"node 'hardest' \(Hardmax\) runs on the host: .*; only what the device runs is printed as TOSA")
+    _refused(
+        model,
+        r"node 'hardest' \(Hardmax\) runs on the host: .*; only what the device runs is printed as TOSA",
+    )
 
 
 def test_planned_graphs_are_refused() -> None:
     graph = import_model(qdq_models.random_rescale(np.random.default_rng(0)))
     segments = tuple(
-        dataclasses.replace(segment, resident={"x": 0}) if hasattr(segment, "ops") else segment for segment in graph.segments
+        dataclasses.replace(segment, resident={"x": 0}) if hasattr(segment, "ops") else segment
+        for segment in graph.segments
     )
     with pytest.raises(CompileError, match="planned already"):
         written(dataclasses.replace(graph, segments=segments))

@@ -1,4 +1,5 @@
 """StableHLO, with quantised types and with quantisation written out, against its meaning in numpy and against JAX."""
+# ruff: noqa: E501  # operations are printed in one line
 
 from __future__ import annotations
 
@@ -153,7 +154,11 @@ def test_quantised_elements(name: str) -> None:
 
 
 MOVES = {
-    "transpose": ("stablehlo.transpose %x, dims = [0, 3, 1, 2]", "1x2x4x6", lambda x: x.transpose(0, 3, 1, 2)),
+    "transpose": (
+        "stablehlo.transpose %x, dims = [0, 3, 1, 2]",
+        "1x2x4x6",
+        lambda x: x.transpose(0, 3, 1, 2),
+    ),
     "reshape": ("stablehlo.reshape %x", "1x48", lambda x: x.reshape(1, 48)),
     "slice": ("stablehlo.slice %x [0:1, 1:3, 0:6:2, 0:2]", "1x2x3x2", lambda x: x[:, 1:3, 0:6:2]),
     "reverse": ("stablehlo.reverse %x, dims = [1, 2]", "1x4x6x2", lambda x: x[:, ::-1, ::-1]),
@@ -166,7 +171,9 @@ def test_moves_of_what_is_stored(name: str) -> None:
     operation, shape, meaning = MOVES[name]
     given = quantised("1x4x6x2")
     types = ", ".join([given] * operation.count("%"))
-    text = function(f"    %r = {operation} : ({types}) -> {quantised(shape)}", f"%x: {given}", quantised(shape))
+    text = function(
+        f"    %r = {operation} : ({types}) -> {quantised(shape)}", f"%x: {given}", quantised(shape)
+    )
     x = bytes_of(1, 4, 6, 2)
     (made,) = run_graph(import_model(text), {"x": x}).values()
     np.testing.assert_array_equal(made, meaning(x))
@@ -197,8 +204,8 @@ def chain(*lines: str, result: str = "tensor<1x4xi8>") -> bytes:
     return function(start + "\n".join(f"    {line}" for line in lines), "%x: tensor<1x4xf32>", result)
 
 
-F, I = "tensor<1x4xf32>", "tensor<1x4xi8>"
-CLAMPED = ("(tensor<f32>, tensor<1x4xf32>, tensor<f32>) -> tensor<1x4xf32>", f"({F}) -> {I}")
+F = "tensor<1x4xf32>"
+CLAMPED = ("(tensor<f32>, tensor<1x4xf32>, tensor<f32>) -> tensor<1x4xf32>", f"({F}) -> tensor<1x4xi8>")
 CHAINS = {
     "divide": (f"%0 = stablehlo.divide %x, %s : {F}", f"%1 = stablehlo.round_nearest_even %0 : {F}",
                f"%2 = stablehlo.add %1, %z : {F}", f"%3 = stablehlo.clamp %l, %2, %h : {CLAMPED[0]}",
