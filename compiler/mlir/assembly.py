@@ -194,7 +194,7 @@ class _Own:
             self.attributes[key] = value if isinstance(value, Attribute) else Plain(value)
 
     def _types(self) -> None:
-        """Types of results: behind an arrow, or the last of a list, which all operands share."""
+        """Types of results: behind an arrow, or the last of a list, which operands share."""
         reader = self.reader
         if reader._current_token.kind == MLIRTokenKind.L_PAREN:
             self.results = tuple(reader.parse_function_type().outputs.data)
@@ -202,4 +202,6 @@ class _Own:
         types = [reader.parse_type()]
         while reader.parse_optional_punctuation(",") is not None:
             types.append(reader.parse_type())
+        if reader.parse_optional_punctuation("->") is not None:  # as operations of CHLO have it
+            types = [reader.parse_type()]
         self.results = (types[-1],)

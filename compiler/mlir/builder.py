@@ -42,7 +42,8 @@ class Builder:
     """Makes the network of a program. `arrays` has the values that are constant, and `makers` who makes each value.
 
     Of TOSA's integers `sums` has what they are, and `clamped` how results of 8 bits are made between two bounds: a
-    clamp that alone reads them is then no operator of its own. `users` counts who reads each value.
+    clamp that alone reads them is then no operator of its own. `users` counts who reads each value, and
+    `repeated` has what broadcasting repeats along axes of one element.
     """
 
     def __init__(self, program: Program) -> None:
@@ -62,6 +63,7 @@ class Builder:
         self._reals: dict[Value, str] = {}
         self._lazy: dict[Value, Callable[[], str]] = {}
         self._lazy_reals: dict[Value, Callable[[], str]] = {}
+        self.repeated: dict[Value, str] = {}
         self.sums: dict[Value, Sum] = {}
         self.clamped: dict[Value, Callable[[int, int], str]] = {}
         self.users = Counter(value for op in program.ops for value in op.operands)

@@ -104,6 +104,16 @@ class Context:
         name = self.builder.constant(small, value.name or "constant")
         return self.builder.dequantised(name, quantisation, TensorType(value.type.dtype, small.shape))
 
+    def pair(self) -> tuple[str, str]:
+        """Two operands as real numbers, of which ONNX repeats one as it needs."""
+        names = []
+        for at in (0, 1):
+            value, other = self.operand(at), self.operand(1 - at)
+            whole = other not in self.builder.arrays and other not in self.builder.repeated
+            small = self.builder.repeated.get(value) if whole else None
+            names.append(small or self.real(at))
+        return names[0], names[1]
+
     def stored(self, index: int = 0) -> str:
         """An operand as it is stored."""
         return self.builder.stored(self.operand(index))

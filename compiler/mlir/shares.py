@@ -50,15 +50,22 @@ def mean_of(context: Context) -> bool:
         count = count if context.short == "divide" else (1 / count if count else math.nan)
         if maker.name == "stablehlo.reduce_window" and reducer(maker) == _SUM:
             return averaged(context, maker, count)
+        inner, keep = builder.makers.get(maker.operands[0]) if maker.operands else None, 0
+        if maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape") and inner is not None:
+            maker, keep = inner, 1
         axes = summed_axes(builder, maker)
         if axes is None or context.result().type.quantisation is not None:
+            continue
+        whole = maker.operands[0].type.shape
+        kept = tuple(1 if axis in axes else size for axis, size in enumerate(whole))
+        if keep and context.shape(1 - at) != kept:
             continue
         if not math.isclose(
             count, math.prod(maker.operands[0].type.shape[axis] for axis in axes), rel_tol=1e-6
         ):
             continue
         made = context.emit(
-            "ReduceMean", builder.real(maker.operands[0]), context.numbers(list(axes)), keepdims=0
+            "ReduceMean", builder.real(maker.operands[0]), context.numbers(list(axes)), keepdims=keep
         )
         context.put(made)
         return True

@@ -62,7 +62,7 @@ def binary(context: Context) -> None:
         return
     if operator in ("Max", "Min") and _clipped(context, operator):
         return
-    context.finish(context.emit(operator, context.real(0), context.real(1)))
+    context.finish(context.emit(operator, *context.pair()))
 
 
 def _accumulated(context: Context, operator: str) -> bool:
@@ -114,14 +114,14 @@ def multiply(context: Context) -> None:
         return context.put(context.builder.dequantised(name, found.quantisation, found.source.type))
     if mean_of(context):
         return None
-    return context.finish(context.emit("Mul", context.real(0), context.real(1)))
+    return context.finish(context.emit("Mul", *context.pair()))
 
 
 def divide(context: Context) -> None:
     """A quotient; of a sum and the number of elements it is a mean, of exponentials and their sum a softmax."""
     if softmax_of(context) or mean_of(context):
         return
-    context.finish(context.emit("Div", context.real(0), context.real(1)))
+    context.finish(context.emit("Div", *context.pair()))
 
 
 def unary(context: Context) -> None:
@@ -139,7 +139,9 @@ def composed(context: Context) -> None:
         made = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
     else:
         one = context.numbers(1, context.result().type.dtype)
-        if context.short == "log_plus_one":
+        if context.short == "erfc":
+            made = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
+        elif context.short == "log_plus_one":
             made = context.emit("Log", context.emit("Add", x, one, suffix="add"))
         else:
             made = context.emit("Sub", context.emit("Exp", x, suffix="exp"), one)
@@ -276,6 +278,7 @@ OPERATORS = (
     ),
     Record((_TOSA + "pow",), (2, 2), "Pow", binary),
     Record((_HLO + "rsqrt", _TOSA + "rsqrt"), (1, 1), "Sqrt, Reciprocal", composed),
+    Record((_CHLO + "erfc",), (1, 1), "Erf, Sub", composed),
     Record((_HLO + "log_plus_one", _HLO + "exponential_minus_one"), (1, 1), "Log, Exp", composed),
     Record((_HLO + "and", _HLO + "or", _HLO + "xor"), (2, 2), "And, Or, Xor", logical),
     Record((_HLO + "compare",), (2, 2), "Equal, Greater, Less and their kin", compare),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.compiler.mlir.builder import compact, reduced
-from weft.compiler.mlir.context import Context
+from weft.compiler.mlir.context import ELEMENTS, Context
 from weft.compiler.mlir.record import Record
 
 _ENDLESS = -(1 << 62)
@@ -47,7 +47,7 @@ def broadcast(context: Context) -> None:
     if array is not None and context.operand().type.dtype == context.result().type.dtype:
         repeated = np.broadcast_to(_broadcast_fold(context, array), shape)
         context.builder.arrays[context.result()] = repeated
-        return
+        return None
     name = context.stored() if quantisation is None else context.builder.real(context.operand())
     if list(dims) != sorted(dims):
         name = context.transposed(name, np.argsort(dims).tolist())
@@ -58,6 +58,21 @@ def broadcast(context: Context) -> None:
         wide[axis] = size
     if tuple(wide) != given:
         name = context.reshaped(name, wide)
+    if tuple(wide) != shape and quantisation is None:
+        builder, op, result = context.builder, context.op, context.result()
+        builder.repeated[result] = name
+
+        def expanded() -> str:
+            builder.op = op
+            sizes = builder.constant(np.array(shape, np.int64), "sizes")
+            return builder.emit("Expand", (name, sizes), "expand")
+
+        def real() -> str:
+            stored = builder.stored(result)
+            whole = result.type.dtype.startswith(("float", "bfloat"))
+            return stored if whole else builder.emit("Cast", (stored,), "cast", to=ELEMENTS["float32"])
+
+        return builder.set_lazy(result, expanded, real)
     if tuple(wide) != shape:
         name = context.emit("Expand", name, context.numbers(list(shape)), suffix="expand")
     if quantisation is None:

@@ -18,6 +18,7 @@ from weft.compiler.mlir.rescaling import alike, mantissa, reciprocal_scale
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 _ONE = np.ones(1, np.float32)
+_KEEP: dict[str, Any] = {"keepdims": 1}
 _TRIED = 64
 """Scales that are tried, one after the other, each a little larger."""
 
@@ -139,7 +140,7 @@ def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype:
 def reduce_sum(context: Context) -> None:
     """The sum over an axis, which keeps one element."""
     builder, op = context.builder, context.op
-    axis, keep = _axis(context), {"keepdims": 1}
+    axis, keep = _axis(context), _KEEP
     value = context.operand()
     if value.type.dtype.startswith("float"):
         return context.put(context.emit("ReduceSum", context.stored(), context.numbers([axis]), **keep))

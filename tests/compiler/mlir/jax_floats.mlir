@@ -343,7 +343,7 @@ module @jit_floats attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas 
     return %5 : tensor<1x10xf32> loc(#loc)
   } loc(#loc333)
 } loc(#loc)
-#loc2 = loc("model.py":34:9 to :31)
+#loc2 = loc("model.py":49:9 to :31)
 #loc3 = loc("model.py":4:40 to :43)
 #loc4 = loc("model.py":12:9 to :20)
 #loc5 = loc("model.py":4:30 to :44)

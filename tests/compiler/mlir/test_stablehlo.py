@@ -56,6 +56,17 @@ def test_quantisation_written_out_by_jax() -> None:
         assert wanted.std() > 0.01
 
 
+def test_rows_by_jax() -> None:
+    """Activation functions, a normalisation of rows, products of activations and softmax, with axes of batches."""
+    graph = import_model(HERE / "jax_rows.mlir")
+    assert on_host(graph) == {}
+    operators = {node.operator for node in read((HERE / "jax_rows.mlir").read_bytes()).nodes}
+    assert {"Erf", "ReduceMean", "Sqrt", "Softmax", "MatMul", "Slice", "Concat"} <= operators
+    for x, wanted in zip(RUNS["rows_x"], RUNS["rows_y"], strict=True):
+        (made,) = run_graph(graph, {"arg0": x}).values()
+        assert np.abs(made - wanted).max() < 0.11
+
+
 def test_products_of_integers_by_jax() -> None:
     graph = import_model(HERE / "jax_integers.mlir")
     assert on_host(graph) == {}
