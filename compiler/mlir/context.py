@@ -156,6 +156,8 @@ class Context:
         """Move elements of an operand: what is stored if it means the same in the result."""
         one, other = self.operand(index).type, self.result().type
         alike = one.quantisation is None or one.quantisation.same(other.quantisation)
+        if one.quantisation is not None and one.dtype == "int32":  # sums, which are real numbers alone
+            alike = self.operand(index) in self.builder.arrays
         if alike and one.dtype == other.dtype:
             self.put(self.emit(operator, self.stored(index), *others, **attributes))
         else:

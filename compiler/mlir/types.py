@@ -76,6 +76,8 @@ def of_attribute(value: Attribute, plain: Callable[[Any], Any]) -> Any:
         return {key: plain(item) for key, item in value.data.items()}
     if isinstance(value, builtin.DenseArrayBase):
         return list(value.get_values())
+    if isinstance(value, builtin.BytesAttr):  # text with letters that are not ASCII
+        return value.data.decode("utf-8", errors="replace")
     if isinstance(value, builtin.SymbolRefAttr):
         return value.string_value()
     if isinstance(value, builtin.UnitAttr):

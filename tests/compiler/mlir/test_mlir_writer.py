@@ -202,6 +202,18 @@ def test_host_nodes_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name", ['a"b', "a\\b", "a\nb", "\u00e4\u2192", "x:0", "/m/a.b", "\x00\x07", "%s {}"]
+)
+@pytest.mark.parametrize("scale", [1e-30, 3.4e38, 0.1, 1 / 3])
+def test_names_and_scales_of_ends_are_kept(name: str, scale: float) -> None:
+    printing, notes = module("printing"), {"weft.name": name, "weft.scale": float(np.float32(scale))}
+    body = printing.Body([("int8", (1, 1, 1, 4))])
+    text = printing.module_text(body, [body.arguments[0]], [notes], [notes])
+    program = module("inline").program_of(text, "the text")
+    assert program.argument_notes == program.result_notes == (notes,)
+
+
 def test_planned_graphs_are_refused() -> None:
     graph = import_model(qdq_models.random_rescale(np.random.default_rng(0)))
     segments = tuple(
