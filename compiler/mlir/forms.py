@@ -68,6 +68,10 @@ def _and(one: Node, other: Node) -> Term:
     return Term("tosa.logical_and", (one, other), "bool")
 
 
+def _or(one: Node, other: Node) -> Term:
+    return Term("tosa.logical_or", (one, other), "bool")
+
+
 def _equal(one: Node, other: Node) -> Term:
     return Term("tosa.equal", (one, other), "bool")
 
@@ -119,12 +123,9 @@ def _added() -> Term:
     rest = Term("tosa.bitwise_and", (high, Number("mask")))
     middle = _equal(rest, Number("half"))
     more = Term("tosa.greater", (rest, Number("half")), "bool")
-    above = Term(
-        "tosa.logical_or", (more, _and(middle, Term("tosa.greater", (below, nought), "bool"))), "bool"
-    )
-    tie = _and(middle, _equal(below, nought))
+    behind = Term("tosa.greater", (below, nought), "bool")
     odd = _equal(Term("tosa.bitwise_and", (floor, one)), one)
-    up = Term("tosa.logical_or", (above, _and(tie, odd)), "bool")
+    up = _or(more, _and(middle, _or(behind, odd)))
     return _finished(Term("tosa.add", (floor, Term("tosa.select", (up, one, nought)))))
 
 

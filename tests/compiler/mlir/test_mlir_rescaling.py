@@ -75,6 +75,16 @@ def test_first_values_of_levels() -> None:
     assert device_first(0, 30, 1) is None
 
 
+@pytest.mark.parametrize("shift", [22, 23, 24, 26])
+def test_first_values_where_products_are_half_way(shift: int) -> None:
+    """Powers of two: halves go to the even number, so that an odd level is reached one value later."""
+    for level in range(-20, 21):
+        first = device_first(1 << 22, shift, level)
+        assert first is not None
+        values = range(first - 40, first + 40)
+        assert first == next(value for value in values if half_even(value << 22, shift) >= level)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 16, 25, 49])
 def test_means_have_a_scale_of_the_device(count: int) -> None:
     """TOSA rounds halves of a mean away from zero; so does the device with a scale that is a little larger."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -12,6 +13,7 @@ from support.graph_runs import device_ops, on_host, run_graph
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, Conv, Pool, Rescale
+from weft.compiler.mlir.operators.tosa_products import sums_range
 from weft.compiler.mlir.reader import read
 
 
@@ -154,6 +156,28 @@ def test_pools_run_on_the_device(window: tuple[str, str, str, int]) -> None:
     source = text.text(most, mean)
     assert check(source, (1, 4, 4, 6)) == {}
     assert [type(op) for op in device_ops(import_model(source))] == [Pool, Pool]
+
+
+def test_pools_with_padding_on_some_sides() -> None:
+    """Kernels, strides and padding differ by axis and side."""
+    text = Text("tensor<1x5x4x6xi8>")
+    steps = "kernel = array<i64: 3, 2>, stride = array<i64: 1, 2>, pad = array<i64: 2, 0, 1, 1>"
+    result = "tensor<1x5x3x6xi8>"
+    most = text.op("max_pool2d", ["%x0"], result, steps)
+    mean = text.op("avg_pool2d", ["%x0", text.number(3), text.number(-9)], result, steps + ", acc_type = i32")
+    assert check(text.text(most, mean), (1, 5, 4, 6)) == {}
+
+
+@pytest.mark.parametrize("zero", [-128, -3, 0, 127])
+def test_ranges_of_sums_are_reached_and_not_left(zero: int) -> None:
+    rng = np.random.default_rng(zero + 128)
+    weights, bias = rng.integers(-255, 256, (4, 5)), rng.integers(-1000, 1000, 4)
+    low, high = sums_range(weights, bias, "int8", zero)
+    ends = np.array([min(-128 - zero, 0), max(127 - zero, 0)])
+    every = np.array(list(itertools.product(ends, repeat=5)))
+    sums = every @ weights.T + bias
+    np.testing.assert_array_equal(sums.min(0), low)
+    np.testing.assert_array_equal(sums.max(0), high)
 
 
 def test_products_of_matrices() -> None:
