@@ -129,6 +129,22 @@ def test_every_byte_of_an_operator(name: str) -> None:
     assert _compared(OPS[name], np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(("one", "other"), [(0.7321, 0.21), (0.003, -0.9), (1.7, 0.4)])
+def test_every_pair_of_bytes_is_added_as_the_device_does(one: float, other: float) -> None:
+    a, b, y = (
+        whole(name, (1, 1, 256, 256), kind)
+        for name, kind in (("a", "input"), ("b", "input"), ("y", "output"))
+    )
+    op = Add("x", a, b, y, one, other, 3, -4, 5)
+    every = np.arange(-128, 128, dtype=np.int8)
+    given = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
+    printing = module("printing")
+    body = printing.Body([("int8", (1, 1, 256, 256))] * 2)
+    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    (made,) = tosa_numpy.run(text, *given)
+    np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_operators(seed: int) -> None:
     rng, made = np.random.default_rng(seed), 0
