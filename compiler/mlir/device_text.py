@@ -10,7 +10,6 @@ import numpy as np
 from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
 from weft.compiler.mlir import forms
-from weft.compiler.mlir.operators.tosa_integers import forms_of
 from weft.compiler.mlir.operators.tosa_products import sums_range
 from weft.compiler.mlir.printing import Body, Ssa
 from weft.compiler.mlir.rescaling import alike, reciprocal_scale, ties
@@ -77,7 +76,7 @@ def requantised(
     if not even:
         scaled = _rescale(body, total, multipliers, shifts, (0, zero), "int8")
         return clamped(body, scaled, least, most)
-    halves = [forms_of(multiplier, shift) for multiplier, shift in zip(multipliers, shifts, strict=True)]
+    halves = [forms.halves(multiplier, shift) for multiplier, shift in zip(multipliers, shifts, strict=True)]
     given = {"sum": total, "multiplier": multipliers, "shift": shifts, "mask": [mask for mask, _ in halves],
              "half": [half for _, half in halves], "zero": zero, "low": least, "high": most}  # fmt: skip
     return body.form(forms.REQUANTISED, given)

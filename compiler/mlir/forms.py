@@ -138,6 +138,22 @@ CONSTANTS = {"one": 1, "nought": 0, "none": 0, "no_shift": 0, "unit": 1 << 30, "
              "part": (1 << PART) - 1}  # fmt: skip
 """Numbers that are always the same."""
 
+
+def trailing_zeros(number: int) -> int:
+    """How many of the lowest bits of a number are 0."""
+    return (number & -number).bit_length() - 1 if number else 0
+
+
+def halves(multiplier: int, shift: int) -> tuple[int, int]:
+    """What of a sum is looked at, and what it is where its product is half way between two integers: none is with mask
+    0 and half 1."""
+    odd = shift - trailing_zeros(multiplier)
+    if not multiplier or odd < 1 or odd > 31:
+        return 0, 1
+    mask = (1 << odd) - 1
+    return (mask, 1 << (odd - 1)) if odd < 31 else ((1 << 31) - 1, 1 << 30)
+
+
 Bindings = dict[str, Any]
 """Values of holes, and arrays of numbers."""
 

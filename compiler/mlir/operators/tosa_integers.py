@@ -7,78 +7,26 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.scales import quantise_pair
-from weft.compiler.mlir import forms, host_integers
+from weft.compiler.mlir import host_integers
 from weft.compiler.mlir.builder import Builder, Sum, reduced
+from weft.compiler.mlir.byte_functions import (
+    BYTES,
+    ONE,
+    bytes_from_least,
+    function,
+    looked_up,
+    single,
+    stored_as,
+)
 from weft.compiler.mlir.context import Context
-from weft.compiler.mlir.operators.tosa_products import BYTES, scaled_bytes, zero_point
-from weft.compiler.mlir.program import Quantisation, Value
+from weft.compiler.mlir.operators.tosa_products import zero_point
+from weft.compiler.mlir.program import Value
+from weft.compiler.mlir.recognised import added, requantised
 from weft.compiler.mlir.record import Record
 from weft.compiler.mlir.rescaling import Scale, mantissa, mantissas
 
 INT32 = np.iinfo(np.int32)
 _ROUNDINGS = {"SINGLE_ROUND": False, "INEXACT_ROUND": False, "DOUBLE_ROUND": True}
-_ONE = np.ones(1, np.float32)
-
-
-def stored_as(builder: Builder, name: str, zero: int, bounds: tuple[int, int], dtype: str) -> str:
-    """Whole real numbers plus a zero point as 8 bits between two bounds."""
-    kind = Quantisation(_ONE, np.array([zero]), None, *bounds)
-    return builder.quantised(name, kind, dtype)
-
-
-def looked_up(builder: Builder, value: Value, table: np.ndarray) -> str:
-    """What a table of 256 numbers has for each byte from the least on, as floats that are whole."""
-    dtype = value.type.dtype
-    real = builder.dequantised(builder.stored(value), scaled_bytes(_ONE, 0, dtype, None), value.type)
-    limits = np.iinfo(dtype)
-    keys = tuple(float(key) for key in range(int(limits.min), int(limits.max) + 1))
-    entries = tuple(float(entry) for entry in table.tolist())
-    return builder.emit(
-        "ai.onnx.ml:LabelEncoder",
-        (real,),
-        "table",
-        keys_floats=keys,
-        values_floats=entries,
-        default_float=0.0,
-    )
-
-
-def function(builder: Builder, value: Value, table: np.ndarray, dtype: str) -> str:
-    """The same as 8 bits."""
-    limits = np.iinfo(dtype)
-    return stored_as(builder, looked_up(builder, value, table), 0, (int(limits.min), int(limits.max)), dtype)
-
-
-def bytes_from_least(dtype: str) -> np.ndarray:
-    """All numbers of 8 bits, int64 (256,)."""
-    limits = np.iinfo(dtype)
-    return np.arange(int(limits.min), int(limits.max) + 1)
-
-
-def single(builder: Builder, value: Value, table: np.ndarray) -> Sum:
-    """A number for each byte: the byte less a zero point times a power of two if that is so, else a table."""
-    dtype = value.type.dtype
-    steps = np.diff(table)
-    linear = (
-        steps[0] > 0
-        and (steps == steps[0]).all()
-        and not table[0] % steps[0]
-        and not steps[0] & (steps[0] - 1)
-    )
-    zero = int(bytes_from_least(dtype)[0] - table[0] // steps[0]) if linear else 0
-    linear = bool(linear and zero in bytes_from_least(dtype))
-
-    def scaled(scale: np.ndarray) -> str:
-        if linear:
-            kind = scaled_bytes(scale * np.float32(steps[0]), zero, dtype, len(value.type.shape) - 1)
-            return builder.dequantised(builder.stored(value), kind, value.type)
-        return builder.emit(
-            "Mul", (looked_up(builder, value, table), builder.constant(scale, "scale")), "scaled"
-        )
-
-    return Sum(np.array([table.min()]), np.array([table.max()]), scaled, value, table)
 
 
 # Rescale
@@ -247,12 +195,12 @@ def clamp(context: Context) -> None:
 def cast(context: Context) -> None:
     """Another type: what `weft.compiler.mlir.forms` has is recognised here."""
     builder, one, result = context.builder, context.operand().type, context.result().type
-    if result.dtype == "int8" and one.dtype == "int32" and (_requantised(context) or _added(context)):
+    if result.dtype == "int8" and one.dtype == "int32" and (requantised(context) or added(context)):
         return None
     if one.dtype in BYTES and result.dtype in ("int32", "float32"):
         found = single(builder, context.operand(), bytes_from_least(one.dtype))
         if result.dtype == "float32":
-            return context.put(found.scaled(_ONE))
+            return context.put(found.scaled(ONE))
         name, op = context.operand(), context.op
 
         def stored() -> str:
@@ -261,110 +209,6 @@ def cast(context: Context) -> None:
 
         return builder.set_sum(context.result(), found, stored)
     return context.put(host_integers.cast(builder, context.stored(), result.dtype))
-
-
-def _bounds(found: forms.Bindings) -> tuple[int, tuple[int, int]] | None:
-    """The zero point and the range of a form's result; None if they are no single numbers of 8 bits."""
-    numbers = [found[name] for name in ("zero", "low", "high")]
-    if any(number.size != 1 for number in numbers):
-        return None
-    zero, low, high = (int(number.item()) for number in numbers)
-    good = -128 <= zero <= 127 and -128 <= low < high <= 127
-    return (zero, (low, high)) if good else None
-
-
-def _requantised(context: Context) -> bool:
-    """A requantisation that rounds halves to even."""
-    builder = context.builder
-    found = forms.matched(builder, forms.REQUANTISED, _with_maker(context))
-    if found is None:
-        return False
-    known, ends = builder.sums.get(found["sum"]), _bounds(found)
-    count = max(found[name].size for name in ("multiplier", "shift", "mask", "half"))
-    if known is None or ends is None:
-        return False
-    columns = [
-        np.broadcast_to(found[name].reshape(-1), (count,)).tolist()
-        for name in ("multiplier", "shift", "mask", "half")
-    ]
-    for multiplier, shift, mask, half in zip(*columns, strict=True):
-        if (
-            forms_of(multiplier, shift) != (mask, half)
-            or (multiplier >> _zeros(multiplier)).bit_length() > 24
-        ):
-            return False
-    scale = np.array(
-        [math.ldexp(int(m), -int(s)) for m, s in zip(columns[0], columns[1], strict=True)], np.float32
-    )
-    scale = scale[:1] if (scale == scale[0]).all() else scale
-    if not scale.all() or (scale.size > 1 and scale.size != context.shape()[-1]):
-        return False
-    zero, bounds = ends
-    context.put(stored_as(builder, known.scaled(scale), zero, bounds, "int8"))
-    return True
-
-
-def _zeros(number: int) -> int:
-    return (number & -number).bit_length() - 1 if number else 0
-
-
-def forms_of(multiplier: int, shift: int) -> tuple[int, int]:
-    """What of a sum is looked at, and what it is where its product is half way between two integers: none is with mask
-    0 and half 1."""
-    odd = shift - _zeros(multiplier)
-    if not multiplier or odd < 1 or odd > 31:
-        return 0, 1
-    mask = (1 << odd) - 1
-    return (mask, 1 << (odd - 1)) if odd < 31 else (INT32.max, 1 << 30)
-
-
-def _with_maker(context: Context) -> Value:
-    """The result of the operation at hand, which is not done yet, with the operation as its maker."""
-    context.builder.makers[context.result()] = context.op
-    return context.result()
-
-
-def _added(context: Context) -> bool:
-    """A sum of two scaled numbers that rounds halves to even."""
-    builder = context.builder
-    found = forms.matched(builder, forms.ADDED, _with_maker(context))
-    ends = None if found is None else _bounds(found)
-    if found is None or ends is None:
-        return False
-    names = ("a_upper", "a_lower", "b_upper", "b_lower", "shift", "mask", "half", "a_zero", "b_zero")
-    if any(found[name].size != 1 for name in names):
-        return False
-    numbers = {name: int(found[name].item()) for name in names}
-    a, b = ((numbers[f"{name}_upper"] << forms.PART) + numbers[f"{name}_lower"] for name in "ab")
-    shift = numbers["shift"] + forms.PART
-    if (numbers["mask"], numbers["half"]) != (
-        (1 << (shift - forms.PART)) - 1,
-        1 << (shift - forms.PART - 1),
-    ) or a < 0:
-        return False
-    scales = [math.ldexp(number, -shift) for number in (a, b)]
-    try:
-        exact = quantise_pair(float(np.float32(scales[0])), float(np.float32(abs(scales[1])))) == (
-            a,
-            abs(b),
-            shift,
-        )
-    except CompileError:
-        return False
-    if not exact or not a or not b:
-        return False
-    reals = [
-        builder.dequantised(
-            builder.stored(found[name]),
-            scaled_bytes(np.array([abs(scale)], np.float32), numbers[f"{name}_zero"], "int8", None),
-            found[name].type,
-        )
-        for name, scale in zip("ab", scales, strict=True)
-    ]
-    zero, bounds = ends
-    total = builder.emit("Add" if b > 0 else "Sub", reals)
-    context.put(stored_as(builder, total, zero, bounds, "int8"))
-    return True
 
 
 def _lazily(context: Context, make: Callable[[list[str]], str]) -> None:
@@ -435,7 +279,7 @@ def multiply(context: Context) -> None:
 
     def scaled(scale: np.ndarray) -> str:
         builder.op = op
-        return builder.emit("Mul", (one.scaled(scale), other.scaled(_ONE)))
+        return builder.emit("Mul", (one.scaled(scale), other.scaled(ONE)))
 
     builder.sums[context.result()] = Sum(np.array([min(ends)]), np.array([max(ends)]), scaled)
     return None

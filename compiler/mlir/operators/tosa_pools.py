@@ -10,14 +10,13 @@ import numpy as np
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.mlir import host_integers
 from weft.compiler.mlir.builder import Sum
+from weft.compiler.mlir.byte_functions import BYTES, ONE, scaled_bytes, stored_as
 from weft.compiler.mlir.context import Context
-from weft.compiler.mlir.operators.tosa_integers import stored_as
-from weft.compiler.mlir.operators.tosa_products import BYTES, bytes_of, scaled_bytes, zero_point
+from weft.compiler.mlir.operators.tosa_products import bytes_of, zero_point
 from weft.compiler.mlir.record import Record
 from weft.compiler.mlir.rescaling import alike, mantissa, reciprocal_scale
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
-_ONE = np.ones(1, np.float32)
 _KEEP: dict[str, Any] = {"keepdims": 1}
 _TRIED = 64
 """Scales that are tried, one after the other, each a little larger."""
@@ -42,7 +41,7 @@ def max_pool(context: Context) -> None:
     if value.type.dtype not in BYTES:
         made = context.emit("MaxPool", context.transposed(context.stored(), _FRONT), **window)
         return context.put(context.transposed(made, _BACK))
-    real = builder.dequantised(context.stored(), scaled_bytes(_ONE, 0, value.type.dtype, None), value.type)
+    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
     made = context.transposed(context.emit("MaxPool", context.transposed(real, _FRONT), **window), _BACK)
     limits = np.iinfo(value.type.dtype)
     return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
@@ -185,7 +184,7 @@ def reduce_max(context: Context) -> None:
         return context.put(
             context.emit(operator, context.stored(), context.numbers([_axis(context)]), keepdims=1)
         )
-    real = builder.dequantised(context.stored(), scaled_bytes(_ONE, 0, value.type.dtype, None), value.type)
+    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
     made = context.emit(operator, real, context.numbers([_axis(context)]), keepdims=1)
     limits = np.iinfo(value.type.dtype)
     return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))

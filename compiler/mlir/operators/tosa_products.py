@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from weft.compiler.mlir.builder import Sum
+from weft.compiler.mlir.byte_functions import BYTES, scaled_bytes
 from weft.compiler.mlir.context import Context
-from weft.compiler.mlir.program import Quantisation, TensorType, Value
+from weft.compiler.mlir.program import TensorType, Value
 from weft.compiler.mlir.record import Record
 
-BYTES = ("int8", "uint8")
 _BACK = (0, 2, 3, 1)
 _FRONT = (0, 3, 1, 2)
 INT32 = np.iinfo(np.int32)
@@ -42,14 +42,6 @@ def bytes_of(context: Context, index: int) -> Value:
     if value.type.dtype not in BYTES or value.type.quantisation is not None:
         raise context.refuse(f"is of {value.type}; weft reads it of i8")
     return value
-
-
-def scaled_bytes(scale: np.ndarray, zero: int, dtype: str, axis: int | None) -> Quantisation:
-    """Stored numbers less a zero point, times a scale for each element of an axis or one for all."""
-    limits, whole = np.iinfo(dtype), scale.size == 1
-    scales = scale.reshape(-1).astype(np.float32)
-    zeros = np.full(scales.shape, zero, np.int64)
-    return Quantisation(scales, zeros, None if whole else axis, int(limits.min), int(limits.max))
 
 
 def _window(context: Context) -> dict[str, tuple[int, ...]]:
