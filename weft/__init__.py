@@ -39,12 +39,15 @@ __all__ = [
     "ProgramFileError",
     "Quantised",
     "Result",
+    "Trained",
     "WeftError",
     "check",
     "compile",
     "convert",
+    "grad",
     "load",
     "quantise",
+    "train",
     "verilog",
 ]
 
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from weft.quantiser import Quantised, quantise
     from weft.sim.device import DeviceError
     from weft.sim.verilator.verilate import BuildError
+    from weft.training.interface import Trained, grad, train
 
 _MODULES = {
     "BoardError": "boards.board",
@@ -79,7 +83,10 @@ _MODULES = {
     "Quantised": "quantiser",
     "Result": "program",
     "WeftError": "hdl.errors",
+    "Trained": "training.interface",
+    "grad": "training.interface",
     "quantise": "quantiser",
+    "train": "training.interface",
 }
 """Where names are that are not in `weft.api`."""
 

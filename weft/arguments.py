@@ -14,6 +14,10 @@ LATENCY = (1, 1_000_000)
 BANDWIDTH = (0.001, 1_000_000)
 """Bytes a cycle of simulated memory."""
 SEED = (0, (1 << 32) - 1)
+EPOCHS, BATCH, LAYERS = (1, 10_000), (1, 4096), (1, 10_000)
+RATE, MOMENTUM = (1e-9, 1000), (0, 0.9999)
+ADAPTER = (0, 1024)
+"""What training takes."""
 
 
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:

@@ -32,6 +32,7 @@ from weft import (
     quantise_command,
     serve_command,
     trace_command,
+    train_command,
     tune_command,
     verify_command,
 )
@@ -296,6 +297,7 @@ model_commands.add(app)
 quantise_command.add(app)
 app.command()(writes(run))
 trace_command.add(app)
+train_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
 explore_command.add(app)

@@ -18,7 +18,8 @@ class Product(DeviceOp):
         sum = sum_k (a[i, k] - a_zero) * (b[k, j] - b_zero)
         q   = sat(round_half_even(sum * scale) + y_zero), clamped to [low, high]
 
-    With `transposed`, B is given with a row for each column of the result: b[j, k] takes the place of b[k, j].
+    With `transposed`, B is given with a row for each column of the result: b[j, k] takes the place of b[k, j]. With
+    `a_transposed`, A is given with a row for each element of the contraction: a[k, i] takes the place of a[i, k].
     Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
     images, shape (images * heads, 1, rows, size); each operand as it likes. `counts` are the images and heads of the
     result. Those of an operand may be fewer: 1 image for all, or a head for several that follow each other.
@@ -38,6 +39,7 @@ class Product(DeviceOp):
     y_zero: int = 0
     low: int = -128
     high: int = 127
+    a_transposed: bool = False
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -45,13 +47,13 @@ class Product(DeviceOp):
 
     @property
     def rows(self) -> int:
-        """Rows of A and of the result."""
-        return self.a.shape[2]
+        """Rows of the result."""
+        return _width(self.a, self.a_counts) if self.a_transposed else self.a.shape[2]
 
     @property
     def depth(self) -> int:
-        """Elements of a row of A: the contraction."""
-        return _width(self.a, self.a_counts)
+        """Elements of the contraction."""
+        return self.a.shape[2] if self.a_transposed else _width(self.a, self.a_counts)
 
     @property
     def columns(self) -> int:

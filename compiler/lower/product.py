@@ -70,7 +70,15 @@ class _ProductLowering:
             return slot, iter(())
         source = self.a.matrix(image, head, op.a_counts)
         fill = op.a_zero if self.config.wide_activations else 0
+        if op.a_transposed:
+            return slot, self.emit.load_transposed(
+                source, chunk, rows, slot, self.n, block=self._lines(rows), fill=fill
+            )
         return slot, iter([self.emit.load_rows(source, rows, chunk, slot, vectors, fill)])
+
+    def _lines(self, rows: Span) -> int:
+        """Vectors from one vector of the contraction of a row of A to the next, if A is transposed."""
+        return ceil_div(rows[1], self.n) * self.n
 
     def _operand_b(self, matrix: tuple[int, int], columns: Span, chunk: Span) -> tuple[int, Iterator[Task]]:
         """The same for B; what is given row by row of the contraction is transposed."""
@@ -94,6 +102,8 @@ class _ProductLowering:
             "zero": op.a_zero if wide else 0,
         }  # fmt: skip
         left = {"a": a, "a_kc": 1, "a_ox": taken(vectors, count)}
+        if op.a_transposed:
+            left |= {"a_kc": taken(self._lines(rows), vectors), "a_ox": taken(1, count)}
         right = {
             "b": b, "b_nt": wrapped(n * vectors, groups), "b_kc": 1 if op.transposed else n,
             "b_row": vectors if op.transposed else 1,

@@ -308,11 +308,12 @@ class Emitter:
 
     def load_transposed(
         self, src: TensorRef, rows: tuple[int, int], channels: tuple[int, int], dst: int, panel: int,
-        page: tuple[TensorRef, int] | None = None,
+        page: tuple[TensorRef, int] | None = None, *, block: int = 0, fill: int = 0,
     ) -> Iterator[Task]:  # fmt: skip
         """LOAD channels of pixels of a row: vector i of each N pixels holds their channel i, as columns.
 
-        Columns of N channels each are `panel` addresses apart. As many of them as the hardware transposes at a time
+        Columns of N channels each are `panel` addresses apart, and those of the next N pixels `block` (N, if it is not
+        said); `fill` stands for pixels that there are not. As many of them as the hardware transposes at a time
         are read together: bytes that lie together in memory, and all pixels at once where they follow each other.
         """
         (pixel, count), (first, length) = rows, channels
@@ -325,7 +326,7 @@ class Emitter:
             load = Load(
                 base=src.base, rows=count // pixels, row_pitch=taken(src.pixel_pitch, count // pixels), pixels=pixels,
                 pitch=part, length=part, run=pixels * part, dst_vector=1, dst_pixel=wrapped(panel, panels),
-                dst_row=taken(n, ceil_div(count, n)), transpose=1,
+                dst_row=taken(block or n, ceil_div(count, n)), transpose=1, fill=fill,
             )  # fmt: skip
             addresses = src.address(0, 0, pixel) + first + at, dst + at // n * panel
             yield self._task(load, page, size * panels, size * panels, addresses)

@@ -116,10 +116,12 @@ def match(model: Model) -> Match:
     while True:
         found = _walk(model, refused, alone)
         products = {index: why for index, why in _no_attention(found).items() if index not in alone}
-        strange = {index: why for index, why in _strange_transposes(found).items() if index not in refused}
-        if not products and not strange:
-            return found
         alone |= products
+        if products:  # what their transposes lead to is another operator then
+            continue
+        strange = {index: why for index, why in _strange_transposes(found).items() if index not in refused}
+        if not strange:
+            return found
         refused |= strange
 
 

@@ -25,7 +25,7 @@ from weft.hdl.isa.config import Config
 def _shape(op: Product) -> Shape4:
     images, heads = op.counts
     inner = op.b.shape[2] if not op.transposed else prod(op.b.shape) // (prod(op.b_counts) * op.b.shape[2])
-    for view, counts, rows in ((op.a, op.a_counts, op.rows), (op.b, op.b_counts, op.b.shape[2])):
+    for view, counts, rows in ((op.a, op.a_counts, op.a.shape[2]), (op.b, op.b_counts, op.b.shape[2])):
         size = prod(view.shape) // (prod(counts) * rows)
         if view.shape not in _shapes(counts, rows, size) or counts[0] not in (1, images) or heads % counts[1]:
             raise IrError(f"{op.name}: operand {view.shape} as {counts} matrices for {op.counts}")
@@ -58,7 +58,8 @@ def _evaluate(op: Product, given: tuple[np.ndarray, ...], bits: int) -> np.ndarr
         found = matrices(view.shape, counts, tensor.astype(np.int64)) - zero
         found = np.broadcast_to(found, (op.counts[0], *found.shape[1:]))
         operands.append(np.repeat(found, op.counts[1] // counts[1], axis=1))
-    a, b = Value(operands[0], "nhwi"), Value(operands[1], "nhci" if op.transposed else "nhic")
+    a = Value(operands[0], "nhiw" if op.a_transposed else "nhwi")
+    b = Value(operands[1], "nhci" if op.transposed else "nhic")
     result = requantise(product_sum(a, b, "i"), op.scale, "", op, bits).int8()
     beside = op.dst.shape[0] == op.counts[0]
     return (result.swapaxes(1, 2) if beside else result).reshape(op.dst.shape)
@@ -77,10 +78,10 @@ def _cost(op: Product, plan: ProductPlan, target: Target) -> Cost:
 
 
 def _unsupported(op: Product, config: Config) -> str | None:
-    if op.transposed or config.softmax:
+    if (op.transposed and not op.a_transposed) or config.softmax:
         return None
     return (
-        "this configuration cannot transpose the second matrix, which it does for attention; set 'probability_bits' "
+        "this configuration cannot transpose matrices, which it does for attention; set 'probability_bits' "
         "to 8, or to 7 for small parts"
     )
 

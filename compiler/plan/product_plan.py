@@ -78,7 +78,8 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
     vectors, groups = depth // n, columns // n
     chunks, down = ceil_div(op.depth, depth), ceil_div(op.rows, rows)
     sums = _accumulator(config, rows * groups)
-    zones = _scratchpad(config, rows * vectors, columns * vectors, rows * groups, (chunks * down, chunks))
+    lines = ceil_div(rows, n) * n if op.a_transposed else rows
+    zones = _scratchpad(config, lines * vectors, columns * vectors, rows * groups, (chunks * down, chunks))
     if sums is None or zones is None:
         return None
     a, b, out, params = zones
@@ -141,24 +142,37 @@ def _around(
     a_times = _times(op, op.a_counts, down * chunks, across, slots[0])
     b_times = _times(op, op.b_counts, chunks, down, slots[1], across)
     split = min(depth, op.depth)
-    a = _load(target, op.a, op.rows, rows, (op.depth, split)) * a_times
-    if op.transposed:
-        b = _load(target, op.b, op.columns, columns, (op.depth, split)) * b_times
-        loads = across * chunks
+    if op.a_transposed:
+        a, a_loads = _transposed(target, op.a, (op.depth, split), (op.rows, min(rows, op.rows)))
     else:
-        width = min(columns, op.columns)
-        part = min(config.transposed_vectors * n, width)
-        bus = _runs(target, op.b, op.depth, split, (op.columns, part))
-        b = max(bus, groups * chunks * ceil_div(split, n) * n) * b_times
-        loads = across * ceil_div(width, part) * chunks
+        a, a_loads = _load(target, op.a, op.rows, rows, (op.depth, split)), down * chunks
+    if op.transposed:
+        b, b_loads = _load(target, op.b, op.columns, columns, (op.depth, split)), across * chunks
+    else:
+        b, b_loads = _transposed(target, op.b, (op.depth, split), (op.columns, min(columns, op.columns)))
+    a, b = a * a_times, b * b_times
     out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * target.vec_start(early=True)
     instructions = matrices * down * across * (passes(op, config) * chunks + 2)
-    instructions += a_times * down * chunks + b_times * loads
+    instructions += a_times * a_loads + b_times * b_loads
     reads, writes = a + b + target.moved(instructions * WORD_BYTES), float(matrices * out)
     # They have channels of their own, but one memory: the bytes of both take turns, and nothing else.
     every = reads + target.moved(matrices * op.rows * op.columns)
     return max(every, writes), matrices * vector
+
+
+def _transposed(
+    target: Target, view: View, depth: tuple[int, int], width: tuple[int, int]
+) -> tuple[float, int]:
+    """What it takes to LOAD a matrix and transpose it, and in how many LOADs: rows and elements of each, all of them
+    and how many at a time."""
+    config, (rows, split), (elements, step) = target.config, depth, width
+    n = config.n
+    part = min(config.transposed_vectors * n, step)
+    chunks = ceil_div(rows, split)
+    bus = _runs(target, view, rows, split, (elements, part))
+    written = ceil_div(elements, n) * chunks * ceil_div(split, n) * n
+    return max(bus, written), ceil_div(elements, step) * ceil_div(step, part) * chunks
 
 
 def _times(op: Product, counts: Counts, parts: int, again: int, slots: int, others: int = 1) -> int:

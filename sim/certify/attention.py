@@ -28,7 +28,8 @@ _LARGEST = 255
 
 def product_of(symbols: Symbols, config: Config, op: Operator, sources: list[np.ndarray]) -> np.ndarray:
     """For each head of each image q = sat(round_half_even(sum_k (a[i, k] - a_zero) * (b[k, j] - b_zero) * scale) +
-    y_zero), clamped; with `transposed` b[j, k] takes the place of b[k, j]."""
+    y_zero), clamped. With `transposed` b[j, k] takes the place of b[k, j], with `a_transposed` a[k, i] that of a[i, k].
+    """
     values, counts = symbols.values, _pair(op, "counts")
     mantissa, shift = quantised(op.numbers["scale"], config.mantissa_bits)
     operands, places = [], []
@@ -44,6 +45,7 @@ def product_of(symbols: Symbols, config: Config, op: Operator, sources: list[np.
             )
             for name, matrices, own in zip("ab", operands, places, strict=True)
         )
+        a = a.moved((1, 0)) if op.numbers.get("a_transposed") else a
         sums = product(a, b.moved((1, 0)) if op.numbers["transposed"] else b)
         columns = np.ones(sums.low.shape[1], np.int64)
         clamp = (int(op.numbers["y_zero"]), int(op.numbers["low"]), int(op.numbers["high"]))

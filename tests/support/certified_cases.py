@@ -224,7 +224,7 @@ def product(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
     """Of matrices, a head for several, or an image for all."""
     counts = draw(rng, 1, 2), int(rng.choice([1, 2]))
     rows, depth, columns = (draw(rng, 1, 24) for _ in range(3))
-    turned = bool(rng.integers(2))
+    first, turned = rng.integers(2, size=2).astype(bool).tolist()
 
     def matrices(name: str, height: int, width: int, kind: str) -> op_cases.View:
         beside = (counts[0], 1, height, counts[1] * width)
@@ -232,13 +232,22 @@ def product(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
         return random_view(rng, name, shape, kind)
 
     operands = (
-        matrices("a", rows, depth, "input"),
+        matrices("a", *((depth, rows) if first else (rows, depth)), "input"),
         matrices("b", *((columns, depth) if turned else (depth, columns)), "input"),
     )
     y = matrices("y", rows, columns, "output")
     return (
         Product(
-            "product", *operands, y, counts, counts, counts, turned, 0.01, **_zeros(rng, "a_zero", "b_zero")
+            "product",
+            *operands,
+            y,
+            counts,
+            counts,
+            counts,
+            turned,
+            0.01,
+            **_zeros(rng, "a_zero", "b_zero"),
+            a_transposed=first,
         ),
     )
 

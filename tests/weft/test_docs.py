@@ -36,6 +36,7 @@ RUN = [
         "language.md",
         "assurance.md",
         "exploring.md",
+        "training.md",
     )
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

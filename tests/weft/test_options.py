@@ -18,7 +18,10 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "run --stall-seed": SEED,
     "run --waves-from": (0, 1 << 40),
     "run --waves-cycles": (1, 1 << 40),
-    **{f"{name} --baud": (1, 1 << 31) for name in ("run", "probe", "generate", "perplexity", "serve")},
+    **{
+        f"{name} --baud": (1, 1 << 31)
+        for name in ("run", "probe", "generate", "perplexity", "serve", "train")
+    },
     "trace --latency": LATENCY,
     "trace --bandwidth": BANDWIDTH,
     "tune --latency": LATENCY,
@@ -32,6 +35,13 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "explore --latency": LATENCY,
     "explore --bandwidth": BANDWIDTH,
     "explore --clock": (0.1, 1000),
+    "train --layers": (1, 10_000),
+    "train --adapter": (0, 1024),
+    "train --epochs": (1, 10_000),
+    "train --batch": (1, 4096),
+    "train --rate": (1e-9, 1000),
+    "train --momentum": (0, 0.9999),
+    "train --seed": SEED,
     "prove --seconds": (1, 86_400),
     "prove --jobs": (1, 1024),
     "prove --mutants": (0, 10_000),

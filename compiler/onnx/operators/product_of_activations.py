@@ -26,7 +26,7 @@ class _Solution:
     counts: Counts
     own: tuple[Counts, Counts]
     rows: int
-    transposed: bool
+    transposed: tuple[bool, bool]
     tensors: tuple[Tensor, Tensor]
     shapes: tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
 
@@ -111,15 +111,17 @@ def _solutions(context: NodeContext) -> Iterator[_Solution]:
     counts = list(_counts(context))
     if math.prod(context.shape(1)[:-2]) == 1:
         rows, counts = rows * math.prod(lead), [((1, 1), (1, 1), (1, 1))]
-    seconds = [Operand(b, "ihds", columns, depth)]
-    seconds += [Operand(b, "ihsd", depth, columns)] if context.model.config.softmax else []
+    firsts, seconds = [Operand(a, "ihsd", rows, depth)], [Operand(b, "ihds", columns, depth)]
+    if context.model.config.softmax:  # whose LOAD transposes
+        firsts.append(Operand(a, "ihds", depth, rows))
+        seconds.append(Operand(b, "ihsd", depth, columns))
     finds: tuple[Find, ...] = (Tensor.arranged, placed)
-    for find, (whole, first, second), operand in itertools.product(finds, counts, seconds):
-        left = Operand(a, "ihsd", rows, depth).arranged(*first, find)
-        right = operand.arranged(*second, find)
+    for find, (whole, first, second), one, other in itertools.product(finds, counts, firsts, seconds):
+        left, right = one.arranged(*first, find), other.arranged(*second, find)
         if left is not None and right is not None:
             tensors, shapes = (left[0], right[0]), (left[1], right[1])
-            yield _Solution(whole, (first, second), rows, operand.axes == "ihds", tensors, shapes)
+            transposed = one.axes == "ihds", other.axes == "ihds"
+            yield _Solution(whole, (first, second), rows, transposed, tensors, shapes)
 
 
 def product(context: NodeContext) -> Pending:
@@ -131,7 +133,8 @@ def product(context: NodeContext) -> Pending:
     (a, b), (a_shape, b_shape) = found.tensors, found.shapes
     op = Product(
         context.node.name, a.view(a_shape), b.view(b_shape), result(layout.nhwc), found.counts, *found.own,
-        found.transposed, quants[0].scale * quants[1].scale, quants[0].zero, quants[1].zero,
+        found.transposed[1], quants[0].scale * quants[1].scale, quants[0].zero, quants[1].zero,
+        a_transposed=found.transposed[0],
     )  # fmt: skip
     notes = (NOT_FUSED.format(context.alone),) if context.alone else ()
     return Pending((op,), layout, found.tensors, (context.node.index,), notes=notes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.configurations import every
 from support.golden_compare import compare, compare_on_rtl
-from support.op_cases import draw, random_inputs, random_view, segment_of
+from support.op_cases import draw, random_inputs, random_view, segment_of, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
@@ -36,14 +36,16 @@ def random_product(rng: np.random.Generator, most: int, *, transposed: bool | No
     ]  # fmt: skip
     rows, depth, columns = (draw(rng, 1, most if rng.random() < 0.5 else 20) for _ in range(3))
     turned = bool(rng.integers(2)) if transposed is None else transposed
+    first = bool(rng.integers(2)) if transposed is None else False
     zeros = [int(rng.choice([0, -128, 127, draw(rng, -128, 127)])) for _ in range(3)]
     clamp = (draw(rng, -128, 0), draw(rng, 0, 127)) if rng.random() < 0.3 else (-128, 127)
     op = Product(
         "product",
-        matrices(rng, "a", own[0], rows, depth, "input"),
+        matrices(rng, "a", own[0], *((depth, rows) if first else (rows, depth)), "input"),
         matrices(rng, "b", own[1], *((columns, depth) if turned else (depth, columns)), "input"),
         matrices(rng, "y", counts, rows, columns, "output"),
         counts, own[0], own[1], turned, rng.uniform(20, 90) / (np.sqrt(depth) * 90 * 90), *zeros, *clamp,
+        a_transposed=first,
     )  # fmt: skip
     verify_op(op)
     return op
@@ -64,7 +66,9 @@ def plainly(op: Product, inputs: dict[str, np.ndarray]) -> np.ndarray:
         return np.broadcast_to(found, (op.counts[0], *found.shape[1:]))
 
     a, b = operand(op.a, op.a_counts, op.a_zero), operand(op.b, op.b_counts, op.b_zero)
-    exact = a @ (b.swapaxes(2, 3) if op.transposed else b) * op.scale
+    exact = (
+        (a.swapaxes(2, 3) if op.a_transposed else a) @ (b.swapaxes(2, 3) if op.transposed else b) * op.scale
+    )
     result = np.clip(np.rint(exact) + op.y_zero, op.low, op.high)
     return result.swapaxes(1, 2) if op.dst.shape[0] == op.counts[0] else result
 
@@ -103,18 +107,23 @@ def test_meaning() -> None:
         pytest.param(PRESETS["tiny"].replace(scratchpad_depth=32), 40, 200, 40, id="little memory"),
     ],
 )
-@pytest.mark.parametrize("transposed", [False, True])
-def test_large(config: Config, rows: int, depth: int, columns: int, transposed: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "transposed"), [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_large(config: Config, rows: int, depth: int, columns: int, first: bool, transposed: bool) -> None:
     """Products of which not all fits on chip."""
     rng = np.random.default_rng(13)
+    a = (1, 1, depth, rows) if first else (1, 1, rows, depth)
     b = (1, 1, columns, depth) if transposed else (1, 1, depth, columns)
     views = [
         random_view(np.random.default_rng(0), name, shape, kind)
         for name, shape, kind in (
-            ("a", (1, 1, rows, depth), "input"), ("b", b, "input"), ("y", (1, 1, rows, columns), "output")
+            ("a", a, "input"), ("b", b, "input"), ("y", (1, 1, rows, columns), "output")
         )
     ]  # fmt: skip
-    op = Product("p", *views, (1, 1), (1, 1), (1, 1), transposed, 0.3 / (np.sqrt(depth) * 90), 7, -9, 3)
+    op = Product(
+        "p", *views, (1, 1), (1, 1), (1, 1), transposed, 0.3 / (np.sqrt(depth) * 90), 7, -9, 3, a_transposed=first
+    )  # fmt: skip
     chosen = plan(op, Target(config))
     assert chosen is not None
     parts = (rows, chosen.rows), (depth, chosen.depth), (columns, chosen.columns)
@@ -126,9 +135,16 @@ def test_large(config: Config, rows: int, depth: int, columns: int, transposed: 
 def test_no_transposing() -> None:
     """A configuration without softmax transposes nothing, and says so."""
     config = PRESETS["tiny"].replace(probability_bits=0)
-    op = random_product(np.random.default_rng(1), 20, transposed=False)
-    with pytest.raises(CompileError, match="cannot transpose the second matrix"):
-        compile_segment(segment_of(op), config)
+    for first, transposed in ((False, False), (True, True)):
+        views = [
+            whole(name, shape, kind)
+            for name, shape, kind in (
+                ("a", (1, 1, 9, 9), "input"), ("b", (1, 1, 9, 9), "input"), ("y", (1, 1, 9, 9), "output")
+            )
+        ]  # fmt: skip
+        op = Product("p", *views, (1, 1), (1, 1), (1, 1), transposed, 0.01, a_transposed=first)
+        with pytest.raises(CompileError, match="cannot transpose matrices"):
+            compile_segment(segment_of(op), config)
 
 
 @pytest.mark.parametrize("name", ["tiny", pytest.param("default", marks=pytest.mark.long)])

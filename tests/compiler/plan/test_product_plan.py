@@ -17,18 +17,22 @@ from weft.sim.timing import TimingDevice
 
 
 def product(
-    sizes: tuple[int, int, int], counts: Counts = (1, 1), *, transposed: bool = True, zeros: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int, int], counts: Counts = (1, 1), *, transposed: bool = True, zeros: tuple[int, int] = (0, 0),
+    first: bool = False,
 ) -> Product:  # fmt: skip
     """Rows, depth and columns of matrices that lie as images."""
     (rows, depth, columns), number = sizes, counts[0] * counts[1]
     b = (number, 1, columns, depth) if transposed else (number, 1, depth, columns)
+    a = (number, 1, depth, rows) if first else (number, 1, rows, depth)
     views = [
         whole(name, shape, kind)
         for name, shape, kind in (
-            ("a", (number, 1, rows, depth), "input"), ("b", b, "input"), ("y", (number, 1, rows, columns), "output")
+            ("a", a, "input"),
+            ("b", b, "input"),
+            ("y", (number, 1, rows, columns), "output"),
         )
-    ]  # fmt: skip
-    return Product("p", *views, counts, counts, counts, transposed, 0.001, *zeros)
+    ]
+    return Product("p", *views, counts, counts, counts, transposed, 0.001, *zeros, a_transposed=first)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,10 @@ def product(
         pytest.param("tiny", product((2, 9, 111), (2, 1), transposed=False), id="instructions"),
         pytest.param("default", product((1671, 1, 2), (3, 1)), id="rows of one byte that lie together"),
         pytest.param("default", product((64, 2000, 64)), id="a long contraction"),
+        pytest.param(
+            "default", product((64, 2048, 288), transposed=False, first=True), id="gradients of weights"
+        ),
+        pytest.param("tiny", product((30, 400, 17), first=True), id="rows that are transposed"),
     ],
 )
 def test_estimate(preset: str, op: Product) -> None:

@@ -1,0 +1,181 @@
+"""Training on the device, measured: python benchmarks/training.py products | scratch | changed | step
+
+products  array utilisation of products of gradients by weights, on the RTL
+step      cycles of a training step of the digits network by kind of operator, in the cycle model
+scratch   the digits network from random weights, on the golden interpreter; needs scikit-learn for the data
+changed   the deployed digits network after a change of the data; needs scikit-learn as well
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import weft
+from weft.compiler.gradient.deployed import in_real_numbers
+from weft.compiler.host.onnx_model import model_of
+from weft.compiler.onnx.folding import resolve
+from weft.compiler.onnx.reader import read
+from weft.examples import digits
+from weft.training.evaluation import accuracy
+from weft.training.layers import layers_of
+from weft.training.trainer import Settings, Trainer
+
+CONFIG = weft.Config.load("default")
+SEED = 7
+PRODUCTS = {
+    "1 x 1, 64 to 64 channels, 2,048 pixels": (64, 2048, 64),
+    "3 x 3, 32 to 32 channels, 2,048 pixels": (32, 2048, 288),
+    "3 x 3, 128 to 128 channels, 3,136 pixels": (128, 3136, 1152),
+    "768 to 768 features, 512 rows": (768, 512, 768),
+    "3072 to 768 features, 256 rows": (768, 256, 3072),
+}
+"""Rows, contraction and columns of gradients by weights: both matrices are transposed on the way."""
+
+
+def product(rows: int, depth: int, columns: int) -> onnx.ModelProto:
+    """The gradient by weights for gradients (depth, rows) of results and inputs (depth, columns)."""
+    nodes = []
+    for name in ("a", "b"):
+        nodes.append(helper.make_node("QuantizeLinear", [name, "one", "zero"], [f"{name}/q"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}/q", "one", "zero"], [f"{name}/d"]))
+    nodes.append(helper.make_node("Transpose", ["a/d"], ["a/t"], perm=[1, 0]))
+    nodes.append(helper.make_node("MatMul", ["a/t", "b/d"], ["sum"], name="gradient"))
+    nodes.append(helper.make_node("QuantizeLinear", ["sum", "scale", "zero"], ["y/q"]))
+    nodes.append(helper.make_node("DequantizeLinear", ["y/q", "scale", "zero"], ["y"]))
+    shapes = {"a": (depth, rows), "b": (depth, columns)}
+    graph = helper.make_graph(
+        nodes, "gradient",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (rows, columns))],
+        [numpy_helper.from_array(np.float32(1), "one"), numpy_helper.from_array(np.float32(depth), "scale"),
+         numpy_helper.from_array(np.int8(0), "zero")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def products() -> None:
+    rng = np.random.default_rng(SEED)
+    for name, sizes in PRODUCTS.items():
+        program = weft.compile(product(*sizes), CONFIG)
+        given = {
+            key: rng.integers(-127, 128, shape).astype(np.float32)
+            for key, (_, shape) in program.inputs.items()
+        }
+        golden, rtl = (program.run(given, on=on) for on in ("golden", "rtl"))
+        if golden.memory != rtl.memory:
+            raise SystemExit(f"{name}: the RTL's memory is another one than the golden interpreter's")
+        (layer,) = rtl.report["layers"]
+        print(f"| {name} | {layer['cycles']:,} | {layer['utilisation']:.1%} |", flush=True)
+
+
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images float32 (count, 1, 8, 8) and labels to train with, and those held out, as the example splits them."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    found = load_digits()
+    images = found.images.astype(np.float32)[:, None] / 16
+    train, held, labels, held_labels = train_test_split(
+        images, found.target, test_size=0.25, stratify=found.target, random_state=SEED
+    )
+    return train, labels, held, held_labels
+
+
+def untrained() -> onnx.ModelProto:
+    """The digits network in real numbers with random weights (He et al., 2015) and without biases."""
+    deployed = in_real_numbers(read(digits.model()))
+    network, rng = deployed.named(), np.random.default_rng(SEED)
+    constants = dict(network.constants)
+    for node, names in layers_of(network):
+        for name in names:
+            shape = constants[name].shape
+            wide = np.sqrt(2 / np.prod(shape[1:])) if len(shape) > 1 else 0.0
+            # The second half of a residual block begins small, so that the block begins as the identity.
+            wide *= 0.1 if node.name == "residual2" else 1.0
+            constants[name] = (rng.normal(size=shape) * wide).astype(np.float32)
+    return model_of(resolve(dataclasses.replace(network, constants=constants)).network)
+
+
+def scratch(epochs: int = 20) -> None:
+    train, labels, held, held_labels = data()
+    started = time.time()
+    made = weft.train(
+        untrained(), {"image": train}, labels, CONFIG, layers=None, epochs=epochs, rate=0.02, seed=SEED,
+        progress=_told(started),
+    )  # fmt: skip
+    for index, epoch in enumerate(made.epochs, 1):
+        print(f"epoch {index}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.2%}")
+    quantised = weft.quantise(made.model, {"image": train}).model
+    print(
+        f"held out, on the golden interpreter: {accuracy(quantised, {'image': held}, held_labels, CONFIG):.2%}"
+    )
+    print(f"{time.time() - started:.0f} s")
+
+
+def _told(started: float) -> Callable[[str], None]:
+    def told(text: str) -> None:
+        if "compiling" in text:
+            print(f"{time.time() - started:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    return told
+
+
+def moved(images: np.ndarray) -> np.ndarray:
+    """Two pixels up and to the left."""
+    return np.pad(images, ((0, 0), (0, 0), (0, 2), (0, 2)))[:, :, 2:, 2:]
+
+
+def changed() -> None:
+    train, labels, held, held_labels = data()
+    before = accuracy(digits.model(), {"image": held}, held_labels, CONFIG)
+    print(f"as deployed: {before:.2%}", flush=True)
+    for name, change in (("inverted", lambda images: 1 - images), ("shifted", moved)):
+        lost = accuracy(digits.model(), {"image": change(held)}, held_labels, CONFIG)
+        for layers, epochs, rate in ((1, 10, 0.03), (3, 10, 0.01), (None, 8, 0.005)):
+            made = weft.train(
+                digits.model(),
+                {"image": change(train)},
+                labels,
+                CONFIG,
+                layers=layers,
+                epochs=epochs,
+                rate=rate,
+            )
+            found = accuracy(made.model, {"image": change(held)}, held_labels, CONFIG)
+            share = (found - lost) / (before - lost)
+            print(f"| {name} | {layers or 'all'} | {lost:.1%} | {found:.1%} | {share:.1%} |", flush=True)
+
+
+def step() -> None:
+    rng = np.random.default_rng(SEED)
+    images, labels = digits.held_out()
+    for layers in (1, 3, None):
+        trainer = Trainer(digits.model(), CONFIG, Settings(), layers=layers)
+        trainer.prepare(0, {"image": images}, labels, rng)
+        program = trainer.program
+        report = program.run(trainer.batch({"image": images}, labels, np.arange(32)), on="timing").report
+        kinds: Counter[str] = Counter()
+        for layer in report["layers"]:
+            kinds[layer["kind"]] += layer["cycles"]
+        told = ", ".join(f"{kind} {cycles:,}" for kind, cycles in kinds.most_common())
+        on_device = sum(node[2] == "device" for node in trainer.nodes)
+        print(
+            f"{layers or 'all'} layers: {report['cycles']:,} cycles, {report['utilisation']:.1%} of the array; ",
+            end="",
+        )
+        print(f"{on_device} of {len(trainer.nodes)} nodes on the device; {told}")
+
+
+if __name__ == "__main__":
+    parts = {"products": products, "scratch": scratch, "changed": changed, "step": step}
+    if len(sys.argv) != 2 or sys.argv[1] not in parts:
+        raise SystemExit(__doc__)
+    parts[sys.argv[1]]()

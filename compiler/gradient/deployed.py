@@ -1,0 +1,205 @@
+"""A quantised network in real numbers: without QuantizeLinear and DequantizeLinear, which are told beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.compiler.ir.network import LINKS, Network, Node, Type
+
+_NOT_NEGATIVE = ("Relu", "Sigmoid", "Softmax", "MaxPool")
+"""Operators whose results need no further ReLU, behind one or by themselves."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How real numbers are integers: scales, zero points, their type, and the axis along which there are several."""
+
+    scale: np.ndarray
+    zero: np.ndarray
+    axis: int = 1
+
+    @property
+    def dtype(self) -> str:
+        return self.zero.dtype.name
+
+    @property
+    def one(self) -> bool:
+        return self.scale.size == 1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A constant as the network has it: by which name, and how it is real numbers; `output` is what it is then."""
+
+    name: str
+    values: np.ndarray
+    kind: Kind
+    output: str
+    scale_name: str
+    zero_name: str
+
+    @property
+    def real(self) -> np.ndarray:
+        """float32, of the same shape."""
+        shape = [1] * self.values.ndim
+        if not self.kind.one:
+            shape[self.kind.axis] = self.kind.scale.size
+        scale, zero = self.kind.scale.reshape(shape), self.kind.zero.astype(np.float64)
+        zero = zero.reshape(shape) if zero.size > 1 else zero.reshape(())
+        return ((self.values.astype(np.float64) - zero) * scale).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A quantised network in real numbers.
+
+    Attributes
+    ----------
+    network : Network
+        Inputs and outputs are those of the quantised one, if they are real numbers there.
+    stored : dict
+        Constants that the quantised network has as integers, by their names in real numbers.
+    kinds : dict
+        How values of `network` are integers.
+    links : dict
+        By the same names, the QuantizeLinear of the value in the quantised network.
+    ends : dict
+        Outputs of the quantised network that have another name in `network`: that name.
+    """
+
+    network: Network
+    stored: dict[str, Stored] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    links: dict[str, Node] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+
+    def named(self) -> Network:
+        """The network of real numbers whose outputs have the names that they have in the quantised one."""
+        nodes = tuple(Node("Identity", (own,), (name,), name=name) for name, own in self.ends.items())
+        back = {own: name for name, own in self.ends.items()}
+        kinds = {back.get(name, name): kind for name, kind in self.network.types.items()}
+        outputs = tuple(back.get(name, name) for name in self.network.outputs)
+        return dataclasses.replace(
+            self.network, nodes=(*self.network.nodes, *nodes), outputs=outputs, types=kinds
+        )
+
+
+def in_real_numbers(network: Network) -> Deployed:
+    """The network of real numbers of which a quantised one is the integers.
+
+    Where the lowest integer stands for 0 there is a ReLU. Other values are taken to be in the range of their integers.
+    """
+    return _Reader(network).deployed()
+
+
+class _Reader:
+    def __init__(self, network: Network) -> None:
+        self.source = network
+        self.alias: dict[str, str] = {}
+        self.constants = dict(network.constants)
+        self.found = Deployed(network)
+        self.nodes: list[Node] = []
+        self.made: dict[str, Node] = {}
+
+    def deployed(self) -> Deployed:
+        for node in self.source.nodes:
+            if node.operator in LINKS and self._link(node):
+                continue
+            inputs = tuple(self.alias.get(name, name) for name in node.inputs)
+            self._add(dataclasses.replace(node, inputs=inputs))
+        ends = {name: self.alias[name] for name in self.source.outputs if name in self.alias}
+        network = dataclasses.replace(
+            self.source, nodes=tuple(self.nodes), constants=self.constants,
+            outputs=tuple(ends.get(name, name) for name in self.source.outputs), types=self._types(ends),
+        )  # fmt: skip
+        return dataclasses.replace(self.found, network=_used(network), ends=ends)
+
+    def _types(self, ends: Mapping[str, str]) -> dict[str, Type]:
+        kinds = {name: self.source.types[name] for name in self.source.inputs if name in self.source.types}
+        for name in self.source.outputs:
+            if name in self.source.types:
+                kinds[ends.get(name, name)] = self.source.types[name]
+        return kinds
+
+    def _add(self, node: Node) -> None:
+        self.nodes.append(node)
+        for name in node.outputs:
+            self.made[name] = node
+
+    def _link(self, node: Node) -> bool:
+        """Read a QuantizeLinear or DequantizeLinear; False if it stays, as its scale is computed."""
+        scale, zero = (self.source.constants.get(node.input(at)) for at in (1, 2))
+        if scale is None:
+            return False
+        zero = np.zeros((), np.uint8) if zero is None else zero
+        kind = Kind(np.asarray(scale), np.asarray(zero), int(node.attributes.get("axis", 1)))
+        name, output = node.inputs[0], node.outputs[0]
+        values = self.source.constants.get(name)
+        if node.operator == "DequantizeLinear" and values is not None:
+            axis = kind.axis % max(values.ndim, 1)
+            stored = Stored(
+                name, values, dataclasses.replace(kind, axis=axis), output, node.input(1), node.input(2)
+            )
+            self.found.stored[output] = stored
+            self.constants[output] = stored.real
+        elif node.operator == "DequantizeLinear":
+            self.alias[output] = self.alias.get(name, name)
+        else:
+            self.alias[output] = self._rounded(self.alias.get(name, name), kind, node)
+        return True
+
+    def _rounded(self, name: str, kind: Kind, node: Node) -> str:
+        """The value that integers stand for; with a ReLU behind it if they are not below 0."""
+        lowest = bool((kind.zero == np.iinfo(kind.zero.dtype).min).all())
+        if lowest and name in self.made and not self._not_negative(name):
+            output = f"{name}/relu"
+            self._add(Node("Relu", (name,), (output,), name=output))
+            name = output
+        if name not in self.found.kinds:
+            self.found.kinds[name] = kind
+            self.found.links[name] = node
+        return name
+
+    def _not_negative(self, name: str) -> bool:
+        while name in self.made:
+            node = self.made[name]
+            if node.operator in _NOT_NEGATIVE[:-1]:
+                return True
+            if node.operator not in _SAME:
+                return False
+            name = node.inputs[0]
+        return False
+
+
+_SAME = (
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Slice",
+)
+"""Operators whose results are not negative if what they read is not."""
+
+
+def _used(network: Network) -> Network:
+    """Without constants that no node reads."""
+    read = {name for node in network.nodes for name in node.reads} | set(network.outputs)
+    kept = {name: value for name, value in network.constants.items() if name in read}
+    return dataclasses.replace(network, constants=kept)
+
+
+def depending(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
+    """Values that depend on some, these included."""
+    found = set(names)
+    for node in nodes:
+        if found.intersection(node.reads):
+            found.update(node.outputs)
+    return found

@@ -1,0 +1,65 @@
+"""What the operators of a network compute in real numbers, as expressions of micro-operations.
+
+Operators are those of ONNX; QuantizeLinear and DequantizeLinear are read as what they are in real numbers: nothing, but
+for the lowest value that an integer can hold where it is 0, which is how models write ReLU.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+
+from weft.compiler.gradient import context, operators
+from weft.compiler.gradient.context import Context, Handler, axes_of, constant
+from weft.compiler.gradient.derivative import GradientError
+from weft.compiler.gradient.expression import Expression, Source
+from weft.compiler.ir.network import Network
+
+
+@dataclass
+class Meanings:
+    """The expressions of all values of a network, and its sources by name."""
+
+    values: dict[str, Expression] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+
+
+@cache
+def handlers() -> Mapping[str, Handler]:
+    """The meanings of operators, by name."""
+    for item in pkgutil.iter_modules(operators.__path__):
+        import_module(f"{operators.__name__}.{item.name}")
+    return context.HANDLERS
+
+
+def meanings(network: Network, variables: Iterable[str]) -> Meanings:
+    """What all values of a network are, where its inputs and the constants `variables` are sources.
+
+    Raises
+    ------
+    GradientError
+        For an operator without a gradient that depends on a source, or one whose shapes are not known.
+    """
+    found = Meanings()
+    for name in dict.fromkeys((*network.inputs, *variables)):
+        kind = network.type_of(name)
+        if kind is None or kind.sizes is None:
+            raise GradientError(
+                f"the shape of {name!r} is not known: give sizes for what the model leaves open"
+            )
+        found.sources[name] = found.values[name] = Source(name, axes_of(kind.sizes))
+    for name, value in network.constants.items():
+        if name not in found.values:
+            found.values[name] = constant(value)
+    for node in network.nodes:
+        handler = handlers().get(node.op)
+        if handler is None:
+            raise GradientError(f"{node.label} is an operator that has no gradient here")
+        inputs = tuple(found.values[name] if name else None for name in node.inputs)
+        made = handler(Context(node, inputs, network))
+        results = [made] if isinstance(made, Expression) else list(made)
+        found.values.update(zip(node.outputs, results, strict=False))
+    return found

@@ -1,0 +1,63 @@
+"""Meanings of operators against ONNX Runtime, and their gradients against differences and PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+from support.gradient_cases import CASES, Case, gradients_of, meant
+from support.ort_sessions import plain_session
+
+from weft.compiler.gradient.expression import Expression, evaluate
+
+
+def _differences(
+    outputs: list[Expression], given: dict[str, np.ndarray], seeds: list[np.ndarray], name: str
+) -> np.ndarray:
+    """Central differences of the sum of products of outputs and seeds."""
+    gradient, step = np.zeros(given[name].shape), 1e-6
+    for at in np.ndindex(gradient.shape):
+        ends = []
+        for side in (step, -step):
+            moved = given[name].copy()
+            moved[at] += side
+            values = evaluate(outputs, {**given, name: moved})
+            ends.append(sum(float((value * seed).sum()) for value, seed in zip(values, seeds, strict=True)))
+        gradient[at] = (ends[0] - ends[1]) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_gradients_are_those_of_differences(case: Case) -> None:
+    rng = np.random.default_rng(1)
+    _, outputs = meant(case)
+    given, seeds, found = gradients_of(case, rng)
+    for name, gradient in zip(given, found, strict=True):
+        np.testing.assert_allclose(
+            gradient, _differences(outputs, given, seeds, name), rtol=1e-5, atol=2e-6, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_meanings_are_those_of_onnx(case: Case) -> None:
+    given = case.inputs(np.random.default_rng(2))
+    _, outputs = meant(case)
+    session = plain_session(case.model())
+    expected = session.run(None, {name: array.astype(np.float32) for name, array in given.items()})
+    for value, wanted in zip(evaluate(outputs, given), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_gradients_are_those_of_pytorch(case: Case) -> None:
+    import torch
+
+    given, seeds, found = gradients_of(case, np.random.default_rng(3))
+    tensors = [torch.tensor(array, requires_grad=True) for array in given.values()]
+    result = case.torch(*tensors)
+    results = result if isinstance(result, tuple) else (result,)
+    expected = torch.autograd.grad(results, tensors, [torch.tensor(seed) for seed in seeds])
+    for gradient, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-7, atol=1e-9)

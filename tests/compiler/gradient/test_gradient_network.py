@@ -1,0 +1,25 @@
+"""Gradients as networks, evaluated by ONNX Runtime, against those of the expressions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.gradient_cases import CASES, Case, gradients_of
+from support.ort_sessions import plain_session
+
+from weft.compiler.gradient.network import gradient_network
+from weft.compiler.host.onnx_model import model_of
+from weft.compiler.onnx.reader import read
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_networks_of_gradients(case: Case) -> None:
+    given, seeds, expected = gradients_of(case, np.random.default_rng(4))
+    model = model_of(gradient_network(read(case.model())))
+    full = {**given, **{f"out{index}/gradient": seed for index, seed in enumerate(seeds)}}
+    session = plain_session(model)
+    feed = {item.name: full[item.name].astype(np.float32) for item in session.get_inputs()}
+    names = [item.name for item in session.get_outputs()]
+    assert names == [f"{name}/gradient" for name in given]
+    for found, wanted in zip(session.run(None, feed), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)

@@ -1,0 +1,1 @@
+"""Training on the device: what `weft train` and `weft.train` do around the steps that run there."""
