@@ -1,15 +1,18 @@
-"""The front end: a quantised ONNX or TFLite model in, a verified `weft.compiler.ir.model.Graph` out."""
+"""The front end: a quantised ONNX, TFLite or MLIR model in, a verified `weft.compiler.ir.model.Graph` out."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from weft.compiler.gguf.file import is_gguf
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph, HostSegment
+from weft.compiler.ir.network import Network
+from weft.compiler.mlir import reader as mlir
 from weft.compiler.onnx.lowering import lower
 from weft.compiler.onnx.model import COMPLETE, Model, load
 from weft.compiler.onnx.model import prepare as prepare_network
@@ -17,7 +20,7 @@ from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
 from weft.compiler.onnx.recurrent import unrolled
-from weft.compiler.tflite.reader import SUFFIX, is_tflite, read
+from weft.compiler.tflite import reader as tflite
 from weft.compiler.verify import verify
 from weft.hdl.isa.config import Config
 
@@ -29,8 +32,8 @@ def import_model(
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Graph:
-    """Read a quantised ONNX (QDQ) or TFLite model (a path, bytes or a `ModelProto`), for devices with the units of
-    `config`. What a file is, it says itself.
+    """Read a quantised ONNX (QDQ), TFLite or MLIR model (a path, bytes or a `ModelProto`), for devices with the units
+    of `config`. What a file is, it says itself.
 
     `shapes` has sizes for dimensions that the model leaves open (`weft.compiler.onnx.reader.read`), and `states` the
     outputs that inputs become for the next run, by their names (`weft.compiler.onnx.state_inputs`).
@@ -40,21 +43,19 @@ def import_model(
     Raises
     ------
     CompileError
-        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load` and
-        `weft.compiler.tflite.reader.read`.
+        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`,
+        `weft.compiler.tflite.reader.read` and `weft.compiler.mlir.reader.read`.
     """
-    tflite = _tflite(source)
-    if tflite is None:
+    other = _other(source)
+    if other is None:
         return import_loaded(load(source, shapes, states), config=config)
     if shapes:
         given = ", ".join(f"{name}={size}" for name, size in shapes.items())
-        raise CompileError(f"the shapes of a TFLite model are fixed, so {given} cannot be given")
+        raise CompileError(f"the shapes of {other.article} model are fixed, so {given} cannot be given")
     if states:
         given = ", ".join(f"{name}={target}" for name, target in states.items())
-        raise CompileError(
-            f"a TFLite model says itself what it keeps from run to run, so {given} cannot be given"
-        )
-    return import_loaded(prepare_network(read(*tflite)), config=config)
+        raise CompileError(f"{other.keeps}, so {given} cannot be given")
+    return import_loaded(prepare_network(other.network()), config=config)
 
 
 def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
@@ -76,14 +77,43 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
     return graph
 
 
-def _tflite(source: Source) -> tuple[bytes, str] | None:
-    """The bytes of a TFLite file and its name in messages; None for what is none, by its first bytes and its suffix.
+class _Other(NamedTuple):
+    """A file that is no ONNX: its bytes, what messages call it, and whether it is TFLite or MLIR."""
+
+    data: bytes
+    what: str
+    mlir: bool
+
+    @property
+    def article(self) -> str:
+        return "an MLIR" if self.mlir else "a TFLite"
+
+    @property
+    def keeps(self) -> str:
+        """What keeps values from run to run."""
+        if self.mlir:
+            return "an MLIR model keeps nothing from run to run"
+        return "a TFLite model says itself what it keeps from run to run"
+
+    def network(self) -> Network:
+        """The network that its reader makes."""
+        return (mlir.read if self.mlir else tflite.read)(self.data, self.what)
+
+
+_HEAD = 4096
+"""Bytes that tell what a file is."""
+
+
+def _other(source: Source) -> _Other | None:
+    """A TFLite or MLIR file; None for what is none, by its first bytes and its suffix.
 
     Raises `CompileError` for a language model, which is another kind of thing.
     """
     if isinstance(source, bytes):
-        _check_kind(source, f"the model of {len(source):,} bytes")
-        return (source, f"the model of {len(source):,} bytes") if is_tflite(source) else None
+        what = f"the model of {len(source):,} bytes"
+        _check_kind(source, what)
+        found = tflite.is_tflite(source), mlir.is_mlir(source[:_HEAD])
+        return _Other(source, what, found[1]) if any(found) else None
     if not isinstance(source, str | os.PathLike):
         return None
     path = Path(source)
@@ -91,10 +121,12 @@ def _tflite(source: Source) -> tuple[bytes, str] | None:
         return None  # a pipe cannot be read twice
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(_HEAD)
             _check_kind(head, str(path))
-            wanted = path.suffix.lower() == SUFFIX or is_tflite(head)
-            return (head + file.read(), str(path)) if wanted else None
+            suffix = path.suffix.lower()
+            is_tflite = suffix == tflite.SUFFIX or tflite.is_tflite(head)
+            is_mlir = not is_tflite and (suffix == mlir.SUFFIX or mlir.is_mlir(head))
+            return _Other(head + file.read(), str(path), is_mlir) if is_tflite or is_mlir else None
     except OSError:
         return None  # which the other reader tells of
 
@@ -102,5 +134,5 @@ def _tflite(source: Source) -> tuple[bytes, str] | None:
 def _check_kind(head: bytes, what: str) -> None:
     if is_gguf(head):
         raise CompileError(
-            f"{what} is a GGUF file, which holds a language model; weft checks and compiles ONNX and TFLite files"
+            f"{what} is a GGUF file, which holds a language model; weft checks and compiles ONNX, TFLite and MLIR files"
         )

@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 
 from weft.boards.formal.registry import properties as of_boards
+from weft.compiler.mlir import registry as mlir_registry
 from weft.compiler.onnx import registry
 from weft.compiler.tflite import registry as tflite_registry
 from weft.hdl import isa
@@ -156,6 +157,18 @@ def tflite() -> str:
     return "".join(lines)
 
 
+def mlir() -> str:
+    """The operations of MLIR that are read."""
+    lines = [NOTE.format("compiler/mlir/operators"), "# Operations of MLIR\n\n"]
+    about = (
+        "Operations that weft reads in MLIR text, and the ONNX operators that they become. Where those run is in "
+        "[the table of operators](operators.md)."
+    )
+    lines.append(textwrap.fill(about, 110) + "\n\n| MLIR | ONNX |\n| --- | --- |\n")
+    lines += [f"| {name} | {record.becomes} |\n" for name, record in sorted(mlir_registry.NAMES.items())]
+    return "".join(lines)
+
+
 _METHODS = {Invariant: "an invariant", Induction: "induction", Bounded: "bounded"}
 
 
@@ -183,6 +196,7 @@ PAGES = {
     "operators.md": operators,
     "configuration.md": configuration,
     "tflite.md": tflite,
+    "mlir.md": mlir,
     "properties.md": properties,
 }
 

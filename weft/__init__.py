@@ -1,4 +1,4 @@
-"""weft: matrix-multiplication accelerators for open FPGAs, from ONNX and TFLite to verified Verilog.
+"""weft: matrix-multiplication accelerators for open FPGAs, from ONNX, TFLite and MLIR to verified Verilog.
 
 >>> import numpy as np, weft
 >>> program = weft.compile("digits.onnx", config="small")  # `weft example digits` puts this file where one stands
@@ -8,10 +8,10 @@
 >>> result.outputs["logits"].shape
 (1, 10)
 
-`compile` makes a `Program` of a quantised ONNX or TFLite model, and `Program.run` gives a `Result`. `quantise` makes a
-quantised model of a float one. `check` tells which nodes of a model run on the device, `verilog` writes the
-accelerator, and `Program.save` and `load` keep a program in a folder. A `Config` holds the accelerator's parameters;
-the name of a preset or of a board does as well.
+`compile` makes a `Program` of a quantised ONNX, TFLite or MLIR model, and `Program.run` gives a `Result`. `quantise`
+makes a quantised model of a float one. `check` tells which nodes of a model run on the device, `convert` prints a model
+as MLIR, `verilog` writes the accelerator, and `Program.save` and `load` keep a program in a folder. A `Config` holds
+the accelerator's parameters; the name of a preset or of a board does as well.
 
 Whatever weft refuses it refuses with a `WeftError`: `CompileError` (the model), `ConfigError` (the configuration),
 `InputError` (an argument), `FileError` and `ProgramFileError` (a file), `ProgramError` (instructions), `BoardError` (a
@@ -43,6 +43,7 @@ __all__ = [
     "WeftError",
     "check",
     "compile",
+    "convert",
     "grad",
     "load",
     "quantise",
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from weft.api import check, compile, load, verilog
+    from weft.api import check, compile, convert, load, verilog
     from weft.boards.board import BoardError
     from weft.compiler.artefact import ProgramFileError
     from weft.compiler.ir.graph import CompileError

@@ -17,7 +17,9 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.ir.shares import Shares, shares
+from weft.compiler.mlir.writer import written
 from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.onnx.model import COMPLETE
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
@@ -60,7 +62,7 @@ def compile(  # the public name, and what it does
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Program:
-    """Compile a quantised ONNX (QDQ) or TFLite model.
+    """Compile a quantised ONNX (QDQ), TFLite or MLIR model.
 
     Parameters
     ----------
@@ -225,6 +227,26 @@ def check(
     """
     graph = _graph(model, configuration(config), shapes, states)
     return Check(graph.assignment, shares(graph))
+
+
+def convert(
+    model: Source,
+    *,
+    shapes: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
+) -> str:
+    """A quantised model as MLIR text: a function ``main`` of TOSA that computes the bytes that the device does.
+
+    Arguments as those of `compile`. The quantisation of floats at the ends is in attributes of arguments and results;
+    `compile` takes the text as any model, and makes a program of the same outputs.
+
+    Raises
+    ------
+    CompileError, InputError
+        As `compile`; also if something but that quantisation runs on the host, TOSA has nothing that computes the same
+        bytes, or xDSL is not installed.
+    """
+    return written(_graph(model, COMPLETE, shapes, states))
 
 
 def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, dict[str, Any]]:

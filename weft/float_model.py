@@ -19,6 +19,8 @@ from weft import fused_operators, integer_models
 from weft.compiler.host.evaluate import HOW_TO_INSTALL, runtime
 from weft.compiler.host.onnx_model import first_line
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.mlir.reader import HOW_TO_QUANTISE as MLIR
+from weft.compiler.mlir.reader import is_mlir
 from weft.compiler.onnx.model import QLINEAR
 from weft.compiler.onnx.reader import Source, checked
 from weft.compiler.tflite.reader import HOW_TO_QUANTISE as TFLITE
@@ -140,12 +142,14 @@ def signature(model: onnx.ModelProto) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _check_kind(source: Source) -> None:
-    head = source[:8] if isinstance(source, bytes) else b""
+    head = source[:4096] if isinstance(source, bytes) else b""
     if not isinstance(source, bytes | onnx.ModelProto) and Path(source).is_file():
         with Path(source).open("rb") as file:
-            head = file.read(8)
+            head = file.read(4096)
     if is_tflite(head):
         raise CompileError(f"`weft quantise` takes ONNX models, and this is a TFLite model: {TFLITE}")
+    if is_mlir(head):
+        raise CompileError(f"`weft quantise` takes ONNX models, and this is MLIR: {MLIR}")
 
 
 def _check_float(model: onnx.ModelProto) -> None:

@@ -190,6 +190,26 @@ def warn_of_host(nodes: Assignment) -> None:
     )
 
 
+def convert(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="MLIR file to write, of TOSA.", show_default=False)
+    ],
+    shape: Shapes = [],  # noqa: B006
+) -> None:
+    """Write a model as MLIR text of TOSA, which computes the same bytes."""
+    import weft
+
+    files.existing(model)
+    files.apart({"--output": output}, [model])
+    with reports.progress() as progress:
+        progress(f"reading {model.name}")
+        text = weft.convert(model, shapes=shapes_of(shape))
+    files.write_text(output, text)
+    count = text.count('"tosa.') - text.count('"tosa.const')
+    reports.say(f"{output}: {model.name} as {count:,} operations of TOSA")
+
+
 def verilog(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Verilog file to write.", show_default=False)
@@ -223,6 +243,7 @@ def dis(folder: Folder) -> None:
 def add(app: typer.Typer) -> None:
     """Give `app` the commands of this module."""
     app.command("compile")(writes(compile_model))
+    app.command()(writes(convert))
     app.command()(writes(verilog))
     app.command()(check)
     app.command()(dis)

@@ -63,7 +63,9 @@ def _number(
     return typer.Option(name, help=about, parser=parse, metavar=metavar, **shown)
 
 
-Model = Annotated[Path, typer.Argument(help="Quantised model: ONNX (QDQ) or TFLite.", show_default=False)]
+Model = Annotated[
+    Path, typer.Argument(help="Quantised model: ONNX (QDQ), TFLite or MLIR.", show_default=False)
+]
 
 
 def shapes_of(texts: list[str]) -> dict[str, int]:

@@ -15,7 +15,7 @@ PLAIN = (
     "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Neg", "Not", "Or", "PRelu", "Pow",
     "Reciprocal", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub",
     "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
-    "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu",
+    "ai.onnx.ml.LabelEncoder", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu",
 )  # fmt: skip
 """Operators that compute each element of their result of the elements in the same place, and that only tables do."""
 ARITHMETIC = ("Add", "Clip", "Div", "Mul", "Relu")

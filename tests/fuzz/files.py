@@ -27,7 +27,7 @@ Edit = list[Any]
 TARGETS = {
     "npz": 3, "npz member": 3, "npy": 1, "onnx": 5, "tflite": 5, "manifest": 1, "manifest body": 4, "segment": 1,
     "segment resealed": 4, "configuration": 1, "tuning": 1, "line": 1,
-    "frame": 1, "gguf": 5,
+    "frame": 1, "gguf": 5, "mlir": 5,
 }  # fmt: skip
 """Which file, or part of one behind its checksum, and how often."""
 
@@ -92,8 +92,8 @@ def _content(target: str, model: str) -> bytes:
     if target in ("npz", "npz member", "npy"):
         arrays = seeds.inputs(model)
         return archive(arrays) if target == "npz" else _member(next(iter(arrays.values())))
-    if target in ("onnx", "tflite"):
-        return seeds.models()[model] if target == "onnx" else seeds.tflite()[model]
+    if target in ("onnx", "tflite", "mlir"):
+        return {"onnx": seeds.models, "tflite": seeds.tflite, "mlir": seeds.mlir}[target]()[model]
     if target == "gguf":
         return seeds.gguf()[model]
     if target.startswith("manifest"):
@@ -136,7 +136,7 @@ def _offer(target: str, model: str, content: bytes, folder: Path) -> str:
     if target in ("npz", "npz member", "npy"):
         program = seeds.write(seeds.program(model), folder / "program")
         return offer_inputs(program, _archive(target, model, content), target == "npy", folder)
-    if target in ("onnx", "tflite"):
+    if target in ("onnx", "tflite", "mlir"):
         return offer_model(content, folder, suffix=target)
     if target == "gguf":
         return offer_language_model(content)

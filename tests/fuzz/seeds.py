@@ -65,6 +65,17 @@ def tflite() -> dict[str, bytes]:
 
 
 @cache
+def mlir() -> dict[str, bytes]:
+    """MLIR texts by the names of `models`: printed here, and by JAX."""
+    printed = Path(__file__).parents[1] / "compiler" / "mlir" / "jax_rows.mlir"
+    return {
+        "convolutions": weft.convert(tflite_networks.convolutions(softmax=False)).encode(),
+        "rows": weft.convert(tflite_networks.rows()).encode(),
+        "attention": printed.read_bytes(),
+    }
+
+
+@cache
 def gguf() -> dict[str, bytes]:
     """Language models by the names of `models`; small, so that damages meet what tells of the weights."""
     import tempfile

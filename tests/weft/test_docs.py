@@ -31,6 +31,7 @@ RUN = [
         "attention.md",
         "extending.md",
         "tflite.md",
+        "mlir.md",
         "boards.md",
         "language.md",
         "assurance.md",
