@@ -24,6 +24,8 @@ from weft.sim.rtl.covered import HostedRtl
 from weft.sim.timing import SequentialTimingDevice, TimingDevice
 from weft.sim.timing.device import Interval
 
+LIMIT = 60_000_000
+"""Cycles in which a program is done; the sequential core takes 30 million for kernels with large loops."""
 SLACK = 3000
 """Cycles beyond twice of what a step should take after which a device is given up."""
 
