@@ -122,7 +122,9 @@ def depthwise(rng: np.random.Generator) -> onnx.ModelProto:
     value = net.node(
         "Conv", [value, net.weights(16, 1, 3, 3), net.bias(16)], group=16, pads=[1, 1, 1, 1], strides=[2, 2]
     )
-    value = net.node("Clip", [value, net.constant(np.float32(0)), net.constant(np.float32(6))])
+    value = net.node(
+        "Clip", [value, net.constant(np.array(0, np.float32)), net.constant(np.array(6, np.float32))]
+    )
     value = net.node("Conv", [value, net.weights(8, 16, 1, 1), net.bias(8)])
     flat = net.node("Flatten", [net.node("GlobalAveragePool", [value])])
     return net.model(net.node("Gemm", [flat, net.weights(4, 8), net.bias(4)], transB=1), 4)
@@ -168,7 +170,7 @@ def transformer(rng: np.random.Generator) -> onnx.ModelProto:
 
     q, k, v = (product("x", 16, 16) for _ in range(3))
     scores = net.node("MatMul", [heads(q, [0, 2, 1, 3]), heads(k, [0, 2, 3, 1])])
-    scores = net.node("Mul", [scores, net.constant(np.float32(8**-0.5))])
+    scores = net.node("Mul", [scores, net.constant(np.array(8**-0.5, np.float32))])
     mixed = net.node("MatMul", [net.node("Softmax", [scores], axis=-1), heads(v, [0, 2, 1, 3])])
     rows = net.node("Transpose", [mixed], perm=[0, 2, 1, 3])
     rows = net.node("Reshape", [rows, net.constant(np.array([1, 6, 16]))])
