@@ -58,6 +58,18 @@ def import_model(
     return import_loaded(prepare_network(other.network()), config=config)
 
 
+def other_network(source: Source) -> Network | None:
+    """The network of a TFLite or MLIR file, with ONNX's operators; None for what is none.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be read.
+    """
+    other = _other(source)
+    return None if other is None else other.network()
+
+
 def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
     """The graph of a model that has been read.
 

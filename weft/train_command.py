@@ -39,7 +39,7 @@ def train(
     model: Annotated[
         Path,
         typer.Argument(
-            help="ONNX model, quantised or float, with one output: a row of classes for each sample.",
+            help="ONNX model, quantised or float, TFLite or MLIR, with one output: a row of classes for each sample.",
             show_default=False,
         ),
     ],

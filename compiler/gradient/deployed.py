@@ -10,6 +10,10 @@ import numpy as np
 
 from weft.compiler.ir.network import LINKS, Network, Node, Type
 
+MOVING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice")
+"""Operators that move elements."""
+_SAME = (*MOVING, "MaxPool", "AveragePool", "GlobalAveragePool")
+"""Operators whose results are not negative if what they read is not."""
 _NOT_NEGATIVE = ("Relu", "Sigmoid", "Softmax", "MaxPool")
 """Operators whose results need no further ReLU, behind one or by themselves."""
 
@@ -67,6 +71,8 @@ class Deployed:
         How values of `network` are integers.
     links : dict
         By the same names, the QuantizeLinear of the value in the quantised network.
+    integers : dict
+        How inputs that are integers in the quantised network are real numbers in `network`.
     ends : dict
         Outputs of the quantised network that have another name in `network`: that name.
     """
@@ -75,6 +81,7 @@ class Deployed:
     stored: dict[str, Stored] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     links: dict[str, Node] = field(default_factory=dict)
+    integers: dict[str, Kind] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
 
     def named(self) -> Network:
@@ -120,9 +127,16 @@ class _Reader:
 
     def _types(self, ends: Mapping[str, str]) -> dict[str, Type]:
         kinds = {name: self.source.types[name] for name in self.source.inputs if name in self.source.types}
+        for name in self.found.integers:
+            kinds[name] = Type("float32", kinds[name].shape)
         for name in self.source.outputs:
             if name in self.source.types:
-                kinds[ends.get(name, name)] = self.source.types[name]
+                own = ends.get(name, name)
+                kinds[own] = (
+                    Type("float32", self.source.types[name].shape)
+                    if name in ends
+                    else self.source.types[name]
+                )
         return kinds
 
     def _add(self, node: Node) -> None:
@@ -147,10 +161,19 @@ class _Reader:
             self.found.stored[output] = stored
             self.constants[output] = stored.real
         elif node.operator == "DequantizeLinear":
+            root = self._root(name)
+            if root in self.source.inputs and kind.one:
+                self.found.integers[root] = self.found.kinds[root] = kind
             self.alias[output] = self.alias.get(name, name)
         else:
             self.alias[output] = self._rounded(self.alias.get(name, name), kind, node)
         return True
+
+    def _root(self, name: str) -> str:
+        """The value whose elements are moved to become another one."""
+        while name in self.made and self.made[name].operator in MOVING:
+            name = self.made[name].inputs[0]
+        return name
 
     def _rounded(self, name: str, kind: Kind, node: Node) -> str:
         """The value that integers stand for; with a ReLU behind it if they are not below 0."""
@@ -173,20 +196,6 @@ class _Reader:
                 return False
             name = node.inputs[0]
         return False
-
-
-_SAME = (
-    "MaxPool",
-    "AveragePool",
-    "GlobalAveragePool",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "Slice",
-)
-"""Operators whose results are not negative if what they read is not."""
 
 
 def _used(network: Network) -> Network:

@@ -102,6 +102,23 @@ def training_step(network: Network, names: Sequence[str], *, rate: float, moment
     return Step(builder.network(variables), variables, rate, momentum, made)
 
 
+def before_softmax(network: Network) -> Network:
+    """The network without a softmax at its end: what it makes classes of."""
+    made = {name: node for node in network.nodes for name in node.outputs}
+    outputs = []
+    for name in network.outputs:
+        node, own = made.get(name), name
+        while node is not None and node.op in ("Identity", "Softmax"):
+            own, node = node.inputs[0], made.get(node.inputs[0])
+        outputs.append(own)
+    kinds = dict(network.types) | {
+        own: network.types[name]
+        for name, own in zip(network.outputs, outputs, strict=True)
+        if name in network.types
+    }
+    return dataclasses.replace(network, outputs=tuple(outputs), types=kinds)
+
+
 def _logits(network: Network) -> str:
     real = [name for name in network.outputs if (kind := network.type_of(name)) and kind.dtype in FLOATS]
     if len(real) != 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from weft import api
+from weft.compiler.frontend import other_network
 from weft.compiler.onnx.reader import Source, read
 from weft.errors import InputError
 from weft.hdl.isa.config import Config
@@ -28,7 +29,8 @@ def accuracy(
     InputError
         If samples or labels do not fit it.
     """
-    if not any(node.operator == _QUANTISED for node in read(model).nodes):
+    network = other_network(model) or read(model)
+    if not any(node.operator == _QUANTISED for node in network.nodes):
         return None
     program = api.compile(model, config)
     if len(program.outputs) != 1:

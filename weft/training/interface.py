@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, integer, number
+from weft.compiler.frontend import other_network
 from weft.compiler.gradient.deployed import in_real_numbers
 from weft.compiler.gradient.derivative import GradientError
 from weft.compiler.gradient.network import gradient_network
@@ -34,7 +35,7 @@ class Trained:
     Attributes
     ----------
     model : onnx.ModelProto
-        The model that was given with other weights: quantised if it was, with scales that fit them.
+        The model that was given with other weights, as ONNX: quantised if it was, with scales that fit them.
     epochs : tuple of Epoch
         Loss, accuracy, and counters of the device where it has some, of each epoch.
     constants : tuple of str
@@ -64,7 +65,7 @@ def grad(model: Source, wanted: Iterable[str] | None = None) -> onnx.ModelProto:
     Parameters
     ----------
     model : path, bytes or ModelProto
-        An ONNX model with static shapes. Quantised ones count as the real numbers that they stand for.
+        An ONNX, TFLite or MLIR model with static shapes. Quantised ones count as the real numbers that they stand for.
     wanted : iterable of str
         Inputs and constants of real numbers; all such inputs, if it is not said.
 
@@ -83,7 +84,7 @@ def grad(model: Source, wanted: Iterable[str] | None = None) -> onnx.ModelProto:
         raise InputError(f"'wanted' must be names, not the string {wanted!r}")
     if not isinstance(model, Source):
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
-    return model_of(gradient_network(in_real_numbers(read(model)).named(), wanted))
+    return model_of(gradient_network(in_real_numbers(other_network(model) or read(model)).named(), wanted))
 
 
 def train(
@@ -100,7 +101,8 @@ def train(
     Parameters
     ----------
     model : path, bytes or ModelProto
-        An ONNX model, quantised or not, whose one output has a row of classes for each sample.
+        An ONNX model, quantised or not, or a TFLite or MLIR model, whose one output has a row of classes for each
+        sample, with a softmax behind it or not.
     samples : mapping, array or path
         An array for each input, whose first axis counts samples.
     labels : array
@@ -146,7 +148,7 @@ def train(
 
 def samples_of(trainer: Trainer, given: Given) -> dict[str, np.ndarray]:
     """Arrays of single samples by input: (count, \\*shape of one)."""
-    shapes = {name: (kind.dtype, (1, *(kind.sizes or ())[1:])) for name, kind in trainer.inputs.items()}
+    shapes = {name: (dtype, (1, *(kind.sizes or ())[1:])) for name, (dtype, kind) in trainer.given.items()}
     found = fitted(given, shapes)
     return {name: array.reshape(-1, *shapes[name][1][1:]) for name, array in found.arrays.items()}
 

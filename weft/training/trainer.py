@@ -10,12 +10,21 @@ import numpy as np
 import onnx
 
 from weft import api
+from weft.compiler.frontend import other_network
 from weft.compiler.gradient.adapters import Adapter, with_adapters
 from weft.compiler.gradient.batches import for_batch
 from weft.compiler.gradient.deployed import Deployed, in_real_numbers
 from weft.compiler.gradient.quantised import Range, of_range, quantised_step
-from weft.compiler.gradient.training import MOMENTUM, PROBABILITIES, TARGET, Step, training_step
+from weft.compiler.gradient.training import (
+    MOMENTUM,
+    PROBABILITIES,
+    TARGET,
+    Step,
+    before_softmax,
+    training_step,
+)
 from weft.compiler.host.onnx_model import model_of
+from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import Source, checked
 from weft.compiler.onnx.reader import read as read_network
 from weft.errors import InputError
@@ -73,7 +82,7 @@ class Trainer:
     Parameters
     ----------
     model : path, bytes or ModelProto
-        An ONNX model with one output (samples, classes), of one sample or as many as a batch has.
+        An ONNX, TFLite or MLIR model with one output (samples, classes), of one sample or as many as a batch has.
     layers : int or None
         How many of the last layers with weights are trained; None for all.
     names : sequence of str
@@ -92,10 +101,16 @@ class Trainer:
         names: Sequence[str] = (), on: str | Device = "golden", told: Told = lambda text: None,
     ) -> None:  # fmt: skip
         self.config, self.settings, self.on, self.told = config, settings, on, told
-        self.source = checked(model)
+        other = other_network(model)
+        self.source = checked(model if other is None else model_of(resolve(other).network))
         self.deployed: Deployed = in_real_numbers(read_network(self.source))
-        network = for_batch(self.deployed.network, settings.batch)
+        network = for_batch(before_softmax(self.deployed.network), settings.batch)
         self.inputs = {name: network.types[name] for name in network.inputs}
+        integers = self.deployed.integers
+        self.given = {
+            name: (integers[name].dtype if name in integers else kind.dtype, kind)
+            for name, kind in self.inputs.items()
+        }
         picked = chosen(network, layers, names)
         self.adapters: tuple[Adapter, ...] = ()
         if settings.adapter:
@@ -156,10 +171,18 @@ class Trainer:
                 f"label {int(labels[at])} of sample {at} is no class of the model, which has {self.classes}"
             )
 
+    def _real(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Samples as the network in real numbers takes them."""
+        kind = self.deployed.integers.get(name)
+        if kind is None:
+            return value.astype(np.dtype(self.inputs[name].dtype))
+        scale, zero = kind.scale.reshape(()), kind.zero.astype(np.int64).reshape(())
+        return ((value.astype(np.int64) - zero) * scale).astype(np.float32)
+
     def batch(
         self, samples: Mapping[str, np.ndarray], labels: np.ndarray, at: np.ndarray
     ) -> dict[str, np.ndarray]:
-        given = {name: samples[name][at].astype(np.dtype(kind.dtype)) for name, kind in self.inputs.items()}
+        given = {name: self._real(name, samples[name][at]) for name in self.inputs}
         return given | {TARGET: np.eye(self.classes, dtype=np.float32)[labels[at]]}
 
     def prepare(

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from weft.compiler.gradient.deployed import Deployed, Kind, Stored, depending
+from weft.compiler.gradient.deployed import MOVING, Deployed, Kind, Stored, depending
 from weft.compiler.gradient.quantised import Range
 from weft.compiler.ir.network import Node
 
@@ -26,22 +26,78 @@ def with_weights(
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    values = {item.name: item for item in made.graph.initializer}
-    changes: dict[str, np.ndarray] = dict(_kinds(deployed, trained, ranges))
-    plain = {name: value for name, value in trained.items() if name not in deployed.stored}
-    changes |= {name: value.astype(np.float32) for name, value in plain.items()}
+    changes = _Changes(made)
+    scales = _kinds(deployed, trained, ranges, changes)
     for name, value in trained.items():
         stored = deployed.stored.get(name)
-        if stored is not None and stored.values.dtype != np.int32:
-            scale = _scale(stored, value)
-            changes[stored.scale_name] = scale
-            changes[stored.name] = _integers(stored, value, scale)
+        if stored is None:
+            changes.replace(name, value.astype(np.float32))
+        elif stored.values.dtype != np.int32:
+            scale = scales[name] = _scale(stored, value)
+            changes.set(name, 0, _integers(stored, value, scale))
+            changes.set(name, 1, scale)
     for node in deployed.network.nodes:
-        _bias(node, deployed, trained, changes)
-    for name, array in changes.items():
-        kept = values[name]
-        kept.CopyFrom(numpy_helper.from_array(array.astype(numpy_helper.to_array(kept).dtype), name))
+        _bias(node, deployed, trained, scales, changes)
+    changes.apply()
     return made
+
+
+class _Changes:
+    """Constants that inputs of nodes get, by what a node makes and the number of the input."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        self.made = {name: node for node in self.graph.node for name in node.output}
+        self.outputs = {item.name for item in self.graph.output}
+        self._slots: dict[tuple[str, int], np.ndarray] = {}
+
+    def set(self, output: str, slot: int, value: np.ndarray) -> None:
+        if slot < len(self.made[output].input) and self.made[output].input[slot]:
+            self._slots[output, slot] = value
+
+    def replace(self, name: str, value: np.ndarray) -> None:
+        """Give a constant another value wherever it is read."""
+        for node in self.graph.node:
+            for slot, read in enumerate(node.input):
+                if read == name:
+                    self.set(node.output[0], slot, value)
+
+    def readers(self, whole: str) -> list[str]:
+        """What DequantizeLinear makes of some integers, moved or not."""
+        found = []
+        for node in self.graph.node:
+            if node.op_type == "DequantizeLinear":
+                root = node.input[0]
+                while root in self.made and self.made[root].op_type in MOVING:
+                    root = self.made[root].input[0]
+                if root == whole:
+                    found.append(node.output[0])
+        return found
+
+    def apply(self) -> None:
+        """Change constants that nobody else reads, and add others; what is not read any more goes."""
+        known = {item.name: item for item in self.graph.initializer}
+        uses: dict[str, list[tuple[str, int]]] = {}
+        for node in self.graph.node:
+            for slot, name in enumerate(node.input):
+                uses.setdefault(name, []).append((node.output[0], slot))
+        for name, places in uses.items():
+            changed = [place for place in places if place in self._slots]
+            values = {self._slots[place].tobytes(): self._slots[place] for place in changed}
+            if not changed:
+                continue
+            if len(changed) == len(places) and len(values) == 1 and name in known:
+                known[name].CopyFrom(numpy_helper.from_array(next(iter(values.values())), name))
+                continue
+            names = {data: f"{name}/trained{index}" for index, data in enumerate(values)}
+            self.graph.initializer.extend(
+                numpy_helper.from_array(values[data], fresh) for data, fresh in names.items()
+            )
+            for output, slot in changed:
+                self.made[output].input[slot] = names[self._slots[output, slot].tobytes()]
+        read = {name for node in self.graph.node for name in node.input} | self.outputs
+        for item in [item for item in self.graph.initializer if item.name not in read]:
+            self.graph.initializer.remove(item)
 
 
 def _scale(stored: Stored, value: np.ndarray) -> np.ndarray:
@@ -68,50 +124,50 @@ def _integers(stored: Stored, value: np.ndarray, scale: np.ndarray) -> np.ndarra
 
 
 def _bias(
-    node: Node, deployed: Deployed, trained: Mapping[str, np.ndarray], changes: dict[str, np.ndarray]
-) -> None:
+    node: Node, deployed: Deployed, trained: Mapping[str, np.ndarray], scales: Mapping[str, np.ndarray],
+    changes: _Changes,
+) -> None:  # fmt: skip
     """A bias has the product of the scales of its layer's input and weights."""
-    bias = deployed.stored.get(node.input(_BIAS))
-    weight = deployed.stored.get(node.input(1))
+    bias, weight = deployed.stored.get(node.input(_BIAS)), deployed.stored.get(node.input(1))
     kind = deployed.kinds.get(node.input(0))
-    if (
-        bias is None
-        or weight is None
-        or kind is None
-        or not {node.input(1), node.input(_BIAS)} & set(trained)
-    ):
+    if bias is None or weight is None or kind is None:
         return
-    link = deployed.links[node.input(0)]
-    source = changes.get(link.input(1), kind.scale).astype(np.float64).reshape(())
-    scale = (source * changes.get(weight.scale_name, weight.kind.scale)).astype(np.float32)
-    scale = (
-        np.broadcast_to(scale, bias.kind.scale.shape) if bias.kind.scale.size > 1 else scale.reshape(-1)[:1]
+    if not {node.input(0), node.input(1), node.input(_BIAS)} & {*trained, *scales}:
+        return
+    source = scales.get(node.input(0), kind.scale).astype(np.float64).reshape(())
+    product = source * scales.get(node.input(1), weight.kind.scale).astype(np.float64)
+    one = bias.kind.scale.size == 1
+    scale = (product.reshape(-1)[:1] if one else np.broadcast_to(product, bias.kind.scale.shape)).astype(
+        np.float32
     )
-    value = trained.get(bias.output, bias.real)
-    changes[bias.scale_name] = scale.reshape(bias.kind.scale.shape)
-    changes[bias.name] = _integers(bias, value, changes[bias.scale_name])
+    scale = scale.reshape(bias.kind.scale.shape)
+    changes.set(bias.output, 0, _integers(bias, trained.get(bias.output, bias.real), scale))
+    changes.set(bias.output, 1, scale)
 
 
 def _kinds(
-    deployed: Deployed, trained: Mapping[str, np.ndarray], ranges: Mapping[str, Range]
-) -> Mapping[str, np.ndarray]:
-    """Scales and zero points of values that depend on what was trained. Values that share theirs keep sharing."""
+    deployed: Deployed, trained: Mapping[str, np.ndarray], ranges: Mapping[str, Range], changes: _Changes
+) -> dict[str, np.ndarray]:
+    """Scales of values that depend on what was trained, which are changed. Values that share theirs keep sharing."""
     moving = depending(deployed.network.nodes, trained)
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, link in deployed.links.items():
-        groups.setdefault(link.input(1), []).append(name)
-    changes: dict[str, np.ndarray] = {}
-    for scale_name, names in groups.items():
-        known = [ranges[name] for name in names if name in ranges and name in moving]
-        kind, link = deployed.kinds[names[0]], deployed.links[names[0]]
-        if len(known) < len(names) or not kind.one:
-            continue
-        low, high = min(0.0, *(item[0] for item in known)), max(0.0, *(item[1] for item in known))
-        scale, zero = _of_range(kind, low, high)
-        changes[scale_name] = scale
-        if link.input(2):
-            changes[link.input(2)] = zero
-    return changes
+        if name in moving and name in ranges and deployed.kinds[name].one:
+            groups.setdefault((link.input(1), link.input(2)), []).append(name)
+    scales: dict[str, np.ndarray] = {}
+    for names in groups.values():
+        if any(deployed.links[name].outputs[0] in changes.outputs for name in names):
+            continue  # who reads integers knows their scale
+        low = min(0.0, *(ranges[name][0] for name in names))
+        high = max(0.0, *(ranges[name][1] for name in names))
+        scale, zero = _of_range(deployed.kinds[names[0]], low, high)
+        for name in names:
+            scales[name] = scale
+            whole = deployed.links[name].outputs[0]
+            for output in (whole, *changes.readers(whole)):
+                changes.set(output, 1, scale)
+                changes.set(output, 2, zero)
+    return scales
 
 
 def _of_range(kind: Kind, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:

@@ -86,7 +86,8 @@ def _dequantise(context: Context) -> Expression:
 
 @handles("Clip")
 def _clip(context: Context) -> Expression:
-    low, high = (context.known(at, name) for at, name in ((1, "min"), (2, "max")))
+    ends = (context.known(at, name) for at, name in ((1, "min"), (2, "max")))
+    low, high = (None if end is None else end.reshape(()) for end in ends)
     result = context.x
     if low is not None and float(low) == 0.0:
         result = apply("relu", result)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support import trained_nets
+from support import tflite_networks, trained_nets
 from support.mostly_long import mostly_long
 from support.ort_sessions import plain_session
 
@@ -184,3 +184,21 @@ def test_gradients_of_a_model() -> None:
         weft.grad(model, ["z"])
     with pytest.raises(weft.InputError, match="'wanted' must be names, not the string 'x'"):
         weft.grad(model, "x")
+
+
+def test_tflite() -> None:
+    """A TFLite classifier with integers at both ends: what is written is ONNX, and computes as it was trained."""
+    model = tflite_networks.convolutions()
+    rng = np.random.default_rng(68)
+    labels = rng.integers(0, 4, 96)
+    centres = rng.integers(-90, 90, (4, 9, 8, 3))
+    x = np.clip(centres[labels] + rng.integers(-30, 30, (96, 9, 8, 3)), -128, 127).astype(np.int8)
+    before = accuracy(model, {"input0": x}, labels, CONFIG)
+    made = weft.train(model, {"input0": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
+    after = accuracy(made.model, {"input0": x}, labels, CONFIG)
+    assert before is not None
+    assert after is not None
+    assert before < 0.5
+    assert after > 0.8
+    program = weft.compile(made.model, CONFIG)
+    assert program.inputs["input0"][0] == program.outputs["output0"][0] == "int8"
