@@ -20,6 +20,8 @@ from weft.compiler.gradient.expression import (
 )
 from weft.compiler.ir.network import Network, Node
 
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+"""Types of real numbers."""
 Handler = Callable[["Context"], "Expression | Sequence[Expression]"]
 HANDLERS: dict[str, Handler] = {}
 """By the name of an operator, with the domain in front if it is not ONNX's own."""

@@ -120,7 +120,7 @@ class Reduce(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Reindex(Expression):
-    """``result[axes] = operand[places]``, 0 where a place is none of the operand.
+    """``result[axes] = operand[places]``, `fill` where a place is none of the operand.
 
     `places` has one for each axis of the operand.
     """
@@ -128,6 +128,7 @@ class Reindex(Expression):
     operand: Expression
     axes: tuple[Axis, ...]
     places: Mapping[Axis, Place]
+    fill: float = 0.0
 
     @property
     def operands(self) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -281,7 +282,7 @@ def _read(item: Reindex, array: np.ndarray) -> np.ndarray:
         valid = valid & (index >= 0) & (index < axis.size) & (place.floor | (index * place.divisor == total))
         grids.append(np.clip(index, 0, axis.size - 1))
     read = array[tuple(grids)] if grids else array
-    return np.broadcast_to(np.where(valid, read, 0.0), item.shape)
+    return np.broadcast_to(np.where(valid, read, item.fill), item.shape)
 
 
 def taps(axes: Iterable[Axis]) -> Iterable[dict[Axis, int]]:

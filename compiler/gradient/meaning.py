@@ -14,6 +14,7 @@ from importlib import import_module
 
 from weft.compiler.gradient import context, operators
 from weft.compiler.gradient.context import Context, Handler, axes_of, constant
+from weft.compiler.gradient.deployed import depending
 from weft.compiler.gradient.derivative import GradientError
 from weft.compiler.gradient.expression import Expression, Source
 from weft.compiler.ir.network import Network
@@ -35,26 +36,25 @@ def handlers() -> Mapping[str, Handler]:
     return context.HANDLERS
 
 
-def meanings(network: Network, variables: Iterable[str]) -> Meanings:
-    """What all values of a network are, where its inputs and the constants `variables` are sources.
+def meanings(network: Network, names: Iterable[str]) -> Meanings:
+    """What values of a network are that depend on some inputs. All inputs are sources, and so is what does not depend
+    on these, whatever makes it.
 
     Raises
     ------
     GradientError
-        For an operator without a gradient that depends on a source, or one whose shapes are not known.
+        For an operator without a gradient that depends on them, or a value whose shape is not known.
     """
     found = Meanings()
-    for name in dict.fromkeys((*network.inputs, *variables)):
-        kind = network.type_of(name)
-        if kind is None or kind.sizes is None:
-            raise GradientError(
-                f"the shape of {name!r} is not known: give sizes for what the model leaves open"
-            )
-        found.sources[name] = found.values[name] = Source(name, axes_of(kind.sizes))
+    for name in network.inputs:
+        found.sources[name] = found.values[name] = _source(network, name)
     for name, value in network.constants.items():
-        if name not in found.values:
-            found.values[name] = constant(value)
+        found.values[name] = constant(value)
+    moving = depending(network.nodes, names)
     for node in network.nodes:
+        if not moving.intersection(node.outputs):
+            found.values.update({name: _source(network, name) for name in node.outputs if name})
+            continue
         handler = handlers().get(node.op)
         if handler is None:
             raise GradientError(f"{node.label} is an operator that has no gradient here")
@@ -63,3 +63,10 @@ def meanings(network: Network, variables: Iterable[str]) -> Meanings:
         results = [made] if isinstance(made, Expression) else list(made)
         found.values.update(zip(node.outputs, results, strict=False))
     return found
+
+
+def _source(network: Network, name: str) -> Source:
+    kind = network.type_of(name)
+    if kind is None or kind.sizes is None:
+        raise GradientError(f"the shape of {name!r} is not known: give sizes for what the model leaves open")
+    return Source(name, axes_of(kind.sizes))

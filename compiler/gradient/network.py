@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weft.compiler.gradient.context import spread
+from weft.compiler.gradient.context import FLOATS, spread
 from weft.compiler.gradient.derivative import GradientError, gradients
 from weft.compiler.gradient.emission import Emission
 from weft.compiler.gradient.expression import Expression, Source
@@ -16,8 +16,6 @@ from weft.compiler.gradient.meaning import Meanings, meanings
 from weft.compiler.ir.network import Network, Type
 from weft.compiler.onnx.folding import resolve
 
-FLOATS = ("float16", "float32", "float64", "bfloat16")
-"""Types of real numbers."""
 SEED = "{}/gradient"
 """The name of the gradient of a value."""
 
@@ -65,7 +63,7 @@ def gradient_network(network: Network, wanted: Iterable[str] | None = None) -> N
     """
     chosen = _chosen(network, wanted)
     opened = with_variables(network, chosen)
-    found = meanings(opened, ())
+    found = meanings(opened, chosen)
     graph = Graph(nodes=list(opened.nodes), constants=dict(opened.constants))
     emission = emission_of(graph, opened, found)
     pairs: list[tuple[Expression, Expression]] = []

@@ -11,6 +11,7 @@ import numpy as np
 from weft.compiler.gradient.derivative import GradientError
 from weft.compiler.gradient.expression import Axis, Place, Reindex, taps
 from weft.compiler.gradient.held import Dims, Graph, Held
+from weft.compiler.ir.graph import IrError
 
 _IMAGE_RANK = 4
 _LEAST = -(1 << 31)
@@ -50,6 +51,8 @@ def read(graph: Graph, item: Reindex, held: Held) -> Held:
     GradientError
         If an axis of the result decides about two places.
     """
+    if item.fill:
+        raise IrError("what is read outside of an image is 0 in a network")
     held = _filled(graph, item, held)
     names: dict[Axis, tuple[Axis, ...]] = {}
     computed: dict[Axis, Place] = {}

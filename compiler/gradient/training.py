@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.compiler.gradient.context import FLOATS
 from weft.compiler.gradient.deployed import depending
 from weft.compiler.gradient.derivative import GradientError, gradients
 from weft.compiler.gradient.emission import Emission
 from weft.compiler.gradient.expression import Axis, Expression, Source
 from weft.compiler.gradient.held import Dims, Graph, Held, singles
 from weft.compiler.gradient.meaning import Meanings, meanings
-from weft.compiler.gradient.network import FLOATS, needed, with_variables
+from weft.compiler.gradient.network import needed, with_variables
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.onnx.folding import resolve
 
@@ -85,7 +86,7 @@ def training_step(network: Network, names: Sequence[str], *, rate: float, moment
     """
     opened = with_variables(network, names)
     logits = _logits(opened)
-    found = meanings(opened, ())
+    found = meanings(opened, names)
     graph = Graph("step", constants=dict(opened.constants))
     builder = _Builder(opened, found, graph, tuple(names))
     variables = builder.variables()

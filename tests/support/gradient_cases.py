@@ -180,7 +180,7 @@ CASES = [
 def meant(case: Case) -> tuple[dict[str, Source], list[Expression]]:
     """Inputs and outputs of a case as expressions."""
     network = resolve(read(case.model())).network
-    found = meanings(network, ())
+    found = meanings(network, network.inputs)
     return found.sources, [found.values[name] for name in network.outputs]
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.gradient.context import Context, elementwise, handles
+from weft.compiler.gradient.context import FLOATS, Context, elementwise, handles
 from weft.compiler.gradient.expression import Constant, Expression, apply, number
 
 _SAME = {
@@ -55,6 +55,9 @@ def _same(context: Context) -> Expression:
 
 @handles("Cast")
 def _cast(context: Context) -> Expression:
+    kind = context.network.type_of(context.node.outputs[0])
+    if kind is None or kind.dtype not in FLOATS:
+        raise context.refuse("where it makes integers")
     return context.x
 
 

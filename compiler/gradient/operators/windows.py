@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -128,22 +129,7 @@ def _conv_transpose(context: Context) -> Expression:
 def _max_pool(context: Context) -> Expression:
     x = context.x
     read, outs, inner = _windows(context, x, context.get("kernel_shape"))
-    ahead = _geometry(context, context.get("kernel_shape"), x.shape[2:])[2:]
-    if any(any(side) for side in ahead) or not _inside(read, x):
-        # Where there is padding, elements less a bound are read: what is outside is 0 and never the maximum.
-        bound = 2.0**16
-        lifted = Reindex(apply("add", x, bound), read.axes, read.places)
-        return apply("sub", spread(total(lifted, inner, "maximum"), (*x.axes[:2], *outs)), bound)
-    return spread(total(read, inner, "maximum"), (*x.axes[:2], *outs))
-
-
-def _inside(read: Reindex, x: Expression) -> bool:
-    """Whether all windows lie in the image."""
-    for axis in x.axes:
-        place = read.places[axis]
-        if place.constant + sum((term.size - 1) * by for term, by in place.terms) >= axis.size:
-            return False
-    return True
+    return spread(total(replace(read, fill=-np.inf), inner, "maximum"), (*x.axes[:2], *outs))
 
 
 @handles("AveragePool")

@@ -51,7 +51,7 @@ def losses(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> Callable[[dic
     """The mean cross entropy, in float64, by constants that are changed."""
     values = constants_of(model)
     network = with_variables(for_batch(read(model), BATCH), values)
-    logits = meanings(network, ()).values[network.outputs[0]]
+    logits = meanings(network, values).values[network.outputs[0]]
 
     def loss(changed: dict[str, np.ndarray]) -> float:
         rows = evaluate([logits], {"x": feed["x"], **values, **changed})[0]
@@ -103,6 +103,20 @@ def test_what_has_no_gradient() -> None:
     with pytest.raises(GradientError, match="'x2' is neither a constant nor an input"):
         training_step(network, ["x2"], rate=0.1, momentum=0.0)
     net = trained_nets.Net(rng, (1, 6))
-    odd = net.model(net.node("Gemm", [net.node("Round", ["x"]), net.weights(3, 6)], transB=1), 3)
+    product = net.node("Gemm", [net.node("Round", ["x"]), net.weights(3, 6)], transB=1)
+    odd = net.model(net.node("Round", [product]), 3)
     with pytest.raises(GradientError, match=r"\(Round\) is an operator that has no gradient here"):
         training_step(for_batch(read(odd), BATCH), ["constant0"], rate=0.1, momentum=0.0)
+
+
+def test_what_is_ahead_of_what_is_trained_needs_no_gradient() -> None:
+    net = trained_nets.Net(np.random.default_rng(8), (1, 6))
+    rounded = net.node("Round", ["x"])
+    model = net.model(net.node("Gemm", [rounded, net.weights(3, 6)], transB=1), 3)
+    step = training_step(for_batch(read(model), BATCH), ["constant0"], rate=0.1, momentum=0.0)
+    feed = given(model, step, np.random.default_rng(9))
+    (found,) = plain_session(model_of(step.network)).run(["constant0/next"], feed)
+    logits = np.rint(feed["x"]) @ feed["constant0"].T
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = feed["constant0"] - 0.1 / BATCH * (p - feed[TARGET]).T @ np.rint(feed["x"])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
