@@ -28,8 +28,10 @@ def stream(program: Program, runs: Sequence[Mapping[str, np.ndarray]], device: D
 
     Inputs and outputs have two places in memory, by turns: while the device computes, the outputs of the run before are
     read, the host computes what comes before and behind the device's part, and the inputs of the next run are written.
-    Where that cannot be, as the model keeps states, has several parts on the device or none, or as memory is too small,
-    one run ends before the next begins.
+    Where that cannot be, as the host computes with what the model keeps from run to run, the model has several parts on
+    the device or none, or memory is too small, one run ends before the next begins.
+
+    What is kept stays in the device's memory: it is written before the first run, and read behind the last one.
 
     Raises
     ------
@@ -50,12 +52,12 @@ def places(
     """Two images of the device's part that differ in where inputs and outputs lie; None if there cannot be two. `find`
     tells where the device keeps code and constants, as `Device.kept` does."""
     parts = [part for part in program.segments if isinstance(part, DeviceProgram)]
-    if (
-        len(parts) != 1 or program.states or parts[0].compact
-    ):  # inputs of compact programs lie among temporaries
+    if len(parts) != 1 or parts[0].compact:  # inputs of compact programs lie among temporaries
         return None
     (part,) = parts
-    if {buffer.kind for buffer in part.buffers.values()} - {"input", "output", "temp"}:
+    if {buffer.kind for buffer in part.buffers.values()} - {"input", "output", "temp", "state"}:
+        return None
+    if not _stay(program, part):
         return None
     kept = find(Image(part).fixed)
     first = Image(part, kept)
@@ -67,15 +69,38 @@ def places(
     return [first, Image(part, kept, moved)] if at <= memory_bytes else None
 
 
+def _stay(program: Program, part: DeviceProgram) -> bool:
+    """Whether all that the model keeps is kept in the memory of this part, and nobody else reads it."""
+    compiled = program._compiled
+    ends = [(state.source, state.target) for state in compiled.states]
+    places = [
+        {item.value: item.buffer.name for item in items if item.buffer.name in part.buffers}
+        for items in (compiled.to_device, compiled.from_device)
+    ]
+    hosted = {
+        name
+        for segment in program.segments
+        if isinstance(segment, HostSegment)
+        for name in segment.network.inputs
+    }
+    return all(
+        source in places[0]
+        and places[0][source] == places[1].get(target)
+        and part.buffers[places[0][source]].kind == "state"
+        and not {source, target} & hosted
+        for source, target in ends
+    )
+
+
 class _Run:
-    """One of the runs, from its inputs to its result."""
+    """One of the runs, from its inputs to its result; `states` are what it begins with, if nothing has run yet."""
 
     def __init__(
-        self, program: Program, device: Device, inputs: Mapping[str, np.ndarray], image: Image
+        self, program: Program, device: Device, inputs: Mapping[str, np.ndarray], image: Image, states: Values
     ) -> None:
         self.program, self.device, self.image = program, device, image
         self.execution = Execution(device, program.config, Simulation(), keep=False)
-        self.values: Values = program._check(inputs)
+        self.values: Values = program._check(inputs) | states
         segments = list(program.segments)
         at = segments.index(image.program)
         self._before: Sequence[Any] = segments[:at]
@@ -86,15 +111,21 @@ class _Run:
         self._host(self._before)
         self.image.write(self.device, self.program._entering(self.image.program, self.values))
 
-    def finish(self) -> Result:
-        """Read its outputs, and compute what comes behind."""
+    def finish(self, *, last: bool) -> Result:
+        """Read its outputs, of the last run what is kept as well, and compute what comes behind."""
         part, program = self.image.program, self.program
         names = {
-            item.buffer.name for item in program._compiled.from_device if item.buffer.name in part.buffers
+            item.buffer.name
+            for item in program._compiled.from_device
+            if item.buffer.name in part.buffers and (last or part.buffers[item.buffer.name].kind != "state")
         }
         self.values |= program._leaving(part, {name: self.image.read(self.device, name) for name in names})
         self._host(self._behind)
         outputs = {name: np.asarray(self.values[name]) for name in program.outputs}
+        if last:
+            program._states = {
+                state.source: np.asarray(self.values[state.target]) for state in program._compiled.states
+            }
         return Result(outputs, self.execution.report, b"")
 
     def _host(self, segments: Sequence[HostSegment]) -> None:
@@ -113,7 +144,10 @@ class _Stream:
         device = self.device
         self.images[0].load(device)
         waiting = [
-            _Run(self.program, device, inputs, self.images[number % 2]) for number, inputs in enumerate(runs)
+            _Run(
+                self.program, device, inputs, self.images[number % 2], {} if number else self.program._states
+            )
+            for number, inputs in enumerate(runs)
         ]
         done: _Run | None = None
         waiting[0].send()
@@ -121,11 +155,11 @@ class _Stream:
             now.image.start(device)
             # The core computes; nothing of what is moved here is in its two places.
             if done is not None:
-                yield done.finish()
+                yield done.finish(last=False)
             if number + 1 < len(waiting):
                 waiting[number + 1].send()
             device.wait()
             now.execution.count(now.image.program, device)
             done = now
         assert done is not None
-        yield done.finish()
+        yield done.finish(last=True)

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from support import trained_nets
 from support.qdq_models import feeds
 from support.small_models import small
 from support.state_models import Ring
@@ -16,6 +17,7 @@ from weft.examples import digits
 from weft.hdl.isa.config import PRESETS
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.stream import places, stream
+from weft.training.trainer import Settings, Trainer
 
 CONFIG = PRESETS["tiny"]
 
@@ -23,8 +25,8 @@ CONFIG = PRESETS["tiny"]
 class Logged(GoldenDevice):
     """Computes when it is started, or at the last moment, and notes what it is asked for."""
 
-    def __init__(self, memory_bytes: int, *, early: bool) -> None:
-        super().__init__(CONFIG, memory_bytes)
+    def __init__(self, memory_bytes: int, *, early: bool, config: weft.Config = CONFIG) -> None:
+        super().__init__(config, memory_bytes)
         self.early = early
         self.log: list[str] = []
 
@@ -144,6 +146,39 @@ def test_states_go_on() -> None:
     for result, expected in zip(results, wanted, strict=True):
         for output, array in expected.outputs.items():
             assert np.array_equal(result.outputs[output], array)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_device_keeps_stays_there(early: bool) -> None:
+    """Steps of training: weights and momenta are written once, and read once."""
+    net = trained_nets.perceptron(np.random.default_rng(3), (8, 12, 4))
+    x, labels = trained_nets.samples(net, 40)
+    trainer = Trainer(net, weft.Config.load("default"), Settings(batch=8), layers=None)
+    trainer.prepare(0, {"x": x}, labels, np.random.default_rng(0))
+    program = trainer.program
+    assert program is not None
+    runs = [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(5)]
+    before = program.states
+    wanted = [program.run(inputs) for inputs in runs]
+    after = program.states
+    program.reset(before)
+    device = Logged(4 * need(program), early=early, config=program.config)
+    results = list(stream(program, runs, device))
+    assert len(places(program, device.memory_bytes) or ()) == 2
+    for result, expected in zip(results, wanted, strict=True):
+        for output, array in expected.outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+    assert all(np.array_equal(program.states[name], value) for name, value in after.items())
+    assert not np.array_equal(before[f"{trainer.names[0]}/kept"], after[f"{trainer.names[0]}/kept"])
+    (part,) = program.device_programs
+    kept, given = (sum(item.kind == kind for item in part.buffers.values()) for kind in ("state", "input"))
+    assert kept == len(before)
+    assert device.log.count("write") == given * len(runs) + kept
+    assert device.log.count("read") == len(runs) + kept
+    # A second stream goes on from there.
+    again = list(stream(program, runs[:2], device))
+    assert again[0].outputs["probabilities"].shape == (8, 4)
+    assert not np.array_equal(again[0].outputs["probabilities"], results[0].outputs["probabilities"])
 
 
 def test_wrong_inputs_are_refused_before_anything_starts() -> None:

@@ -29,7 +29,8 @@ from weft.compiler.onnx.reader import Source, checked
 from weft.compiler.onnx.reader import read as read_network
 from weft.errors import InputError
 from weft.hdl.isa.config import Config
-from weft.program import Program
+from weft.program import Program, Result
+from weft.stream import stream
 from weft.training.calibration import Measured, room_for
 from weft.training.layers import chosen
 from weft.training.written import with_weights
@@ -220,6 +221,13 @@ class Trainer:
         for name in self.state:
             self.state[name] = (kept[f"{name}/kept"] * np.float32(self.scales[name])).astype(np.float32)
 
+    def _results(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[Result]:
+        """What the steps give; on a device what comes next is written while it computes."""
+        assert self.program is not None
+        if isinstance(self.on, str):
+            return (self.program.run(given, on=self.on) for given in batches)
+        return stream(self.program, batches, self.on)
+
     def _epoch(
         self, epoch: int, samples: Mapping[str, np.ndarray], labels: np.ndarray, rng: np.random.Generator
     ) -> Epoch:
@@ -227,9 +235,9 @@ class Trainer:
         batch, order = self.settings.batch, rng.permutation(len(labels))
         steps = len(labels) // batch
         loss, right, report = 0.0, 0, {}
-        for index in range(steps):
-            at = order[index * batch : (index + 1) * batch]
-            result = self.program.run(self.batch(samples, labels, at), on=self.on)
+        picks = [order[index * batch : (index + 1) * batch] for index in range(steps)]
+        results = self._results([self.batch(samples, labels, at) for at in picks])
+        for index, (at, result) in enumerate(zip(picks, results, strict=True)):
             found, report = result.outputs[PROBABILITIES], result.report
             loss -= float(np.log(np.maximum(found[np.arange(batch), labels[at]], _LEAST)).sum())
             right += int((found.argmax(1) == labels[at]).sum())
