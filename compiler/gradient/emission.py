@@ -22,7 +22,7 @@ from weft.compiler.gradient.expression import (
     Stop,
 )
 from weft.compiler.gradient.functions import FUNCTIONS
-from weft.compiler.gradient.held import Graph, Held, singles
+from weft.compiler.gradient.held import Graph, Held, apart, singles
 from weft.compiler.gradient.reads import read
 from weft.compiler.ir.graph import IrError
 
@@ -102,7 +102,7 @@ class Emission:
         largest = max(operands, key=lambda held: len(held.axes))
         dims = largest.dims if len(largest.axes) == len(axes) else singles(axes)
         if any(_cuts(held, dims) for held in operands):
-            dims = singles(largest.axes if len(largest.axes) == len(axes) else axes)
+            dims = apart(largest.memory if len(largest.axes) == len(axes) else axes)
         names = [self._spread(held, dims) for held in operands]
         first, *rest = FUNCTIONS[item.function].operators
         name = self.graph.node(first, names)

@@ -56,6 +56,13 @@ def singles(axes: Iterable[Axis]) -> Dims:
     return tuple((axis,) for axis in axes)
 
 
+def apart(axes: Sequence[Axis]) -> Dims:
+    """A dimension for each axis, given in the order of the device's memory."""
+    if len(axes) != len(IMAGE):
+        return singles(axes)
+    return singles(axes[IMAGE.index(at)] for at in range(len(IMAGE)))
+
+
 @dataclass
 class Graph:
     """Nodes of a network as they are made."""
