@@ -159,7 +159,7 @@ def test_compile_tells_of_channels_that_nothing_depends_on(capsys: pytest.Captur
 
 def test_attention_without_softmax_is_on_the_host() -> None:
     with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
-    assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 26]
+    assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 8]
     assert list(weft.compile("attention.onnx", WITHOUT).assignment) == without
 
 
