@@ -64,7 +64,8 @@ class Chain(Builder):
 
     def model(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "chain", self.inputs, self.outputs, self.constants)
-        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
+        domains = (("", self.opset), ("com.microsoft", 1), ("ai.onnx.ml", 4))
+        opsets = [helper.make_opsetid(*domain) for domain in domains]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
     def ended(

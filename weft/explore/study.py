@@ -96,8 +96,12 @@ class Study:
 
     def propose(self) -> tuple[int, Mapping[str, int], Place]:
         """A number, the values of all fields, and a place."""
-        trial = self._study.ask(self.distributions)
-        return trial.number, *self._chosen(trial.params)
+        while True:
+            try:
+                trial = self._study.ask(self.distributions)
+            except self._optuna.exceptions.UpdateFinishedTrialError:
+                continue  # another search was given the same proposal, and has measured it already
+            return trial.number, *self._chosen(trial.params)
 
     def tell(self, number: int, values: Sequence[float] | None) -> bool:
         """What became of a proposal; None if it is no solution, or cannot be better than others. Returns whether it

@@ -26,6 +26,10 @@ UNARY: dict[str, dict[str, Any]] = {
     "Sin": {}, "Sinh": {}, "Softplus": {}, "Softsign": {}, "Swish": {"alpha": 1.2}, "Tan": {}, "Tanh": {},
     "ThresholdedRelu": {"alpha": 0.6},
     "com.microsoft.Gelu": {}, "com.microsoft.FastGelu": {}, "com.microsoft.QuickGelu": {"alpha": 1.5},
+    "ai.onnx.ml.LabelEncoder": {
+        "keys_floats": [float(np.float32(0.04) * np.float32(key)) for key in range(-90, 120, 3)],
+        "values_floats": [float(key * key % 17 - 8) / 4 for key in range(-90, 120, 3)], "default_float": 0.75,
+    },
 }  # fmt: skip
 OF_PART = {"Acos": 1 / 128, "Asin": 1 / 128, "Atanh": 1 / 128, "Acosh": 1.0, "Log": 0.1, "Sqrt": 0.1}
 """Operators that are defined for some numbers only, here those of uint8 with zero point 0."""

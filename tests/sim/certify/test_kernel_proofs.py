@@ -203,7 +203,7 @@ def check_networks(kind: str, seed: int, count: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_networks(kind: str) -> None:
-    check_networks(kind, 0, 3 if kind in ("softmax", "attention") else 8)
+    check_networks(kind, 0, 3 if kind in ("softmax", "attention") else 20 if kind == "product" else 8)
 
 
 @pytest.mark.long
