@@ -266,12 +266,16 @@ class _Quantiser:
         return scale, zero, "int8"
 
     def _finest(self, node: Node) -> float:
-        """The step of a product's exact results: none is finer."""
-        if node.op != "MatMul":
-            return 0.0
-        return math.prod(
-            self.found[own].scale if own in self.found else 0.0 for own in map(self._origin, node.inputs)
-        )
+        """The step that a result has at least, whatever its range: that of exact products, and 1/128 of other operands'
+        steps, as the device multiplies by numbers below 2**15."""
+        before = producer(self.source.nodes, node.inputs[0]) if node.op == "Relu" else None
+        made = node if before is None or before.op not in _BEFORE_RELU else before
+        origins = list(map(self._origin, made.inputs))
+        scales = [self.found[own].scale for own in origins if own in self.found]
+        if made.op in ("MatMul", "Mul"):
+            values = [self.source.constants[own] for own in origins if own in self.source.constants]
+            return math.prod(scales) * math.prod(self._constant(value).scale for value in values)
+        return min(scales, default=0.0) / 128
 
     def _narrow(self) -> set[str]:
         return {NARROW.format(item.name) for item in self.step.variables}

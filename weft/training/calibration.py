@@ -81,7 +81,7 @@ def room_for(
         reach = _STEPS * step.rate / rows * gradient / (1 - step.momentum)
         largest = max(2 * float(np.abs(state[variable.name]).max()) or reach, 1e-6)
         made[variable.name] = -largest, largest
-        most = _AHEAD * max(gradient, 1e-9)
+        most = _AHEAD * gradient or largest
         made[MOMENTUM.format(variable.name)] = -most, most
     return made
 

@@ -9,7 +9,9 @@ import pytest
 from support.gradient_cases import CASES, Case, gradients_of, meant
 from support.ort_sessions import plain_session
 
-from weft.compiler.gradient.expression import Expression, evaluate
+from weft.compiler.gradient.context import spread
+from weft.compiler.gradient.derivative import gradients
+from weft.compiler.gradient.expression import Axis, Expression, Source, add_up, apply, evaluate
 
 
 def _differences(
@@ -61,3 +63,20 @@ def test_gradients_are_those_of_pytorch(case: Case) -> None:
     expected = torch.autograd.grad(results, tensors, [torch.tensor(seed) for seed in seeds])
     for gradient, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-7, atol=1e-9)
+
+
+def test_what_repeats_is_added_up_for_each_repetition() -> None:
+    """Sums of sums: a gradient that is the same along an axis counts for each element of it."""
+    a, b = Axis(3), Axis(4)
+    x, bias = Source("x", (a, b)), Source("b", (b,))
+    total = add_up(apply("add", x, bias), (a, b))
+    seed = Source("seed", ())
+    found = gradients([(total, seed)], [x, bias])
+    given = {"x": np.zeros((3, 4)), "b": np.zeros(4), "seed": np.array(5.0)}
+    assert [item is not None for item in found] == [True, True]
+    whole = [
+        spread(item, source.axes) for item, source in zip(found, (x, bias), strict=True) if item is not None
+    ]
+    by_x, by_bias = evaluate(whole, given)
+    np.testing.assert_array_equal(by_x, np.full((3, 4), 5.0))
+    np.testing.assert_array_equal(by_bias, np.full(4, 15.0))

@@ -142,6 +142,39 @@ def test_other_configurations(name: str) -> None:
         assert off.max() < 0.1
 
 
+def test_gradients_that_are_0_are_on_the_device() -> None:
+    """No ReLU of this network is ever above 0: nothing but its last bias has a gradient."""
+    rng = np.random.default_rng(6)
+    net = trained_nets.Net(rng, (1, 6))
+    hidden = net.node("Gemm", ["x", net.weights(8, 6), net.constant(np.full(8, -50, np.float32))], transB=1)
+    model = net.model(
+        net.node("Gemm", [net.node("Relu", [hidden]), net.weights(3, 8), net.bias(3)], transB=1), 3
+    )
+    x, labels = trained_nets.samples(model, 16)
+    trainer = trainer_of(model, KERNEL["default"], None, 8)
+    trainer.prepare(0, {"x": x}, labels, rng)
+    on_host = [why for _, _, place, why in trainer.program.assignment if place == "host"]
+    assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
+    assert len(trainer.program.device_programs) == 1
+    before = trainer.program.states
+    trainer.program.run(trainer.batch({"x": x}, labels, np.arange(8)))
+    after = trainer.program.states
+    changed = {name for name, value in before.items() if not np.array_equal(value, after[name])}
+    assert changed == {"constant3/kept", "constant3/momentum/kept"}
+
+
+def test_large_logits_are_on_the_device() -> None:
+    """Their steps are no larger than the softmax takes; what is beyond saturates."""
+    rng = np.random.default_rng(7)
+    net = trained_nets.Net(rng, (1, 6))
+    weights = net.constant((rng.normal(size=(3, 6)) * 400).astype(np.float32))
+    model = net.model(net.node("Gemm", ["x", weights], transB=1), 3)
+    x, labels = trained_nets.samples(model, 16)
+    trainer = trainer_of(model, KERNEL["default"], None, 8)
+    trainer.prepare(0, {"x": x}, labels, rng)
+    assert not [node for node in trainer.program.assignment if node[1] == "Softmax" and node[2] == "host"]
+
+
 def test_frozen_layers_keep_their_bytes() -> None:
     """What is not trained is computed as the deployed model does."""
     trainer, batches = prepared(4, 2, KERNEL["default"], deployed=True, layers=1)

@@ -194,7 +194,7 @@ def test_tflite() -> None:
     centres = rng.integers(-90, 90, (4, 9, 8, 3))
     x = np.clip(centres[labels] + rng.integers(-30, 30, (96, 9, 8, 3)), -128, 127).astype(np.int8)
     before = accuracy(model, {"input0": x}, labels, CONFIG)
-    made = weft.train(model, {"input0": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
+    made = weft.train(model, {"input0": x}, labels, layers=None, epochs=8, batch=16, rate=0.03)
     after = accuracy(made.model, {"input0": x}, labels, CONFIG)
     assert before is not None
     assert after is not None
