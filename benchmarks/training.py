@@ -108,7 +108,7 @@ def scratch(epochs: int = 20) -> None:
     train, labels, held, held_labels = data()
     started = time.time()
     made = weft.train(
-        untrained(), {"image": train}, labels, CONFIG, layers=None, epochs=epochs, rate=0.02, seed=SEED,
+        untrained(), {"image": train}, labels, CONFIG, layers=None, epochs=epochs, rate=0.01, seed=SEED,
         progress=_told(started),
     )  # fmt: skip
     for index, epoch in enumerate(made.epochs, 1):
