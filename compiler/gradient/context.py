@@ -17,6 +17,7 @@ from weft.compiler.gradient.expression import (
     Reindex,
     Reshape,
     apply,
+    spread,
 )
 from weft.compiler.ir.network import Network, Node
 
@@ -127,10 +128,11 @@ def broadcast(*operands: Expression) -> tuple[list[Expression], tuple[Axis, ...]
             if known is None or known.size == 1:
                 result[at] = axis
     axes = tuple(axis for axis in result if axis is not None)
-    return [_matched(item, axes[rank - len(item.axes) :]) for item in operands], axes
+    return [matched(item, axes[rank - len(item.axes) :]) for item in operands], axes
 
 
-def _matched(item: Expression, axes: tuple[Axis, ...]) -> Expression:
+def matched(item: Expression, axes: tuple[Axis, ...]) -> Expression:
+    """An operand with these axes in the place of its own; those of one element that repeat are gone."""
     pairs = list(zip(item.axes, axes, strict=True))
     if all(own is axis for own, axis in pairs):
         return item
@@ -142,17 +144,10 @@ def _matched(item: Expression, axes: tuple[Axis, ...]) -> Expression:
     return Reindex(item, kept, places)
 
 
-def spread(expression: Expression, axes: tuple[Axis, ...]) -> Expression:
-    """The expression with exactly these axes, repeated along those that it lacks."""
-    if expression.axes == axes:
-        return expression
-    return Reindex(expression, axes, {axis: Place.of(axis) for axis in expression.axes})
-
-
 def elementwise(function: str, *operands: Expression) -> Expression:
     """A function of operands that are broadcast as numpy does it, with all axes of the result."""
-    matched, axes = broadcast(*operands)
-    return spread(apply(function, *matched), axes)
+    given, axes = broadcast(*operands)
+    return spread(apply(function, *given), axes)
 
 
 def reshaped(expression: Expression, sizes: Iterable[int]) -> Expression:

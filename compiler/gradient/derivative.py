@@ -21,6 +21,7 @@ from weft.compiler.gradient.expression import (
     add_up,
     apply,
     ordered,
+    spread,
 )
 from weft.compiler.gradient.functions import FUNCTIONS
 from weft.compiler.gradient.reindexing import reindexed
@@ -92,7 +93,7 @@ def _parts(
         case Reindex():
             yield item.operand, read_back(item, gradient)
         case Reshape():
-            whole = _spread(gradient, item.axes)
+            whole = spread(gradient, item.axes)
             yield item.operand, Reshape(whole, item.operand.axes)
 
 
@@ -100,13 +101,6 @@ def _product(gradient: Expression, partial: Expression) -> Expression:
     if isinstance(partial, Map) and partial.function == "neg":
         return apply("neg", apply("mul", gradient, partial.operands[0]))
     return apply("mul", gradient, partial)
-
-
-def _spread(expression: Expression, axes: tuple[Axis, ...]) -> Expression:
-    """The expression with exactly `axes`, in their order, repeated along those that it lacks."""
-    if expression.axes == axes:
-        return expression
-    return Reindex(expression, axes, {axis: Place.of(axis) for axis in expression.axes})
 
 
 def _tiles(read: Reindex, over: Iterable[Axis]) -> dict[Axis, tuple[Axis, Axis]] | None:
@@ -168,7 +162,7 @@ def read_back(item: Reindex, gradient: Expression) -> Expression:
     missing = tuple(
         axis for axis, place in back.items() if axis not in gradient.axes and not place.always(axis.size)
     )
-    gradient = _spread(gradient, (*gradient.axes, *missing))
+    gradient = spread(gradient, (*gradient.axes, *missing))
     places = {axis: back.get(axis, Place.of(axis)) for axis in gradient.axes}
     axes = (*item.operand.axes, *rest)
     read = reindexed(gradient, axes, places)

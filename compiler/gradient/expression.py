@@ -216,6 +216,13 @@ def _without(expression: Expression, single: Iterable[Axis]) -> Expression:
     return Reindex(expression, kept, places)
 
 
+def spread(expression: Expression, axes: tuple[Axis, ...]) -> Expression:
+    """The expression with exactly these axes, repeated along those that it lacks."""
+    if expression.axes == axes:
+        return expression
+    return Reindex(expression, axes, {axis: Place.of(axis) for axis in expression.axes})
+
+
 def ordered(expressions: Iterable[Expression]) -> list[Expression]:
     """All that expressions are made of, operands ahead of what reads them, each once."""
     found: dict[int, Expression] = {}

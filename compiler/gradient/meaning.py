@@ -1,7 +1,6 @@
 """What the operators of a network compute in real numbers, as expressions of micro-operations.
 
-Operators are those of ONNX; QuantizeLinear and DequantizeLinear are read as what they are in real numbers: nothing, but
-for the lowest value that an integer can hold where it is 0, which is how models write ReLU.
+Operators are those of ONNX. Quantised networks are brought into real numbers first (`weft.compiler.gradient.deployed`).
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weft.compiler.gradient.context import FLOATS, spread
+from weft.compiler.gradient.context import FLOATS
 from weft.compiler.gradient.derivative import GradientError, gradients
 from weft.compiler.gradient.emission import Emission
-from weft.compiler.gradient.expression import Expression, Source
+from weft.compiler.gradient.expression import Expression, Source, spread
 from weft.compiler.gradient.held import Graph, Held, singles
 from weft.compiler.gradient.meaning import Meanings, meanings
 from weft.compiler.ir.network import Network, Type
 from weft.compiler.onnx.folding import resolve
+from weft.compiler.onnx.model import alive_nodes
 
 SEED = "{}/gradient"
 """The name of the gradient of a value."""
@@ -108,10 +109,7 @@ def _chosen(network: Network, wanted: Iterable[str] | None) -> list[str]:
 
 def needed(network: Network) -> Network:
     """Without nodes and constants that no output needs."""
-    wanted, nodes = set(network.outputs), []
-    for node in reversed(network.nodes):
-        if wanted & set(node.outputs):
-            wanted.update(node.reads)
-            nodes.append(node)
+    nodes = tuple(alive_nodes(network))
+    wanted = {*network.outputs, *(name for node in nodes for name in node.reads)}
     constants = {name: value for name, value in network.constants.items() if name in wanted}
-    return dataclasses.replace(network, nodes=tuple(reversed(nodes)), constants=constants)
+    return dataclasses.replace(network, nodes=nodes, constants=constants)

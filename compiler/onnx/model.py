@@ -146,7 +146,7 @@ def _check_quantised(network: Network) -> None:
 def _simplified(known: Known) -> Model:
     """The model without nodes that nobody reads; all shapes must be known."""
     network = known.network
-    alive = _alive(network)
+    alive = alive_nodes(network)
     for node in alive:
         _check_static(node, known.shapes)
     used = (node for name, nodes in known.moved.items() if name in network.constants for node in nodes[:-1])
@@ -166,7 +166,7 @@ def _check_static(node: Node, shapes: dict[str, tuple[int, ...]]) -> None:
             raise CompileError(f"{node.label} has empty output {name!r} of shape {shapes[name]}")
 
 
-def _alive(network: Network) -> list[Node]:
+def alive_nodes(network: Network) -> list[Node]:
     """Nodes whose results reach an output."""
     wanted = set(network.outputs)
     alive = []

@@ -10,9 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.compiler.gradient.context import spread
 from weft.compiler.gradient.derivative import gradients
-from weft.compiler.gradient.expression import Expression, Source, evaluate
+from weft.compiler.gradient.expression import Expression, Source, evaluate, spread
 from weft.compiler.gradient.meaning import meanings
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read

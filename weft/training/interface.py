@@ -13,7 +13,6 @@ import onnx
 from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, integer, number
 from weft.compiler.frontend import other_network
 from weft.compiler.gradient.deployed import in_real_numbers
-from weft.compiler.gradient.derivative import GradientError
 from weft.compiler.gradient.network import gradient_network
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.reader import Source, read
@@ -162,16 +161,11 @@ def labels_of(given: object, count: int) -> np.ndarray:
         If they are no integers, or not as many as samples.
     """
     found = array_of(given, "labels")
-    whole = found.astype(np.int64) if found.dtype.kind in "iub" else np.zeros(0, np.int64)
-    if found.dtype.kind not in "iub" and found.dtype.kind == "f" and bool((found == np.rint(found)).all()):
-        whole = found.astype(np.int64)
-    if found.ndim != 1 or len(whole) != len(found):
+    kind = found.dtype.kind
+    if found.ndim != 1 or not (kind in "iub" or (kind == "f" and bool((found == np.rint(found)).all()))):
         raise InputError(
             f"labels must be integers, one for each sample, not {found.dtype.name} of shape {found.shape}"
         )
-    if len(whole) != count:
-        raise InputError(f"there are {len(whole)} labels for {count} samples")
-    return whole
-
-
-__all__ = ["GradientError", "Trained", "grad", "train"]
+    if len(found) != count:
+        raise InputError(f"there are {len(found)} labels for {count} samples")
+    return found.astype(np.int64)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from weft.compiler.gradient.context import FLOATS, Context, elementwise, handles
-from weft.compiler.gradient.expression import Constant, Expression, apply, number
+from weft.compiler.gradient.expression import Expression, apply, number
 
 _SAME = {
     "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
@@ -30,21 +28,18 @@ def _pair(context: Context) -> Expression:
 
 @handles(*_MANY)
 def _several(context: Context) -> Expression:
-    result = context.x
-    for index in range(1, len(context.inputs)):
-        result = elementwise(_MANY[context.node.op], result, context.operand(index))
-    return result
+    return _joined(context, _MANY[context.node.op])
 
 
 @handles("Mean")
 def _mean_of(context: Context) -> Expression:
-    return apply("mul", _several_sum(context), 1 / len(context.inputs))
+    return apply("mul", _joined(context, "add"), 1 / len(context.inputs))
 
 
-def _several_sum(context: Context) -> Expression:
+def _joined(context: Context, function: str) -> Expression:
     result = context.x
     for index in range(1, len(context.inputs)):
-        result = elementwise("add", result, context.operand(index))
+        result = elementwise(function, result, context.operand(index))
     return result
 
 
@@ -59,32 +54,6 @@ def _cast(context: Context) -> Expression:
     if kind is None or kind.dtype not in FLOATS:
         raise context.refuse("where it makes integers")
     return context.x
-
-
-@handles("QuantizeLinear")
-def _quantise(context: Context) -> Expression:
-    """Integers stand for the real numbers; what is below the lowest one becomes it, which is ReLU where that is 0."""
-    zero = context.known(2)
-    if zero is not None and zero.dtype.kind in "iu" and bool((zero == np.iinfo(zero.dtype).min).all()):
-        return apply("relu", context.x)
-    return context.x
-
-
-@handles("DequantizeLinear")
-def _dequantise(context: Context) -> Expression:
-    """Integers that are computed stand for real numbers already; constants become them."""
-    x = context.x
-    if not isinstance(x, Constant):
-        return x
-    scale, zero = context.known(1), context.known(2)
-    assert scale is not None
-    shape = [1] * x.value.ndim
-    if scale.size > 1:
-        shape[context.get("axis", 1)] = scale.size
-    wide = x.value.astype(np.float64) - (
-        0 if zero is None else zero.astype(np.float64).reshape(shape if zero.size > 1 else ())
-    )
-    return Constant(wide * scale.reshape(shape if scale.size > 1 else ()), x.axes)
 
 
 @handles("Clip")

@@ -9,11 +9,11 @@ from weft.compiler.gradient.context import (
     Context,
     elementwise,
     handles,
+    matched,
     permuted,
     reshaped,
-    spread,
 )
-from weft.compiler.gradient.expression import Axis, Expression, Place, Reduce, Reindex, apply
+from weft.compiler.gradient.expression import Axis, Expression, Reduce, apply, spread
 from weft.compiler.gradient.operators.reductions import softmax
 
 
@@ -41,20 +41,14 @@ def matrix_product(a: Expression, b: Expression) -> Expression:
     for at in range(-rank - 2, -2):
         sizes = [item.axes[at] for item in (a, b) if len(item.axes) >= -at]
         lead.append(max(sizes, key=lambda axis: axis.size))
-    left = _placed(a, (*lead, a.axes[-2], depth))
-    right = _placed(b, (*lead, depth, columns))
+    left = matched(a, _own(a, (*lead, a.axes[-2], depth)))
+    right = matched(b, _own(b, (*lead, depth, columns)))
     return spread(contracted(left, right, (depth,)), (*lead, a.axes[-2], columns))
 
 
-def _placed(x: Expression, axes: tuple[Axis, ...]) -> Expression:
-    own = axes[len(axes) - len(x.axes) :]
-    pairs = list(zip(x.axes, own, strict=True))
-    if all(mine is new for mine, new in pairs):
-        return x
-    kept = tuple(new for mine, new in pairs if mine.size == new.size)
-    return Reindex(
-        x, kept, {mine: Place.of(new) if mine.size == new.size else Place() for mine, new in pairs}
-    )
+def _own(x: Expression, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The last axes, as many as an operand has."""
+    return axes[len(axes) - len(x.axes) :]
 
 
 @handles("Gemm")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from weft.compiler.gradient.context import Context, elementwise, handles, renamed, spread
-from weft.compiler.gradient.expression import Axis, Expression, Reduce, Stop, apply
+from weft.compiler.gradient.context import Context, elementwise, handles, renamed
+from weft.compiler.gradient.expression import Axis, Expression, Reduce, Stop, apply, spread
 
 
 def total(x: Expression, over: Sequence[Axis], kind: str = "add") -> Expression:

@@ -15,9 +15,8 @@ from weft.compiler.gradient.context import (
     handles,
     renamed,
     reshaped,
-    spread,
 )
-from weft.compiler.gradient.expression import Axis, Expression, Place, Reindex, apply
+from weft.compiler.gradient.expression import Axis, Expression, Place, Reindex, apply, spread
 from weft.compiler.gradient.operators.products import contracted
 from weft.compiler.gradient.operators.reductions import total
 

@@ -9,9 +9,8 @@ import pytest
 from support.gradient_cases import CASES, Case, gradients_of, meant
 from support.ort_sessions import plain_session
 
-from weft.compiler.gradient.context import spread
 from weft.compiler.gradient.derivative import gradients
-from weft.compiler.gradient.expression import Axis, Expression, Source, add_up, apply, evaluate
+from weft.compiler.gradient.expression import Axis, Expression, Source, add_up, apply, evaluate, spread
 
 
 def _differences(
