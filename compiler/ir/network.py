@@ -95,6 +95,22 @@ class Node:
                     yield item
 
 
+class Names:
+    """Names of the values of a network that is made."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """A name that no value has yet: the one that is asked for, or with a number behind it."""
+        found = name
+        while found in self._taken:
+            self._taken[name] += 1
+            found = f"{name}_{self._taken[name]}"
+        self._taken[found] = 0
+        return found
+
+
 def producer(nodes: Iterable[Node], name: str) -> Node | None:
     """The first node that has the output `name`."""
     return next((node for node in nodes if name in node.outputs), None)

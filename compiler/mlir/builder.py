@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.compiler.host.onnx_model import NetworkError, inferred
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node, Type
+from weft.compiler.ir.network import Names, Network, Node, Type
 from weft.compiler.mlir.program import Op, Program, Quantisation, TensorType, Value
 
 OPSETS = {"": 21, "ai.onnx.ml": 4}
@@ -58,7 +58,7 @@ class Builder:
             for item in op.attributes.values()
             if isinstance(item, np.ndarray)
         )
-        self._taken: dict[str, int] = {}
+        self.unique = Names().unique
         self._stored: dict[Value, str] = {}
         self._reals: dict[Value, str] = {}
         self._lazy: dict[Value, Callable[[], str]] = {}
@@ -71,15 +71,6 @@ class Builder:
         self._declared: dict[str, Type] = {}
         self._labels: dict[str, str] = {}
         self.op: Op | None = None
-
-    def unique(self, name: str) -> str:
-        """A name that no value has yet."""
-        found = name
-        while found in self._taken:
-            self._taken[name] += 1
-            found = f"{name}_{self._taken[name]}"
-        self._taken[found] = 0
-        return found
 
     # Nodes
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.compiler.host.onnx_model import NetworkError, inferred
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node, Type
+from weft.compiler.ir.network import Names, Network, Node, Type
 from weft.compiler.tflite.file import File, Quantisation, Tensor
 from weft.compiler.tflite.variables import Key, Variables
 
@@ -47,7 +47,7 @@ class Builder:
         self._room = _SMALL + _COPIES * sum(
             item.data.nbytes for item in file.tensors if item.data is not None
         )
-        self._taken: dict[str, int] = {}
+        self.unique = Names().unique
         self._nodes: list[Node] = []
         self._constants: dict[str, np.ndarray] = {}
         self._declared: dict[str, Type] = {}
@@ -72,15 +72,6 @@ class Builder:
         if tensor.data is not None and tensor.index in inputs:
             return f"{operator}.input{inputs.index(tensor.index)}"
         return self._makers.get(name, self._names[tensor.index])
-
-    def unique(self, name: str) -> str:
-        """A name that no value has yet."""
-        found = name
-        while found in self._taken:
-            self._taken[name] += 1
-            found = f"{name}_{self._taken[name]}"
-        self._taken[found] = 0
-        return found
 
     def node(
         self, operator: str, inputs: Iterable[str], outputs: Sequence[str], name: str, **attributes: Any
