@@ -41,55 +41,43 @@ def _geometry(context: Context, kernel: Sequence[int], sizes: Sequence[int]) -> 
 
 
 def _windows(
-    context: Context, x: Expression, kernel: Sequence[int]
+    context: Context, x: Expression, kernel: Sequence[int], lead: int = 2
 ) -> tuple[Reindex, tuple[Axis, ...], tuple[Axis, ...]]:
-    """An image's windows, with axes (n, c, outputs..., taps...); 0 in the padding."""
-    strides, dilations, ahead, behind = _geometry(context, kernel, x.shape[2:])
+    """An image's windows, with its first `lead` axes, outputs and taps; 0 in the padding."""
+    strides, dilations, ahead, behind = _geometry(context, kernel, x.shape[lead:])
     up = bool(context.get("ceil_mode", 0))
-    outs, places = [], {axis: Place.of(axis) for axis in x.axes[:2]}
+    outs, places = [], {axis: Place.of(axis) for axis in x.axes[:lead]}
     inner = axes_of(kernel, "yx")
-    for at, axis in enumerate(x.axes[2:]):
+    for at, axis in enumerate(x.axes[lead:]):
         room = axis.size + ahead[at] + behind[at] - (kernel[at] - 1) * dilations[at] - 1
         count = (-(-room // strides[at]) if up else room // strides[at]) + 1
         if up and (count - 1) * strides[at] >= axis.size + ahead[at]:
             count -= 1
         outs.append(Axis(count, "hw"[at] if at < 2 else "i"))
         places[axis] = Place(((outs[-1], strides[at]), (inner[at], dilations[at])), -ahead[at])
-    return Reindex(x, (*x.axes[:2], *outs, *inner), places), tuple(outs), inner
+    return Reindex(x, (*x.axes[:lead], *outs, *inner), places), tuple(outs), inner
 
 
 @handles("Conv")
 def _conv(context: Context) -> Expression:
     x, weight, bias = context.x, context.operand(1), context.optional(2)
     groups, outputs = context.get("group", 1), weight.axes[0].size
-    if groups > 1:
+    skip = 1 if groups > 1 else 0
+    if skip:
         x = reshaped(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
         weight = reshaped(weight, (groups, outputs // groups, *weight.shape[1:]))
-        group, batch, inside = x.axes[1], x.axes[0], x.axes[2]
-        flat = renamed(x, x.axes)
-        read, outs, inner = _windows(
-            context, _Merged(flat, (batch, inside), x.axes[3:]).image, weight.shape[3:]
-        )
-        places = {**read.places, group: Place.of(group)}
-        read = Reindex(x, (batch, group, inside, *outs, *inner), places)
-        kernel = renamed(weight, (group, weight.axes[1], inside, *inner))
-        result = contracted(read, kernel, (inside, *inner))
-        result = spread(result, (batch, group, weight.axes[1], *outs))
-        result = reshaped(result, (batch.size, outputs, *(axis.size for axis in outs)))
-    else:
-        read, outs, inner = _windows(context, x, weight.shape[2:])
-        kernel = renamed(weight, (weight.axes[0], x.axes[1], *inner))
-        result = spread(contracted(read, kernel, (x.axes[1], *inner)), (x.axes[0], weight.axes[0], *outs))
+    group, inside, filters = x.axes[1 : 1 + skip], x.axes[1 + skip], weight.axes[skip]
+    read, outs, inner = _windows(context, x, weight.shape[2 + skip :], 2 + skip)
+    kernel = renamed(weight, (*group, filters, inside, *inner))
+    result = spread(contracted(read, kernel, (inside, *inner)), (x.axes[0], *group, filters, *outs))
+    return _with_bias(reshaped(result, (x.shape[0], outputs, *(axis.size for axis in outs))), bias)
+
+
+def _with_bias(result: Expression, bias: Expression | None) -> Expression:
+    """A result (n, c, ...) with a bias for each channel, if there is one."""
     if bias is None:
         return result
     return spread(apply("add", result, renamed(bias, (result.axes[1],))), result.axes)
-
-
-class _Merged:
-    """Axes of an image of which groups are left out, for `_windows`."""
-
-    def __init__(self, x: Expression, first: tuple[Axis, Axis], rest: tuple[Axis, ...]) -> None:
-        self.image = Reindex(x, (*first, *rest), {})
 
 
 @handles("ConvTranspose")
@@ -118,10 +106,7 @@ def _conv_transpose(context: Context) -> Expression:
     read = Reindex(x, (x.axes[0], *group, inside, *outs, *inner), places)
     kernel = renamed(weight, (*group, inside, filters, *inner))
     result = spread(contracted(read, kernel, (inside, *inner)), (x.axes[0], *group, filters, *outs))
-    result = reshaped(result, sizes)
-    if bias is None:
-        return result
-    return spread(apply("add", result, renamed(bias, (result.axes[1],))), result.axes)
+    return _with_bias(reshaped(result, sizes), bias)
 
 
 @handles("MaxPool")
