@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.arguments import flag, integer
 from weft.compiler.artefact import Compiled
@@ -31,6 +31,9 @@ from weft.hdl.checker.sequence import check_sequence
 from weft.hdl.files.schema import printable
 from weft.hdl.isa.config import Config
 from weft.program import Program, folder_of
+
+if TYPE_CHECKING:
+    from weft.substitution import Substitutions
 
 DESCRIPTION = "weft description 1"
 """Format of what `verilog` says of an accelerator."""
@@ -61,6 +64,7 @@ def compile(  # the public name, and what it does
     watch: Watch | None = None,
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
+    substitute: int | None = None,
 ) -> Program:
     """Compile a quantised ONNX (QDQ), TFLite or MLIR model.
 
@@ -93,6 +97,10 @@ def compile(  # the public name, and what it does
     states : mapping of str to str
         Inputs of an ONNX model that are kept from run to run, each by the name of the output that it becomes for the
         next run; both are then neither inputs nor outputs of the program. A TFLite model says itself what it keeps.
+    substitute : int
+        Search for graph substitutions that make the program quicker, and measure the cycles of so many parts of it at
+        most; none without. They change no byte of an output, while values between operators may no longer exist;
+        `Program.substitutions` tells what was done.
 
     Raises
     ------
@@ -110,9 +118,18 @@ def compile(  # the public name, and what it does
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
     graph = _graph(model, chosen, shapes, states)
+    planned: dict[str, DeviceSegment] = {}
+    done: Substitutions | None = None
+    if substitute is not None:
+        from weft.substitution import MOST, substituted
+
+        most = integer("substitute", substitute, 1, MOST)
+        own = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
+        found, done = substituted(own, chosen, most=most, bandwidth=bandwidth, progress=progress or _silent)
+        planned = {segment.name: segment for segment in found}
     segments = tuple(
         compile_segment(
-            segment,
+            planned.get(segment.name, segment),
             chosen,
             bandwidth=bandwidth,
             reuse=reuse,
@@ -140,7 +157,12 @@ def compile(  # the public name, and what it does
             bandwidth,
         ),
         tuple(segment for segment in graph.segments if isinstance(segment, DeviceSegment)),
+        done,
     )
+
+
+def _silent(text: str) -> None:
+    """Tells nobody."""
 
 
 def _graph(
@@ -157,7 +179,9 @@ def _graph(
     return import_model(model, config=config, shapes=sizes, states=states)
 
 
-def _checked(compiled: Compiled, graphs: tuple[DeviceSegment, ...] = ()) -> Program:
+def _checked(
+    compiled: Compiled, graphs: tuple[DeviceSegment, ...] = (), substitutions: Substitutions | None = None
+) -> Program:
     """The program, after a look at every part and instruction: neither compiler nor files are taken on trust."""
     verify(compiled)
     for segment in compiled.segments:
@@ -168,7 +192,7 @@ def _checked(compiled: Compiled, graphs: tuple[DeviceSegment, ...] = ()) -> Prog
                     check_sequence(segment.instructions)
             except ProgramError as error:
                 raise ProgramError(f"{printable(segment.name)}: {error}") from None
-    return Program(compiled, graphs)
+    return Program(compiled, graphs, substitutions)
 
 
 def load(folder: str | os.PathLike[str]) -> Program:

@@ -30,6 +30,7 @@ from weft import (
     probe_command,
     prove_command,
     quantise_command,
+    rules_command,
     serve_command,
     trace_command,
     train_command,
@@ -307,6 +308,7 @@ board_commands.add(app)
 probe_command.add(app)
 verify_command.add(app)
 prove_command.add(app)
+rules_command.add(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

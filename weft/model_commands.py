@@ -68,6 +68,14 @@ def compile_model(
         bool,
         typer.Option("--certify", help="Prove that the program computes the model, and write a certificate."),
     ] = False,
+    substitute: Annotated[
+        int | None,
+        typer.Option(
+            "--substitute",
+            help="Search for graph substitutions that make it quicker, and measure so many parts at most.",
+            show_default=False,
+        ),
+    ] = None,
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
@@ -79,6 +87,7 @@ def compile_model(
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     options["states"] = states_of(state)
     options["memory"] = memory_of(memory_given(memory), config)
+    options["substitute"] = substitute
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)
@@ -113,6 +122,8 @@ def compile_model(
     gone, channels = program.channels_left_out
     if gone:
         reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
+    if program.substitutions is not None:
+        reports.say(*program.substitutions.told)
     if program.narrow_bytes:
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from weft.compiler.ir.graph import DeviceSegment
     from weft.sim.device import Device
     from weft.sim.waves.waves import Waves
+    from weft.substitution import Substitutions
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,17 @@ class Program:
     (1, 10)
     """
 
-    def __init__(self, compiled: Compiled, graphs: Sequence[DeviceSegment] = ()) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        graphs: Sequence[DeviceSegment] = (),
+        substitutions: Substitutions | None = None,
+    ) -> None:
         self._compiled = compiled
         self.graphs = tuple(graphs)
         """The networks of its device programs, as they were before the compiler's passes; none if it was loaded."""
+        self.substitutions = substitutions
+        """What graph substitutions were made; none if none were searched for, or if it was loaded."""
         self._states: dict[str, np.ndarray] = {}
         self.reset()
 

@@ -1,0 +1,332 @@
+"""The search for uses of rules that make a segment quicker.
+
+Around each operator, chains of uses are tried, also through forms that are slower (Z. Jia et al., TASO, SOSP 2019: by
+backtracking). What each costs is what a part of the segment takes: the operators that are other ones, and their
+neighbours, compiled by all passes, layouts, fusion and residency included. What is quickest stays if the part computes
+the same bytes on random inputs, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, View, readers
+from weft.compiler.substitution.moves import Move, Moves
+from weft.compiler.substitution.places import touched
+from weft.compiler.substitution.rule import Rule
+
+_DEPTH, _WIDTH, _REPEATS = 3, 4, 16
+"""Uses of rules in a chain, chains that are followed after each, and uses of a rule at once on what it made."""
+_AROUND = 2
+"""Operators before and behind those that change that are looked at, too."""
+_MOST = 40
+"""Operators of a part, at most: what reaches further is not tried."""
+_GAIN = 0.995
+"""Share of the cycles of a part at which a chain of uses stays."""
+
+Cost = Callable[[DeviceSegment], int]
+"""The cycles of a segment: those of the cycle model for its program."""
+
+
+class SubstitutionError(AssertionError):
+    """A rule made other bytes: a bug, never the user's mistake."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """A chain of uses that stayed: the rules, the operator where it began, and the cycles of the part before and
+    behind."""
+
+    rules: tuple[str, ...]
+    operator: str
+    before: int
+    behind: int
+
+    @property
+    def saved(self) -> int:
+        """Cycles."""
+        return self.before - self.behind
+
+
+@dataclass
+class Searched:
+    """What a search found: the segment, the chains of uses, parts whose cost it asked for, and whether it came to its
+    end."""
+
+    segment: DeviceSegment
+    used: list[Used] = field(default_factory=list)
+    costs: int = 0
+    whole: bool = True
+
+
+class Search:
+    """One search.
+
+    Parameters
+    ----------
+    rules : sequence of Rule
+    cost : Cost
+    bits : int
+        Width of requantisation mantissas.
+    most : int
+        Parts whose cost is asked for: after these no other operator is begun.
+    """
+
+    def __init__(self, rules: Sequence[Rule], cost: Cost, bits: int, most: int) -> None:
+        self._moves, self._cost, self._bits, self._most = Moves(rules, bits), cost, bits, most
+        self._known: dict[str, int | None] = {}
+        self._rng = np.random.default_rng(1)
+        self.costs = 0
+
+    def run(self, segment: DeviceSegment, progress: Callable[[str], None] = lambda text: None) -> Searched:
+        """The quickest segment that was found."""
+        found = Searched(segment)
+        waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
+        while waiting and found.whole:
+            # What saved most when it was last looked at is looked at again, and stays if it still does.
+            name = min(waiting, key=lambda item: waiting[item])
+            op = next((item for item in found.segment.ops if item.name == name), None)
+            better = None if op is None else self._better(found.segment, op)
+            if better is None:
+                del waiting[name]
+            elif waiting[name] != -better[1].saved:
+                waiting[name] = -better[1].saved
+            else:
+                before = found.segment
+                found.segment, used = better
+                found.used.append(used)
+                progress(f"{name}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
+                for near in self._around(before, found.segment):
+                    waiting[near] = -math.inf
+            found.whole = self.costs < self._most
+        found.costs = self.costs
+        return found
+
+    def _around(self, before: DeviceSegment, behind: DeviceSegment) -> set[str]:
+        """The operators for which another form of a part may change what is best."""
+        parts = parts_of(before, behind)
+        assert parts is not None
+        return {op.name for op in parts[1].ops}
+
+    def _better(self, segment: DeviceSegment, op: DeviceOp) -> tuple[DeviceSegment, Used] | None:
+        """The segment with the best chain of uses around an operator; None if none is worth it."""
+        chains: list[tuple[DeviceSegment, tuple[str, ...]]] = [(segment, ())]
+        seen = {_digest(segment)}
+        best: tuple[float, DeviceSegment, tuple[str, ...], int, int] | None = None
+        for _ in range(_DEPTH):
+            ranked: list[tuple[float, DeviceSegment, tuple[str, ...]]] = []
+            for start, rules in chains:
+                for move in self._near(segment, start, op):
+                    digest = _digest(move.segment)
+                    if digest in seen:
+                        continue
+                    seen.add(digest)
+                    told = (*rules, move.rule)
+                    costs = self._compared(segment, move.segment)
+                    if costs is None:
+                        continue
+                    before, behind = costs
+                    ranked.append((behind - before, move.segment, told))
+                    if behind < _GAIN * before and (best is None or behind - before < best[0]):
+                        best = behind - before, move.segment, told, before, behind
+            ranked.sort(key=lambda item: item[0])
+            chains = [(made, told) for _, made, told in ranked[:_WIDTH]]
+        if best is None:
+            return None
+        _, made, told, before, behind = best
+        self._check(segment, made, told)
+        return made, Used(told, op.name, before, behind)
+
+    def _near(self, segment: DeviceSegment, start: DeviceSegment, op: DeviceOp) -> Iterator[Move]:
+        """Uses for an operator, and for those that uses before made of it; a rule that has more to do on what it makes,
+        such as a concatenation of many parts, does that, too."""
+        old = set(map(id, segment.ops))
+        roots = [item for item in start.ops if item.name == op.name or id(item) not in old]
+        for root in roots:
+            for move in self._moves.of(start, root):
+                yield move
+                again = self._repeated(start, move)
+                if again is not move:
+                    yield again
+
+    def _repeated(self, start: DeviceSegment, move: Move) -> Move:
+        """A use, and the same rule on what is new, as long as there is something."""
+        old = set(map(id, start.ops))
+        for _ in range(_REPEATS):
+            new = [op for op in move.segment.ops if id(op) not in old]
+            more = (item for op in new for item in self._moves.of(move.segment, op) if item.rule == move.rule)
+            found = next(more, None)
+            if found is None:
+                break
+            move = found
+        return move
+
+    def _compared(self, before: DeviceSegment, behind: DeviceSegment) -> tuple[int, int] | None:
+        """The cycles of the part in which two segments differ; None if one cannot be compiled."""
+        parts = parts_of(before, behind)
+        if parts is None:
+            return None
+        costs = [self._of(part) for part in parts]
+        return None if costs[0] is None or costs[1] is None else (costs[0], costs[1])
+
+    def _of(self, part: DeviceSegment) -> int | None:
+        key = shape_digest(part)
+        if key not in self._known:
+            self.costs += 1
+            try:
+                self._known[key] = self._cost(part)
+            except (CompileError, IrError):
+                self._known[key] = None
+        return self._known[key]
+
+    def _check(self, before: DeviceSegment, behind: DeviceSegment, rules: Sequence[str]) -> None:
+        """Both parts compute the same bytes on random inputs.
+
+        Raises
+        ------
+        SubstitutionError
+            If they do not.
+        """
+        parts = parts_of(before, behind)
+        assert parts is not None
+        views = [
+            view for part in parts for op in part.ops for view in op.sources if view.buffer.kind == "input"
+        ]
+        inputs = {
+            view.buffer.name: self._rng.integers(-128, 128, view.buffer.size).astype(np.int8)
+            for view in views
+        }
+        one, other = (run_ops(part, inputs, self._bits) for part in parts)
+        outputs = {op.dst.buffer.name for op in parts[0].ops if op.dst.buffer.kind == "output"}
+        for name in outputs:
+            if not np.array_equal(one[name], other[name]):
+                raise SubstitutionError(f"{', '.join(rules)} changed bytes of {name}")
+
+
+def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegment, DeviceSegment] | None:
+    """The operators in which two segments differ, with their neighbours, as segments of their own, with the same inputs
+    and outputs; None if they are too many.
+
+    Buffers that are written outside are inputs, and those that are read outside outputs. Buffers that only one of both
+    has, or that parts of both lie outside of, have all their operators in the part.
+    """
+    same = set(map(id, before.ops)) & set(map(id, behind.ops))
+    changed = [
+        [index for index, op in enumerate(item.ops) if id(op) not in same] for item in (before, behind)
+    ]
+    names = [touched(item.ops) for item in (before, behind)]
+    own = names[0] ^ names[1] | {
+        op.dst.buffer.name
+        for item, indices in zip((before, behind), changed, strict=True)
+        for op in (item.ops[at] for at in indices)
+        if op.dst.buffer.kind == "temp"
+    }
+    wanted: set[int] = set()
+    for item, indices in zip((before, behind), changed, strict=True):
+        inside = [at for at, op in enumerate(item.ops) if own & touched((op,))] + indices
+        if not inside:
+            continue
+        first, last = max(min(inside) - _AROUND, 0), max(inside) + 1 + _AROUND
+        wanted |= {id(op) for op in item.ops[first:last]}
+    made = [
+        _part(item, [op for op in item.ops if id(op) in wanted or id(op) not in same])
+        for item in (before, behind)
+    ]
+    if max(len(item.ops) for item in made) > _MOST:
+        return None
+    return made[0], made[1]
+
+
+def _part(segment: DeviceSegment, ops: Sequence[DeviceOp]) -> DeviceSegment:
+    inside = set(map(id, ops))
+    outer = [op for op in segment.ops if id(op) not in inside]
+    read_outside = readers(outer)
+    written = {op.dst.buffer.name for op in ops}
+
+    def seen(view: View) -> View:
+        buffer, name = view.buffer, view.buffer.name
+        if buffer.kind not in ("temp", "state", "input", "output"):
+            return view
+        kind = "temp"
+        if name not in written:
+            kind = "input"
+        elif buffer.kind == "output" or name in read_outside or name in segment.states.values():
+            kind = "output"
+        return dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind=kind))
+
+    return DeviceSegment(segment.name, tuple(op.on(seen) for op in ops))
+
+
+def _digest(segment: DeviceSegment) -> str:
+    """What tells segments of one search apart: their operators, names of new ones left out."""
+    names: dict[str, int] = {}
+    text = [
+        repr((type(op).__name__, [_seen(view, names) for view in (*op.sources, op.dst)], _told(op, True)))
+        for op in segment.ops
+    ]
+    return hashlib.sha256("\n".join(sorted(text)).encode()).hexdigest()
+
+
+def shape_digest(segment: DeviceSegment) -> str:
+    """What the cost of a segment depends on: everything but names and the values of weights."""
+    names: dict[str, int] = {}
+    text = [
+        repr((type(op).__name__, [_seen(view, names) for view in (*op.sources, op.dst)], _told(op, False)))
+        for op in segment.ops
+    ]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _seen(view: View, names: dict[str, int]) -> tuple[object, ...]:
+    number = names.setdefault(view.buffer.name, len(names))
+    return (
+        number,
+        view.buffer.kind,
+        view.buffer.shape,
+        view.shape,
+        view.y,
+        view.x,
+        view.c,
+        view.step,
+        view.image,
+    )
+
+
+def _told(op: DeviceOp, values: bool) -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, value in sorted(vars(op).items()):
+        if name == "name" or isinstance(value, View):
+            continue
+        if isinstance(value, np.ndarray):
+            value = _array(value)[: 3 if values else 2]
+        found.append((name, str(value)))
+    return found
+
+
+_ARRAYS: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+_DIGESTS: dict[int, tuple[tuple[int, ...], bool, int]] = {}
+
+
+def _array(value: np.ndarray) -> tuple[tuple[int, ...], bool, int]:
+    """The shape of an array, whether its values fit int8, and a hash of them; kept as long as the array lives."""
+    if _ARRAYS.get(id(value)) is not value:
+        narrow = (
+            bool(np.abs(value.astype(np.int64)).max(initial=0) <= 127) if value.dtype.kind == "i" else False
+        )
+        _ARRAYS[id(value)] = value
+        _DIGESTS[id(value)] = value.shape, narrow, hash(value.tobytes())
+    return _DIGESTS[id(value)]
+
+
+def totals(used: Sequence[Used]) -> Counter[str]:
+    """How often each rule was used."""
+    return Counter(rule for item in used for rule in item.rules)

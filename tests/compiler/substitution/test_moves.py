@@ -1,0 +1,117 @@
+"""Uses of rules on random segments: no byte of an output changes, whatever rule is used wherever it can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.substitution_cases import dense_block, drawn, joined_maxima
+
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.graph import DeviceSegment, Pool, Rescale
+from weft.compiler.substitution.moves import Move, Moves
+from weft.compiler.substitution.rule_file import carried
+from weft.compiler.verify import verify_segment
+
+BITS = 24
+
+
+def outputs(segment: DeviceSegment, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    buffers = {
+        view.buffer.name: view.buffer
+        for op in segment.ops
+        for view in op.sources
+        if view.buffer.kind == "input"
+    }
+    inputs = {name: rng.integers(-128, 128, buffers[name].size).astype(np.int8) for name in sorted(buffers)}
+    made = run_ops(segment, inputs, BITS)
+    return {
+        op.dst.buffer.name: made[op.dst.buffer.name] for op in segment.ops if op.dst.buffer.kind == "output"
+    }
+
+
+def check(segment: DeviceSegment, made: Move, seed: int) -> None:
+    """The same outputs, of a segment that keeps all rules of the representation."""
+    verify_segment(made.segment)
+    before, behind = outputs(segment, seed), outputs(made.segment, seed)
+    assert before.keys() == behind.keys(), made.rule
+    for name, values in before.items():
+        np.testing.assert_array_equal(behind[name], values, f"{made.rule} changed {name}")
+
+
+def uses(segment: DeviceSegment, moves: Moves) -> list[Move]:
+    return [move for op in segment.ops for move in moves.of(segment, op)]
+
+
+def walked(seeds: range, steps: int) -> Counter[str]:
+    """Random walks: after each use, others are possible. Counts the uses of each rule."""
+    moves, found = Moves(carried(), BITS), Counter[str]()
+    for seed in seeds:
+        rng, segment = np.random.default_rng(seed), drawn(seed)
+        first = segment
+        for _ in range(steps):
+            possible = uses(segment, moves)
+            if not possible:
+                break
+            for move in possible:
+                found[move.rule] += 1
+                check(segment, move, seed)
+            segment = possible[int(rng.integers(len(possible)))].segment
+        check(first, Move("all of them", segment), seed)
+    return found
+
+
+def test_no_use_changes_a_byte() -> None:
+    found = walked(range(20), 2)
+    assert len(found) >= 15, found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(40))
+def test_no_use_of_many_changes_a_byte(seed: int) -> None:
+    assert sum(walked(range(1000 + 5 * seed, 1005 + 5 * seed), 4).values()) > 0
+
+
+def test_maxima_go_into_the_parts_of_a_concatenation() -> None:
+    segment = joined_maxima()
+    moves = Moves(carried(), BITS)
+    pool = next(op for op in segment.ops if isinstance(op, Pool))
+    (move,) = [
+        item
+        for item in moves.of(segment, pool)
+        if item.rule == "max[a](cat(x, y)) = cat(max[a](x), max[a](y))"
+    ]
+    pools = [op for op in move.segment.ops if isinstance(op, Pool)]
+    # The part that was copied is read where it was made; of the other one the requantisation stays in front.
+    assert [op.src.shape[3] for op in pools] == [32, 32]
+    assert all(not (isinstance(op, Rescale) and op.unchanged) for op in move.segment.ops)
+    check(segment, move, 1)
+
+
+def test_what_is_copied_lies_in_its_place_from_the_start() -> None:
+    segment = dense_block()
+    moves = Moves(carried(), BITS)
+    for _ in range(10):
+        found = [item for item in uses(segment, moves) if item.rule == "x = first(cat(x, y))"]
+        if not found:
+            break
+        check(segment, found[0], 2)
+        segment = found[0].segment
+    assert not any(isinstance(op, Rescale) for op in segment.ops)
+
+
+def test_a_function_that_falls_does_not_pass_a_maximum() -> None:
+    moves, rule = Moves(carried(), BITS), "func[f](max[a](x)) = max[a](func[f](x))"
+    falling = np.arange(127, -129, -1).astype(np.int8)
+    for table, wanted in ((None, True), (np.sort(falling), True), (falling, False)):
+        segment = joined_maxima()
+        pool = segment.ops[-1]
+        assert isinstance(pool, Pool)
+        between = pool.replace(
+            dst=pool.dst.__class__(pool.src.buffer.__class__("between", pool.dst.shape), pool.dst.shape)
+        )
+        last = Rescale("last", between.dst, pool.dst, 0.5, lookup=table)
+        segment = DeviceSegment("s", (*segment.ops[:-1], between, last))
+        assert any(move.rule == rule for move in moves.of(segment, last)) == wanted

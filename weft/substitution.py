@@ -1,0 +1,123 @@
+"""Graph substitutions for one model and machine: the search of `weft.compiler.substitution`, judged by the cycle
+model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.substitution.rule import Rule
+from weft.compiler.substitution.rule_file import carried
+from weft.compiler.substitution.search import Search, Searched, Used
+from weft.configurations import sequential_boards
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.timing import SequentialTimingDevice, TimingDevice
+
+MOST = 1_000_000
+"""Parts that a search may measure, at most."""
+LATENCY = 30
+"""Cycles of the memory's latency, as in simulations that are told no other one."""
+
+
+@dataclass(frozen=True)
+class Substitutions:
+    """What a search did for a program.
+
+    `used` are the chains of uses that stayed, `before` and `behind` the cycles of all device programs by the cycle
+    model, and `whole` says whether the search came to its end. Where the whole is not quicker, nothing is used.
+    """
+
+    used: tuple[Used, ...]
+    before: int
+    behind: int
+    whole: bool
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What was done, in lines: each chain of uses, and what it saved."""
+        lines = [
+            f"{item.operator}: {'; '.join(item.rules)}: {item.before - item.behind:,} cycles fewer"
+            for item in self.used
+        ]
+        end = "" if self.whole else "; the search did not come to its end: allow more parts"
+        return (
+            *lines,
+            f"{len(self.used)} substitutions: {self.behind:,} cycles instead of {self.before:,} by the cycle model"
+            + end,
+        )
+
+
+def substituted(
+    segments: Sequence[DeviceSegment],
+    config: Config,
+    *,
+    most: int,
+    bandwidth: float | None = None,
+    latency: int = LATENCY,
+    rules: Sequence[Rule] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[list[DeviceSegment], Substitutions]:
+    """The device segments of a model with other operators, which compute the same bytes in fewer cycles.
+
+    Parameters
+    ----------
+    segments : sequence of DeviceSegment
+        As the front end makes them.
+    config : Config
+    most : int
+        Parts of segments whose cycles are measured, at most, in all.
+    bandwidth, latency : float, int
+        Of the memory, in bytes a cycle and cycles.
+    rules : sequence of Rule
+        Those that the project carries, if they are not given.
+    progress : callable
+        Told what stays.
+
+    Raises
+    ------
+    SubstitutionError
+        If a rule changed a byte.
+    """
+    found, used, totals, whole = list[DeviceSegment](), list[Used](), [0, 0], True
+    costs = Costs(config, bandwidth, latency)
+    for segment in segments:
+        search = Search(rules or carried(), costs, config.mantissa_bits, most)
+        searched: Searched = search.run(segment, progress)
+        most, whole = most - searched.costs, whole and searched.whole
+        before, behind = costs(segment), costs(searched.segment)
+        better = behind < before
+        found.append(searched.segment if better else segment)
+        used += searched.used if better else []
+        totals = [totals[0] + before, totals[1] + min(before, behind)]
+    return found, Substitutions(tuple(used), totals[0], totals[1], whole)
+
+
+class Costs:
+    """The cycles of segments, compiled by themselves."""
+
+    def __init__(self, config: Config, bandwidth: float | None, latency: int) -> None:
+        self._config, self._bandwidth, self._latency = config, bandwidth, latency
+        self._sequential = bool(sequential_boards(config))
+
+    def __call__(self, segment: DeviceSegment) -> int:
+        program = compile_segment(
+            segment, self._config, bandwidth=self._bandwidth, sequential=self._sequential
+        )
+        image = Image(program)
+        kind = SequentialTimingDevice if self._sequential else TimingDevice
+        device = kind(
+            self._config, image.memory_bytes, latency=self._latency, bytes_per_cycle=self._bandwidth
+        )
+        zeros = {
+            name: np.zeros(program.input_shape(name), np.int8)
+            for name, buffer in program.buffers.items()
+            if buffer.kind == "input"
+        }
+        image.run(device, zeros)
+        return int(device.counters()[Counter.CYCLES])
