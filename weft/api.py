@@ -65,6 +65,7 @@ def compile(  # the public name, and what it does
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
     substitute: int | None = None,
+    rules: str | os.PathLike[str] | None = None,
 ) -> Program:
     """Compile a quantised ONNX (QDQ), TFLite or MLIR model.
 
@@ -101,6 +102,9 @@ def compile(  # the public name, and what it does
         Search for graph substitutions that make the program quicker, and measure the cycles of so many parts of it at
         most; none without. They change no byte of an output, while values between operators may no longer exist;
         `Program.substitutions` tells what was done.
+    rules : str or path
+        A file of rules for it, as `weft rules --find` writes them, in place of those that weft carries. All of them are
+        proven first.
 
     Raises
     ------
@@ -110,6 +114,8 @@ def compile(  # the public name, and what it does
         If the configuration is not valid.
     InputError
         If an argument has another type.
+    RuleError
+        If a file of rules cannot be read, or one of them does not hold.
     """
     chosen, bandwidth = configuration(config), memory_of(memory, config)
     for name, value in (("reuse", reuse), ("plain_inputs", plain_inputs)):
@@ -120,12 +126,17 @@ def compile(  # the public name, and what it does
     graph = _graph(model, chosen, shapes, states)
     planned: dict[str, DeviceSegment] = {}
     done: Substitutions | None = None
+    if rules is not None and substitute is None:
+        raise InputError("'rules' are for a search: give 'substitute' as well")
     if substitute is not None:
-        from weft.substitution import MOST, substituted
+        from weft.substitution import MOST, proven_rules, substituted
 
         most = integer("substitute", substitute, 1, MOST)
+        known = None if rules is None else proven_rules(rules)
         own = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
-        found, done = substituted(own, chosen, most=most, bandwidth=bandwidth, progress=progress or _silent)
+        found, done = substituted(
+            own, chosen, most=most, bandwidth=bandwidth, rules=known, progress=progress or _silent
+        )
         planned = {segment.name: segment for segment in found}
     segments = tuple(
         compile_segment(

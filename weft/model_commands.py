@@ -28,6 +28,7 @@ from weft.options import (
     memory_given,
     shapes_of,
     states_of,
+    whole,
     writes,
 )
 
@@ -70,10 +71,17 @@ def compile_model(
     ] = False,
     substitute: Annotated[
         int | None,
-        typer.Option(
+        whole(
             "--substitute",
-            help="Search for graph substitutions that make it quicker, and measure so many parts at most.",
-            show_default=False,
+            "Search for graph substitutions that make it quicker, and measure so many parts of it at most.",
+            1,
+            1_000_000,
+        ),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            "--rules", help="File of rules for --substitute, which are proven first; else weft's own."
         ),
     ] = None,
     shape: Shapes = [],  # noqa: B006
@@ -87,7 +95,7 @@ def compile_model(
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     options["states"] = states_of(state)
     options["memory"] = memory_of(memory_given(memory), config)
-    options["substitute"] = substitute
+    options |= {"substitute": substitute, "rules": rules}
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)

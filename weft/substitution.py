@@ -3,15 +3,17 @@ model."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.substitution.rule import Rule
-from weft.compiler.substitution.rule_file import carried
+from weft.compiler.substitution.rule_file import carried, proven, read
 from weft.compiler.substitution.search import Search, Searched, Used
 from weft.configurations import sequential_boards
 from weft.hdl.isa.config import Config
@@ -53,6 +55,17 @@ class Substitutions:
         )
 
 
+def proven_rules(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
+    """The rules of a file, each of which is proven.
+
+    Raises
+    ------
+    RuleError
+        If it cannot be read, or one does not hold.
+    """
+    return tuple(proven(read(Path(path)), Path(path)))
+
+
 def substituted(
     segments: Sequence[DeviceSegment],
     config: Config,
@@ -87,7 +100,7 @@ def substituted(
     found, used, totals, whole = list[DeviceSegment](), list[Used](), [0, 0], True
     costs = Costs(config, bandwidth, latency)
     for segment in segments:
-        search = Search(rules or carried(), costs, config.mantissa_bits, most)
+        search = Search(carried() if rules is None else rules, costs, config.mantissa_bits, most)
         searched: Searched = search.run(segment, progress)
         most, whole = most - searched.costs, whole and searched.whole
         before, behind = costs(segment), costs(searched.segment)

@@ -45,6 +45,7 @@ FAMILIES = (
     _of("convolutions and windows", "x w k", "conv max func grow outs turn spun", "1 a s a*s", "f", 3),
     _of("channels by themselves", "x y d c", "depth func cat outs first second", "1", "f g f|g", 4),
     _of("channels over windows", "x d p q", "depth conv cat outs dense max turn spun", "a s a*s 1", "f", 3),
+    _of("channels of two images", "x y p q", "depth cat outs max", "a s a*s", "f g f|g", 3),
     _of("exact channels", "x y d c", "depth add plus cat func", "1", "e f", 3),
 )
 """What `weft rules --find` searches."""

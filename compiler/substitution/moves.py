@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term, parsed
 
 _KNOWN = {*KINDS, "cat", "first", "second", "outs"}
+_LARGEST = 3
+"""Operators of a side: larger ones are reached by several uses."""
 _TAKES_PLACE = Rule(parsed("first(cat(x, y))"), parsed("x"))
 _SIBLINGS = Rule(parsed("first(conv[a,f|g](x, outs(k, l)))"), parsed("conv[a,f](x, k)"))
 
@@ -29,19 +32,20 @@ class Move(NamedTuple):
 
 
 def usable(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
-    """The rules that say something of operators of the device, in both directions, by the operator that they replace:
-    sides that the device has no operators for are left out, and those that need what the other side does not name.
+    """The rules that say something of operators of the device, in both directions, by the operator that they replace.
+
+    Left out are sides that the device has no operators for, those that need what the other side does not name, and
+    those that only say where values lie, or compute them to leave some out: of these `Moves` knows what is of use.
     """
     found: dict[str, list[Rule]] = {}
     for rule in rules:
         if not all(_realisable(side) for side in (rule.left, rule.right)):
             continue
         for one in (rule, rule.turned):
-            if (
-                one.left.operands
-                and _names(one.right) <= _names(one.left)
-                and one.left.operator in (*KINDS, "cat")
-            ):
+            told = {part.operator for part in one.right.parts}
+            if one.left.operator not in (*KINDS, "cat") or not told & {*KINDS} or told & {"first", "second"}:
+                continue
+            if _names(one.right) <= _names(one.left) and max(one.left.size, one.right.size) <= _LARGEST:
                 found.setdefault(one.left.operator, []).append(one)
     return found
 
@@ -72,10 +76,13 @@ class Moves:
 
     def __init__(self, rules: Sequence[Rule], bits: int) -> None:
         self._rules, self._bits = usable(rules), bits
+        self._places: weakref.WeakKeyDictionary[DeviceSegment, Places] = weakref.WeakKeyDictionary()
 
     def of(self, segment: DeviceSegment, op: DeviceOp) -> Iterator[Move]:
         """The uses of rules for the output of an operator."""
-        places = Places(segment)
+        places = self._places.get(segment)
+        if places is None:
+            places = self._places[segment] = Places(segment)
         yield from self._by_rules(segment, places, op)
         yield from _taking_place(segment, places, op)
         yield from _siblings(segment, places, op)

@@ -18,7 +18,6 @@ class Places:
     """
 
     def __init__(self, segment: DeviceSegment) -> None:
-        self.segment = segment
         self.writers: dict[str, list[DeviceOp]] = defaultdict(list)
         self.readers: dict[str, list[DeviceOp]] = defaultdict(list)
         self._views: dict[str, list[View]] = defaultdict(list)

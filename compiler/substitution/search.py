@@ -23,12 +23,15 @@ from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrErro
 from weft.compiler.substitution.moves import Move, Moves
 from weft.compiler.substitution.places import touched
 from weft.compiler.substitution.rule import Rule
+from weft.compiler.verify import verify_segment
 
 _DEPTH, _WIDTH, _REPEATS = 3, 4, 16
 """Uses of rules in a chain, chains that are followed after each, and uses of a rule at once on what it made."""
 _AROUND = 2
 """Operators before and behind those that change that are looked at, too."""
-_MOST = 40
+_SHARED = 12
+"""Operators of both segments that write or read a buffer: those of one with more are not all looked at."""
+_MOST = 30
 """Operators of a part, at most: what reaches further is not tried."""
 _GAIN = 0.995
 """Share of the cycles of a part at which a chain of uses stays."""
@@ -120,13 +123,13 @@ class Search:
     def _better(self, segment: DeviceSegment, op: DeviceOp) -> tuple[DeviceSegment, Used] | None:
         """The segment with the best chain of uses around an operator; None if none is worth it."""
         chains: list[tuple[DeviceSegment, tuple[str, ...]]] = [(segment, ())]
-        seen = {_digest(segment)}
+        seen = {_difference(segment, segment)}
         best: tuple[float, DeviceSegment, tuple[str, ...], int, int] | None = None
         for _ in range(_DEPTH):
             ranked: list[tuple[float, DeviceSegment, tuple[str, ...]]] = []
             for start, rules in chains:
                 for move in self._near(segment, start, op):
-                    digest = _digest(move.segment)
+                    digest = _difference(segment, move.segment)
                     if digest in seen:
                         continue
                     seen.add(digest)
@@ -216,33 +219,35 @@ def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegmen
     """The operators in which two segments differ, with their neighbours, as segments of their own, with the same inputs
     and outputs; None if they are too many.
 
-    Buffers that are written outside are inputs, and those that are read outside outputs. Buffers that only one of both
-    has, or that parts of both lie outside of, have all their operators in the part.
+    Buffers that are written outside are inputs, and those that are read outside outputs. With a buffer that only one of
+    both has, all that write and read it are in the part, and so they are with what operators that differ write, unless
+    many others do: of such a concatenation the part makes what it makes.
     """
+    both = before, behind
     same = set(map(id, before.ops)) & set(map(id, behind.ops))
-    changed = [
-        [index for index, op in enumerate(item.ops) if id(op) not in same] for item in (before, behind)
-    ]
-    names = [touched(item.ops) for item in (before, behind)]
-    own = names[0] ^ names[1] | {
+    changed = [[index for index, op in enumerate(item.ops) if id(op) not in same] for item in both]
+    written = {
         op.dst.buffer.name
-        for item, indices in zip((before, behind), changed, strict=True)
-        for op in (item.ops[at] for at in indices)
-        if op.dst.buffer.kind == "temp"
+        for item in both
+        for op in item.ops
+        if id(op) not in same and op.dst.buffer.kind == "temp"
     }
+    uses = Counter(name for item in both for op in item.ops for name in touched((op,)) & written)
+    own = touched(before.ops) ^ touched(behind.ops) | {name for name in written if uses[name] <= _SHARED}
     wanted: set[int] = set()
-    for item, indices in zip((before, behind), changed, strict=True):
+    for item, indices in zip(both, changed, strict=True):
         inside = [at for at, op in enumerate(item.ops) if own & touched((op,))] + indices
-        if not inside:
-            continue
-        first, last = max(min(inside) - _AROUND, 0), max(inside) + 1 + _AROUND
-        wanted |= {id(op) for op in item.ops[first:last]}
-    made = [
-        _part(item, [op for op in item.ops if id(op) in wanted or id(op) not in same])
-        for item in (before, behind)
-    ]
+        if inside:
+            near = range(max(min(inside) - _AROUND, 0), min(max(inside) + 1 + _AROUND, len(item.ops)))
+            wanted |= {id(item.ops[at]) for at in near}
+    made = [_part(item, [op for op in item.ops if id(op) in wanted or id(op) not in same]) for item in both]
     if max(len(item.ops) for item in made) > _MOST:
         return None
+    try:
+        for item in made:
+            verify_segment(item)
+    except IrError:
+        return None  # it reads what only others write
     return made[0], made[1]
 
 
@@ -266,14 +271,33 @@ def _part(segment: DeviceSegment, ops: Sequence[DeviceOp]) -> DeviceSegment:
     return DeviceSegment(segment.name, tuple(op.on(seen) for op in ops))
 
 
-def _digest(segment: DeviceSegment) -> str:
-    """What tells segments of one search apart: their operators, names of new ones left out."""
-    names: dict[str, int] = {}
-    text = [
-        repr((type(op).__name__, [_seen(view, names) for view in (*op.sources, op.dst)], _told(op, True)))
-        for op in segment.ops
-    ]
-    return hashlib.sha256("\n".join(sorted(text)).encode()).hexdigest()
+def _difference(before: DeviceSegment, behind: DeviceSegment) -> tuple[object, ...]:
+    """What tells apart segments that one search makes of another one: the operators that are gone, and the new ones,
+    without the names of their buffers where these are new, too."""
+    old, new = set(map(id, before.ops)), set(map(id, behind.ops))
+    known = touched(before.ops)
+    added = [op for op in behind.ops if id(op) not in old]
+    own: dict[str, object] = {}
+
+    def seen(view: View) -> tuple[object, ...]:
+        name = view.buffer.name
+        return (
+            own.get(name, name) if name not in known else name,
+            view.shape,
+            view.y,
+            view.x,
+            view.c,
+            view.step,
+        )
+
+    texts = []
+    for op in added:
+        text = hash(
+            (type(op).__name__, tuple(map(seen, op.sources)), op.dst.shape, op.dst.c, str(_told(op, True)))
+        )
+        own[op.dst.buffer.name] = hash((own.get(op.dst.buffer.name), text))
+        texts.append(hash((text, seen(op.dst)[0] if op.dst.buffer.name in known else None)))
+    return frozenset(old - new), tuple(sorted(texts))
 
 
 def shape_digest(segment: DeviceSegment) -> str:

@@ -37,9 +37,12 @@ class Drawn:
     Parameters
     ----------
     seed : int
+    tables : bool
+        Whether some operators have a table.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, tables: bool = True) -> None:
+        self.tables = tables
         self.rng = np.random.default_rng(seed)
         self.ops: list[DeviceOp] = []
         h, w, c = self.rng.integers(5, 9), self.rng.integers(5, 9), self.rng.integers(1, 6)
@@ -83,7 +86,7 @@ class Drawn:
 
     def rescale(self, src: View) -> View:
         table = self.rng.integers(-128, 128, 256).astype(np.int8)
-        lookup = [None, None, np.sort(table), table][self.rng.integers(4)]
+        lookup = [None, None, np.sort(table), table][self.rng.integers(4 if self.tables else 2)]
         dst = self.view(src.shape)
         return self.put(Rescale(self.name(), src, dst, self.scale(), self.zero(), self.zero(), lookup=lookup))
 
@@ -154,9 +157,9 @@ class Drawn:
         return DeviceSegment("drawn", tuple(op.on(seen) for op in self.ops))
 
 
-def drawn(seed: int, size: int = 7) -> DeviceSegment:
+def drawn(seed: int, size: int = 7, tables: bool = True) -> DeviceSegment:
     """A random segment of about so many operators."""
-    made = Drawn(seed)
+    made = Drawn(seed, tables)
     while len(made.ops) < size:
         made.grown()
     return made.segment()

@@ -28,6 +28,8 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "tune --bandwidth": BANDWIDTH,
     "tune --trials": (1, 100_000),
     "tune --seed": SEED,
+    "compile --substitute": (1, 1_000_000),
+    "rules --seed": SEED,
     "explore --trials": (1, 1_000_000),
     "explore --minutes": (0.01, 100_000),
     "explore --seed": SEED,

@@ -1,0 +1,127 @@
+"""The search over uses of rules, with costs that are easy to see through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.substitution_cases import dense_block, drawn, joined_maxima
+
+from weft.compiler.ir.graph import CompileError, DeviceSegment, Pool, Rescale
+from weft.compiler.substitution import search as module
+from weft.compiler.substitution.rule import Rule
+from weft.compiler.substitution.rule_file import carried
+from weft.compiler.substitution.search import Search, SubstitutionError, parts_of, shape_digest
+from weft.compiler.substitution.term import parsed
+
+BITS = 24
+
+
+def elements(segment: DeviceSegment) -> int:
+    """A machine on which maxima and requantisations cost what they read, and nothing else does."""
+    return sum(int(np.prod(op.sources[0].shape)) for op in segment.ops if isinstance(op, Pool | Rescale)) + 1
+
+
+def searched(segment: DeviceSegment, most: int = 1000, **options: object) -> module.Searched:
+    return Search(carried(), elements, BITS, most).run(segment)
+
+
+def test_a_requantisation_moves_behind_the_maximum() -> None:
+    segment = joined_maxima()
+    found = searched(segment)
+    # It is a part of the convolution in front, as its table, so that nothing is read for it.
+    assert elements(found.segment) < elements(segment)
+    assert sum(isinstance(op, Rescale) for op in found.segment.ops) == 0
+    assert found.whole
+    assert found.used
+    assert found.used[0].saved > 0
+
+
+def test_copies_into_concatenations_disappear() -> None:
+    found = searched(dense_block(3))
+    assert not any(isinstance(op, Rescale) for op in found.segment.ops)
+
+
+def test_what_is_not_quicker_stays_as_it_is() -> None:
+    segment = joined_maxima()
+    assert Search(carried(), lambda part: 1000, BITS, 1000).run(segment).segment is segment
+    # More operators cost more: copies that disappear are all that is left to do.
+    found = Search(carried(), lambda part: 1000 * len(part.ops), BITS, 1000).run(segment)
+    assert len(found.segment.ops) < len(segment.ops)
+
+
+def test_the_search_ends_when_it_has_asked_enough() -> None:
+    asked: list[DeviceSegment] = []
+
+    def counted(part: DeviceSegment) -> int:
+        asked.append(part)
+        return elements(part)
+
+    whole = Search(carried(), counted, BITS, 1000).run(dense_block(2))
+    assert whole.costs == len(asked)
+    few = Search(carried(), counted, BITS, 2).run(dense_block(2))
+    assert not few.whole
+    assert few.costs < whole.costs
+
+
+def test_what_cannot_be_compiled_is_passed_over() -> None:
+    def refused(part: DeviceSegment) -> int:
+        raise CompileError("too large")
+
+    segment = joined_maxima()
+    assert Search(carried(), refused, BITS, 1000).run(segment).segment == segment
+
+
+def test_a_rule_that_does_not_hold_is_seen() -> None:
+    """Whatever a file says: the bytes are compared."""
+    wrong = Rule(parsed("max[a](cat(x, y))"), parsed("cat(max[a](y), max[a](x))"))
+    with pytest.raises(SubstitutionError, match="changed bytes"):
+        Search(
+            [wrong], lambda part: 1000 - 100 * sum(isinstance(op, Pool) for op in part.ops), BITS, 1000
+        ).run(joined_maxima())
+
+
+def test_parts_are_compared_with_the_same_inputs_and_outputs() -> None:
+    segment = joined_maxima()
+    found = searched(segment).segment
+    before, behind = parts_of(segment, found) or pytest.fail("too many operators")
+    for kind in ("input", "output"):
+        names = [
+            {
+                view.buffer.name
+                for op in part.ops
+                for view in (*op.sources, op.dst)
+                if view.buffer.kind == kind
+            }
+            for part in (before, behind)
+        ]
+        assert names[0] == names[1]
+        assert names[0]
+
+
+def test_alike_parts_cost_the_same() -> None:
+    """Names and the values of weights are no part of what a cost is kept by; shapes and functions are."""
+    one, other = dense_block(2), dense_block(2)
+    assert shape_digest(one) == shape_digest(other)
+    renamed = DeviceSegment("other", tuple(op.replace(name=f"{op.name}'") for op in other.ops))
+    assert shape_digest(renamed) == shape_digest(one)
+    changed = DeviceSegment(
+        "other", tuple(op.replace(high=126) if index == 1 else op for index, op in enumerate(other.ops))
+    )
+    assert shape_digest(changed) != shape_digest(one)
+    assert shape_digest(dense_block(3)) != shape_digest(one)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_segments(seed: int) -> None:
+    """The search compares all bytes of what it keeps by itself."""
+    segment = drawn(200 + seed, 9)
+    found = searched(segment)
+    assert elements(found.segment) <= elements(segment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(60))
+def test_many_random_segments(seed: int) -> None:
+    segment = drawn(3000 + seed, 14)
+    found = searched(segment)
+    assert elements(found.segment) <= elements(segment)
