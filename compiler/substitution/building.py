@@ -27,9 +27,10 @@ from weft.compiler.substitution.meaning import HALF, NoMeaning, composed
 from weft.compiler.substitution.places import channels, whole
 from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term
 from weft.compiler.verify import verify_op
+from weft.hdl.errors import WeftError
 
 
-class NotThere(Exception):
+class NotThere(WeftError, ValueError):
     """The device has no operator for a side of a rule, with what it stands for here."""
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from weft.compiler.substitution.enumeration import Enumeration
 from weft.compiler.substitution.families import FAMILIES, Family
-from weft.compiler.substitution.proof import variables
 from weft.compiler.substitution.rule import Rule, general, is_instance, judged, renamed, rewritten
+from weft.compiler.substitution.rule_proof import variables
 from weft.compiler.substitution.term import Term
 
 _STEPS, _WIDTH = 3, 60

@@ -16,7 +16,7 @@ import numpy as np
 from weft.compiler.substitution.domains import Integers
 from weft.compiler.substitution.families import Family
 from weft.compiler.substitution.meaning import NoMeaning, Setting, applied
-from weft.compiler.substitution.proof import SIZES, WINDOWS, Scene, shape_of
+from weft.compiler.substitution.rule_proof import SIZES, WINDOWS, Scene, shape_of
 from weft.compiler.substitution.term import ARITY, SLOTS, Term
 
 _SCENE = Scene(SIZES[0], 2, (("a", WINDOWS[0]), ("b", WINDOWS[0])))

@@ -14,12 +14,13 @@ import numpy as np
 
 from weft.compiler.ir.graph import ONE, Window
 from weft.compiler.substitution.term import Term
+from weft.hdl.errors import WeftError
 
 HALF = Window((1, 1), (2, 2))
 """Every second row and column."""
 
 
-class NoMeaning(ValueError):
+class NoMeaning(WeftError, ValueError):
     """A term whose operands do not fit."""
 
 

@@ -13,8 +13,8 @@ from weft.compiler.substitution.building import Builder, NotThere, on_bytes
 from weft.compiler.substitution.functions import KINDS, function_of, kind_of, weights_of
 from weft.compiler.substitution.matching import Match, matches
 from weft.compiler.substitution.places import Places, channels, placed, touched, whole, without_dead
-from weft.compiler.substitution.proof import holds_for
 from weft.compiler.substitution.rule import Rule
+from weft.compiler.substitution.rule_proof import holds_for
 from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term, parsed
 
 _KNOWN = {*KINDS, "cat", "first", "second", "outs"}

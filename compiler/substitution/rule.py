@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from weft.compiler.substitution.proof import equal_in, scenes, window_names
+from weft.compiler.substitution.rule_proof import equal_in, scenes, window_names
 from weft.compiler.substitution.term import (
     IMAGES,
     KERNEL_CHANNELS,

@@ -106,6 +106,7 @@ class Search:
             else:
                 before = found.segment
                 found.segment, used = better
+                self._check(before, found.segment, used.rules)
                 found.used.append(used)
                 progress(f"{name}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
                 for near in self._around(before, found.segment):
@@ -146,7 +147,6 @@ class Search:
         if best is None:
             return None
         _, made, told, before, behind = best
-        self._check(segment, made, told)
         return made, Used(told, op.name, before, behind)
 
     def _near(self, segment: DeviceSegment, start: DeviceSegment, op: DeviceOp) -> Iterator[Move]:
@@ -243,6 +243,8 @@ def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegmen
     made = [_part(item, [op for op in item.ops if id(op) in wanted or id(op) not in same]) for item in both]
     if max(len(item.ops) for item in made) > _MOST:
         return None
+    if any(view.buffer.kind in ("pages", "table") for item in made for op in item.ops for view in op.sources):
+        return None  # what lies there is the host's to say
     try:
         for item in made:
             verify_segment(item)

@@ -8,9 +8,9 @@ import pytest
 from weft.compiler.ir.graph import Window
 from weft.compiler.substitution.domains import Integers
 from weft.compiler.substitution.meaning import NoMeaning, Setting, meaning
-from weft.compiler.substitution.proof import Scene, holds_for, scenes, shape_of, variables, window_names
 from weft.compiler.substitution.rule import Rule, holds, judged
 from weft.compiler.substitution.rule_file import carried
+from weft.compiler.substitution.rule_proof import Scene, holds_for, scenes, shape_of, variables, window_names
 from weft.compiler.substitution.term import parsed
 
 RIGHT = {
