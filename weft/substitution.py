@@ -94,8 +94,8 @@ def substituted(
 
     Raises
     ------
-    SubstitutionError
-        If a rule changed a byte.
+    IrError
+        If a rule changed a byte: a bug, never the user's mistake.
     """
     found, used, totals, whole = list[DeviceSegment](), list[Used](), [0, 0], True
     costs = Costs(config, bandwidth, latency)

@@ -40,10 +40,6 @@ Cost = Callable[[DeviceSegment], int]
 """The cycles of a segment: those of the cycle model for its program."""
 
 
-class SubstitutionError(AssertionError):
-    """A rule made other bytes: a bug, never the user's mistake."""
-
-
 @dataclass(frozen=True)
 class Used:
     """A chain of uses that stayed: the rules, the operator where it began, and the cycles of the part before and
@@ -196,8 +192,8 @@ class Search:
 
         Raises
         ------
-        SubstitutionError
-            If they do not.
+        IrError
+            If they do not: a bug, never the user's mistake.
         """
         parts = parts_of(before, behind)
         assert parts is not None
@@ -212,7 +208,7 @@ class Search:
         outputs = {op.dst.buffer.name for op in parts[0].ops if op.dst.buffer.kind == "output"}
         for name in outputs:
             if not np.array_equal(one[name], other[name]):
-                raise SubstitutionError(f"{', '.join(rules)} changed bytes of {name}")
+                raise IrError(f"{', '.join(rules)} changed bytes of {name}")
 
 
 def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegment, DeviceSegment] | None:

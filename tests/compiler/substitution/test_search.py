@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from support.substitution_cases import dense_block, drawn, joined_maxima
 
-from weft.compiler.ir.graph import CompileError, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.graph import CompileError, DeviceSegment, IrError, Pool, Rescale
 from weft.compiler.substitution import search as module
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
-from weft.compiler.substitution.search import Search, SubstitutionError, parts_of, shape_digest
+from weft.compiler.substitution.search import Search, parts_of, shape_digest
 from weft.compiler.substitution.term import parsed
 
 BITS = 24
@@ -74,7 +74,7 @@ def test_what_cannot_be_compiled_is_passed_over() -> None:
 def test_a_rule_that_does_not_hold_is_seen() -> None:
     """Whatever a file says: the bytes are compared."""
     wrong = Rule(parsed("max[a](cat(x, y))"), parsed("cat(max[a](y), max[a](x))"))
-    with pytest.raises(SubstitutionError, match="changed bytes"):
+    with pytest.raises(IrError, match="changed bytes"):
         Search(
             [wrong], lambda part: 1000 - 100 * sum(isinstance(op, Pool) for op in part.ops), BITS, 1000
         ).run(joined_maxima())
