@@ -22,7 +22,9 @@ GRANULE = 64
 """DRAM bytes that count as one address; coarser only orders more than necessary."""
 
 _QUEUES = len(Queue)
-_STRETCH = 1 << 14  # tasks at a time
+_STRETCH = 1 << 10  # uses at a time: of few, ranges have few pieces
+_NARROW = 1 << 17  # or more of them, of so many addresses together
+_DENSE = 1 << 16  # addresses of a space above which only bounds of ranges count
 _PIECES = 1 << 21  # and parts of their ranges, about
 _ADDRESSES = 1 << 22  # at which ranges of a space are taken as a whole
 
@@ -83,12 +85,18 @@ def conflicts(count: int, uses: Uses) -> np.ndarray:
     done before the task may start: it wrote what the task touches, or read what the task writes. (count, queues)
     int64; -1 for none. Uses may come in any order.
     """
-    latest = np.full((count, _QUEUES), -1, np.int64)
+    latest = np.full((_QUEUES, count), -1, np.int64)
     for mine in _by_space(uses):
-        table = np.full((2 * _QUEUES, int(mine.stop.max())), -1, np.int64)
-        for part in _stretches(mine):
-            _visit(part, table, latest)
-    return latest
+        size = int(mine.stop.max())
+        if size > _DENSE:
+            bounds = np.unique(np.concatenate([mine.start, mine.stop]))
+            start, stop = (np.searchsorted(bounds, item) for item in (mine.start, mine.stop))
+            mine, size = replace(mine, start=start, stop=stop), len(bounds)
+        table: dict[int, np.ndarray] = {}
+        stretches = list(_stretches(mine))
+        for number, part in enumerate(stretches):
+            _visit(part, table, latest, size, more=number + 1 < len(stretches))
+    return np.ascontiguousarray(latest.T)
 
 
 def step_of(addresses: np.ndarray) -> int:
@@ -145,10 +153,14 @@ def _meets(uses: Uses) -> np.ndarray:
 
 def _stretches(uses: Uses) -> Iterator[Uses]:
     """The uses in parts whose ranges have not too many pieces."""
-    todo = [slice(at, min(at + _STRETCH, len(uses.task))) for at in range(0, len(uses.task), _STRETCH)][::-1]
+    widths = uses.stop - uses.start
+    todo = _cut(widths)[::-1]
     while todo:
         chosen = todo.pop()
         part = uses.part(chosen)
+        if widths[chosen].sum() <= _PIECES:  # no more pieces than addresses
+            yield part
+            continue
         bounds = np.unique(np.concatenate([part.start, part.stop]))
         pieces = np.searchsorted(bounds, part.stop) - np.searchsorted(bounds, part.start)
         count = chosen.stop - chosen.start
@@ -159,39 +171,60 @@ def _stretches(uses: Uses) -> Iterator[Uses]:
             yield part
 
 
-def _visit(uses: Uses, table: np.ndarray, latest: np.ndarray) -> None:
-    """Raise `latest` by what is in `table` and by the uses before each, and enter these into the table."""
-    bounds = np.unique(np.concatenate([uses.start, uses.stop]))
-    first = np.searchsorted(bounds, uses.start)
-    counts = np.searchsorted(bounds, uses.stop) - first
-    starts = np.cumsum(counts) - counts
+def _cut(widths: np.ndarray) -> list[slice]:
+    """Parts of `_STRETCH` uses, or as many of these together as have few addresses: what is done for all addresses of a
+    space is done once for each part."""
+    found: list[slice] = []
+    total = 0
+    for at in range(0, len(widths), _STRETCH):
+        part = slice(at, min(at + _STRETCH, len(widths)))
+        addresses = int(widths[part].sum())
+        if found and total + addresses <= _NARROW:
+            found[-1], total = slice(found[-1].start, part.stop), total + addresses
+        else:
+            found.append(part)
+            total = addresses
+    return found
+
+
+def _visit(uses: Uses, table: dict[int, np.ndarray], latest: np.ndarray, size: int, *, more: bool) -> None:
+    """Raise `latest`, (queues, count), by what is in `table` and by the uses before each; if there is `more` to come,
+    enter these into the table: for each kind the latest task at each of the `size` addresses."""
+    low, high = int(uses.start.min()), int(uses.stop.max())
+    edges = np.zeros(high - low + 1, bool)
+    edges[uses.start - low] = edges[uses.stop - low] = True
+    bounds, number = np.flatnonzero(edges), np.cumsum(edges) - 1
+    first = number[uses.start - low]
+    counts = number[uses.stop - low] - first
     use = np.repeat(np.arange(len(counts)), counts)
-    piece = first[use] + np.arange(len(use)) - starts[use]
-    order = np.argsort(piece, kind="stable")
-    piece, use = piece[order], use[order]
+    piece = (first - np.cumsum(counts) + counts)[use] + np.arange(len(use))
+    # By piece, and those of a piece as they follow one another: the order of numbers that hold both.
+    bits = len(counts).bit_length()
+    both = np.sort(piece << bits | use)
+    piece, use = both >> bits, both & ((1 << bits) - 1)
     task, kind = uses.task[use], uses.kind[use]
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    ends = np.flatnonzero(np.append(piece[1:] != piece[:-1], True))
-    begins = np.append(0, ends[:-1] + 1)
-    step = int(task.max()) + 2
-    lift = piece * step  # so that a running maximum starts anew with every piece
-    area = slice(int(bounds[0]), int(bounds[-1]))
-    cells, widths = bounds[:-1] - bounds[0], np.diff(bounds)
-    last = np.full(len(widths), -1, np.int64)
     for known in range(2 * _QUEUES):
         mine = kind == known
-        past = np.maximum.reduceat(table[known, area], cells)
-        if not mine.any() and past.max(initial=-1) < 0:
+        places, before = np.flatnonzero(mine), table.get(known)
+        if not places.size and before is None:
             continue
-        # The latest use of this kind up to here, or before this stretch.
-        value = np.where(mine, task, -1)
-        value[begins] = np.maximum(value[begins], past[piece[begins]])
-        upto = np.maximum.accumulate(value + lift) - lift
-        bound = (kind >> 1 != known >> 1) & ((kind & 1 == 1) | (known & 1 == 1))
-        found = np.maximum.reduceat(np.where(bound, upto, -1)[back], starts)
-        np.maximum.at(latest[:, known >> 1], uses.task, found)
-        # Of a piece that nothing of this kind touches now, some addresses may have been touched before, and some not.
-        last[piece[ends]] = np.maximum.reduceat(np.where(mine, task, -1), begins)
-        cell = np.repeat(last, widths)
-        table[known, area] = np.where(cell >= 0, cell, table[known, area])
+        others = kind >> 1 != known >> 1
+        bound = np.flatnonzero(others if known & 1 else others & (kind & 1 == 1))
+        where = piece[bound]
+        found = np.full(len(bound), -1, np.int64)
+        if before is not None:
+            found = np.maximum.reduceat(before[low:high], bounds[:-1])[where]
+        if places.size:  # the latest use of this kind up to here, or before this stretch
+            nearest = np.cumsum(mine)[bound] - 1
+            ahead = places[np.maximum(nearest, 0)]
+            found = np.where((nearest >= 0) & (piece[ahead] == where), task[ahead], found)
+        waiting, row = task[bound], latest[known >> 1]
+        later = found > row[waiting]
+        np.maximum.at(row, waiting[later], found[later])
+        if more and places.size:
+            last = np.full(len(bounds) - 1, -1, np.int64)
+            last[piece[places]] = task[places]  # the last one of each piece
+            cell = np.repeat(last, np.diff(bounds))
+            # Of a piece that nothing of this kind touches now, some addresses may have been touched before, some not.
+            into = table.setdefault(known, np.full(size, -1, np.int64))[low:high]
+            np.copyto(into, cell, where=cell >= 0)

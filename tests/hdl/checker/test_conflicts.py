@@ -46,11 +46,21 @@ def one_by_one(count: int, queues: np.ndarray, uses: Uses) -> np.ndarray:
     return latest
 
 
+def cut_at(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Stretches of few uses or many, of few addresses together or many; all addresses, or bounds of ranges alone."""
+    for name, values in (
+        ("_STRETCH", [3, 16, 1 << 14]),
+        ("_NARROW", [0, 50, 1 << 17]),
+        ("_DENSE", [10, 1 << 16]),
+    ):
+        monkeypatch.setattr(module, name, int(rng.choice(values)))
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_against_a_comparison_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one step of all ranges, 1 or another."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(module, "_STRETCH", int(rng.choice([3, 16, 1 << 14])))
+    cut_at(monkeypatch, rng)
     count, queues, uses = drawn(rng, [int(rng.choice([1, rng.integers(1, 40)]))])
     assert np.array_equal(conflicts(count, uses), one_by_one(count, queues, uses))
 
@@ -59,7 +69,7 @@ def test_against_a_comparison_one_by_one(seed: int, monkeypatch: pytest.MonkeyPa
 def test_ranges_of_several_steps_are_never_taken_for_less(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor for more than all between their ends."""
     rng = np.random.default_rng(1000 + seed)
-    monkeypatch.setattr(module, "_STRETCH", int(rng.choice([3, 16, 1 << 14])))
+    cut_at(monkeypatch, rng)
     monkeypatch.setattr(module, "_ADDRESSES", int(rng.choice([100, 1 << 22])))
     count, queues, uses = drawn(rng, [1, 1, 2, 3, 3, int(rng.integers(1, 40))])
     found = conflicts(count, uses)
