@@ -44,6 +44,17 @@ class _Chunks:
     kc: Array
 
 
+class _Distinct(NamedTuple):
+    """A column of few numbers: each of them once, and which of them every row has."""
+
+    values: Array
+    which: Array
+
+    @classmethod
+    def of(cls, column: Array) -> _Distinct:
+        return cls(*np.unique(column, return_inverse=True))
+
+
 class Parts:
     """Sizes of tiles, blocks and chunks for one convolution; `zones` are the ways to divide the scratchpad."""
 
@@ -55,6 +66,9 @@ class Parts:
         self.h, self.w = shape.outputs
         self.tiles = len(shape.tiles)
         self.inputs = shape.src.resident is None
+        a, b, o, shared = (np.array(column) for column in zip(*zones, strict=True))
+        self.zone_a, self.zone_b = _Distinct.of(a), _Distinct.of(b)
+        self.zone_o, self.shared = o, shared
 
     # What there is to choose from.
 
@@ -219,7 +233,8 @@ class Parts:
     # Frames.
 
     def frames(self) -> tuple[Array, Array, Array, Array]:
-        """Indices of tile sizes, blocks, whether inputs come by chunks, and the bound of the cycles; best first."""
+        """Indices of tile sizes, blocks, and whether inputs come by chunks, those first that may be best; and what of
+        each and all behind it no plan takes fewer cycles than."""
         shape, config = self.shape, self.config
         rows = self.rows
         blocks = np.array(shape.block_sizes(config.accumulator_size), np.int64)
@@ -245,17 +260,22 @@ class Parts:
         times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
         weights = shape.weight_cycles
         again = np.where(block * self.depth * shape.words > size, self.spatial[tile], 1.0)
-        traffic = load[tile] * self.spatial[tile] * times + weights * again
-        traffic = traffic + float(self.stored(np.int64(self.tiles)))
+        stored = float(self.stored(np.int64(self.tiles)))
         work, starts = self.vector
         vec = work + starts[tile]
-        bound = (
-            np.maximum(np.maximum(self.compute[tile], traffic), vec)
-            + near(traffic, vec, 0.0)
-            + 2 * overheads.ENDS
-        )
-        order = np.argsort(bound, kind="stable")
-        return tile[order], block[order], chunked[order], bound[order]
+
+        def bound(load: Array) -> Array:
+            traffic = load * self.spatial[tile] * times + weights * again + stored
+            paced = np.maximum(np.maximum(self.compute[tile], traffic), vec)
+            return np.asarray(paced + near(traffic, vec, 0.0) + 2 * overheads.ENDS)
+
+        about = bound(load[tile])
+        # Chunks of windows may take less together than all of a window at once.
+        chunks = (self.chunk_input[1] * self.chunks.count).min(axis=1) if chunked.any() else load
+        sure = bound(np.where(chunked, np.minimum(load, chunks)[tile], load[tile]))
+        order = np.argsort(about, kind="stable")
+        least = np.minimum.accumulate(sure[order][::-1])[::-1]
+        return tile[order], block[order], chunked[order], least
 
     @cached_property
     def depth(self) -> int:

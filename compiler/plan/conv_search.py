@@ -22,8 +22,13 @@ from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
 from weft.hdl.isa import PARAMETER_VECTORS
 
-_BATCH = 48
-_SLOTS_A, _SLOTS_B = (1, 2, 2, 3), (1, 2, 3, 3)  # that chunks are made for
+_PLANS = 1000
+"""Frames times zones that are scored at a time, about."""
+_FRAMES = 8, 96
+"""The fewest frames that are scored at a time, and the most."""
+_TIMES = np.array([1, 2, 3]).reshape(-1, 1)
+_SLOTS_A, _SLOTS_B = np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2])
+"""Slots that chunks are made for, as places in `_TIMES`."""
 _KEPT = 64  # slots of a ring at most
 
 
@@ -80,111 +85,132 @@ class Search:
         return [scored[at].found(int(index - starts[at])) for at, index in zip(which, order, strict=True)]
 
     def _batches(self) -> Iterator[tuple[float, Callable[[], _Scored]]]:
-        """Some frames at a time: the least of their bounds, and what scores their plans."""
+        """Some frames at a time: the least of the bounds of all that are left, and what scores their plans."""
         tile, block, chunked, bound = self.parts.frames()
-        for first in range(0, len(tile), _BATCH):
-            part = slice(first, first + _BATCH)
+        least, most = _FRAMES
+        size = min(max(_PLANS // len(self.parts.zones), least), most)
+        for first in range(0, len(tile), size):
+            part = slice(first, first + size)
             yield float(bound[first]), partial(_Scored, self.parts, tile[part], block[part], chunked[part])
 
 
-def _frame(values: Array) -> Array:
-    """Values by frame, in the order of axes of `_Scored`: frame, zones, slots that chunks are made for, group."""
-    return np.asarray(values).reshape(-1, 1, 1, 1)
-
-
-_EACH = (
-    "block", "chunked", "blocks", "shared", "spatial", "chunk", "count", "b_slot", "b_count", "a_slot", "a_load",
-    "a_count", "per_block", "group", "c_slot", "c_count", "params", "store", "o_slot", "o_count",
-)  # fmt: skip
-"""Numbers of `_Scored` that differ from plan to plan."""
+_CUT = ("size", "block", "chunked", "zone", "chunk", "count", "b_slot", "b_count", "a_slot", "a_load", "a_count",
+        "blocks", "spatial", "shared", "per_block", "c_slot", "c_count", "group")  # fmt: skip
+_ALL = (*_CUT, "params", "store", "o_slot", "o_count")
+"""Numbers of `_Scored` that differ from plan to plan: as soon as groups are chosen, and at the end."""
 
 
 class _Scored:
     """All plans of some frames: `cycles` of those that fit, and what `found` makes a plan of.
 
-    Numbers have the axes of `_frame` until it is known which plans fit, a fifth of them or fewer; from there on they
-    are columns with a row for each of these.
+    Numbers are columns with a row for each plan. What does not fit is left out as soon as that is known. Plans keep
+    their order: by frame, zones, slots that chunks are made for, and groups.
     """
 
     def __init__(self, parts: Parts, size: Array, block: Array, chunked: Array) -> None:
         self.parts, self.shape = parts, parts.shape
-        self.size, self.block, self.chunked = size, _frame(block), _frame(chunked)
-        self.blocks = -(-parts.tiles // self.block)
-        self.zone_a, self.zone_b, self.zone_o, self.shared = (
-            np.array(column).reshape(1, -1, 1, 1) for column in zip(*parts.zones, strict=True)
-        )
-        self.spatial = _frame(parts.spatial[size])
-        fits = self._cut_contraction()
-        fits = fits & self._divide()
-        self._keep(fits & self._cut_outputs())
+        frame, self.zone, self.chunk = self._chunks(size, block, chunked)
+        self.size, self.block, self.chunked = size[frame], block[frame], chunked[frame]
+        self._hold_inputs()
+        self._hold_weights()
+        self._divide()
+        self._keep(_ALL, np.flatnonzero(self._cut_outputs()))
         self.cycles, self._traffic = (np.broadcast_to(values, self.size.shape) for values in self._estimate())
 
-    def _keep(self, fits: Array) -> None:
-        """Leave the plans that fit."""
-        known = {name: np.asarray(getattr(self, name)) for name in _EACH}
-        shape = np.broadcast_shapes(fits.shape, *(values.shape for values in known.values()))
-        where = np.nonzero(np.broadcast_to(fits, shape))
-        for name, values in known.items():
+    def _keep(self, names: Sequence[str], rows: Array) -> None:
+        """Leave some of the plans. What is the same for all of them is no column."""
+        for name in names:
+            values = np.asarray(getattr(self, name))
             if values.ndim:
-                setattr(self, name, np.broadcast_to(values, shape)[where])
-        self.size, self._zone = self.size[where[0]], where[1]
+                setattr(self, name, values[rows])
 
-    def _cut_contraction(self) -> Array:
-        """Choose the largest chunks of which as many as wanted fit; whether any do."""
+    def _chunks(self, size: Array, block: Array, chunked: Array) -> tuple[Array, Array, Array]:
+        """Choose the largest chunks of which as many as wanted fit: frames, zones and chunks where there are any."""
         parts, chunks, n = self.parts, self.parts.chunks, self.parts.config.n
-        pieces = self.block if parts.shape.spread else np.int64(1)
-        inputs = parts.chunk_input[0][self.size][:, None, None, :] * pieces if parts.inputs else 0
-        slots = chunks.limit * self.block + parts.shape.around
-        fits = slots * np.array(_SLOTS_B).reshape(1, 1, -1, 1) <= self.zone_b
-        loads = inputs * np.array(_SLOTS_A).reshape(1, 1, -1, 1) <= self.zone_a
-        loads = loads & (chunks.kc * n * pieces <= LENGTH_MAX)
-        if parts.shape.spread:  # one LOAD for pieces that lie side by side, with all of their channels
-            one = (self.block == 1) | (parts.shape.aligned & (chunks.kc == chunks.kc.max()))
-            loads = loads & one
-        fits = fits & (loads | ~self.chunked)
-        last = fits.shape[-1] - 1
-        self.chunk = np.where(fits.any(axis=-1), last - np.argmax(fits[..., ::-1], axis=-1), 0)[..., None]
-        self.count = chunks.count[self.chunk]
-        distinct = np.concatenate(
-            [np.ones_like(self.chunk[:, :, :1], bool), self.chunk[:, :, 1:] != self.chunk[:, :, :-1]], axis=2
-        )
-        self.b_slot = chunks.limit[self.chunk] * self.block + parts.shape.around
-        self.b_count = self.zone_b // self.b_slot
-        at = self.size.reshape(-1, 1, 1, 1), self.chunk
-        slot, load = (np.where(self.chunked, by[at] * pieces, _frame(whole[self.size])) for by, whole in zip(
-            parts.chunk_input, parts.whole_input, strict=True)) if parts.inputs else (np.int64(0), 0.0)  # fmt: skip
-        self.a_slot = np.asarray(slot)
-        self.a_load = np.minimum(load, _frame(parts.whole_input[1][self.size])) if parts.inputs else 0.0
-        self.a_count = np.minimum(self.zone_a // np.maximum(self.a_slot, 1), _KEPT) if parts.inputs else 1
-        return fits.any(axis=-1)[..., None] & distinct & np.asarray(self.a_slot <= self.zone_a)
+        pieces = block[:, None] if parts.shape.spread else np.int64(1)
+        # Slots of weights grow with chunks: the last that fits tells how many do.
+        slots = chunks.limit * block[:, None] + parts.shape.around
+        fits = slots[:, None, None, :] * _TIMES <= parts.zone_b.values[:, None, None]
+        last = (fits.sum(axis=-1) - 1)[:, parts.zone_b.which][:, :, _SLOTS_B]
+        if chunked.any():
+            inputs = parts.chunk_input[0][size] * pieces
+            room = chunks.kc * n * pieces <= LENGTH_MAX
+            if parts.shape.spread:  # one LOAD for pieces that lie side by side, with all of their channels
+                room = room & ((block[:, None] == 1) | (parts.shape.aligned & (chunks.kc == chunks.kc.max())))
+            loads = (inputs[:, None, None, :] * _TIMES <= parts.zone_a.values[:, None, None]) & np.reshape(
+                room, (-1, 1, 1, len(chunks.kc))
+            )
+            upto = np.maximum.accumulate(np.where(loads, np.arange(len(chunks.kc)), -1), axis=-1)
+            at = (
+                np.arange(len(size))[:, None, None],
+                parts.zone_a.which[:, None],
+                _SLOTS_A,
+                np.maximum(last, 0),
+            )
+            last = np.where(chunked[:, None, None], np.where(last >= 0, upto[at], -1), last)
+        chunk = np.maximum(last, 0)
+        other = np.ones(chunk.shape, bool)
+        other[:, :, 1:] = chunk[:, :, 1:] != chunk[:, :, :-1]
+        where = np.nonzero((last >= 0) & other)
+        return where[0], where[1], chunk[where]
 
-    def _divide(self) -> Array:
-        """Choose groups of output tiles, and slots of the accumulator."""
-        config = self.parts.config
-        self.per_block = np.ceil(self.shape.passes * self.count).astype(np.int64)
-        held = np.minimum(self.b_count // self.per_block, self.blocks)
-        self.group = np.concatenate(
-            np.broadcast_arrays(self.blocks, held, np.maximum(held // 2, np.minimum(held, 1))), axis=3
+    def _hold_inputs(self) -> None:
+        """Slots of inputs in zone A; plans in which not even one has room are left out."""
+        parts = self.parts
+        if not parts.inputs:
+            self.a_slot, self.a_load, self.a_count = np.int64(0), np.float64(0), np.int64(1)
+            return
+        pieces = self.block if parts.shape.spread else np.int64(1)
+        at = self.size, self.chunk
+        whole = parts.whole_input[1][self.size]
+        self.a_slot, load = (
+            np.where(self.chunked, by[at] * pieces, all_[self.size])
+            for by, all_ in zip(parts.chunk_input, parts.whole_input, strict=True)
         )
-        rest = np.concatenate(np.broadcast_arrays(False, held < self.blocks, held > 1), axis=3)
-        fits = (self.group > 0) & (rest | (np.arange(3) == 0)) & ((np.arange(3) < 2) | (held < self.blocks))
-        fits &= (self.group == self.blocks) | (self.shape.tiles_least == 1)
-        rows = _frame(self.parts.rows[self.size]) * self.block
+        self.a_load = np.minimum(load, whole)
+        zone = parts.zone_a.values[parts.zone_a.which[self.zone]]
+        self.a_count = np.minimum(zone // np.maximum(self.a_slot, 1), _KEPT)
+        names = ("size", "block", "chunked", "zone", "chunk", "a_slot", "a_load", "a_count")
+        self._keep(names, np.flatnonzero(self.a_slot <= zone))
+
+    def _hold_weights(self) -> None:
+        """Slots of weights in zone B."""
+        parts, chunks = self.parts, self.parts.chunks
+        self.count = chunks.count[self.chunk]
+        self.b_slot = chunks.limit[self.chunk] * self.block + parts.shape.around
+        self.b_count = parts.zone_b.values[parts.zone_b.which[self.zone]] // self.b_slot
+        self.blocks = -(-parts.tiles // self.block)
+        self.spatial = parts.spatial[self.size]
+        self.shared = parts.shared[self.zone]
+
+    def _divide(self) -> None:
+        """Choose groups of output tiles, and slots of the accumulator."""
+        config, blocks = self.parts.config, self.blocks
+        self.per_block = np.ceil(self.shape.passes * self.count).astype(np.int64)
+        held = np.minimum(self.b_count // self.per_block, blocks)
+        rows = self.parts.rows[self.size] * self.block
         depth = config.accumulator_depth
         self.c_slot = -(-rows // depth) * depth
         self.c_count = np.minimum(config.accumulator_size // self.c_slot, 4)
-        self.group = np.maximum(self.group, 1)
-        return fits & (self.c_count > 0)
+        groups = np.stack([blocks, held, np.maximum(held // 2, np.minimum(held, 1))], axis=1)
+        some = held < blocks
+        fits = np.stack([np.ones_like(some), some, some & (held > 1)], axis=1) & (groups > 0)
+        fits &= (groups == blocks[:, None]) | (self.shape.tiles_least == 1)
+        fits &= (self.c_count > 0)[:, None]
+        where = np.nonzero(fits)
+        self._keep(_CUT[:-1], where[0])
+        self.group = groups[where]
 
     def _cut_outputs(self) -> Array:
         """Choose how many tiles leave together; whether they, and what is added, have room."""
         shape, n = self.shape, self.parts.config.n
-        height, width = (_frame(column) for column in self.parts.sizes[self.size].T)
+        height, width = self.parts.sizes[self.size].T
+        zone = self.parts.zone_o[self.zone]
         tiles = np.minimum(self.group * self.block, self.parts.tiles)
         epilogue, buffered = shape.op.epilogue is not None, shape.slots > 0
-        blocks = self.zone_o // PARAMETER_VECTORS
+        blocks = zone // PARAMETER_VECTORS
         self.params = np.minimum(tiles, np.maximum(4, blocks // 4 if buffered else blocks - epilogue))
-        room = self.zone_o - (self.params + epilogue) * PARAMETER_VECTORS
+        room = zone - (self.params + epilogue) * PARAMETER_VECTORS
         slots = height * width * shape.slots
         self.store = np.ones_like(tiles)
         if shape.uniform and buffered:
@@ -372,7 +398,7 @@ class _Scored:
         height, width = self.parts.sizes[self.size[index]]
         chunks = self.parts.chunks
         return Found(
-            tile=(int(height), int(width)), zone=int(self._zone[index]), block=value(self.block),
+            tile=(int(height), int(width)), zone=int(self.zone[index]), block=value(self.block),
             chunked=bool(value(self.chunked)), chunk=int(chunks.limit[value(self.chunk)]),
             group=min(value(self.group * self.block), self.parts.tiles),
             store=value(self.store), params=value(self.params),
