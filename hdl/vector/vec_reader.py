@@ -276,7 +276,8 @@ class VecReader(wiring.Component):
         # The lane group that the nest stands on, preceded by the lane if that may count; ends where it began.
         by_bytes = bool(bytewise(config))
         lane_bits = (config.lanes - 1).bit_length() if by_bytes else 0
-        index = Signal(lane_bits + (config.groups - 1).bit_length())
+        bits = lane_bits + (config.groups - 1).bit_length()
+        index = Signal(bits) if bits else Const(0, 0)  # in Verilog a signal without bits has two
         stride = Mux(current.bytewise, 1, config.lanes) if by_bytes else 1
         m.d.comb += [
             in_range.eq(~y[-1] & (y < current.h) & ~x[-1] & (x < current.w)),

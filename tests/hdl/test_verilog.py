@@ -7,12 +7,14 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from amaranth.hdl import Cat, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa.config import PRESETS
+from weft.explore.space import Space
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.verilog import YosysError, generate, run_yosys
 from weft.sim.rtl.device import core_verilog
 from weft.sim.verilator.verilate import verilator_root
@@ -23,13 +25,33 @@ CONFIGS = {
     "default": PRESETS["default"],
     "default with kernels": PRESETS["default"].replace(kernel=64),
     "one lane with kernels": PRESETS["tiny"].replace(n=2, lanes=1, lookup_tables=0, kernel=16),
+    "all lanes at once": PRESETS["tiny"].replace(
+        n=2, lanes=2, lookup_tables=0, kernel=0, multiply=0, probability_bits=0, depthwise_taps=0
+    ),
 }
+
+
+def drawn(seed: int) -> Config:
+    """A small configuration, with any of the units and without."""
+    rng = np.random.default_rng(seed)
+    space = Space({"n": (2, 4, 8), "bus_bytes": (4, 8, 16), "scratchpad_depth": (64, 128)})
+    return space.config({name: int(rng.choice(known)) for name, known in space.fields.items()})
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_verilator_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     """Lint with Verilator's default warnings and no waiver, in the file or outside."""
-    text = core_verilog(CONFIGS[name])
+    lint(CONFIGS[name], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(24))
+def test_verilator_has_nothing_to_say_of_any(seed: int, tmp_path: Path) -> None:
+    lint(drawn(seed), tmp_path)
+
+
+def lint(config: Config, tmp_path: Path) -> None:
+    text = core_verilog(config)
     assert "lint_off" not in text
     (tmp_path / "weft.v").write_text(text)
     process = subprocess.run(
