@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +37,7 @@ class Planner:
     def __init__(self, target: Target, choose: Chooser = plan, *, tight: bool = False) -> None:
         self.tight = tight
         self.target, self.config, self._choose = target, target.config, choose
-        self._convolutions: dict[str, ConvPlan | None] = {}
+        self._convolutions: dict[Hashable, ConvPlan | None] = {}
 
     def plan(
         self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
@@ -62,6 +62,6 @@ class Planner:
 
     def convolution(self, shape: ConvShape) -> ConvPlan | None:
         """The plan of a convolution; None if not even its smallest part fits."""
-        if shape.key not in self._convolutions:
-            self._convolutions[shape.key] = self._choose(shape)
-        return self._convolutions[shape.key]
+        if shape.kind not in self._convolutions:
+            self._convolutions[shape.kind] = self._choose(shape)
+        return self._convolutions[shape.kind]

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -224,6 +225,11 @@ class Conv(DeviceOp):
         n, h, w, _ = self.src.shape
         oh, ow = self.window.output(h, w)
         return n * oh * ow * int(self.weight.size)
+
+    @cached_property
+    def weight_range(self) -> tuple[int, int]:
+        """The least and the greatest weight."""
+        return int(self.weight.min()), int(self.weight.max())
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, Window
-from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.ir.scales import quantise_scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +146,5 @@ def window_of(x: Value, window: Window, out: tuple[int, int], fill: int) -> Valu
 
 def requantise(value: Value, scale: np.ndarray | float, axes: str, op: DeviceOp, bits: int) -> Value:
     """The accumulator `value` times `scale` (one per element of `axes`), rounded, with zero point and clamp."""
-    pairs = [quantise_scale(float(item), bits) for item in np.atleast_1d(scale).reshape(-1)]
-    shape = np.shape(scale)
-    mantissa = Value(np.array([pair[0] for pair in pairs], np.int64).reshape(shape), axes)
-    shift = Value(np.array([pair[1] for pair in pairs], np.int64).reshape(shape), axes)
+    mantissa, shift = (Value(item, axes) for item in quantise_scales(scale, bits))
     return clamp(divide_half_even(elementwise(np.multiply, wrap32(value), mantissa), shift), op)

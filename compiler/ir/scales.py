@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from weft.compiler.ir.graph import CompileError
 
 SHIFT_MAX = 63
@@ -34,6 +36,26 @@ def quantise_scale(scale: float, bits: int = 24) -> tuple[int, int]:
     if shift < 0:
         raise CompileError(f"requantisation scale {scale:.6g} is too large: mantissas have {bits} bits")
     return mantissa, shift
+
+
+def quantise_scales(scales: np.ndarray | float, bits: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    """Mantissas and shifts of float64 `scales` of any shape, int64, as `quantise_scale` has each.
+
+    Raises
+    ------
+    CompileError
+        As there.
+    """
+    given = np.asarray(scales, np.float64).reshape(-1)
+    fraction, exponent = np.frexp(given)
+    mantissa, shift = np.rint(np.ldexp(fraction, bits)), bits - exponent.astype(np.int64)
+    above = mantissa == 1 << bits
+    mantissa, shift = np.where(above, mantissa / 2, mantissa), shift - above
+    usual = (given > 0) & np.isfinite(given) & (shift >= 0) & (shift <= SHIFT_MAX)
+    found = np.where(usual, mantissa, 0).astype(np.int64)
+    for at in np.flatnonzero(~usual).tolist():
+        found[at], shift[at] = quantise_scale(float(given[at]), bits)
+    return found.reshape(np.shape(scales)), shift.reshape(np.shape(scales))
 
 
 def negated(zero: int) -> list[int]:

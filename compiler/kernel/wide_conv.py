@@ -66,6 +66,11 @@ class WideConv(DeviceOp):
         oh, ow = self.window.output(h, w)
         return n * oh * ow * int(self.weight.size)
 
+    @cached_property
+    def weight_range(self) -> tuple[int, int]:
+        """The least and the greatest weight."""
+        return int(self.weight.min()), int(self.weight.max())
+
     @property
     def fills(self) -> tuple[int, ...]:
         """The bytes that padding reads, for each plane of inputs."""

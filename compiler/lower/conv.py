@@ -46,6 +46,8 @@ class _ConvLowering:
             outputs += chosen.o_count * chosen.o_slot
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
+        self.adds = shape.residual is not None and shape.residual.resident is None
+        """Whether what is added to outputs comes from memory."""
         self.begins = True
         """Whether no product has been made yet."""
         # The same objects again and again, as `Task` tells.
@@ -100,13 +102,13 @@ class _ConvLowering:
         for first in range(members.start, members.stop, size):
             block = range(first, min(first + size, members.stop))
             # Ahead of the block's operands, which take longer, unless they would wait behind it for a slot.
-            ahead = parts[first].tiles.start == first and not self.r.came_round
+            ahead = self.adds and parts[first].tiles.start == first and not self.r.came_round
             if ahead:
                 yield from self._load_added(image, box, parts[first])
             rows, _ = self.c.get(("c", image, box, first))
             yield from self._multiply(image, conv, block, rows)
             for index in block:
-                if parts[index].tiles.start == index and (index > first or not ahead):
+                if self.adds and parts[index].tiles.start == index and (index > first or not ahead):
                     yield from self._load_added(image, box, parts[index])
                 sums = rows + (index - first) * self.shape.rows(conv)
                 yield from self._finish(image, box, conv, index, parts[index], sums)
@@ -119,23 +121,22 @@ class _ConvLowering:
     def _load_added(self, image: int, box: Box, part: _Part) -> Iterator[Task]:
         """What is added to the outputs of tiles that leave together."""
         source = self.shape.residual
-        if source is not None and source.resident is None:
-            at = self._place(source, self.r, image, box, part)
-            yield from self.emit.load_box(
-                source, image, box, self._channels(part.tiles), at.start, at.pixel, 0
-            )
+        assert source is not None
+        at = self._place(source, self.r, image, box, part)
+        yield from self.emit.load_box(source, image, box, self._channels(part.tiles), at.start, at.pixel, 0)
 
     def _finish(self, image: int, box: Box, conv: Box, index: int, part: _Part, rows: int) -> Iterator[Task]:
         """Outputs of a tile from its sums, and the STORE if it is the last of its part."""
         shape, at = self.shape, index - part.tiles.start
         out = self._place(shape.dst, self.o, image, box, part)
         lower = self._place(shape.dst, self.r, image, box, part) if shape.wide else out
-        yield from self.results.made(box, conv, index, rows, (out.tile(at), lower.tile(at)))
+        here = out.tile(at)
+        yield from self.results.made(box, conv, index, rows, (here, lower.tile(at) if shape.wide else here))
         if shape.op.epilogue is not None:
             added = out
             if shape.residual is not None:
                 added = self._place(shape.residual, self.r, image, box, part)
-            yield from self.results.epilogue(box, out.tile(at), added.tile(at))
+            yield from self.results.epilogue(box, here, added.tile(at))
         if shape.dst.resident is None and index == part.tiles.stop - 1:
             channels = self._channels(part.tiles)
             yield from self.emit.store_box(shape.dst, image, box, channels, out.start, out.pixel)

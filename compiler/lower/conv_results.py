@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import cache
 
-import numpy as np
-
 from weft.compiler.ir.graph import Add, Conv, Multiply
-from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.ir.scales import quantise_scales
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.lower.rows import BYTES, ROW_OPERANDS, interleaved, kernel_cycles
 from weft.compiler.lower.vector import pointwise, second_operand
@@ -56,16 +54,12 @@ class Results:
         """Outputs of tile `index` from its sums; the second of the `places` is for lower bytes, where there are any."""
         op = self.shape.op
         if isinstance(op, WideConv):
-            yield from self._combine(box, index, sums, *places)
-        else:
-            yield from self._drain(op, box, conv, index, sums, places[0])
+            return self._combine(box, index, sums, *places)
+        return self._drain(op, box, conv, index, sums, places[0])
 
-    def _load_parameters(self, index: int) -> Generator[Task, None, int]:
-        """Where the parameters of a tile are. Those of the first tile come alone, as the vector unit waits for them,
-        and then twice as many at a time, each with those behind them."""
-        start, held = self.p.get(("p", index))
-        if held:
-            return start
+    def _load_parameters(self, index: int, start: int) -> Iterator[Task]:
+        """Parameters of a tile, to where they belong. Those of the first tile come alone, as the vector unit waits for
+        them, and then twice as many at a time, each with those behind them."""
         tiles, most = self.shape.tiles, min(self.batch, self.p.count // 2)
         self.batch *= 2
         payload, size = self._block_of(tiles[index]), self.p.size
@@ -77,13 +71,14 @@ class Results:
             self.p.get(("p", index + ahead))
             payload += self._block_of(tiles[index + ahead])
         yield self.emit.load_constant(payload, start)
-        return start
 
     def _combine(self, box: Box, index: int, sums: int, out: Place, lower: Place) -> Iterator[Task]:
         """Outputs of a tile by a kernel: `out` is for upper bytes where there are two."""
         shape, ops = self.shape, self.shape.kernel_ops
         start = yield from self.emit.kernel(ops)
-        params = yield from self._load_parameters(index)
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield from self._load_parameters(index, params)
         rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
         fields: dict[str, int] = {"src_vectors": shape.planes}
         for at, name in enumerate(ROW_OPERANDS):
@@ -103,13 +98,15 @@ class Results:
 
     def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: Place) -> Iterator[Task]:
         shape, pool = self.shape, self.shape.pool
-        lookup = yield from self.emit.lookup(op.lookup, self.p)
-        params = yield from self._load_parameters(index)
+        lookup = () if op.lookup is None else (yield from self.emit.lookup(op.lookup, self.p)).items()
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield from self._load_parameters(index, params)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
         outputs, line = box.h * box.w, conv.w + shape.more
         yield Task(
-            self._drained(op, box.h, box.w, conv.h, line, y, x, out.row, out.pixel, *lookup.items()),
+            self._drained(op, box.h, box.w, conv.h, line, y, x, out.row, out.pixel, *lookup),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
             addresses=((rows + y * line + x + shape.more) % (1 << 16), out.start, params),
@@ -171,8 +168,5 @@ class Results:
         rows = slice(tile.first, tile.first + tile.count)
         if isinstance(self.shape.op, WideConv):
             return b"".join(interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors)
-        scales = [
-            quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
-        ]
-        mantissa, shift = np.array(scales, np.int64).T
+        mantissa, shift = quantise_scales(self.shape.op.scale[rows], self.config.mantissa_bits)
         return parameters.block(self.shape.bias(tile), mantissa, shift, self.config.n)

@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
     def tile(self, index: int) -> Place:
         """The same for vectors that lie `index` further."""
-        return self._replace(start=self.start + index)
+        return Place(self.start + index, self.pixel, self.row)
 
 
 def taken(stride: int, count: int) -> int:

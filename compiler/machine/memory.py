@@ -169,7 +169,7 @@ class Place(NamedTuple):
 
     def tile(self, index: int) -> Place:
         """The same for vectors that lie `index` further."""
-        return self._replace(start=self.start + index)
+        return Place(self.start + index, self.pixel, self.row)
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,14 @@ class TensorRef:
     row_pitch: int
     pixel_pitch: int
     resident: int | None = None
+
+    @property
+    def kind(self) -> TensorRef:
+        """The same wherever it lies: in DRAM, or on chip."""
+        return TensorRef(
+            0, 0, self.n, self.h, self.w, self.c, self.image_pitch, self.row_pitch, self.pixel_pitch,
+            None if self.resident is None else 0,
+        )  # fmt: skip
 
     @property
     def rows_join(self) -> bool:

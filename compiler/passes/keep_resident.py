@@ -9,6 +9,7 @@ the bus a STORE and LOADs: the estimate decides.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, View
@@ -34,10 +35,11 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         alive = range(index, index + len(_until_read(segment.ops, index)))
         before = cost_of(segment, alive, planner) if alive else None
         for kept in placements(segment, index, planner) if before else ():
-            after = cost_of(kept, alive, planner)
+            assert before is not None
             # In memory, a result is stored to its end and loaded from its start: nothing overlaps there.
-            apart = overheads.ENDS
-            if after and before and after.cycles <= before.cycles + apart and after.traffic < before.traffic:
+            most = Cost(before.cycles + overheads.ENDS, before.traffic)
+            after = cost_of(kept, alive, planner, most)
+            if after and after.cycles <= most.cycles and after.traffic < most.traffic:
                 segment = kept
                 break
     return segment
@@ -195,15 +197,23 @@ def _apart(op: Conv | WideConv) -> bool:
     return op.epilogue is None or op.epilogue.sources[1].buffer.name != op.src.buffer.name
 
 
-def cost_of(segment: DeviceSegment, part: range, planner: Planner) -> Cost | None:
-    """Estimates for some operators of a segment together; None if one of them cannot be planned."""
+_ANY = Cost(math.inf, math.inf)
+
+
+def cost_of(segment: DeviceSegment, part: range, planner: Planner, most: Cost = _ANY) -> Cost | None:
+    """Estimates for some operators of a segment together; None if one of them cannot be planned, or as soon as they are
+    above `most`, so that not all have to be planned then."""
     regions = _regions(segment, planner.config)
-    found = [planner.cost(segment.ops[at], segment.resident, regions[at]) for at in part]
-    costs = [cost for cost in found if cost is not None]
-    if len(costs) < len(found):
-        return None
+    total = Cost(0, 0)
+    for at in part:
+        cost = planner.cost(segment.ops[at], segment.resident, regions[at])
+        if cost is None:
+            return None
+        total = Cost(total.cycles + cost.cycles, total.traffic + cost.traffic)
+        if total.cycles > most.cycles or total.traffic > most.traffic:
+            return None
     met = sum(_met(segment.ops[at], segment, planner.config) for at in part)
-    return Cost(sum(cost.cycles for cost in costs) + met, sum(cost.traffic for cost in costs))
+    return Cost(total.cycles + met, total.traffic)
 
 
 def _met(op: DeviceOp, segment: DeviceSegment, config: Config) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -392,7 +392,7 @@ class _Scored:
     def found(self, index: int) -> Found:
         """The plan whose cycles are ``cycles[index]``."""
 
-        def value(values: Array | float) -> int:
+        def value(values: Array | np.integer[Any] | float) -> int:
             return int(np.broadcast_to(values, self.size.shape)[index])
 
         height, width = self.parts.sizes[self.size[index]]

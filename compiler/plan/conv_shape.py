@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class ConvShape:
     `src` is its input, `residual` what is added to its outputs, if anything is; `region` the part of the scratchpad
     that is free for it. Its outputs are computed in `tiles_least` tiles of pixels or more, if there are as many; all
     channels of one before the next, if that is above 1. Its weights are `narrow` if they lie in memory in 4 bits.
+    `planes` are the bytes of an input element, and sums of an output: all products are computed for each. `more` rows
+    of A are in front of those for the outputs of each row.
     """
 
     def __init__(self, op: Conv | WideConv, site: Site, tiles_least: int = 1) -> None:
@@ -64,6 +66,7 @@ class ConvShape:
         self.op, self.target, self.config = op, site.target, site.config
         self.wide = isinstance(op, WideConv) and op.wide
         self.fills = op.fills if isinstance(op, WideConv) else (op.x_zero,)
+        self.planes = len(self.fills)
         self.region, self.tiles_least = site.room, tiles_least
         src, dst, residual = site.sources[0], site.dst, None
         if op.epilogue is not None and len(site.sources) > 1:
@@ -83,11 +86,12 @@ class ConvShape:
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
-        ends = int(op.weight.min()), int(op.weight.max())
+        ends = op.weight_range
         self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
         self.narrow = bool(self.config.int4 and int4.LEAST <= ends[0] <= ends[1] <= int4.MOST)
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self.lines = self._lines()
+        self.more = 0 if self.lines is None else self.lines.more
         self._split_channels()
 
     def _lines(self) -> Lines | None:
@@ -138,7 +142,7 @@ class ConvShape:
     def _x(self) -> tuple[int, int, int]:
         return self.window.kernel[1], self.window.stride[1], self.window.dilation[1]
 
-    @property
+    @cached_property
     def pointwise(self) -> bool:
         """Whether it is a product: rows of A are pixels of one row, one after the other."""
         window = self.window
@@ -148,11 +152,6 @@ class ConvShape:
             and self.h == 1
             and not self.pooled
         )
-
-    @property
-    def planes(self) -> int:
-        """Bytes of an input element, and sums of an output: all products are computed for each."""
-        return len(self.fills)
 
     @cached_property
     def kernel_ops(self) -> tuple[MicroOp, ...]:
@@ -191,11 +190,6 @@ class ConvShape:
     def around(self) -> int:
         """The same, with those behind what is loaded."""
         return self.config.n - self.words
-
-    @property
-    def more(self) -> int:
-        """Rows of A in front of those for the outputs of each row."""
-        return 0 if self.lines is None else self.lines.more
 
     def rows(self, conv: Box) -> int:
         """Rows of the accumulator for a box of outputs of a tile."""
@@ -283,16 +277,20 @@ class ConvShape:
     @cached_property
     def key(self) -> str:
         """A hash of all that plans depend on: equal for layers that are planned alike."""
+        known = (self.config.to_dict(), self.target.beat, *self.kind)
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
+
+    @cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """What plans depend on, beside configuration and memory: equal for layers that are planned alike."""
         op = self.op
-        known = (
-            self.config.to_dict(), self.target.beat, op.weight.shape, op.groups, op.window, op.pool, self.passes,
-            type(op.epilogue).__name__, self.lookups, self.region, self.tiles_least,
-            *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
-              for source in (self.src, self.dst, self.residual) if source is not None),
+        return (
+            op.weight.shape, op.groups, op.window, op.pool, self.passes, type(op.epilogue).__name__, self.lookups,
+            self.region, self.tiles_least,
+            *(source.kind for source in (self.src, self.dst, self.residual) if source is not None),
             *((self.fills, self.wide) if isinstance(self.op, WideConv) else ()),
             *(("int4",) if self.narrow else ()), *(("in turn",) if self.target.sequential else ()),
         )  # fmt: skip
-        return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 
     def conv_box(self, box: Box) -> Box:
         """The box of convolution outputs that a box of final outputs needs."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
-from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
@@ -31,9 +33,36 @@ class Tile:
     piece: Piece
 
 
+class _Layer(NamedTuple):
+    """What tiles of a convolution in groups depend on: shapes of weights and inputs among it. Many are alike."""
+
+    weight: tuple[int, ...]
+    groups: int
+    src: tuple[int, ...]
+    window: Window
+    pool: Window | None
+
+    @classmethod
+    def of(cls, op: Conv | WideConv) -> _Layer:
+        return cls(op.weight.shape, op.groups, op.src.shape, op.window, op.pool)
+
+    @property
+    def per_out(self) -> int:
+        """Output channels of a group."""
+        return self.weight[0] // self.groups
+
+
+_KEPT = 1 << 10
+
+
 def tiles_of(op: Conv | WideConv, share: int, n: int) -> list[Tile]:
     """Tiles of a convolution in groups, `share` of which are a piece of block-diagonal weights, the last of fewer."""
-    cin, per_out = op.weight.shape[3], len(op.weight) // op.groups
+    return list(_tiles(_Layer.of(op), share, n))
+
+
+@lru_cache(_KEPT)
+def _tiles(op: _Layer, share: int, n: int) -> tuple[Tile, ...]:
+    cin, per_out = op.weight[3], op.per_out
     found: list[Tile] = []
     at = 0
     for group in range(0, op.groups, share):
@@ -42,7 +71,7 @@ def tiles_of(op: Conv | WideConv, share: int, n: int) -> list[Tile]:
         at += piece.vectors
         first, count = group * per_out, groups * per_out
         found += [Tile(first + o, min(n, count - o), piece) for o in range(0, count, n)]
-    return found
+    return tuple(found)
 
 
 _GAIN = 1.2
@@ -56,10 +85,15 @@ def share_of(op: Conv | WideConv, target: Target) -> int:
     More of them multiply more zeros, but their outputs fill vectors, which the vector unit takes whole; and channels
     that do not fill vectors cross the bus in a run for each pixel and piece.
     """
-    n, per_out = target.config.n, len(op.weight) // op.groups
-    dense = max(1, n // max(op.weight.shape[3], per_out))
+    return _share(_Layer.of(op), target)
+
+
+@lru_cache(_KEPT)
+def _share(op: _Layer, target: Target) -> int:
+    n, per_out = target.config.n, op.per_out
+    dense = max(1, n // max(op.weight[3], per_out))
     cycles = {
-        share: _cycles(op, tiles_of(op, share, n), target)
+        share: _cycles(op, _tiles(op, share, n), target)
         for share in (dense, *(share for share in _shares(op.groups, per_out, n) if share > dense))
     }
     best = min(cycles, key=lambda share: round(cycles[share], 3))
@@ -75,31 +109,31 @@ def _shares(groups: int, per_out: int, n: int) -> Iterator[int]:
             yield share
 
 
-def _cycles(op: Conv | WideConv, tiles: list[Tile], target: Target) -> float:
+def _cycles(op: _Layer, tiles: Sequence[Tile], target: Target) -> float:
     """Cycles for an output pixel: of array, vector unit and bus that which takes longest, and half of the others, as
     not all of them is hidden."""
     parts = _parts(op, tiles, target)
     return (max(parts) + sum(parts)) / 2
 
 
-def _parts(op: Conv | WideConv, tiles: list[Tile], target: Target) -> tuple[float, float, float]:
+def _parts(op: _Layer, tiles: Sequence[Tile], target: Target) -> tuple[float, float, float]:
     """Cycles of array, vector unit and bus for an output pixel."""
     n, config = target.config.n, target.config
     pieces = list(dict.fromkeys(tile.piece for tile in tiles))
-    window, height, width = op.window, *op.window.output(*op.src.shape[1:3])
-    pixels = max(1, op.src.shape[0] * height * width)
+    window, height, width = op.window, *op.window.output(*op.src[1:3])
+    pixels = max(1, op.src[0] * height * width)
     kernel = math.prod(window.kernel)
     array = kernel * sum(tile.piece.vectors for tile in tiles) * max(1.0, n / pixels)
     pool = math.prod(op.pool.kernel) if op.pool is not None else 1
     vector = len(tiles) * config.groups * pool
-    loads = target.moved(op.src.shape[3])
+    loads = target.moved(op.src[3])
     if any(piece.count % n for piece in pieces[:-1]):
         runs = sum(target.run(piece.count) for piece in pieces)
         loads = min(runs, len(pieces) * loads)
-    stores = target.moved(len(op.weight))
+    stores = target.moved(op.weight[0])
     if any(tile.count < n for tile in tiles[:-1]):
         stores = sum(target.run(tile.count) for tile in tiles)
-    read = math.prod(op.src.shape[:3]) * math.prod(
+    read = math.prod(op.src[:3]) * math.prod(
         min(1.0, taps / step) for taps, step in zip(window.kernel, window.stride, strict=True)
     )
     weights = target.moved(kernel * n * sum(tile.count * tile.piece.vectors for tile in tiles))

@@ -7,7 +7,7 @@ import hashlib
 import json
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _FILE = "timing.json"
 _GRAPHS = 8
-"""Imported models that a worker keeps."""
+"""Models that a worker keeps, and graphs of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +61,35 @@ class Models:
         return [_graph(path, self.shapes, config) for path in self.paths]
 
 
-@lru_cache(maxsize=_GRAPHS)
+class _Noted:
+    """A configuration that notes what is read of it, with the values."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.read: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return self.read.setdefault(name, getattr(self._config, name))
+
+
 def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
-    return import_model(path, config=config, shapes=dict(shapes))
+    """As a device with `config` runs a model: a graph that was imported before, if all that was read of the other
+    configuration is the same in this one."""
+    known = _imported(path, shapes)
+    for read, graph in known:
+        if all(getattr(config, name) == value for name, value in read.items()):
+            return graph
+    noted = _Noted(config)
+    graph = import_model(path, config=cast(Config, noted), shapes=dict(shapes))
+    known.insert(0, (noted.read, graph))
+    del known[_GRAPHS:]
+    return graph
+
+
+@lru_cache(maxsize=_GRAPHS)
+def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[dict[str, object], Graph]]:
+    """What `_graph` keeps of a model, the latest first."""
+    return []
 
 
 def unused(models: Models) -> frozenset[str]:
