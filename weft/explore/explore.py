@@ -57,6 +57,8 @@ class Exploration:
         Whether the search was ended before its time.
     lost : str
         Why the workers are lost, in a sentence; empty if they are not.
+    unfit : dict of str to str
+        Presets and boards' own configurations that are no solutions, as ``preset small on icebreaker``, and why.
     """
 
     objectives: tuple[str, ...]
@@ -66,6 +68,7 @@ class Exploration:
     repeated: int = 0
     interrupted: bool = False
     lost: str = ""
+    unfit: dict[str, str] = field(default_factory=dict)
 
     @property
     def front(self) -> list[Measured]:
@@ -230,7 +233,9 @@ class Search:
         """Measure presets and boards' own configurations."""
         for origin, point in self.task.references():
             own = point.place.board is not None and point.config == point.place.board.config
-            if (own or not self.task.excluded(point)) and point.key not in self._known:
+            if not own and (reason := self.task.excluded(point)):
+                self.found.unfit[f"{origin} on {point.place.name}"] = reason
+            elif point.key not in self._known:
                 self._known[point.key] = None
                 self._start(("", origin, point))
         while self.workers.running:
@@ -321,6 +326,8 @@ class Search:
         item = None
         if timing.refused:
             self.found.excluded[timing.refused] += 1
+            if origin != "search":
+                self.found.unfit[f"{origin} on {point.place.name}"] = timing.refused
         else:
             item = Measured(point, point.resources(), timing, origin)
             if origin == "search" and (beyond := self.task.beyond(item)):

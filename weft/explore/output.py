@@ -19,6 +19,7 @@ from weft.errors import FileError
 from weft.explore.confirm import Counted, Run, run, synthesised
 from weft.explore.evaluate import Models
 from weft.explore.explore import Exploration, Task
+from weft.explore.front import dominates, values
 from weft.explore.place import Place
 from weft.explore.plot import page
 from weft.explore.point import OBJECTIVES, PICOJOULES, Measured
@@ -122,9 +123,9 @@ class Output:
         """Write the points and the picture, and of points what confirmed them, as plain values by name."""
         described = [item.described() for item in found.measured]
         best = {id(item) for item in found.front}
-        for item, values in zip(found.measured, described, strict=True):
-            values["front"] = id(item) in best
-            values |= (confirmed or {}).get(item.point.key, {})
+        for item, known in zip(found.measured, described, strict=True):
+            known["front"] = id(item) in best
+            known |= (confirmed or {}).get(item.point.key, {})
         text = {
             "format": FORMAT,
             "about": self.about,
@@ -139,14 +140,16 @@ class Output:
 
 
 def show(found: Exploration, folder: Path) -> None:
-    """Print the front, and what became of all points."""
+    """Print the front, what of it is better than each preset and each board's own configuration, and what became of all
+    points."""
     units = list(dict.fromkeys((*found.objectives, "ms", "lut", "ff", "dsp", "ram")))
     made = reports.table(
-        "place", "array", "from", *units, "MHz", "of array", right=(*units, "MHz", "of array")
+        "", "place", "array", "from", *units, "MHz", "of array", right=("", *units, "MHz", "of array")
     )
-    for item in found.front:
+    for number, item in enumerate(found.front, 1):
         config = item.point.config
         made.add_row(
+            f"{number}",
             item.point.place.name,
             f"{config.n} x {config.n}",
             item.origin,
@@ -155,6 +158,7 @@ def show(found: Exploration, folder: Path) -> None:
             f"{item.utilisation:.1%}",
         )
     reports.stdout().print(made)
+    _show_references(found, units)
     excluded = ", ".join(f"{reason} {count:,}" for reason, count in found.excluded.most_common(6))
     reports.say(
         f"{len(found.measured):,} points measured, {len(found.front):,} of them on the front; {found.bounded:,} more "
@@ -162,11 +166,28 @@ def show(found: Exploration, folder: Path) -> None:
     )
     if excluded:
         reports.say(f"excluded: {excluded}")
-    beaten, known = references(found)
-    reports.say(f"{beaten} of {known} presets and boards' own configurations are beaten in all objectives")
     reports.say(
         f"{folder / FILE}: all points with their configurations; {folder / PLOT}: the front as a picture"
     )
+
+
+def _show_references(found: Exploration, units: Sequence[str]) -> None:
+    """Print presets and boards' own configurations, with what is better."""
+    known = references(found)
+    if known:
+        made = reports.table("preset or board", "place", *units, "behind", right=units)
+        for item, number in known:
+            behind = f"number {number}" if number else "on the front"
+            made.add_row(item.origin, item.point.place.name, *(_shown(name, item) for name in units), behind)
+        reports.stdout().print(made)
+    beaten = sum(number > 0 for _, number in known)
+    reports.say(
+        f"{beaten} of {len(known)} presets and boards' own configurations are behind a point of the front, which is "
+        "worse in no objective and better in one or more"
+    )
+    if found.unfit:
+        said = ", ".join(f"{name} ({reason})" for name, reason in found.unfit.items())
+        reports.say(f"no solutions, and not among them: {said}")
 
 
 def confirm(
@@ -196,11 +217,16 @@ def confirm(
     return made, good
 
 
-def references(found: Exploration) -> tuple[int, int]:
-    """Presets and boards' own configurations that something on the front dominates, and all of them."""
-    known = [item for item in found.measured if item.origin != "search"]
-    best = {id(item) for item in found.front}
-    return sum(id(item) not in best for item in known), len(known)
+def references(found: Exploration) -> list[tuple[Measured, int]]:
+    """Presets and boards' own configurations that are solutions, each with the number of the first point of the front
+    that dominates it, from 1 on; 0 if none does, as nothing is better than it or what is on the front is as good."""
+    best = [values(item, found.objectives) for item in found.front]
+    known = []
+    for item in found.measured:
+        if item.origin != "search":
+            mine = values(item, found.objectives)
+            known.append((item, next((at for at, other in enumerate(best, 1) if dominates(other, mine)), 0)))
+    return known
 
 
 def _shown(name: str, item: Measured) -> str:

@@ -65,6 +65,11 @@ class Workers:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def processes(self) -> list[int]:
+        """Numbers of the processes of this machine that are there."""
+        return list(self._pool._processes or {}) if isinstance(self._pool, ProcessPoolExecutor) else []
+
     def add(self, name: Any, job: Job, lives: int = LIVES) -> None:
         """Start a job under a name."""
         while True:
