@@ -22,9 +22,9 @@ from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
 from weft.hdl.isa import PARAMETER_VECTORS
 
-_PLANS = 1000
+_PLANS = 4000
 """Frames times zones that are scored at a time, about."""
-_FRAMES = 8, 96
+_FRAMES = 16, 128
 """The fewest frames that are scored at a time, and the most."""
 _TIMES = np.array([1, 2, 3]).reshape(-1, 1)
 _SLOTS_A, _SLOTS_B = np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2])

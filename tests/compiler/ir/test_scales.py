@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.scales import negated, normaliser, quantise_pair, quantise_scale, score_multiplier
+from weft.compiler.ir.scales import (
+    negated,
+    normaliser,
+    quantise_pair,
+    quantise_scale,
+    quantise_scales,
+    score_multiplier,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +31,37 @@ from weft.compiler.ir.scales import negated, normaliser, quantise_pair, quantise
 )
 def test_shifts_have_six_bits(scale: float, found: tuple[int, int]) -> None:
     assert quantise_scale(scale) == found
+
+
+@pytest.mark.parametrize("bits", [16, 24])
+def test_many_scales_at_once_are_each_by_itself(bits: int) -> None:
+    """Of all magnitudes, with the ends of ranges among them; in the shape that they have."""
+    rng = np.random.default_rng(bits)
+    ends = [
+        0.0,
+        2.0**-40,
+        2.0**-41,
+        3 * 2.0**-64,
+        2.0**-63,
+        2.0**-64,
+        1 - 2.0**-26,
+        1 - 2.0**-18,
+        2.0**bits - 1,
+    ]
+    drawn = [*ends, *np.ldexp(1 + rng.random(591), rng.integers(-72, bits - 1, 591))]
+    scales = np.array(drawn).reshape(20, 30)
+    mantissa, shift = quantise_scales(scales, bits)
+    assert mantissa.shape == shift.shape == scales.shape
+    assert mantissa.dtype == shift.dtype == np.int64
+    found = list(zip(mantissa.reshape(-1).tolist(), shift.reshape(-1).tolist(), strict=True))
+    assert found == [quantise_scale(scale, bits) for scale in drawn]
+    assert tuple(map(int, quantise_scales(0.3, bits))) == quantise_scale(0.3, bits)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, 2.0**24])
+def test_one_of_many_scales_is_none(wrong: float) -> None:
+    with pytest.raises(CompileError, match="requantisation scale"):
+        quantise_scales(np.array([1.0, wrong, 2.0]))
 
 
 def test_the_least_scale_that_is_too_large() -> None:
