@@ -144,7 +144,14 @@ def show(found: Exploration, folder: Path) -> None:
     points."""
     units = list(dict.fromkeys((*found.objectives, "ms", "lut", "ff", "dsp", "ram")))
     made = reports.table(
-        "", "place", "array", "from", *units, "MHz", "of array", right=("", *units, "MHz", "of array")
+        "number",
+        "place",
+        "array",
+        "from",
+        *units,
+        "MHz",
+        "of array",
+        right=("number", *units, "MHz", "of array"),
     )
     for number, item in enumerate(found.front, 1):
         config = item.point.config

@@ -21,6 +21,8 @@ LIVES = 4
 """Workers that may die on a job before it is given up."""
 SECONDS = 10.0
 """Within which a scheduler has to answer."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables that tell libraries how many threads to start."""
 DIED = f"{LIVES} workers died of it"
 
 
@@ -74,7 +76,8 @@ class Workers:
         """Start a job under a name."""
         while True:
             with contextlib.suppress(BrokenProcessPool):
-                self._running[self._executor().submit(evaluate, job)] = name, job, lives
+                with _one_thread():
+                    self._running[self._executor().submit(evaluate, job)] = name, job, lives
                 return
             self._pool = None
 
@@ -134,9 +137,24 @@ class Workers:
 
 
 def _quietly() -> None:
-    """Interrupts are for the process that waits for this one; each worker takes one processor."""
+    """Interrupts are for the process that waits for this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Processes that are started meanwhile take one processor each. Libraries look that up when they are loaded, which
+    is before any code of ours runs there."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _client(scheduler: str) -> Any:

@@ -20,7 +20,7 @@ import weft.explore.workers as workers
 from weft.explore.evaluate import kept, timed
 from weft.explore.explore import Exploration, explore
 from weft.explore.space import Space
-from weft.explore.workers import DIED, Workers, WorkersError
+from weft.explore.workers import DIED, THREADS, Workers, WorkersError
 from weft.hdl.isa.config import PRESETS
 
 SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
@@ -30,6 +30,22 @@ def children(process: int) -> list[int]:
     """Processes that another one has started, by number."""
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
     return [int(number) for number in text.split()]
+
+
+def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its start on, when libraries look it up; what is set here stays as it is."""
+    first, second = THREADS
+    monkeypatch.setenv(first, "7")
+    monkeypatch.delenv(second, raising=False)
+    made, pool = task(tmp_path, space=SPACE), Workers(1)
+    pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
+    (process,) = pool.processes
+    found = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    assert {f"{name}=1" for name in THREADS} <= set(found)
+    assert os.environ[first] == "7"
+    assert second not in os.environ
+    pool.close()
+    assert not Workers(1).processes
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
