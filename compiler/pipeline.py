@@ -15,6 +15,7 @@ from weft.compiler.passes.fuse_pad import fuse_pad
 from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.passes.order_beside import order_beside
 from weft.compiler.passes.order_branches import order_branches
 from weft.compiler.passes.overlap_rows import overlap_rows
 from weft.compiler.passes.read_views import read_views
@@ -55,6 +56,7 @@ PIPELINE = (
     Pass(fuse_epilogue),
     Pass(gather_rows),
     Pass(split_pool),
+    Pass(order_beside),
     Pass(depth_first),
     Pass(keep_resident),
     Pass(store_states),

@@ -262,9 +262,10 @@ class TensorRef:
 class Allocation:
     """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
 
-    Those that are `resident` have none: they are in the scratchpad, at these addresses. Operators whose indices are in
-    `overlapped` live as long as those behind them. In `compact` programs inputs and outputs share space with
-    temporaries, and sums take the place of what they are the last to read, as `weft.compiler.machine.in_place` has it.
+    Those that are `resident` have none: they are in the scratchpad, at these addresses. What operators use that run at
+    the same time, as `overlapped` has them, is in use as long as any of them runs. In `compact` programs inputs and
+    outputs share space with temporaries, and sums take the place of what they are the last to read, as
+    `weft.compiler.machine.in_place` has it.
     """
 
     def __init__(
@@ -280,14 +281,16 @@ class Allocation:
         buffers: dict[str, Buffer] = {}
         first: dict[str, int] = {}
         last: dict[str, int] = {}
+        together = {index: run for run in runs(overlapped) for index in run}
         for index, op in enumerate(ops):
+            run = together.get(index, range(index, index + 1))
             for view in (*op.sources, op.dst):
                 name = view.buffer.name
                 if name in self.resident:
                     continue
                 buffers.setdefault(name, view.buffer)
-                first.setdefault(name, index - (index - 1 in overlapped))
-                last[name] = index + (index in overlapped)
+                first.setdefault(name, run.start)
+                last[name] = run.stop - 1
         for name, buffer in buffers.items() if compact else ():
             if buffer.kind == "input":
                 first[name] = -1
@@ -330,6 +333,17 @@ class Allocation:
             return TensorRef(TEMPS, 0, *view.shape, *pitches, self.resident[name])
         base = base_of(self.buffers[name].kind, self.compact)
         return TensorRef(base, self.offsets[name] + view.offset, *view.shape, *pitches)
+
+
+def runs(firsts: Iterable[int]) -> list[range]:
+    """Indices of the operators that run at the same time, as `DeviceSegment.overlapped` has them."""
+    found: list[range] = []
+    for first in sorted(firsts):
+        if found and found[-1].stop == first + 1:
+            found[-1] = range(found[-1].start, first + 2)
+        else:
+            found.append(range(first, first + 2))
+    return found
 
 
 def _packed(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:

@@ -28,5 +28,6 @@ def _unsupported(op: Add, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Add, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported, resident=True
-)
+    Add, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported,
+    beside=pairwise.beside, resident=True,
+)  # fmt: skip

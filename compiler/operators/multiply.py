@@ -29,5 +29,6 @@ OPERATOR = Operator(
     pairwise.lower,
     pairwise.cost,
     _unsupported,
+    beside=pairwise.beside,
     resident=True,
 )

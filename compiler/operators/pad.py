@@ -35,6 +35,10 @@ def _plan(op: Pad, site: Site, choose: Chooser) -> VectorPlan | None:
     return vector_plan.plan(site, op.window)
 
 
+def _beside(op: Pad, site: Site) -> VectorPlan | None:
+    return vector_plan.beside(site, op.window)
+
+
 def _lower(op: Pad, site: Site, emit: Emitter) -> Iterator[Task]:
     block = uniform(site.config, -op.x_zero, *quantise_scale(op.scale, site.config.mantissa_bits))
     return lower_vector(op, Job(lambda _: block, op.fill, op.window), site, op.plan, emit)
@@ -47,4 +51,4 @@ def _cost(op: Pad, plan: VectorPlan, target: Target) -> Cost:
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-OPERATOR = Operator(Pad, _shape, _evaluate, _plan, _lower, _cost, resident=True)
+OPERATOR = Operator(Pad, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)

@@ -36,6 +36,10 @@ def plan(op: Pairwise, site: Site, choose: Chooser) -> VectorPlan | None:
     return vector_plan.plan(_site(op, site), ONE)
 
 
+def beside(op: Pairwise, site: Site) -> VectorPlan | None:
+    return vector_plan.beside(_site(op, site), ONE)
+
+
 def lower(op: Pairwise, site: Site, emit: Emitter) -> Iterator[Task]:
     job = Job(lambda _: pointwise(op, site.config), op.a_zero, pairwise=op)
     return lower_vector(op, job, _site(op, site), op.plan, emit)

@@ -51,6 +51,10 @@ def _plan(op: Pool, site: Site, choose: Chooser) -> VectorPlan | None:
     return vector_plan.plan(_site(op, site), op.window)
 
 
+def _beside(op: Pool, site: Site) -> VectorPlan | None:
+    return vector_plan.beside(_site(op, site), op.window)
+
+
 def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
     mean = op.kind == "average"
 
@@ -73,4 +77,4 @@ def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, resident=True)
+OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)

@@ -32,6 +32,10 @@ def _plan(op: Rescale, site: Site, choose: Chooser) -> VectorPlan | None:
     return vector_plan.plan(site.flattened(), ONE)
 
 
+def _beside(op: Rescale, site: Site) -> VectorPlan | None:
+    return vector_plan.beside(site.flattened(), ONE)
+
+
 def _lower(op: Rescale, site: Site, emit: Emitter) -> Iterator[Task]:
     job = Job(lambda _: pointwise(op, site.config), op.x_zero)
     return lower_vector(op, job, site.flattened(), op.plan, emit)
@@ -44,4 +48,4 @@ def _cost(op: Rescale, plan: VectorPlan, target: Target) -> Cost:
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost, resident=True)
+OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)

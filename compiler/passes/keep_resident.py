@@ -114,14 +114,14 @@ def _rest_of_banks(segment: DeviceSegment, alive: range, config: Config) -> Iter
     and vector unit meet there."""
     need, name = _size(segment.ops[alive.start].dst, config), segment.ops[alive.start].dst.buffer.name
     step, regions = unit(config), _regions(segment, config)[alive.start : alive.stop]
-    taken = _taken(segment, alive, config)
-    for _, start in taken.values():
+    held = taken(segment, alive, config)
+    for _, start in held.values():
         space, banks = (start, start + need), (start // step * step, ceil_div(start + need, step) * step)
         left = tuple(filter(None, (_beside(region, banks) for region in regions)))
-        free = all(space[1] <= other[0] or other[1] <= space[0] for other in taken.values())
+        free = all(space[1] <= other[0] or other[1] <= space[0] for other in held.values())
         if start == banks[0] or banks[1] > config.scratchpad_size or not free or len(left) < len(regions):
             continue
-        beside = [other for other, item in taken.items() if item[0] < banks[1] and banks[0] < item[1]]
+        beside = [other for other, item in held.items() if item[0] < banks[1] and banks[0] < item[1]]
         yield (start, left), any(_meet(segment.ops[at], name, other) for at in alive for other in beside)
 
 
@@ -134,7 +134,7 @@ def _beside(region: Region, banks: Region) -> Region | None:
     return (region[0], banks[0]) if region[1] <= banks[1] else None
 
 
-def _taken(segment: DeviceSegment, alive: range, config: Config) -> dict[str, Region]:
+def taken(segment: DeviceSegment, alive: range, config: Config) -> dict[str, Region]:
     """Where results are that stay on chip while some operators run."""
     found: dict[str, Region] = {}
     last = {view.buffer.name: at for at, op in enumerate(segment.ops) for view in op.sources}

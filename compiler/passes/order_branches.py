@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, View, readers
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
+from weft.compiler.passes.trial import part_of
 from weft.compiler.planner import Planner
 
 _AROUND = 2
@@ -57,18 +57,7 @@ def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | Non
 
 def _cost(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment, planner: Planner) -> float | None:
     """Cycles of some operators by estimate, as the later passes make them; None if one cannot be planned."""
-    inside, every = ops[part], readers(segment.ops)
-    kept = every - Counter(readers(inside))
-
-    def seen(view: View) -> View:
-        """The same, of a buffer that others read as an output: it can be no part of another operator."""
-        buffer = view.buffer
-        outside = buffer.kind == "temp" and buffer.name in kept
-        return (
-            dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind="output")) if outside else view
-        )
-
-    trial = fuse_epilogue(DeviceSegment(segment.name, tuple(op.on(seen) for op in inside)), planner)
+    trial = fuse_epilogue(part_of(ops, part, segment), planner)
     trial = keep_resident(trial, planner)
     found = cost_of(trial, range(len(trial.ops)), planner)
     return None if found is None else found.cycles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.compiler.ir.graph import DeviceOp, Window
 from weft.compiler.machine import overheads
@@ -13,6 +13,10 @@ from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import LOOKUP_ENTRIES
+
+_BESIDE, _LEAST = 2048, 64
+"""Cycles of the vector unit for a tile at most where a convolution runs at the same time, and vectors that a tile may
+have nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,20 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
 
     None if not even the smallest tile fits.
     """
+    return _tiled(site, window, 2048, 64, 1)
+
+
+def _channels(site: Site) -> list[int]:
+    """How many channels of a tile there may be."""
+    n, c = site.config.n, site.dst.c
+    return [c] + [n << k for k in reversed(range(16)) if n << k < c]
+
+
+def _tiled(
+    site: Site, window: Window, most: int, few: int, least: int, only: int | None = None
+) -> VectorPlan | None:
+    """The same with at least so many sets as `least` says, and with `only` so many channels, if it is given. Of tiles
+    of which three sets fit none has more than `most` vectors, but for `few` pixels of a row."""
     n, src, dst = site.config.n, site.sources[0], site.dst
     room = site.room[1] - site.room[0]
     params = _parameter_slots(room)
@@ -45,8 +63,8 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
     # Rows and pixels of what is on chip are further apart than those of a tile.
     there = [item.on_chip(0, 0, 0, n) for item in (*site.sources, dst) if item.resident is not None]
     per_pixel = ceil_div(dst.c, n)
-    channels = [dst.c] + [n << k for k in reversed(range(16)) if n << k < dst.c]
-    for slots in (3, 2, 1):
+    channels = _channels(site) if only is None else [only]
+    for slots in range(3, least - 1, -1):
         for count in channels:
             vectors = ceil_div(count, n)
             for w in _halves(min(dst.w, COUNT_MAX)):
@@ -58,10 +76,47 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
                     pixel = max([vectors, *(place.pixel for place in there)])
                     strides = row * max(window.stride[0], window.dilation[0]) <= STRIDE_MAX
                     # A few tiles at least, so that the units overlap.
-                    large = h * w * per_pixel > 2048 and (h > 1 or w > 64) and slots == 3
+                    large = (
+                        h * w * (per_pixel if only is None else vectors) > most
+                        and (h > 1 or w > few)
+                        and slots == 3
+                    )
                     if fits and strides and not large and pixel * window.stride[1] <= STRIDE_MAX:
                         return VectorPlan(h, w, count, size, out, slots, params, _moved(site))
     return None
+
+
+def beside(site: Site, window: Window) -> VectorPlan | None:
+    """Small tiles, of which at least two fit, so that results of a convolution that runs at the same time need not wait
+    long for the vector unit: of as many channels that least is moved. None if there is no such plan."""
+    reads = window.kernel[0] * window.kernel[1] * site.config.groups
+    most = max(_LEAST, _BESIDE // reads)
+    whole = window.kernel == (1, 1)  # nothing is read twice
+    found = [
+        plan
+        for count in (None, *([] if whole else _channels(site)[1:4]))
+        if (plan := _tiled(site, window, most, 8, 2, count)) is not None
+    ]
+    return min(
+        (replace(item, moved=_read(site, window, item)) for item in found), key=_by_moved, default=None
+    )
+
+
+def _by_moved(plan: VectorPlan) -> int:
+    return plan.moved
+
+
+def _read(site: Site, window: Window, plan: VectorPlan) -> int:
+    """Bytes that tiles move, those that two of them read twice, and what short runs cost counted as bytes."""
+    src, dst, target = site.sources[0], site.dst, site.target
+    if src.resident is not None:
+        return plan.moved
+    rows = ceil_div(dst.h, plan.h) * _extent(window, 0, plan.h, src.h)
+    columns = ceil_div(dst.w, plan.w) * _extent(window, 1, plan.w, src.w)
+    again = max(0, rows * columns - src.h * src.w) * src.n * src.c
+    if plan.channels >= dst.c:
+        return plan.moved + again
+    return round((plan.moved + again) * float(target.run(plan.channels) / target.moved(plan.channels)))
 
 
 def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float, float]:

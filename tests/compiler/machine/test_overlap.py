@@ -26,14 +26,15 @@ def tasks_of(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks:
         for write, at in places
     ]
     count, columns = len(rows), np.array(uses, np.int64).reshape(-1, 6).T
+    words = np.arange(count * 8, dtype=np.uint64).reshape(count, 8) << np.uint64(8)  # of no opcode
     return Tasks(
-        np.arange(count * 8, dtype=np.uint64).reshape(count, 8), np.array(queue), np.array(layer), np.array(cycles),
+        words, np.array(queue), np.array(layer), np.array(cycles),
         np.zeros(count, np.int64), np.ones(count, bool), Uses(*columns),
     )  # fmt: skip
 
 
 def order_of(tasks: Tasks, firsts: tuple[int, ...]) -> list[int]:
-    return (overlapped(tasks, firsts).words[:, 0] // 8).astype(int).tolist()
+    return (overlapped(tasks, firsts).words[:, 0] >> np.uint64(11)).astype(int).tolist()
 
 
 def random_rows(rng: np.random.Generator) -> list[tuple[int, int, int, list[tuple[bool, int]]]]:

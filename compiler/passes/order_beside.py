@@ -1,0 +1,154 @@
+"""Where operators of the vector unit come: next to convolutions that need nothing of them, and run beside them.
+
+What an operator may pass is told by buffers, and whether it is worth it by estimates of a part of the segment, as the
+later passes make it: with results that stay on chip, and with all that runs at the same time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.passes.choose_plans import choose_plans
+from weft.compiler.passes.groups import Groups, halves, linked, overlapping, partner, vector_cycles
+from weft.compiler.passes.keep_resident import cost_of, keep_resident
+from weft.compiler.passes.overlap_rows import best
+from weft.compiler.passes.trial import part_of
+from weft.compiler.planner import Planner
+
+_AROUND = 2
+"""Operators before and behind that are looked at: whether results stay on chip depends on the neighbours."""
+_MOST = 12
+"""Operators that one passes at most."""
+_TRIED = 2
+"""Places that are tried for an operator."""
+_SHARE = 0.3
+"""Of an operator's cycles so many must be saved, and that many of a convolution's array be idle otherwise."""
+
+
+def order_beside(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Operators of the vector unit move next to convolutions that they can run beside where that is quicker.
+
+    That is by estimate, of these operators and their neighbours, once results stay on chip.
+    """
+    if planner.target.sequential:
+        return segment
+    order = _Order(segment, planner)
+    for op in segment.ops:
+        if partner(op):
+            order.place(op)
+    return dataclasses.replace(segment, ops=tuple(order.ops))
+
+
+class _Order:
+    """Operators in an order that is changed step by step."""
+
+    def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
+        self.segment, self.planner = segment, planner
+        self.ops = list(segment.ops)
+        self.cycles: dict[str, float] = {}
+        self.taken: Counter[str] = Counter()
+        """Of convolutions what others take the vector unit meanwhile."""
+
+    def place(self, op: DeviceOp) -> None:
+        """Move an operator, or a convolution to it, if that is worth it."""
+        at = self.ops.index(op)
+        block = range(at, at + 1)
+        if at and _halved(self.ops[at - 1], op):
+            return  # it went with the first half
+        if at + 1 < len(self.ops) and _halved(op, self.ops[at + 1]):
+            block = range(at, at + 2)
+        work = sum(self._cycles(self.ops[index]) for index in block)
+        near = [index for index in (block.start - 1, block.stop) if self._idle(index) >= work]
+        if near:
+            self.taken[self.ops[near[0]].name] += round(work)
+            return
+        for conv, ops in islice(self._orders(block, work), _TRIED):
+            if self._saves(ops, work):
+                self.ops = ops
+                self.taken[conv.name] += round(work)
+                return
+
+    def _cycles(self, op: DeviceOp) -> float:
+        """Of an operator by itself; none if it cannot be planned."""
+        if op.name not in self.cycles:
+            cost = self.planner.cost(op)
+            self.cycles[op.name] = 0.0 if cost is None else cost.cycles
+        return self.cycles[op.name]
+
+    def _idle(self, index: int) -> float:
+        """Cycles in which the vector unit is idle while a convolution runs; 0 for other operators."""
+        op = self.ops[index] if 0 <= index < len(self.ops) else None
+        if not isinstance(op, Conv):
+            return 0.0
+        return self._cycles(op) - vector_cycles(op, self.planner) - self.taken[op.name]
+
+    def _orders(self, block: range, work: float) -> Iterator[tuple[Conv, list[DeviceOp]]]:
+        """Orders with some operators next to a convolution, those first that promise most."""
+        places = range(max(0, block.start - _MOST), min(len(self.ops), block.stop + _MOST))
+        convs = [at for at in places if at not in block and isinstance(self.ops[at], Conv)]
+        idle = {index: self._idle(index) for index in convs}
+        wanted = [index for index in idle if idle[index] > _SHARE * work]
+        for index in sorted(wanted, key=lambda at: (-min(idle[at], work), abs(at - block.start))):
+            conv = self.ops[index]
+            assert isinstance(conv, Conv)
+            if any(linked(conv, self.ops[other]) for other in block):
+                continue
+            ops = next(filter(None, self._moves(block, index)), None)
+            if ops is not None:
+                yield conv, ops
+
+    def _moves(self, block: range, conv: int) -> Iterator[list[DeviceOp] | None]:
+        """Orders with a block right behind a convolution, right ahead of it, or with the convolution next to it; None
+        where that passes what it depends on."""
+        own, one = (list(block), [conv])
+        between = list(range(block.stop, conv) if conv >= block.stop else range(conv + 1, block.start))
+        later = conv >= block.stop
+        if later:
+            yield self._moved(own, [*between, conv])
+            yield self._moved(own, between)
+            yield self._moved(between, one)
+        else:
+            yield self._moved(between, own)
+            yield self._moved([conv, *between], own)
+            yield self._moved(one, between)
+
+    def _moved(self, first: Sequence[int], second: Sequence[int]) -> list[DeviceOp] | None:
+        """The order with operators `second`, which follow `first`, ahead of these; None if one of them depends on one
+        of these, or the other way round."""
+        ops = self.ops
+        if not first or not second or any(_bound(ops[a], ops[b]) for a in first for b in second):
+            return None
+        start, stop = first[0], second[-1] + 1
+        return [*ops[:start], *(ops[at] for at in (*second, *first)), *ops[stop:]]
+
+    def _saves(self, ops: list[DeviceOp], work: float) -> bool:
+        """Whether another order saves enough of the cycles of an operator that takes so much."""
+        other = [index for index, (old, new) in enumerate(zip(self.ops, ops, strict=True)) if old is not new]
+        part = slice(max(other[0] - _AROUND, 0), other[-1] + 1 + _AROUND)
+        before, behind = (self._together(each, part) for each in (self.ops, ops))
+        return before is not None and behind is not None and before - behind > _SHARE * work
+
+    def _together(self, ops: Sequence[DeviceOp], part: slice) -> float | None:
+        """Cycles of some operators by estimate, as the later passes make them, and those of the bus as well if memory
+        is slower than that; None if one cannot be planned."""
+        trial = keep_resident(part_of(ops, part, self.segment), self.planner)
+        cost = cost_of(trial, range(len(trial.ops)), self.planner)
+        if cost is None:
+            return None
+        groups = best(Groups(choose_plans(trial, self.planner), self.planner).found(), len(trial.ops))
+        slow = self.planner.target.beat > 1.0
+        return cost.cycles + slow * cost.traffic - sum(group.saved for group in groups)
+
+
+def _halved(first: DeviceOp, second: DeviceOp) -> bool:
+    """Whether two operators are one pool."""
+    return isinstance(first, Pool) and isinstance(second, Pool) and halves(first, second)
+
+
+def _bound(first: DeviceOp, second: DeviceOp) -> bool:
+    """Whether two operators must stay in order."""
+    return linked(first, second) or overlapping(first.dst, second.dst)

@@ -1,0 +1,29 @@
+"""What a part of a segment takes by estimate, once later passes have made theirs of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View, readers
+
+
+def part_of(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment) -> DeviceSegment:
+    """Some of the operators of a segment, in an order of theirs, as a segment: what others read of their results are
+    outputs there, which can be no part of another operator, and stay on chip for none."""
+    inside = ops[part]
+    kept = readers(segment.ops) - Counter(readers(inside))
+
+    def seen(view: View) -> View:
+        buffer = view.buffer
+        outside = buffer.kind == "temp" and buffer.name in kept
+        return (
+            dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind="output")) if outside else view
+        )
+
+    made = []
+    for op in inside:
+        epilogue = getattr(op, "epilogue", None)
+        made.append(op.on(seen) if epilogue is None else op.on(seen).replace(epilogue=epilogue.on(seen)))
+    return DeviceSegment(segment.name, tuple(made))
