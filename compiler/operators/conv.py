@@ -19,11 +19,14 @@ from weft.compiler.ir.microops import (
     window_of,
 )
 from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.lower.channels import lower_channels
 from weft.compiler.lower.conv import lower_conv
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4, operator_of
+from weft.compiler.plan import channel_plan
+from weft.compiler.plan.channel_plan import ChannelPlan
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
@@ -92,11 +95,18 @@ def plan(op: Conv | WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
 
 
 def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
+    if isinstance(op, Conv) and isinstance(op.plan, ChannelPlan):
+        return lower_channels(op, site, op.plan, emit)
     return lower_conv(ConvShape(op, site), op.plan, emit)
 
 
-def cost(op: Conv | WideConv, plan: ConvPlan, target: Target) -> Cost:
+def cost(op: Conv | WideConv, plan: ConvPlan | ChannelPlan, target: Target) -> Cost:
     return Cost(plan.cycles, plan.traffic)
 
 
-OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost, resident=True)
+def _beside(op: Conv, site: Site) -> ChannelPlan | None:
+    """One weight for each channel needs no array."""
+    return channel_plan.plan(op, site) if channel_plan.channelwise(op, site.config) else None
+
+
+OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost, beside=_beside, resident=True)

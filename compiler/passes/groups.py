@@ -16,6 +16,7 @@ from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.passes.keep_resident import taken
+from weft.compiler.plan.channel_plan import channelwise
 from weft.compiler.plan.conv_plan import boxes, unit
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.vector_plan import VectorPlan
@@ -44,9 +45,11 @@ class Group(NamedTuple):
     dropped: frozenset[str] = frozenset()
 
 
-def partner(op: DeviceOp) -> bool:
+def partner(op: DeviceOp, planner: Planner) -> bool:
     """Whether an operator may run beside a convolution."""
-    return operator_of(op).beside is not None
+    return operator_of(op).beside is not None and (
+        not isinstance(op, Conv) or channelwise(op, planner.config)
+    )
 
 
 def vector_cycles(conv: DeviceOp, planner: Planner) -> float:
@@ -98,7 +101,7 @@ class Groups:
         return [
             group
             for index, op in enumerate(ops)
-            if isinstance(op, Conv) and index not in self.strips
+            if isinstance(op, Conv) and index not in self.strips and not channelwise(op, self.config)
             for first, stop in self._ranges(index)
             for group in self._groups(index, first, stop)
         ]
@@ -129,7 +132,7 @@ class Groups:
                     yield start, end
 
     def _beside(self, index: int) -> bool:
-        return index not in self.strips and partner(self.segment.ops[index])
+        return index not in self.strips and partner(self.segment.ops[index], self.planner)
 
     def _worth(self, index: int, first: int, stop: int) -> bool:
         """Whether a group could save enough, if both units were busy all the time."""

@@ -38,7 +38,7 @@ def order_beside(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         return segment
     order = _Order(segment, planner)
     for op in segment.ops:
-        if partner(op):
+        if partner(op, planner):
             order.place(op)
     return dataclasses.replace(segment, ops=tuple(order.ops))
 

@@ -9,6 +9,7 @@ from weft.compiler.ir.graph import (
     ONE,
     Add,
     Buffer,
+    Conv,
     DeviceOp,
     DeviceSegment,
     Multiply,
@@ -19,7 +20,7 @@ from weft.compiler.ir.graph import (
     Window,
 )
 
-KINDS = ("pool", "rescale", "sum", "product", "pad", "overlapping maximum")
+KINDS = ("pool", "rescale", "sum", "product", "pad", "overlapping maximum", "channels")
 
 
 def vector(rng: np.random.Generator, name: str, src: View, dst: View | None, kind: str) -> DeviceOp:
@@ -32,6 +33,8 @@ def vector(rng: np.random.Generator, name: str, src: View, dst: View | None, kin
         return Pool(name, src, to, reduction, window, rng.uniform(0.3, 2), zeros[0], zeros[1])
     if kind == "overlapping maximum":
         return Pool(name, src, to, "max", Window((5, 5), pad=(2, 2, 2, 2)))
+    if kind == "channels":
+        return channels(rng, name, src, to)
     if kind == "sum":
         return Add(name, src, src, to, rng.uniform(0.1, 2), rng.uniform(0.1, 2), *zeros)
     if kind == "product":
@@ -40,6 +43,16 @@ def vector(rng: np.random.Generator, name: str, src: View, dst: View | None, kin
         part = View(src.buffer, (src.shape[0], src.shape[1] - 1, *src.shape[2:]), y=src.y, x=src.x, c=src.c)
         return Pad(name, part, to, Window(pad=(1, 0, 0, 0)), zeros[2], rng.uniform(0.1, 3), *zeros[:2])
     return Rescale(name, src, to, rng.uniform(0.1, 3), *zeros[:2])
+
+
+def channels(rng: np.random.Generator, name: str, src: View, dst: View) -> Conv:
+    """A convolution of one weight for each channel; some have weights beyond 8 bits."""
+    count, most = src.shape[3], 255 if rng.random() < 0.1 else 127
+    return Conv(
+        name, src, dst, rng.integers(-most, most + 1, (count, 1, 1, 1)).astype(np.int16),
+        rng.integers(-3000, 3000, count).astype(np.int32), rng.uniform(0.002, 0.02, count), groups=count,
+        x_zero=draw(rng, -128, 127), y_zero=draw(rng, -128, 127), low=draw(rng, -128, 0), high=draw(rng, 1, 127),
+    )  # fmt: skip
 
 
 def _conv(rng: np.random.Generator, name: str, src: View, dst: View | None, out: int) -> DeviceOp:

@@ -22,6 +22,8 @@ from weft.compiler.passes import groups, order_beside
 from weft.compiler.passes.groups import joined, overlapping
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
+from weft.compiler.plan.channel_plan import ChannelPlan
+from weft.compiler.plan.conv_plan import ConvPlan
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -54,19 +56,23 @@ def check_results(name: str, seed: int, count: int) -> Counter[str]:
     for case in range(count):
         segment, inputs = drawn(rng, config)
         bandwidth = BANDWIDTHS[case % len(BANDWIDTHS)]
-        made = run_passes(PIPELINE, segment, Planner(Target(config, bandwidth)))
+        passed: list[DeviceSegment] = []
+        program = compile_segment(
+            segment, config, bandwidth=bandwidth, watch=lambda _, item, passed=passed: passed.append(item)
+        )
+        made = passed[-1]
         for run in runs(made.overlapped):
             kinds = [type(made.ops[index]).__name__ for index in run]
             found.update(kinds)
+            found["channels"] += sum(isinstance(made.ops[index].plan, ChannelPlan) for index in run)
             found["three"] += len(kinds) > 2
             found["ahead"] += kinds[0] != "Conv"
             found["resident"] += any(
                 view.buffer.name in made.resident for index in run for view in made.ops[index].sources
             )
-            own = made.regions[run.start + kinds.index("Conv")]
+            (own,) = (made.regions[index] for index in run if isinstance(made.ops[index].plan, ConvPlan))
             others = {made.regions[index] for index in run} - {own}
             assert all(one[1] <= own[0] or own[1] <= one[0] for one in others)
-        program = compile_segment(segment, config, bandwidth=bandwidth)
         compare(program, segment, inputs, config, temps=False)
     return found
 
@@ -75,8 +81,8 @@ def check_results(name: str, seed: int, count: int) -> Counter[str]:
 def test_results() -> None:
     found = Counter[str]()
     for name in ("tiny", "small", "default"):
-        found += check_results(name, 1, 20)
-    kinds = ["Pool", "Rescale", "Add", "Pad", "Multiply", "three", "ahead", "resident"]
+        found += check_results(name, 1, 16)
+    kinds = ["Pool", "Rescale", "Add", "Pad", "Multiply", "channels", "three", "ahead", "resident"]
     assert all(found[kind] >= 2 for kind in kinds), found
 
 
