@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class _Lowering:
     def __init__(self, op: Conv, site: Site, plan: ChannelPlan, emit: Emitter) -> None:
         self.op, self.plan, self.emit = op, plan, emit
         self.src, self.dst, self.n = site.sources[0], site.dst, site.config.n
+        # The same objects again and again, as `Task` tells.
+        self._product = cache(self._multiplication)
         self.cycles, self.bits = site.config.groups, site.config.mantissa_bits
         some = plan.channels // self.n
         # Results and constants lie at the top, sources at the bottom, so that they tend to be in different banks.
@@ -63,16 +66,20 @@ class _Lowering:
         return Place(start, vectors, box.w * vectors)
 
     def _vec(self, pixels: int, a: Place, o: Place, constants: int) -> Task:
-        op = self.op
         return Task(
-            Vec(
-                source=VecSource.SCRATCHPAD, ox=pixels, src=a.start, src_ox=a.pixel, h=1, w=pixels, x_ox=1,
-                dst=o.start, dst_ox=o.pixel, params=constants, zero=op.y_zero, low=op.low, high=op.high,
-                add=1, multiply=1, b=constants + PARAMETER_VECTORS, pad=op.x_zero,
-            ),
+            self._product(pixels, a.pixel, o.pixel, constants + PARAMETER_VECTORS),
             self.emit.layer,
             pixels * self.cycles,
             paces=True,
+            addresses=(a.start, o.start, constants),
+        )
+
+    def _multiplication(self, pixels: int, a: int, o: int, weights: int) -> Vec:
+        """A VEC without its addresses but that of the weights: pixels are `a` and `o` vectors apart."""
+        op = self.op
+        return Vec(
+            source=VecSource.SCRATCHPAD, ox=pixels, src_ox=a, h=1, w=pixels, x_ox=1, dst_ox=o, zero=op.y_zero,
+            low=op.low, high=op.high, add=1, multiply=1, b=weights, pad=op.x_zero,
         )  # fmt: skip
 
     def _constants(self, first: int, count: int) -> bytes:

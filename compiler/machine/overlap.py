@@ -125,6 +125,9 @@ class _Merge:
         self.rate, self.due = 0.0, 0.0
         """What the other operators take the vector unit for a cycle of the array, once all run, and what is due of it:
         at most one task, or what is due for a product."""
+        self.waits: list[int | None] = [None] * 3
+        self.start, self.chosen = 0, 0
+        """When the task chosen last starts, and its sequence."""
         self.alone = False
         """Whether nothing but the task chosen last could come next."""
 
@@ -135,32 +138,42 @@ class _Merge:
         own = range(first, last)
         return own, [task for task in range(len(layer)) if task not in own]
 
-    def begin(self, task: int) -> int:
-        """When a task could start: once its unit is free, and what it waits for done."""
-        return max([self.free[self.queue[task]], *(self.finish[cause] for cause in self.causes[task])])
+    def _behind(self, number: int) -> int | None:
+        """When all is done that the next task of a sequence waits for; None if that is not known yet."""
+        if self.waits[number] is None and self.sequences[number]:
+            causes = self.causes[self.sequences[number][0]]
+            if all(map(self.taken.__getitem__, causes)):
+                self.waits[number] = max(map(self.finish.__getitem__, causes), default=0)
+        return self.waits[number]
 
     def choose(self) -> int | None:
         """The task that comes next; None if none is left."""
-        heads = [sequence[0] for sequence in self.sequences if sequence]
-        ready = [task for task in heads if all(self.taken[cause] for cause in self.causes[task])]
-        self.alone, other = len(ready) == 1, list(self.sequences[2])[:1]
-        if len(ready) > 1 and ready[-1] in other:
+        # Of those that start together the other operators', which move less, and results behind the next products.
+        ready = [
+            (max(self.free[self.queue[self.sequences[number][0]]], wait), (number + 1) % 3, number)
+            for number in range(3)
+            if (wait := self._behind(number)) is not None
+        ]
+        self.alone = len(ready) == 1
+        if len(ready) > 1 and ready[-1][2] == 2:
             self.rate = self.rate or self.work / max(self.left, 1)
-            if self.queue[ready[-1]] == _VEC and self.due <= 0:
+            if self.queue[self.sequences[2][0]] == _VEC and self.due <= 0:
                 ready.pop()
-        # Of those that start together the other operator's, which moves less, and results behind the next products.
-        return min(sorted(ready, key=lambda task: task not in other), key=self.begin, default=None)
+        if not ready:
+            return None
+        self.start, _, self.chosen = min(ready)
+        return self.sequences[self.chosen][0]
 
     def take(self, task: int) -> None:
         queue = self.queue[task]
-        sequence = next(item for item in self.sequences if item and item[0] == task)
-        sequence.popleft()
+        self.sequences[self.chosen].popleft()
+        self.waits[self.chosen] = None
         if queue == _MM:
             self.left -= self.cycles[task]
             due = self.cycles[task] * self.rate
             self.due = min(self.due + due, max(due, self.most))
-        elif queue == _VEC and sequence is self.sequences[2] and not self.alone:
+        elif queue == _VEC and self.chosen == 2 and not self.alone:
             self.due -= self.cycles[task]
-        self.finish[task] = self.free[queue] = self.begin(task) + self.cycles[task]
+        self.finish[task] = self.free[queue] = self.start + self.cycles[task]
         self.taken[task] = True
         self.order.append(task)

@@ -7,7 +7,7 @@ vector unit follow each other in their part. Whatever depends on another is kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
@@ -88,23 +88,22 @@ def halves(columns: Pool, rows: Pool) -> bool:
 
 
 class Groups:
-    """The groups that there may be in a segment whose operators have plans."""
+    """The groups that there may be in a segment whose operators have plans. If `names` are given, only those that have
+    an operator of these, and with fewer plans to choose from: it is quicker to tell."""
 
-    def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
+    def __init__(
+        self, segment: DeviceSegment, planner: Planner, names: Collection[str] | None = None
+    ) -> None:
+        self.tiles = _TILES if names is None else _TILES[:1]
+        wanted = segment.ops if names is None else [op for op in segment.ops if op.name in names]
+        self.wanted = {segment.ops.index(op) for op in wanted}
         self.segment, self.planner, self.config = segment, planner, planner.config
         self.strips = {index for item in segment.strips for index in range(item.first, item.stop)}
         self.costs: dict[int, Cost] = {}
 
     def found(self) -> list[Group]:
         """Those that save something by estimate."""
-        ops = self.segment.ops
-        return [
-            group
-            for index, op in enumerate(ops)
-            if isinstance(op, Conv) and index not in self.strips and not channelwise(op, self.config)
-            for first, stop in self._ranges(index)
-            for group in self._groups(index, first, stop)
-        ]
+        return [group for item in self._places() for group in self._groups(*item)]
 
     def _cost(self, index: int) -> Cost:
         if index not in self.costs:
@@ -128,7 +127,8 @@ class Groups:
             stop += 1
         for start in range(first, index + 1):
             for end in range(index + 1, stop + 1):
-                if end - start > 1 and self._worth(index, start, end):
+                some = end - start > 1 and not self.wanted.isdisjoint(range(start, end))
+                if some and self._worth(index, start, end):
                     yield start, end
 
     def _beside(self, index: int) -> bool:
@@ -136,12 +136,27 @@ class Groups:
 
     def _worth(self, index: int, first: int, stop: int) -> bool:
         """Whether a group could save enough, if both units were busy all the time."""
+        total = sum(self._work(at).cycles for at in range(first, stop))
+        return self._most(index, first, stop) > (1 - _GAIN) * total + _LEAST
+
+    def _most(self, index: int, first: int, stop: int) -> float:
+        """What a group would save then."""
         costs = [self._work(at) for at in range(first, stop)]
         own = self._cost(index)
         total = sum(cost.cycles for cost in costs)
         vector = total - own.cycles + vector_cycles(self.segment.ops[index], self.planner)
-        bus = sum(cost.traffic for cost in costs)
-        return max(own.cycles, vector, bus) < _GAIN * total - _LEAST
+        return total - max(own.cycles, vector, sum(cost.traffic for cost in costs))
+
+    def bound(self) -> float:
+        """What no group saves more than."""
+        return max((self._most(*item) for item in self._places()), default=0.0)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        """Each convolution, and where a group around it begins and ends."""
+        for index, op in enumerate(self.segment.ops):
+            if isinstance(op, Conv) and index not in self.strips and not channelwise(op, self.config):
+                for first, stop in self._ranges(index):
+                    yield index, first, stop
 
     def _groups(self, index: int, first: int, stop: int) -> Iterator[Group]:
         """The groups of some operators: as they are, and with pools in one piece."""
@@ -240,7 +255,7 @@ class Groups:
     def _convolutions(self, conv: DeviceOp, region: Region, depends: bool) -> Iterator[tuple[DeviceOp, int]]:
         """A convolution with plans for a region, and how many parts of its pixels each has."""
         assert isinstance(conv, Conv)
-        for least in _TILES if depends else (1,):
+        for least in self.tiles if depends else (1,):
             shape = ConvShape(conv, self.planner.site(conv, self.segment.resident, region), tiles_least=least)
             chosen = self.planner.convolution(shape)
             if chosen is not None:

@@ -10,8 +10,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from math import prod
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.machine.emit import ceil_div
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.groups import Groups, halves, linked, overlapping, partner, vector_cycles
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
@@ -49,7 +51,6 @@ class _Order:
     def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
         self.segment, self.planner = segment, planner
         self.ops = list(segment.ops)
-        self.cycles: dict[str, float] = {}
         self.taken: Counter[str] = Counter()
         """Of convolutions what others take the vector unit meanwhile."""
 
@@ -67,24 +68,27 @@ class _Order:
             self.taken[self.ops[near[0]].name] += round(work)
             return
         for conv, ops in islice(self._orders(block, work), _TRIED):
-            if self._saves(ops, work):
+            if self._saves(ops, work, [self.ops[index].name for index in block]):
                 self.ops = ops
                 self.taken[conv.name] += round(work)
                 return
 
     def _cycles(self, op: DeviceOp) -> float:
-        """Of an operator by itself; none if it cannot be planned."""
-        if op.name not in self.cycles:
-            cost = self.planner.cost(op)
-            self.cycles[op.name] = 0.0 if cost is None else cost.cycles
-        return self.cycles[op.name]
+        """Of an operator of the vector unit by itself; none if it cannot be planned."""
+        if isinstance(op, Conv):
+            return vector_cycles(op, self.planner)
+        cost = self.planner.cost(op)
+        return 0.0 if cost is None else cost.cycles
 
     def _idle(self, index: int) -> float:
-        """Cycles in which the vector unit is idle while a convolution runs; 0 for other operators."""
+        """Cycles, about, in which the vector unit is idle while a convolution runs; 0 for other operators."""
         op = self.ops[index] if 0 <= index < len(self.ops) else None
-        if not isinstance(op, Conv):
+        if not isinstance(op, Conv) or op.groups > 1:
             return 0.0
-        return self._cycles(op) - vector_cycles(op, self.planner) - self.taken[op.name]
+        n, (out, height, width, cin) = self.planner.config.n, op.weight.shape
+        pixels = op.src.shape[0] * prod(op.window.output(*op.src.shape[1:3]))
+        array = pixels * height * width * ceil_div(cin, n) * ceil_div(out, n)
+        return array - vector_cycles(op, self.planner) - self.taken[op.name]
 
     def _orders(self, block: range, work: float) -> Iterator[tuple[Conv, list[DeviceOp]]]:
         """Orders with some operators next to a convolution, those first that promise most."""
@@ -125,23 +129,36 @@ class _Order:
         start, stop = first[0], second[-1] + 1
         return [*ops[:start], *(ops[at] for at in (*second, *first)), *ops[stop:]]
 
-    def _saves(self, ops: list[DeviceOp], work: float) -> bool:
-        """Whether another order saves enough of the cycles of an operator that takes so much."""
+    def _saves(self, ops: list[DeviceOp], work: float, names: Sequence[str]) -> bool:
+        """Whether another order saves enough of the cycles of operators that take so much."""
         other = [index for index, (old, new) in enumerate(zip(self.ops, ops, strict=True)) if old is not new]
         part = slice(max(other[0] - _AROUND, 0), other[-1] + 1 + _AROUND)
-        before, behind = (self._together(each, part) for each in (self.ops, ops))
-        return before is not None and behind is not None and before - behind > _SHARE * work
+        before, behind = (self._alone(each, part) for each in (self.ops, ops))
+        if before is None or behind is None:
+            return False
+        found = [Groups(trial, self.planner, names) for trial, _ in (before, behind)]
+        least = behind[1] + _SHARE * work - before[1]
+        saved = _saved(found[1])
+        if (
+            not least < saved <= least + found[0].bound()
+        ):  # else it does not matter what exactly is saved before
+            return saved > least
+        return saved > least + _saved(found[0])
 
-    def _together(self, ops: Sequence[DeviceOp], part: slice) -> float | None:
-        """Cycles of some operators by estimate, as the later passes make them, and those of the bus as well if memory
-        is slower than that; None if one cannot be planned."""
+    def _alone(self, ops: Sequence[DeviceOp], part: slice) -> tuple[DeviceSegment, float] | None:
+        """Some operators as the later passes make them, but one after the other, and their cycles by estimate; those of
+        the bus as well if memory is slower than that. None if one cannot be planned."""
         trial = keep_resident(part_of(ops, part, self.segment), self.planner)
         cost = cost_of(trial, range(len(trial.ops)), self.planner)
         if cost is None:
             return None
-        groups = best(Groups(choose_plans(trial, self.planner), self.planner).found(), len(trial.ops))
         slow = self.planner.target.beat > 1.0
-        return cost.cycles + slow * cost.traffic - sum(group.saved for group in groups)
+        return choose_plans(trial, self.planner), cost.cycles + slow * cost.traffic
+
+
+def _saved(groups: Groups) -> float:
+    """What those of the groups save that save most together."""
+    return sum(group.saved for group in best(groups.found(), len(groups.segment.ops)))
 
 
 def _halved(first: DeviceOp, second: DeviceOp) -> bool:
