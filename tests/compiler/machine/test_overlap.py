@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from support.op_cases import convolution, whole
 
-from weft.compiler.machine.memory import Allocation
+from weft.compiler.machine.memory import Allocation, runs
 from weft.compiler.machine.overlap import overlapped
 from weft.compiler.machine.tasks import Tasks
-from weft.hdl.checker.conflicts import SCRATCHPAD, Uses
-from weft.hdl.isa import Queue
+from weft.hdl.checker.conflicts import DRAM, SCRATCHPAD, Uses
+from weft.hdl.isa import Lookup, Mm, Queue, Vec
 
 LOAD, MM, VEC, STORE = (int(queue) for queue in (Queue.LOAD, Queue.MM, Queue.VEC, Queue.STORE))
 
@@ -116,3 +117,84 @@ def test_memory_of_what_runs_together() -> None:
     plain, beside = Allocation(ops), Allocation(ops, overlapped=(1,))
     assert plain.offsets["v1"] == plain.offsets["v3"]
     assert len({beside.offsets[name] for name in ("v1", "v2", "v3")}) == 3
+
+
+def tables_of(rng: np.random.Generator) -> tuple[Tasks, list[tuple[str, int]]]:
+    """Products with results, and others around, that fill look-up tables and use them; what is done with which."""
+    rows, done, words = [], list[tuple[str, int]](), list[bytes]()
+    for layer in range(3):
+        for _ in range(int(rng.integers(4, 20))):
+            table, kind = int(rng.integers(2)), str(rng.choice(["fill", "use", "none"]))
+            queue = MM if layer == 1 and kind == "none" else VEC
+            word = {
+                "fill": Lookup(table=table),
+                "use": Vec(lookup=1, table=table),
+                "none": Mm() if queue == MM else Vec(),
+            }
+            rows.append((layer, queue, int(rng.integers(1, 50)), [(True, 40 * layer + len(rows) % 3)]))
+            done.append((kind, table))
+            words.append(word[kind].encode())
+    columns = np.frombuffer(b"".join(words), "<u8").reshape(len(words), -1)
+    return dataclasses.replace(tasks_of(rows), words=columns, dram_bytes=np.arange(len(rows))), done
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tables_hold_what_they_did(seed: int) -> None:
+    """Each instruction finds the table that was filled last before it one after the other."""
+    tasks, done = tables_of(np.random.default_rng(seed))
+
+    def seen(order: list[int]) -> dict[int, int]:
+        held, found = dict[int, int](), dict[int, int]()
+        for task in order:
+            kind, table = done[task]
+            if kind == "fill":
+                held[table] = task
+            elif kind == "use":
+                found[task] = held.get(table, -1)
+        return found
+
+    order = overlapped(tasks, (0, 1)).dram_bytes.tolist()
+    assert seen(order) == seen(sorted(order))
+
+
+def in_memory(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks:
+    """Tasks whose addresses from 300 on are in memory, 64 bytes each."""
+    tasks = tasks_of(rows)
+    uses = tasks.uses
+    memory = uses.start >= 300
+    scale = np.where(memory, 64, 1)
+    space = np.where(memory, DRAM + 1, uses.space)
+    uses = dataclasses.replace(uses, space=space, start=uses.start * scale, stop=uses.stop * scale)
+    return dataclasses.replace(tasks, uses=uses)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_is_read_is_not_written_before(reads: bool) -> None:
+    """A result waits for what reads the same memory ahead of it, but not for another result: of the same rows, these
+    are other bytes."""
+    rows = [
+        (0, LOAD, 900, [(False, 300 + int(reads)), (True, 60)]),
+        (0, VEC, 900, [(False, 60), (True, 70)]),
+        (0, STORE, 900, [(False, 70), (True, 500)]),
+        (0, LOAD, 900, [(False, 301), (True, 61)]),
+        (1, MM, 100, [(True, 10)]),
+        (1, STORE, 5, [(False, 10), (True, 300 + int(reads)), (True, 500)]),
+    ]
+    made = order_of(in_memory(rows), (0,))
+    assert made.index(5) < made.index(2) or reads
+    assert (made.index(3) < made.index(5)) is reads
+
+
+def test_more_than_two_at_a_time() -> None:
+    """Kernels of the operators ahead of the products' one and behind it follow each other beside it."""
+    others = [
+        [(layer, VEC, 150, [(True, 90 + 20 * layer + index)]) for index in range(5)] for layer in (0, 2)
+    ]
+    own = [(1, queue, cycles, [(write, 10 + at % 2)]) for at in range(40) for queue, cycles, write in (
+        (MM, 100, True), (VEC, 5, False))]  # fmt: skip
+    made = overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
+    before = np.cumsum(made.queue == MM)[made.cycles == 150]
+    assert made.layer[made.cycles == 150].tolist() == [0] * 5 + [2] * 5
+    assert before[-1] < 40
+    assert np.diff(before)[1:].tolist() == [4] * 8
+    assert runs((7, 1, 2, 5)) == [range(1, 4), range(5, 7), range(7, 9)]
