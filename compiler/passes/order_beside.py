@@ -124,7 +124,7 @@ class _Order:
         """The order with operators `second`, which follow `first`, ahead of these; None if one of them depends on one
         of these, or the other way round."""
         ops = self.ops
-        if not first or not second or any(_bound(ops[a], ops[b]) for a in first for b in second):
+        if not first or not second or any(bound(ops[a], ops[b]) for a in first for b in second):
             return None
         start, stop = first[0], second[-1] + 1
         return [*ops[:start], *(ops[at] for at in (*second, *first)), *ops[stop:]]
@@ -166,6 +166,6 @@ def _halved(first: DeviceOp, second: DeviceOp) -> bool:
     return isinstance(first, Pool) and isinstance(second, Pool) and halves(first, second)
 
 
-def _bound(first: DeviceOp, second: DeviceOp) -> bool:
+def bound(first: DeviceOp, second: DeviceOp) -> bool:
     """Whether two operators must stay in order."""
     return linked(first, second) or overlapping(first.dst, second.dst)

@@ -61,6 +61,7 @@ def check_results(name: str, seed: int, count: int) -> Counter[str]:
             segment, config, bandwidth=bandwidth, watch=lambda _, item, passed=passed: passed.append(item)
         )
         made = passed[-1]
+        assert set(made.resident) <= {view.buffer.name for op in made.ops for view in (*op.sources, op.dst)}
         for run in runs(made.overlapped):
             kinds = [type(made.ops[index]).__name__ for index in run]
             found.update(kinds)
@@ -165,6 +166,21 @@ def test_channels_of_their_own() -> None:
     assert overlapping(low, wide)
     assert overlapping(high, flat)
     assert not overlapping(high, whole("b", (1, 4, 4, 16), "temp"))
+
+
+@pytest.mark.parametrize("first", [0, 48])
+def test_what_writes_the_same_bytes_stays_in_order(first: int) -> None:
+    """A convolution overwrites part of what a requantisation wrote, or writes the channels behind it."""
+    rng = np.random.default_rng(3)
+    x, y = whole("x", (1, 56, 56, 64), "input"), whole("y", (1, 56, 56, 112), "output")
+    rescale = Rescale("rescale", View(x.buffer, (1, 56, 56, 48)), View(y.buffer, (1, 56, 56, 48)), 0.5)
+    conv = Conv("conv", x, View(y.buffer, x.shape, c=first), rng.integers(-9, 9, (64, 3, 3, 64)).astype(np.int16),
+                np.zeros(64, np.int32), np.full(64, 0.01), Window((3, 3), pad=(1, 1, 1, 1)))  # fmt: skip
+    assert order_beside.bound(rescale, conv) is (first == 0)
+    planner = Planner(Target(PRESETS["default"]))
+    assert run_passes(PIPELINE, DeviceSegment("pair", (rescale, conv)), planner).overlapped == (0,) * (
+        first > 0
+    )
 
 
 @pytest.mark.parametrize("sequential", [False, True])
