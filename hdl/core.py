@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from weft.hdl.bus.axi import AxiManager, axi4_signature
 from weft.hdl.control.control import AXI_LITE, Control, connect_parity
 from weft.hdl.control.counters import Counters
+from weft.hdl.control.descriptors import Descriptors
 from weft.hdl.control.fetch import Fetch, queue_kinds
 from weft.hdl.control.parity_counts import ParityCounts
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
@@ -67,9 +68,11 @@ class Core(wiring.Component):
         m.submodules.store = store = StoreUnit(config)
 
         self._ports(m, axi, control)
-        wiring.connect(m, fetch.bus, axi.fetch)
+        if not config.descriptors:
+            wiring.connect(m, fetch.bus, axi.fetch)
         wiring.connect(m, load.bus, axi.load)
-        wiring.connect(m, store.bus, axi.store)
+        if not config.descriptors:
+            wiring.connect(m, store.bus, axi.store)
         # In order of priority: words of B must never wait, and what nobody waits for comes last.
         for index, reader in enumerate((mm.b, mm.a, vec.scratchpad, store.scratchpad)):
             wiring.connect(m, reader, scratchpad.read[index])
@@ -83,16 +86,25 @@ class Core(wiring.Component):
             self._softmax(m, control, axi, load, mm, vec)
 
         units: dict[Queue, Any] = {Queue.LOAD: load, Queue.MM: mm, Queue.VEC: vec, Queue.STORE: store}
-        waiting, idle = self._queues(m, control, fetch, units)
+        launch = Signal() if config.descriptors else control.start
+        waiting, idle = self._queues(m, control, fetch, units, launch)
+        finished: Value = idle
+        opcode_error: Value = fetch.error
+        if config.descriptors:
+            descriptors = self._descriptors(m, control, axi, fetch, store)
+            m.d.comb += [descriptors.idle.eq(idle), descriptors.waits.eq(load.stall_memory)]
+            m.d.comb += launch.eq(descriptors.launch)
+            finished = idle & ~descriptors.busy
+            opcode_error = fetch.error | descriptors.error
         m.d.comb += [
-            fetch.start.eq(control.start),
+            fetch.start.eq(launch),
             fetch.program.eq(control.program),
             fetch.stop.eq(control.stop),
-            control.finished.eq(idle),
+            control.finished.eq(finished),
             axi.clear.eq(control.start),
             control.fault.eq(axi.fault),
             control.bus_error.eq(axi.error),
-            control.opcode_error.eq(fetch.error),
+            control.opcode_error.eq(opcode_error),
         ]
         if config.parity:
             m.submodules.parity = parity = ParityCounts()
@@ -125,6 +137,22 @@ class Core(wiring.Component):
         self._counters(m, control, mm, events)
         return m
 
+    def _descriptors(
+        self, m: Module, control: Control, axi: AxiManager, fetch: Fetch, store: StoreUnit
+    ) -> Descriptors:
+        """What walks lists of programs, between fetch, STORE and the bus."""
+        m.submodules.descriptors = descriptors = Descriptors(self.config)
+        wiring.connect(m, fetch.bus, descriptors.fetch)
+        wiring.connect(m, descriptors.read, axi.fetch)
+        wiring.connect(m, store.bus, descriptors.store)
+        wiring.connect(m, descriptors.write, axi.store)
+        for name in ("taken", "words", "done", "reads"):
+            m.d.comb += getattr(control, name).eq(getattr(descriptors, name))
+        for name in ("start", "listed", "stop"):
+            m.d.comb += getattr(descriptors, name).eq(getattr(control, name))
+        m.d.comb += descriptors.address.eq(control.list)
+        return descriptors
+
     def _softmax(
         self, m: Module, control: Control, axi: AxiManager, load: LoadUnit, mm: MmUnit, vec: VecUnit
     ) -> None:
@@ -149,11 +177,16 @@ class Core(wiring.Component):
         m.d.comb += self.irq.eq(control.irq)
 
     def _queues(
-        self, m: Module, control: Control, fetch: Fetch, units: dict[Queue, wiring.Component]
+        self,
+        m: Module,
+        control: Control,
+        fetch: Fetch,
+        units: dict[Queue, wiring.Component],
+        launch: Signal,
     ) -> tuple[dict[Queue, Signal], Signal]:
         """Dispatchers and semaphores; returns what waits for a semaphore, and whether all is idle."""
         m.submodules.semaphores = semaphores = Semaphores()
-        m.d.comb += semaphores.clear.eq(control.start)
+        m.d.comb += semaphores.clear.eq(launch)
         waiting, quiet = {}, [fetch.idle]
         for queue, kinds in queue_kinds(self.config).items():
             name = queue.name.lower()

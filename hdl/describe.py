@@ -53,7 +53,7 @@ def _registers(config: Config) -> list[dict[str, Any]]:
         {"name": register.name.lower(), "address": int(register), "access": "r", "value": value}
         for register, value in fixed.items()
     ]
-    written = (Reg.CONTROL, Reg.PROGRAM, Reg.WATCHDOG)
+    written = (Reg.CONTROL, Reg.PROGRAM, Reg.WATCHDOG, *((Reg.LIST,) if config.descriptors else ()))
     for register in Reg:
         if register in fixed or register in (Reg.BASE, Reg.COUNTER):
             continue

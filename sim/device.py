@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from weft.hdl.errors import WeftError
-from weft.hdl.isa import BASES
+from weft.hdl.isa import BASES, IsaError, program_lists
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter
+from weft.hdl.isa.memmap import Counter, Listed
 
 EXECUTED_MOST = 1 << 22
 """Instructions that devices which follow a program before it runs, or as it runs, take for one that does not end."""
@@ -40,6 +40,16 @@ def check_program(program: int, config: Config) -> None:
         raise DeviceError(f"program address {program:#x} is no multiple of {config.bus_bytes} bytes")
 
 
+def check_list(address: int, config: Config, memory_bytes: int) -> None:
+    """Raises `DeviceError` if no list of programs can start at `address`, or the configuration has none."""
+    if not config.descriptors:
+        raise DeviceError("the configuration runs no lists of programs ('descriptors' is 0)")
+    try:
+        program_lists.check_list(address, 1, config, memory_bytes)
+    except IsaError as error:
+        raise DeviceError(str(error)) from None
+
+
 def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
     """Raises `ValueError` if no memory has such a latency, in cycles, and bandwidth; None is no limit."""
     if latency < 1:
@@ -66,8 +76,8 @@ class Closing(ABC):
 
 @runtime_checkable
 class Device(Protocol):
-    """An accelerator with its memory. Classes that derive from it need not define `load`, `kept`, `confirm` and the
-    last three methods.
+    """An accelerator with its memory. Classes that derive from it need not define `load`, `kept`, `confirm`,
+    `start_list`, `listed` and the last three methods.
 
     Attributes
     ----------
@@ -113,11 +123,21 @@ class Device(Protocol):
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, a multiple of the bus width."""
 
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at DRAM byte address `address`, see `weft.hdl.isa.program_lists`; only where the
+        configuration has `descriptors`. Raises `DeviceError` if no list can start there."""
+        check_list(address, self.config, self.memory_bytes)
+        raise DeviceError("this device runs no lists of programs")
+
+    def listed(self) -> Listed:
+        """How far the last list has come."""
+        return Listed(0)
+
     def wait(self, timeout: int | None = None) -> None:
-        """Return when the program is done; raises `DeviceError` after `timeout` cycles or on a device error."""
+        """Return when the program or list is done; raises `DeviceError` after `timeout` cycles or on a device error."""
 
     def counters(self) -> dict[Counter, int]:
-        """The counters of the last program; a device without time leaves out what it does not know."""
+        """The counters of the last program or whole list; a device without time leaves out what it does not know."""
         ...
 
     def mark_writes(self, totals: Sequence[int]) -> None:

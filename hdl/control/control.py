@@ -9,11 +9,13 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.control.counters import WORDS
+from weft.hdl.control.descriptors import read_beats
 from weft.hdl.control.parity_counts import COUNTS, ParityCounts
 from weft.hdl.control.run_state import RunState
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, WATCHDOG_BITS, Reg, base_register
+from weft.hdl.isa.memmap import MAGIC, SIZE, START_LIST, VERSION, WATCHDOG_BITS, Reg, base_register
+from weft.hdl.isa.program_lists import BASE_WORD, LIST_MOST, PROGRAM_WORD
 from weft.hdl.lib.ports import BusFault
 
 ADDRESS_BITS = (SIZE - 1).bit_length()
@@ -54,6 +56,20 @@ def parity_port(config: Config) -> dict[str, wiring.Member]:
     return {"parity": In(COUNTS.size)} if config.parity else {}
 
 
+def list_ports(config: Config) -> dict[str, wiring.Member]:
+    """What a `Control` has with `descriptors` only."""
+    if not config.descriptors:
+        return {}
+    return {
+        "listed": Out(1),
+        "list": Out(32),
+        "taken": In(read_beats(config)),
+        "words": In(config.widths.bus),
+        "done": In(range(LIST_MOST + 1)),
+        "reads": In(1),
+    }
+
+
 def connect_state(m: Module, state: RunState, control: Any) -> None:
     """Connect the ports that a `Control` of either core and its `RunState` have in common."""
     for name, member in state.signature.members.items():
@@ -74,7 +90,8 @@ def connect_parity(m: Module, counts: ParityCounts, control: Any) -> None:
 class Control(wiring.Component):
     """Register file and run state, see `weft.hdl.control.run_state.RunState`.
 
-    A start during a run is ignored. Responses are always OKAY.
+    With `descriptors`, a word of a descriptor that comes goes to its register, before what the host writes there. A
+    start during a run is ignored. Responses are always OKAY.
 
     Parameters
     ----------
@@ -98,6 +115,10 @@ class Control(wiring.Component):
     bases : Out(ArrayLayout(32, BASES))
     counter : In(range(WORDS)), counter_value : In(32)
         What passes in `Counters`.
+    listed : Out(1), list : Out(32)
+        With `start`: it is that of the list at this address. With `descriptors` only, as all that follow.
+    taken, words, done, reads
+        From `weft.hdl.control.descriptors.Descriptors`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -121,6 +142,7 @@ class Control(wiring.Component):
                 "counter_value": In(32),
             }
             | parity_port(config)
+            | list_ports(config)
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -149,12 +171,18 @@ class Control(wiring.Component):
             m.d.sync += [has_address.eq(0), has_data.eq(0), self.s_axi_bvalid.eq(1)]
             registers = {Reg.PROGRAM >> 2: self.program}
             registers |= {base_register(index) >> 2: self.bases[index] for index in range(BASES)}
+            starts: Value = word[0]
+            if self._config.descriptors:
+                registers |= {Reg.LIST >> 2: self.list}
+                starts = word[0] | word[START_LIST.bit_length() - 1]
             with m.Switch(address):
                 with m.Case(Reg.CONTROL >> 2):
                     m.d.sync += [
-                        self.start.eq(word[0] & strobe[0] & ~state.busy & ~self.start),
+                        self.start.eq(starts & strobe[0] & ~state.busy & ~self.start),
                         asked.eq(word[1] & strobe[0]),
                     ]
+                    if self._config.descriptors:
+                        m.d.sync += self.listed.eq(word[START_LIST.bit_length() - 1])
                 with m.Case(Reg.WATCHDOG >> 2), m.If(strobe[0]):
                     m.d.sync += limit.eq(word)
                 for number, register in registers.items():
@@ -162,6 +190,18 @@ class Control(wiring.Component):
                         for lane in range(4):
                             with m.If(strobe[lane]):
                                 m.d.sync += register.word_select(lane, 8).eq(word.word_select(lane, 8))
+        if self._config.descriptors:
+            self._take(m)
+
+    def _take(self, m: Module) -> None:
+        """Set registers to the words of a descriptor."""
+        places = {PROGRAM_WORD: self.program} | {
+            BASE_WORD + index: self.bases[index] for index in range(BASES)
+        }
+        for number, register in places.items():
+            beat, at = divmod(4 * number, self._config.bus_bytes)
+            with m.If(self.taken[beat]):
+                m.d.sync += register.eq(self.words[8 * at : 8 * at + 32])
 
     def _read(self, m: Module, state: RunState) -> None:
         address = Signal(_WORD_BITS)
@@ -178,6 +218,8 @@ class Control(wiring.Component):
             Reg.PARITY: self.parity if self._config.parity else 0,
         }
         values |= {base_register(index): self.bases[index] for index in range(BASES)}
+        if self._config.descriptors:
+            values |= {Reg.LIST: self.list, Reg.LISTED: self.done | self.reads << 31}
         with m.Switch(address):
             for register, value in values.items():
                 with m.Case(register >> 2):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from weft.hdl.formal import (
     arithmetic,
     bus,
+    descriptors,
     division,
     faults,
     instruct_load,
@@ -33,7 +34,7 @@ from weft.hdl.formal.property import Property
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
-    basic = (queues, loops, bus, semaphores, registers, memories, faults)
+    basic = (queues, loops, bus, semaphores, registers, memories, faults, descriptors)
     units = (widening, transfers, matrix, pairs, vector, states, division, arithmetic)
     instructions = (
         instruct_mm_rows,

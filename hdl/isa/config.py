@@ -16,7 +16,7 @@ from weft.hdl.files import schema
 FORMAT = "weft configuration 1"
 """The field `format` of a configuration file; it may be absent."""
 _FILE_BYTES = 1 << 20
-_LATER = ("int4", "loops", "parity")
+_LATER = ("int4", "loops", "parity", "descriptors")
 """Fields that count in `Config.digest` only where they are set."""
 LOOKUP_TABLES = 8
 """Look-up tables at most."""
@@ -90,6 +90,9 @@ class Config:
     parity : int
         1 if scratchpad, accumulators and, in the pipelined core, the words that are fetched ahead have parity bits: a
         run that reads a wrong one is stopped. 0 for memories without.
+    descriptors : int
+        1 if the accelerator runs lists of programs by itself, see `weft.hdl.isa.program_lists`. 0 for one that the host
+        starts for each program.
 
     Raises
     ------
@@ -117,6 +120,7 @@ class Config:
     int4: int = 0
     loops: int = 0
     parity: int = 0
+    descriptors: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -152,7 +156,7 @@ class Config:
                 f"configuration field 'int4' is 2, which needs 'n' from 4 to {BLOCKS_MOST} and as many 'bus_bytes',"
                 f" not {self.n} and {self.bus_bytes}"
             )
-        for name in ("multiply", "loops", "parity"):
+        for name in ("multiply", "loops", "parity", "descriptors"):
             value = getattr(self, name)
             if value not in (0, 1):
                 raise ConfigError(f"configuration field {name!r} must be 0 or 1, not {schema.shown(value)}")
@@ -231,8 +235,8 @@ class Config:
     def digest(self) -> int:
         """A 32-bit hash of all parameters, readable in the identification register.
 
-        `int4`, `loops` and `parity` count only where they are set: hardware without them is what it was before there
-        were such fields.
+        `int4`, `loops`, `parity` and `descriptors` count only where they are set: hardware without them is what it was
+        before there were such fields.
         """
         values = dataclasses.asdict(self)
         text = json.dumps(

@@ -13,7 +13,7 @@ VERSION = 6
 """Of registers and instructions: hosts refuse devices with another one."""
 
 
-START, STOP = 1, 2
+START, STOP, START_LIST = 1, 2, 4
 """Bits of CONTROL."""
 SLVERR, DECERR = 2, 3
 """Responses of AXI4 that are errors."""
@@ -25,7 +25,7 @@ class Reg(enum.IntEnum):
     MAGIC = 0x00  # RO  `MAGIC`
     VERSION = 0x04  # RO  `VERSION`
     CONFIG = 0x08  # RO  `Config.digest`
-    CONTROL = 0x0C  # RW  bit 0: write 1 to start, bit 1: write 1 to stop the run; reads 0
+    CONTROL = 0x0C  # RW  write 1 to bit 0: start PROGRAM, bit 1: stop the run, bit 2: start LIST; reads 0
     STATUS = 0x10  # RO  see `Status`
     PROGRAM = 0x14  # RW  DRAM byte address of the first instruction, a multiple of the bus width
     FAULT_ADDRESS = (
@@ -35,6 +35,8 @@ class Reg(enum.IntEnum):
     BASE = 0x20  # RW  `BASES` base registers, 4 bytes apart
     WATCHDOG = 0x40  # RW  bits 0 to 7: `WATCHDOG_CYCLES` without progress that a run may take; 0: any
     PARITY = 0x44  # RO  words with wrong parity that were read in the run, 8 bits of each `ParityMemory`, at most 255
+    LIST = 0x48  # RW  with `descriptors` only: DRAM byte address of a list, see `weft.hdl.isa.program_lists`
+    LISTED = 0x4C  # RO  bits 0 to 23: programs of the last list that are done; 31: it is at or ended at a descriptor
     COUNTER = 0x100  # RO  `Counter`s, 8 bytes apart: low word, high word
 
 
@@ -117,16 +119,53 @@ class Fault:
         return f"memory answered {what}{where} with {answer}"
 
 
+@dataclass(frozen=True)
+class Listed:
+    """What LISTED tells of the last list of programs.
+
+    Attributes
+    ----------
+    done : int
+        Programs at the head of the list that have come to their end, and whose record is in memory.
+    at_descriptor : bool
+        What comes behind these is, or ended as, the descriptor of program `done`, and not the program itself.
+    """
+
+    done: int
+    at_descriptor: bool = False
+
+    @classmethod
+    def of(cls, word: int) -> Listed:
+        """From the contents of the register."""
+        return cls(word & (1 << LISTED_BITS) - 1, bool(word >> 31))
+
+    def __str__(self) -> str:
+        """For messages: at what a list has ended that did not come to its end."""
+        return f"{'descriptor' if self.at_descriptor else 'program'} {self.done} of the list"
+
+
+_NO_INSTRUCTION = "the program holds a word that is no instruction"
+LISTED_BITS = 24
+"""Bits of LISTED that count programs."""
 ERRORS = Status.BUS_ERROR | Status.OPCODE_ERROR | Status.WATCHDOG | Status.STOPPED | Status.PARITY_ERROR
 """What says that a run did not come to its end by itself."""
 
 
-def failure(status: Status, fault: Fault) -> str:
-    """For messages: why a run failed, from a status with one of `ERRORS`; `fault` counts for BUS_ERROR only."""
+def failure(status: Status, fault: Fault, listed: Listed | None = None) -> str:
+    """For messages: why a run failed, from a status with one of `ERRORS`; `fault` counts for BUS_ERROR only,
+    `listed` is None if it was no list."""
+    if listed is None:
+        return _cause(status, fault)
+    if listed.at_descriptor and _cause(status, fault) == _NO_INSTRUCTION:
+        return f"{listed}: what memory holds there is no descriptor"
+    return f"{listed}: {_cause(status, fault)}"
+
+
+def _cause(status: Status, fault: Fault) -> str:
     if status & Status.PARITY_ERROR:
         return "a memory of the core has lost a bit: run the program again"
     if status & Status.OPCODE_ERROR:
-        return "the program holds a word that is no instruction"
+        return _NO_INSTRUCTION
     if status & Status.BUS_ERROR:
         return str(fault)
     if status & Status.WATCHDOG:

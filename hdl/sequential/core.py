@@ -47,6 +47,10 @@ def check_config(config: Config) -> None:
         raise ConfigError(
             "the sequential core multiplies no blocks of values of 4 bits: configuration field 'int4' is 2, not 0 or 1"
         )
+    if config.descriptors:
+        raise ConfigError(
+            "the sequential core is started for each program: configuration field 'descriptors' is 1, not 0"
+        )
     if config.depthwise_taps:
         raise ConfigError(
             "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "

@@ -15,6 +15,8 @@ What each instruction computes is in `weft.sim.golden.units`, one function an op
 without loops (`weft.sim.golden.control`). An instruction executes as a whole: all its reads come before its writes.
 Where a program leaves the order of two instructions open, they run in program order if their semaphores allow it;
 programs that `weft.hdl.checker.program.check` accepts have one result whatever the order.
+
+Of a list, each descriptor is read when the program before it is at its end and has its record. An error ends the list.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from weft.hdl.isa import (
     decode,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter
-from weft.sim.device import Device, DeviceError, check_base, check_program
+from weft.hdl.isa.memmap import Counter, Listed
+from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, READ_BYTES, Descriptor, Record, pitch
+from weft.sim.device import Device, DeviceError, check_base, check_list, check_program
 from weft.sim.golden import kernel, units, vector  # noqa: F401 -- they register what they carry out
 from weft.sim.golden.control import Walk, passed
 from weft.sim.golden.execute import EXECUTE
@@ -74,6 +77,8 @@ class GoldenDevice(Device):
         self.instructions = 0
         self.memories = Memories(config, memory_bytes)
         self._program: int | None = None
+        self._list: int | None = None
+        self._listed = Listed(0)
 
     @property
     def scratchpad(self) -> np.ndarray:
@@ -100,10 +105,20 @@ class GoldenDevice(Device):
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
         check_program(program, self.config)
-        self._program = program
+        self._program, self._list = program, None
+
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at DRAM byte address `address`; `wait` runs it. Raises `DeviceError` if none can
+        start there."""
+        check_list(address, self.config, self.memory_bytes)
+        self._list, self._program, self._listed = address, None, Listed(0, at_descriptor=True)
+
+    def listed(self) -> Listed:
+        """How far the last list has come."""
+        return self._listed
 
     def wait(self, timeout: int | None = None) -> None:
-        """Execute the program that was started, if any. There is no time, so `timeout` is ignored.
+        """Execute the program or list that was started, if any. There is no time, so `timeout` is ignored.
 
         Raises
         ------
@@ -111,14 +126,41 @@ class GoldenDevice(Device):
             Naming the instruction: a word that is no instruction, an address outside a memory, a rule of the
             instruction set broken, or a semaphore that nothing will ever give.
         """
-        if self._program is None:
-            return
-        program, self._program = self._program, None
-        self._start(program)
+        program, address = self._program, self._list
+        self._program = self._list = None
+        if program is not None:
+            self._start(program)
+        elif address is not None:
+            self._walk_list(address)
 
     def counters(self) -> dict[Counter, int]:
         """Nothing: all counters measure time or bus beats, which this device does not have."""
         return {}
+
+    def _walk_list(self, address: int) -> None:
+        while True:
+            try:
+                last = self._run_listed(address)
+            except DeviceError as error:
+                raise DeviceError(f"{self._listed}: {error}") from None
+            self._listed = Listed(self._listed.done + 1, at_descriptor=not last)
+            if last:
+                return
+            address += pitch(self.config)
+
+    def _run_listed(self, address: int) -> bool:
+        """Run one program of a list, by its descriptor; returns whether it is the last."""
+        try:
+            descriptor = Descriptor.decode(self.read(address, DESCRIPTOR_BYTES))
+        except IsaError as error:
+            raise DeviceError(str(error)) from None
+        for index, value in enumerate(descriptor.bases):
+            self.set_base(index, value)
+        check_program(descriptor.program, self.config)
+        self._listed = Listed(self._listed.done)
+        self._start(descriptor.program)
+        self.write(address + READ_BYTES, Record(done=True).encode())
+        return descriptor.last
 
     def _start(self, program: int) -> None:
         instructions = self._fetch(program)

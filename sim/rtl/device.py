@@ -18,11 +18,13 @@ from weft.hdl.isa.memmap import (
     MAGIC,
     SLVERR,
     START,
+    START_LIST,
     STOP,
     VERSION,
     WATCHDOG_BITS,
     Counter,
     Fault,
+    Listed,
     Reg,
     Status,
     base_register,
@@ -31,7 +33,16 @@ from weft.hdl.isa.memmap import (
 )
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generated
-from weft.sim.device import Closing, Device, DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.device import (
+    Closing,
+    Device,
+    DeviceError,
+    check_base,
+    check_list,
+    check_memory,
+    check_program,
+    check_range,
+)
 from weft.sim.verilator.verilate import Model, Trace
 from weft.sim.waves.waves import CYCLE_TIME, Waves
 
@@ -230,6 +241,7 @@ class RtlDevice(Closing, Device):
         self._bases = [0] * BASES
         self._failed = False
         self._started = False
+        self._in_list = False  # what was started last
         self._watchdog = 0
         self.sequential = sequential
         answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
@@ -348,22 +360,36 @@ class RtlDevice(Closing, Device):
         """
         check_program(program, self.config)
         self._range(program, 0)
+        self._begin(Reg.PROGRAM, program, START)
+
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at DRAM byte address `address`, as `start` does a program. Raises `DeviceError` if
+        none can start there."""
+        check_list(address, self.config, self.memory_bytes)
+        self._begin(Reg.LIST, address, START_LIST)
+
+    def listed(self) -> Listed:
+        """How far the last list has come."""
+        return Listed.of(self._read_register(Reg.LISTED))
+
+    def _begin(self, register: Reg, address: int, command: int) -> None:
+        """Start what lies at an address, which belongs to a register."""
         if self._failed:
             self._library.weft_reset(self._handle)
-            for index, address in enumerate(self._bases):
-                self._write_register(base_register(index), address)
+            for index, base in enumerate(self._bases):
+                self._write_register(base_register(index), base)
             self._write_register(Reg.WATCHDOG, self._watchdog)
             self._failed = False
         elif self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
-        self._write_register(Reg.PROGRAM, program)
+        self._write_register(register, address)
         waves = self._waves
         if waves is not None and waves.windowed:
             self._library.weft_window(self._handle, waves.first, waves.cycles or _NEVER)
-        self._write_register(Reg.CONTROL, START)
+        self._write_register(Reg.CONTROL, command)
         if waves is not None:
             waves.zero = CYCLE_TIME * self._begun()
-        self._started = True
+        self._started, self._in_list = True, command == START_LIST
 
     def _begun(self) -> int:
         """The cycle in which the last program started, counted as in `cycles`."""
@@ -404,10 +430,13 @@ class RtlDevice(Closing, Device):
         """What there is to say behind the interrupt."""
         status = self._status()
         if not status & Status.DONE:  # memory is silent, so that the units never come to their end
-            self._fail(f"{failure(status, self.fault)}: {self._diagnose(hangs=True)}")
+            self._fail(f"{self._failure(status)}: {self._diagnose(hangs=True)}")
         self._started = False
         if status & ERRORS:
-            raise DeviceError(failure(status, self.fault))
+            raise DeviceError(self._failure(status))
+
+    def _failure(self, status: Status) -> str:
+        return failure(status, self.fault, self.listed() if self._in_list else None)
 
     def _fail(self, message: str) -> NoReturn:
         self._failed = True

@@ -11,19 +11,21 @@ import numpy as np
 
 from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter
+from weft.hdl.isa.memmap import Counter, Listed
+from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, READ_BYTES, Descriptor, Record, pitch
 from weft.sim.device import (
     EXECUTED_MOST,
     Device,
     DeviceError,
     check_base,
+    check_list,
     check_memory,
     check_program,
     check_range,
 )
 from weft.sim.sdram import Sdram
 from weft.sim.timing.hardware import parameters
-from weft.sim.timing.library import RawInterval, Request, library
+from weft.sim.timing.library import ListedProgram, RawInterval, Request, library
 
 LIMIT = 1 << 40
 """Cycles after which a program is given up if nobody says otherwise."""
@@ -58,8 +60,9 @@ class Interval:
 class TimingDevice(Device):
     """A `weft.sim.device.Device` that predicts `weft.hdl.core.Core`'s counters, and computes nothing.
 
-    Memory keeps what the host wrote: programs and page tables are read from it, everything else is not looked at, and
-    `read` returns it unchanged by programs. Addresses outside memory are not noticed.
+    Memory keeps what the host wrote: programs, lists and page tables are read from it, everything else is not looked
+    at, and `read` returns it unchanged by programs, but for the records of lists. Addresses outside memory are not
+    noticed.
 
     Parameters
     ----------
@@ -78,6 +81,7 @@ class TimingDevice(Device):
     computes : bool
         False: results are not in memory after a program.
     intervals : list of Interval
+        Those of all programs of a list, each with indices of its own.
     beats : list of (int, int)
         Read and written in every `SAMPLE` cycles from the start on, up to the last that has any.
 
@@ -117,6 +121,8 @@ class TimingDevice(Device):
         self._counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
         self._tokens = 0.0  # bytes that memory has saved up, which the next program finds
         self._program: int | None = None
+        self._list: int | None = None
+        self._listed = Listed(0)
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
@@ -137,7 +143,17 @@ class TimingDevice(Device):
         """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
         check_program(program, self.config)
         check_range(program, 0, self.memory_bytes)
-        self._program = program
+        self._program, self._list = program, None
+
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at DRAM byte address `address`; `wait` runs it. Raises `DeviceError` if none can
+        start there."""
+        check_list(address, self.config, self.memory_bytes)
+        self._list, self._program, self._listed = address, None, Listed(0, at_descriptor=True)
+
+    def listed(self) -> Listed:
+        """How far the last list has come; nowhere, if something is wrong with it."""
+        return self._listed
 
     def mark_writes(self, totals: Sequence[int]) -> None:
         """As `weft.sim.rtl.device.RtlDevice.mark_writes`, counted from the start of the program."""
@@ -152,23 +168,62 @@ class TimingDevice(Device):
         return dict(self._counters)
 
     def wait(self, timeout: int | None = None) -> None:
-        """Run the program that was started, if any.
+        """Run the program or list that was started, if any.
 
         Raises
         ------
         DeviceError
-            For a word that is no instruction, or none of this configuration; if the program waits for a semaphore that
-            nothing will give; if it takes more than `timeout` cycles.
+            For a word that is no descriptor, or no instruction of this configuration; if a program waits for a
+            semaphore that nothing will give; if it takes more than `timeout` cycles.
         MemoryError
             If the model needs more memory than there is.
         """
-        if self._program is None:
-            return
-        program, self._program = self._program, None
-        self._run(program, timeout)
+        program, address = self._program, self._list
+        self._program = self._list = None
+        if program is not None:
+            self._run(program, timeout)
+        elif address is not None:
+            self._run_list(address, timeout)
+
+    def _run_list(self, address: int, timeout: int | None) -> None:
+        found = self._read_list(address)
+        listed = (ListedProgram * len(found))(
+            *(ListedProgram(item.program, (ctypes.c_uint32 * BASES)(*item.bases)) for item in found)
+        )
+        request = self._request(address, timeout)
+        request.listed, request.listed_count = ctypes.addressof(listed), len(found)
+        self._carry_out(request, address, timeout)
+        self._bases[:] = found[-1].bases
+        for index, program in enumerate(listed):
+            self.write(
+                address + index * pitch(self.config) + READ_BYTES,
+                Record(True, program.cycles, program.waited).encode(),
+            )
+        self._listed = Listed(len(found))
+
+    def _read_list(self, address: int) -> list[Descriptor]:
+        """The descriptors of a list, all of whose programs can be run."""
+        found: list[Descriptor] = []
+        while not found or not found[-1].last:
+            try:
+                descriptor = Descriptor.decode(self.read(address, DESCRIPTOR_BYTES))
+            except (DeviceError, IsaError) as error:
+                raise DeviceError(f"{Listed(len(found), at_descriptor=True)}: {error}") from None
+            check = self._request(descriptor.program, None)
+            faulty = self._library.weft_timing_check(ctypes.byref(check))
+            if faulty < -1:
+                raise MemoryError(TOO_LARGE)
+            if faulty >= 0:
+                raise DeviceError(f"{Listed(len(found))}: {self._fault(descriptor.program, faulty)}")
+            found.append(descriptor)
+            address += pitch(self.config)
+        return found
 
     def _run(self, program: int, timeout: int | None) -> None:
-        request, outcome = self._request(program, timeout), ctypes.c_int64()
+        self._carry_out(self._request(program, timeout), program, timeout)
+
+    def _carry_out(self, request: Request, program: int, timeout: int | None) -> None:
+        outcome = ctypes.c_int64()
         model = self._library.weft_timing_run(ctypes.byref(request), ctypes.byref(outcome))
         if not model:
             raise MemoryError(TOO_LARGE)
@@ -195,7 +250,7 @@ class TimingDevice(Device):
             self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
             len(self._marks), LIMIT if timeout is None else timeout,
             EXECUTED_MOST if self.config.loops else LIMIT,
-            None if self._sdram is None else self._sdram.ctypes.data,
+            None if self._sdram is None else self._sdram.ctypes.data, None, 0,
         )  # fmt: skip
 
     def _fault(self, program: int, index: int) -> str:

@@ -21,6 +21,7 @@ from weft.hdl.isa import (
     Queue,
     VectorInstruction,
     places,
+    program_lists,
     registers,
 )
 from weft.hdl.isa.config import KERNEL_ENTRIES, Config
@@ -73,6 +74,9 @@ def parameters(config: Config) -> dict[str, int]:
         "scratchpad_size": config.scratchpad_size,
         "accumulator_size": config.accumulator_size,
         "word_bytes": WORD_BYTES,
+        "list_pitch": program_lists.pitch(config),
+        "descriptor_read": program_lists.READ_BYTES,
+        "descriptor_record": program_lists.RECORD_BYTES,
         "read_latency": READ_LATENCY,
         "row_latency": mm_rows.ROW_LATENCY,
         "array_latency": array_latency(config),

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from weft.hdl.files.cache import entry
+from weft.hdl.isa import BASES
 from weft.sim.timing import hardware, microcode
 from weft.sim.verilator.verilate import Tools, compiler
 
@@ -35,6 +36,20 @@ class Request(ctypes.Structure):
         ("limit", ctypes.c_uint64),
         ("most", ctypes.c_uint64),
         ("sdram", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
+        ("listed_count", ctypes.c_uint64),
+    ]
+
+
+class ListedProgram(ctypes.Structure):
+    """As `Listed` in descriptors.h."""
+
+    _fields_ = [
+        ("entry", ctypes.c_uint32),
+        ("bases", ctypes.c_uint32 * BASES),
+        ("pad", ctypes.c_uint32),
+        ("cycles", ctypes.c_uint64),
+        ("waited", ctypes.c_uint64),
     ]
 
 

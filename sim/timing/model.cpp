@@ -2,6 +2,7 @@
 // not looked at, so a cycle costs a few nanoseconds. Called by library.py.
 
 #include "common.h"
+#include "descriptors.h"
 #include "load.h"
 #include "matrix.h"
 #include "memory.h"
@@ -11,6 +12,7 @@
 #include "words.h"
 
 #include <exception>
+#include <list>
 #include <memory>
 
 namespace weft {
@@ -20,7 +22,7 @@ enum Outcome { DONE, HANGS, TIMEOUT, LOST, ENDLESS };
 
 struct Machine {
     Parameters p{};
-    Program code;
+    std::list<Program> code;  // that units may still know instructions of
     std::vector<Instruction> program;  // what has gone to queues, once for each time; units know instructions by place
     uint64_t most = 0;  // instructions after which a program is taken for one that does not end
     const uint8_t* dram = nullptr;
@@ -30,6 +32,7 @@ struct Machine {
     Semaphores semaphores;
     Memory memory;
     Fetch fetch;
+    Walker walker;
     Dispatcher queues[UNITS];
     LoadUnit load;
     Matrix mm;
@@ -40,6 +43,10 @@ struct Machine {
 
     Cycle now = 0, moved = 0;
     uint64_t spent[1 << 2 * UNITS]{};  // cycles by the units that are busy and, below, that wait for semaphores
+    bool listed = false;  // it is a list of programs
+    bool ended = false;   // in this cycle nothing of its program is left
+    Cycle launched = 0;
+    uint64_t waited = 0;  // when the program of a list was launched
     bool traced = false;
     std::vector<Interval> intervals;
     std::vector<Interval> open[UNITS];
@@ -50,21 +57,34 @@ struct Machine {
     void configure() {
         for (auto& queue : queues) queue.depth = unsigned(p.queue_depth);
         fetch.configure(p, dram, dram_bytes), load.configure(p), mm.configure(p), vec.configure(p), store.configure(p);
-        fetch.program = &code.instructions;
         fetch.passed = &program, load.program = store.program = &program;
-        program.reserve(code.instructions.size());
         memory.bus = double(p.bus_bytes);
         if (memory.rate > 0)
             while (memory.tokens < memory.bus + memory.rate) memory.tokens += memory.rate;
     }
 
-    Outcome run(uint32_t entry, Cycle limit) {
+    // Read the program at `entry`; returns its first word that is no instruction, or -1.
+    int64_t read(uint32_t entry) {
+        code.push_back(read_program(dram, dram_bytes, entry, p.features));
+        return code.back().faulty;
+    }
+
+    // Start the program that was read last.
+    void launch(uint32_t entry, const uint32_t* bases) {
+        std::fill(std::begin(fetch.sequencer.registers), std::end(fetch.sequencer.registers), 0);
+        std::copy(bases, bases + 8, fetch.sequencer.registers);
+        fetch.program = &code.back().instructions;
+        program.reserve(program.size() + code.back().instructions.size());
         fetch.start(entry);
+    }
+
+    // Run the program that was launched, or the list that the walker is at the head of.
+    Outcome run(Cycle limit) {
         while (now < limit) {
             if (mm.until <= now + 1 && !mm.quiet()) mm.run_ahead(now + 1, mm_offered(), schedule);
             if (leap(limit)) moved = now;
             now++;
-            if (fetch.idle() && finished()) {
+            if (listed ? walker.state == Walker::REST : idle()) {
                 for (unsigned unit = 0; unit < UNITS; unit++)
                     while (closed[unit] < open[unit].size()) finish(unit, true);
                 return DONE;
@@ -97,6 +117,7 @@ struct Machine {
     }
 
 private:
+    bool idle() const { return fetch.idle() && finished(); }
     bool finished() const {
         for (const auto& queue : queues)
             if (!queue.empty()) return false;
@@ -145,6 +166,7 @@ private:
     // One cycle, everything in it seen from the registers at its start. Returns whether anything moved.
     bool cycle() {
         Wires wires;
+        ended = listed && idle();
         wires.slot = schedule.take(now);
         if (restless) look_at_queues();
         const unsigned works = unsigned(load_on && load.busy()) << LOAD | unsigned(mm.running != 0) << MM |
@@ -155,15 +177,33 @@ private:
         step_vector(wires);
         step_store(wires);
         step_load(wires);
-        const bool fetch_on = !fetch.sleeps(wires.fetch_beat, queues);
-        const int32_t arrived = fetch_on ? fetch.step(wires.fetch_beat, wires.free, queues) : -1;
-        if (memory_on || wires.asks || store.asks || store.sends) {
-            memory.step(now, wires.read_ready, wires.asks && wires.free, wires.read, store.asks, store.request,
-                        store.sends, store.beat);
+        const bool beat = wires.fetch_beat && !walker.takes(), fetch_on = !fetch.sleeps(beat, queues);
+        const int32_t arrived = fetch_on ? fetch.step(beat, wires.free, queues) : -1;
+        const bool aw_ready = memory.aw.ready(), w_ready = memory.w.ready(), confirmed = memory.response_valid;
+        const bool writes = store.asks || walker.records(), sends = store.sends || walker.sends();
+        if (memory_on || wires.asks || writes || sends) {
+            memory.step(now, wires.read_ready, wires.asks && wires.free, wires.read, writes,
+                        walker.records() ? walker.write() : store.request, sends,
+                        walker.sends() ? walker.beat() : store.beat);
             memory_on = !memory.idle();
         }
         step_queues(wires, arrived);
-        return memory_on || vec_on || load_on || store_on || mm.running || restless || fetch_on;
+        if (listed) step_walker(wires, aw_ready, w_ready, confirmed);
+        return memory_on || vec_on || load_on || store_on || mm.running || restless || fetch_on ||
+               (listed && walker.between());
+    }
+
+    void step_walker(const Wires& wires, bool aw_ready, bool w_ready, bool confirmed) {
+        const bool ends = walker.state == Walker::RUN && ended;
+        if (ends) walker.program->cycles = now - launched, walker.program->waited = load.stall_memory - waited;
+        if (walker.state == Walker::LAUNCH) {
+            launched = now, waited = load.stall_memory;
+            semaphores = Semaphores{};
+            read(walker.program->entry);
+            launch(walker.program->entry, walker.program->bases);
+            restless = true;
+        }
+        walker.step(ends, wires.fetch_beat, wires.free, aw_ready, w_ready, confirmed);
     }
 
     void look_at_bus(Wires& wires) {
@@ -174,10 +214,10 @@ private:
         wires.fetch_beat = beat && reader == FETCHES;
         wires.read_ready = !wires.load_beat || load.takes_beat();
         wires.free = memory.ar.ready();
-        wires.fetch_asks = fetch.ask, wires.page_asks = load.pages.ask;
+        wires.fetch_asks = fetch.ask || walker.asks(), wires.page_asks = load.pages.ask;
         wires.asks = wires.fetch_asks || wires.page_asks || (load_on && load.asks());
         if (wires.asks)
-            wires.read = wires.fetch_asks ? fetch.request : wires.page_asks ? load.pages.request : load.request();
+            wires.read = walker.asks() ? walker.read() : wires.fetch_asks ? fetch.request : wires.page_asks ? load.pages.request : load.request();
     }
 
     void step_matrix(Wires& wires) {
@@ -206,7 +246,8 @@ private:
         store.asks = store.sends = false;
         if (!store_on && word < 0) return;
         wires.accepted[STORE] =
-            store.step(now, word, wires.ports, memory.aw.ready(), memory.w.ready(), memory.response_valid);
+            store.step(now, word, wires.ports, memory.aw.ready(), memory.w.ready(),
+                       memory.response_valid && walker.state != Walker::CONFIRM);
         wires.given |= store.signal;
         if (store.done >= 0) finish(STORE, !store.signal);
         store_on = !store.quiet();
@@ -273,11 +314,12 @@ struct Request {
     const uint64_t* marks;
     uint64_t mark_count, limit, most;
     const int64_t* sdram;  // SdramParameters, or null for a memory of that latency and bandwidth
+    weft::Listed* listed;  // programs of the list at `entry`, or null for the program there
+    uint64_t listed_count;
 };
 
 static void run(const Request* request, int64_t* outcome, Machine* machine) {
     machine->p = *reinterpret_cast<const weft::Parameters*>(request->parameters);
-    for (int i = 0; i < 8; i++) machine->fetch.sequencer.registers[i] = request->bases[i];
     machine->most = request->most;
     machine->dram = request->dram, machine->dram_bytes = request->dram_bytes;
     machine->memory.latency = request->latency, machine->memory.rate = request->bytes_per_cycle;
@@ -288,15 +330,20 @@ static void run(const Request* request, int64_t* outcome, Machine* machine) {
                                         machine->p.bus_bytes);
     machine->memory.marks.assign(request->marks, request->marks + request->mark_count);
     machine->traced = machine->memory.sampled = request->traced;
-    machine->code = weft::read_program(request->dram, request->dram_bytes, request->entry, machine->p.features);
-    *outcome = -1 - machine->code.faulty;
-    if (machine->code.faulty < 0) {
-        machine->configure();
-        *outcome = machine->run(request->entry, request->limit);
+    machine->configure();
+    if (request->listed) {
+        machine->listed = true;
+        machine->walker.start(machine->p, request->entry, request->listed, request->listed_count);
+    } else {
+        const int64_t faulty = machine->read(request->entry);
+        *outcome = -1 - faulty;
+        if (faulty >= 0) return;
+        machine->launch(request->entry, request->bases);
     }
+    *outcome = machine->run(request->limit);
 }
 
-// `outcome`: an Outcome, or -1 - i if word i of the program is no instruction. Returns null if there is not enough
+// `outcome`: an Outcome, or -1 - i if word i of the program is no instruction; those of lists must all be. Returns null if there is not enough
 // memory: no exception may leave a function that Python calls.
 EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
     try {

@@ -95,6 +95,9 @@ struct Fetch {
     }
     void start(uint32_t at) {
         entry = address = at / bus * bus, running = true;
+        // Of an earlier program of a list nothing is left but the part with its END.
+        skid.valid = skid.full = still = asked = second = false;
+        left = part = 0;
         sequencer.start(address);
     }
     bool idle() const { return !running && pending == 0 && coming == 0; }

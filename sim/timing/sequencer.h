@@ -20,7 +20,9 @@ struct Sequencer {
         word_bytes_ = uint32_t(p.word_bytes);
     }
     // Registers have their first values already, as what passes meanwhile does not ask for them.
-    void start(uint32_t entry) { loading = on ? REGISTER_COUNT : 0, place = entry; }
+    void start(uint32_t entry) {
+        loading = on ? REGISTER_COUNT : 0, place = entry, at = 0, settled = reads = false, executed = 0;
+    }
     bool waits() const { return loading != 0 || jump; }
 
     // The part of an instruction stands at the queues, or here; it is `last` of it. Returns whether it may go on.

@@ -22,7 +22,7 @@ FIELDS: dict[str, tuple[int, ...]] = {
     "mantissa_bits": (16, 24), "queue_depth": (1, 2, 4, 8, 16, 64), "probability_bits": (0, 7, 8),
     "row_states": (4, 16, 64), "alignments": (16, 64, 256), "table_depth": (256, 512, 1024, 2048),
     "lookup_tables": (0, 1, 2, 4, 8), "multiply": (0, 1), "kernel": (0, 32, 64, 256), "depthwise_taps": (0, 2, 3, 5, 8),
-    "int4": (0, 1, 2), "loops": (0, 1), "parity": (0, 1),
+    "int4": (0, 1, 2), "loops": (0, 1), "parity": (0, 1), "descriptors": (0, 1),
 }  # fmt: skip
 """Values of each field. Larger arrays and memories are for other tests, as their models take minutes to compile."""
 SECONDS = 300.0

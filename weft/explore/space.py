@@ -37,6 +37,7 @@ DEFAULT: dict[str, tuple[int, ...]] = {
     "int4": (0, 1),
     "loops": (0,),
     "parity": (0,),
+    "descriptors": (0,),
 }
 """Values by field that are searched if nothing else is said. Mantissas are as wide as results are exact in."""
 

@@ -105,7 +105,7 @@ def test_parts_that_are_there_or_not() -> None:
     refuse(f"{needs}16 and 32", bus_bytes=32, int4=2)
     refuse(f"{needs}64 and 64", n=64, bus_bytes=64, int4=2)
     refuse(f"{needs}2 and 4", n=2, lanes=1, bus_bytes=4, int4=2)
-    for name in ("multiply", "loops"):
+    for name in ("multiply", "loops", "descriptors"):
         assert [getattr(Config(**{name: value}), name) for value in (0, 1)] == [0, 1]
         for value in (-1, 2):
             refuse(f"configuration field {name!r} must be 0 or 1, not {value}", **{name: value})
@@ -139,7 +139,7 @@ def test_digest_without_later_fields_is_as_before_there_were_such() -> None:
     values = {
         name: value
         for name, value in PRESETS["tiny"].to_dict().items()
-        if name not in ("int4", "loops", "parity")
+        if name not in ("int4", "loops", "parity", "descriptors")
     }
     text = json.dumps(values, sort_keys=True).encode()
     assert PRESETS["tiny"].digest == int.from_bytes(hashlib.sha256(text).digest()[:4], "little")

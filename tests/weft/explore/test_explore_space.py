@@ -23,7 +23,8 @@ def test_points_are_configurations(seed: int) -> None:
     """Of all values that a space may have; the array's side is what was chosen."""
     rng, refused = np.random.default_rng(seed), 0
     wide = Space({"n": (2, 4, 8, 16, 32, 64, 128), "int4": (0, 1, 2), "bus_bytes": (4, 8, 16, 32, 64, 128),
-                  "depthwise_taps": (0, 2, 3, 4, 5, 6, 7, 8), "parity": (0, 1), "loops": (0, 1)})  # fmt: skip
+                  "depthwise_taps": (0, 2, 3, 4, 5, 6, 7, 8), "parity": (0, 1), "loops": (0, 1),
+                  "descriptors": (0, 1)})  # fmt: skip
     for _ in range(300):
         chosen = {name: int(rng.choice(known)) for name, known in wide.fields.items()}
         config = wide.config(chosen)
