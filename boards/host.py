@@ -16,8 +16,8 @@ from weft.boards.session import ATTEMPTS, Session, SilenceError
 from weft.boards.spi_flash_chip import WINDOW
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import MAGIC, START, VERSION, Reg, Status, base_register
-from weft.sim.device import DeviceError, check_base, check_program, check_range
+from weft.hdl.isa.memmap import MAGIC, START, START_LIST, VERSION, Reg, Status, base_register
+from weft.sim.device import DeviceError, check_base, check_list, check_program, check_range
 
 
 class BoardDevice(PolledDevice):
@@ -226,6 +226,17 @@ class BoardDevice(PolledDevice):
         check_program(program, self.config)
         if program < WINDOW:
             check_range(program, 0, self.memory_bytes)
+        self._begin(Reg.PROGRAM, program, START)
+
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at DRAM byte address `address`; all else is as of `start`. Base registers must be
+        set anew behind it."""
+        check_list(address, self.config, self.memory_bytes)
+        self._begin(Reg.LIST, address, START_LIST)
+        self._bases.clear()  # the list's own values are there
+
+    def _begin(self, register: Reg, address: int, command: int) -> None:
+        """Start what lies at an address, which belongs to a register."""
         if self._failed:
             self._reset()
             for index, base in self._bases.items():
@@ -234,24 +245,25 @@ class BoardDevice(PolledDevice):
         elif self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
         self.contents.before_start()
-        self._write_register(Reg.PROGRAM, program)
-        self._check_registers(program)
-        address = Reg.CONTROL | self._starts << 24
+        self._write_register(register, address)
+        self._check_registers(register, address)
+        control = Reg.CONTROL | self._starts << 24
         self._failed = True  # unless the board says that it started
-        answer = self._session.request(Request(0, Operation.START, address, 4, START.to_bytes(4, "little")))
+        answer = self._session.request(Request(0, Operation.START, control, 4, command.to_bytes(4, "little")))
         self._starts = (self._starts + 1) % 256
         if answer.starts != self._starts:
             raise self._anew()
-        self._failed, self._started = False, True
+        self._failed, self._started, self._in_list = False, True, command == START_LIST
 
-    def _check_registers(self, program: int) -> None:
+    def _check_registers(self, register: Reg, address: int) -> None:
         """Raise `DeviceError` if a register that was set holds something else: so a board tells that power or its
         bitstream were lost meanwhile, even one that has counted as many starts as before."""
-        expected: dict[int, int] = {Reg.PROGRAM: program}
+        expected: dict[int, int] = {register: address}
         expected |= {base_register(index): base for index, base in self._bases.items()}
-        words = self._read_registers(Reg.PROGRAM, base_register(BASES - 1) + 4 - Reg.PROGRAM)
-        for register, value in expected.items():
-            at = register - Reg.PROGRAM
+        end = max(register, base_register(BASES - 1)) + 4
+        words = self._read_registers(Reg.PROGRAM, end - Reg.PROGRAM)
+        for place, value in expected.items():
+            at = place - Reg.PROGRAM
             if int.from_bytes(words[at : at + 4], "little") != value:
                 self._failed = True
                 raise self._anew()

@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self
 from weft.boards.polled import PolledDevice
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, START, VERSION, Reg, Status, base_register
-from weft.sim.device import DeviceError, check_base, check_program, check_range
+from weft.hdl.isa.memmap import MAGIC, START, START_LIST, VERSION, Reg, Status, base_register
+from weft.sim.device import DeviceError, check_base, check_list, check_program, check_range
 
 WORDS = 128
 """Words of an access at most: UARTBone and Etherbone count up to 255."""
@@ -63,7 +63,7 @@ class LitexDevice(PolledDevice):
     ) -> None:
         self.config, self.memory_bytes = config, memory_bytes
         self._bus, self._control, self._reset_at, self._held_at = bus, control, reset, held
-        self._origin = memory
+        self.origin = memory
         self._bases = [0] * BASES
         self._started = False
         self._reset()
@@ -135,7 +135,7 @@ class LitexDevice(PolledDevice):
         for at in range(0, len(whole), 4 * WORDS):
             part = whole[at : at + 4 * WORDS]
             words = [int.from_bytes(part[byte : byte + 4], "little") for byte in range(0, len(part), 4)]
-            self._keep(self._origin + first + at, words)
+            self._keep(self.origin + first + at, words)
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of memory. Raises `DeviceError` if they do not lie inside."""
@@ -143,7 +143,7 @@ class LitexDevice(PolledDevice):
         first, end = address & ~3, -(-(address + size) // 4) * 4
         found = bytearray()
         for at in range(first, end, 4 * WORDS):
-            for word in self._words(self._origin + at, min(WORDS, (end - at) // 4)):
+            for word in self._words(self.origin + at, min(WORDS, (end - at) // 4)):
                 found += word.to_bytes(4, "little")
         return bytes(found[address - first :][:size])
 
@@ -159,15 +159,25 @@ class LitexDevice(PolledDevice):
         """
         check_program(program, self.config)
         check_range(program, 0, self.memory_bytes)
+        self._begin(Reg.PROGRAM, program, START)
+
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at byte address `address` in memory, as `start` does. What it holds are addresses
+        on the system's bus, where memory begins at `origin`."""
+        check_list(address, self.config, self.memory_bytes)
+        self._begin(Reg.LIST, address, START_LIST)
+
+    def _begin(self, register: Reg, address: int, command: int) -> None:
+        """Start what lies at an address, which belongs to a register."""
         if self._started and self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
         self._reset()
-        self._keep(self._control + Reg.PROGRAM, [self._address(program)])
+        self._keep(self._control + register, [self._address(address)])
         self._keep(self._control + base_register(0), [self._address(base) for base in self._bases])
         for _ in range(ATTEMPTS):
-            self._put(self._control + Reg.CONTROL, [START])
+            self._put(self._control + Reg.CONTROL, [command])
             if self._status() & (Status.BUSY | Status.DONE):
-                self._started = True
+                self._started, self._in_list = True, command == START_LIST
                 return
         raise DeviceError(f"the core at {self._control:#x} does not start")
 
@@ -197,7 +207,7 @@ class LitexDevice(PolledDevice):
 
     def _address(self, address: int) -> int:
         """A device's byte address on the system's bus."""
-        return (self._origin + address) % (1 << 32)
+        return (self.origin + address) % (1 << 32)
 
     def _read_registers(self, address: int, size: int) -> bytes:
         words = self._words(self._control + address, size // 4)

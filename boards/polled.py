@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import ERRORS, Counter, Fault, Reg, Status, counter_register, failure
+from weft.hdl.isa.memmap import ERRORS, Counter, Fault, Listed, Reg, Status, counter_register, failure
 from weft.sim.device import Closing, Device, DeviceError
 
 NAP = 0.01
@@ -33,6 +33,8 @@ class PolledDevice(Closing, Device):
     config: Config
     _started = False
     """Whether a program was started that is not known to be done."""
+    _in_list = False
+    """Whether what was started last is a list."""
 
     @property
     @abstractmethod
@@ -78,8 +80,12 @@ class PolledDevice(Closing, Device):
             looks += 1
             time.sleep(NAP if looks > 10 else 0)
 
+    def listed(self) -> Listed:
+        """How far the last list has come."""
+        return Listed.of(self._read_register(Reg.LISTED))
+
     def counters(self) -> dict[Counter, int]:
-        """The counters of the last program."""
+        """The counters of the last program or whole list."""
         words = self._read_registers(Reg.COUNTER, 8 * len(Counter))
         return {
             counter: int.from_bytes(words[8 * counter : 8 * counter + 8], "little") for counter in Counter
@@ -89,7 +95,8 @@ class PolledDevice(Closing, Device):
         if status & ERRORS:
             words = self._read_registers(Reg.FAULT_ADDRESS, 8)
             address, fault = (int.from_bytes(words[at : at + 4], "little") for at in (0, 4))
-            self._fail(failure(status, Fault.of(fault, address)))
+            listed = self.listed() if self._in_list else None
+            self._fail(failure(status, Fault.of(fault, address), listed))
         if not status & (Status.BUSY | Status.DONE):
             self._fail(f"the core at {self._at} was reset while the program ran")
 

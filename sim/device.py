@@ -89,12 +89,16 @@ class Device(Protocol):
         Whether results are in memory after a program.
     advice : str
         What helps against too little memory, as the end of a sentence that says so; known behind `kept`.
+    origin : int
+        Address of the DRAM on the bus of the accelerator, which is what lists of programs hold; all else here counts
+        from the DRAM's own first byte.
     """
 
     config: Config
     memory_bytes: int
     computes: bool = True
     advice: str = ""
+    origin: int = 0
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""

@@ -11,7 +11,8 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.model import HostSegment
 from weft.devices import Simulation, check_target, simulated
 from weft.hdl.isa.config import Config
-from weft.run_report import Totals, layers_of, report
+from weft.hdl.isa.program_lists import Record
+from weft.run_report import Totals, layers_of, listed_layers, report
 from weft.runtime import Image
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class Execution:
         """Note what the device has counted in a program that has just ended."""
         self._layers += layers_of(program, device, self._config)
         self._totals.add(device.counters(), self._config)
+
+    def count_listed(self, program: DeviceProgram, device: Device, record: Record) -> None:
+        """Note what the device has told about a program of a list that has just ended."""
+        self._layers += listed_layers(program, device, self._config)
+        self._totals.add_listed(record)
 
     def add_host(self, segment: HostSegment, seconds: float) -> None:
         """Note how long the host took for a part of the model."""

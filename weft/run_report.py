@@ -9,6 +9,7 @@ from weft.compiler.backend import DeviceProgram
 from weft.configurations import runs_in_turn
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
+from weft.hdl.isa.program_lists import Record
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
@@ -24,8 +25,17 @@ def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[di
 
     ``bound`` is what paces the layer on the pipelined core, None on the sequential one, where units take turns.
     """
-    in_turn = runs_in_turn(device, config)
-    times = device.marks()
+    return _rows(program, device.marks(), config, in_turn=runs_in_turn(device, config))
+
+
+def listed_layers(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
+    """The same of a program that ran in a list, in which nobody tells layers' cycles: they are None."""
+    return _rows(program, None, config, in_turn=runs_in_turn(device, config))
+
+
+def _rows(
+    program: DeviceProgram, times: list[int] | None, config: Config, *, in_turn: bool
+) -> list[dict[str, Any]]:
     rows, previous = [], 0
     for index, layer in enumerate(program.timed.values()):
         cycles = None
@@ -57,6 +67,17 @@ class Totals:
         known = self.counters or {}
         self.counters = {
             item.name.lower(): known.get(item.name.lower(), 0) + value for item, value in counters.items()
+        }
+
+    def add_listed(self, record: Record) -> None:
+        """Of a program in a list: its record has less than counters. Without time there is nothing in it."""
+        if not record.cycles:
+            return
+        self.cycles = (self.cycles or 0) + record.cycles
+        known = self.counters or {}
+        told = {Counter.CYCLES: record.cycles, Counter.LOAD_MEMORY: record.memory}
+        self.counters = known | {
+            item.name.lower(): known.get(item.name.lower(), 0) + value for item, value in told.items()
         }
 
 

@@ -14,13 +14,17 @@ from weft.compiler.ir.model import HostSegment
 from weft.compiler.machine.memory import CONSTANTS, INPUTS, OUTPUTS
 from weft.devices import Simulation
 from weft.execution import Execution
+from weft.hdl.isa.program_lists import pitch
 from weft.program import Program, Result
+from weft.program_list import ProgramList
 from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
 
 Values = dict[str, np.ndarray]
+LISTED = 4
+"""Runs at most that a device gets at a start."""
 
 
 def stream(program: Program, runs: Sequence[Mapping[str, np.ndarray]], device: Device) -> Iterator[Result]:
@@ -33,11 +37,19 @@ def stream(program: Program, runs: Sequence[Mapping[str, np.ndarray]], device: D
 
     What is kept stays in the device's memory: it is written before the first run, and read behind the last one.
 
+    A device whose configuration has `descriptors` gets up to `LISTED` runs at a start: they are computed one behind the
+    other without the host, each with a place of its own for inputs and outputs, while it reads and writes those of the
+    start before and the next. Their reports have the cycles of whole runs, and of counters only `load_memory`.
+
     Raises
     ------
     InputError, weft.sim.device.DeviceError
         As `Program.run` does.
     """
+    queued = _queued(program, device, len(runs))
+    if queued is not None:
+        yield from queued.run(runs)
+        return
     images = places(program, device.memory_bytes, device.kept) if len(runs) > 1 else None
     if images is None:
         for inputs in runs:
@@ -47,10 +59,13 @@ def stream(program: Program, runs: Sequence[Mapping[str, np.ndarray]], device: D
 
 
 def places(
-    program: Program, memory_bytes: int, find: Callable[[bytes], int | None] = lambda fixed: None
+    program: Program,
+    memory_bytes: int,
+    find: Callable[[bytes], int | None] = lambda fixed: None,
+    count: int = 2,
 ) -> list[Image] | None:
-    """Two images of the device's part that differ in where inputs and outputs lie; None if there cannot be two. `find`
-    tells where the device keeps code and constants, as `Device.kept` does."""
+    """So many images of the device's part that differ in where inputs and outputs lie; None if there cannot be as many.
+    `find` tells where the device keeps code and constants, as `Device.kept` does."""
     parts = [part for part in program.segments if isinstance(part, DeviceProgram)]
     if len(parts) != 1 or parts[0].compact:  # inputs of compact programs lie among temporaries
         return None
@@ -64,9 +79,24 @@ def places(
     bases = {base: at for base, at in first.bases.items() if kept is None or base != CONSTANTS}
     ends = [*sorted(bases.values())[1:], first.memory_bytes]
     sizes = {base: end - bases[base] for base, end in zip(sorted(bases), ends, strict=True)}
-    moved = {INPUTS: first.memory_bytes, OUTPUTS: first.memory_bytes + sizes[INPUTS]}
-    at = moved[OUTPUTS] + sizes[OUTPUTS]
-    return [first, Image(part, kept, moved)] if at <= memory_bytes else None
+    step = sizes[INPUTS] + sizes[OUTPUTS]
+    if first.memory_bytes + (count - 1) * step > memory_bytes:
+        return None
+    starts = [first.memory_bytes + number * step for number in range(count - 1)]
+    return [first, *(Image(part, kept, {INPUTS: at, OUTPUTS: at + sizes[INPUTS]}) for at in starts)]
+
+
+def _queued(program: Program, device: Device, runs: int) -> _Queued | None:
+    """What has the device run several of so many at a start; None if it cannot."""
+    if not program.config.descriptors or device.config != program.config:
+        return None
+    for size in range(min(LISTED, runs), 1, -1):
+        room = device.memory_bytes - ProgramList.bytes_of(size, program.config)
+        address = room // pitch(program.config) * pitch(program.config)
+        images = places(program, address, device.kept, 2 * size)
+        if images is not None:
+            return _Queued(program, device, images, address)
+    return None
 
 
 def _stay(program: Program, part: DeviceProgram) -> bool:
@@ -163,3 +193,51 @@ class _Stream:
             done = now
         assert done is not None
         yield done.finish(last=True)
+
+
+class _Queued:
+    """Runs in groups, one start for each: half of the images by turns. The list of a group lies at `address`."""
+
+    def __init__(self, program: Program, device: Device, images: Sequence[Image], address: int) -> None:
+        self.program, self.device = program, device
+        half = len(images) // 2
+        self.halves, self.address = (images[:half], images[half:]), address
+
+    def run(self, runs: Sequence[Mapping[str, np.ndarray]]) -> Iterator[Result]:
+        device = self.device
+        size = len(self.halves[0])
+        waiting = [
+            _Run(
+                self.program,
+                device,
+                inputs,
+                self.halves[number // size % 2][number % size],
+                {} if number else self.program._states,
+            )
+            for number, inputs in enumerate(runs)
+        ]
+        self.halves[0][0].load(device)
+        groups = [waiting[at : at + size] for at in range(0, len(waiting), size)]
+        done: list[_Run] = []
+        _send(groups[0])
+        for number, group in enumerate(groups):
+            listed = ProgramList(
+                [run.image for run in group], self.program.config, self.address, device.memory_bytes
+            )
+            listed.start(device)
+            # The core computes; nothing of what is moved here is in the places of this group.
+            for run in done:
+                yield run.finish(last=False)
+            if number + 1 < len(groups):
+                _send(groups[number + 1])
+            device.wait()
+            for run, record in zip(group, listed.records(device), strict=True):
+                run.execution.count_listed(run.image.program, device, record)
+            done = group
+        for run in done:
+            yield run.finish(last=run is waiting[-1])
+
+
+def _send(group: Sequence[_Run]) -> None:
+    for run in group:
+        run.send()

@@ -22,7 +22,7 @@ from weft.boards.host import BoardDevice
 from weft.boards.polled import PATIENCE
 from weft.hdl.control.stalls import Watch
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.memmap import VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.isa.memmap import VERSION, Counter, Listed, Reg, Status, base_register, counter_register
 from weft.sim.device import Device, DeviceError
 
 
@@ -135,6 +135,50 @@ def test_a_program(device: BoardDevice, model: BoardModel) -> None:
         assert device.counters()[Counter.STORE_PORT] == 0
     model.set(counter_register(Counter.STORE_PORT) + 4, 7)
     assert device.counters()[Counter.STORE_PORT] == 7 << 32
+
+
+def test_a_list() -> None:
+    """It is started as a program is; what it leaves in base registers the host does not take for its own."""
+    config = CONFIG.replace(descriptors=1)
+    model = BoardModel(config)
+    terminal = Terminal(model.feed)
+    with BoardDevice.open(terminal.path, config, timeout=0.1, attempts=25) as device:
+        device.set_base(2, 0x80)
+        for number in range(1, 3):
+            device.start_list(0x40)
+            assert model.get(Reg.LIST) == 0x40
+            model.set(base_register(2), 0x12340000)  # by the last descriptor
+            device.wait()
+            assert (model.runs, model.starts) == (number, number)
+        device.set_base(2, 0x80)
+        assert model.get(base_register(2)) == 0x80
+        device.start(0x40)
+        device.wait()
+        model.set(Reg.LISTED, 3 | 1 << 31)
+        assert device.listed() == Listed(3, at_descriptor=True)
+        model.result = Status.DONE | Status.OPCODE_ERROR
+        for start, words in (
+            (device.start_list, r"^descriptor 3 of the list: what memory holds there is no descriptor$"),
+            (device.start, r"^the program holds a word that is no instruction$"),
+        ):
+            start(0x40)
+            model.set(Reg.LISTED, 3 | 1 << 31)
+            with pytest.raises(DeviceError, match=words):
+                device.wait()
+        for address, words in (
+            (0x20, "no multiple of 64 bytes"),
+            (len(model.memory), "do not lie in a memory"),
+        ):
+            with pytest.raises(DeviceError, match=words):
+                device.start_list(address)
+    terminal.unplug()
+
+
+def test_a_list_where_there_are_none(device: BoardDevice) -> None:
+    with pytest.raises(
+        DeviceError, match=r"^the configuration runs no lists of programs \('descriptors' is 0\)$"
+    ):
+        device.start_list(0)
 
 
 def test_base_registers_that_change_are_written(

@@ -16,8 +16,9 @@ import weft
 from weft.boards.litex_host import LitexDevice
 from weft.boards.polled import PATIENCE
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.memmap import Counter, Reg, Status, counter_register
+from weft.hdl.isa.memmap import Counter, Listed, Reg, Status, counter_register
 from weft.sim.device import Device, DeviceError
+from weft.stream import stream
 
 CONFIG = PRESETS["tiny"]
 
@@ -48,6 +49,25 @@ def test_a_system_is_a_device(model: LitexModel) -> None:
         run(device, 1)
         run(device, 2)
     assert model.starts == 2
+
+
+def test_lists_hold_addresses_of_the_system() -> None:
+    config = CONFIG.replace(descriptors=1)
+    model = LitexModel(config)
+    device = LitexDevice(
+        model, config, control=CONTROL, reset=RESET, held=HELD, memory=MEMORY, memory_bytes=SIZE_BYTES
+    )
+    program = weft.compile(small(1), config=config)
+    rng = np.random.default_rng(1)
+    runs = [
+        {name: rng.normal(size=shape).astype(kind) for name, (kind, shape) in program.inputs.items()}
+        for _ in range(3)
+    ]
+    for inputs, result in zip(runs, stream(program, runs, device), strict=True):
+        for name, array in program.run(inputs).outputs.items():
+            assert np.array_equal(result.outputs[name], array)
+    assert model.starts == 1
+    assert device.listed() == Listed(3)
 
 
 def test_writes_get_lost(model: LitexModel) -> None:

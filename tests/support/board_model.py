@@ -15,7 +15,17 @@ from weft.boards.frames import (
     frame,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, counter_register
+from weft.hdl.isa.memmap import (
+    MAGIC,
+    SIZE,
+    START,
+    START_LIST,
+    VERSION,
+    Counter,
+    Reg,
+    Status,
+    counter_register,
+)
 
 
 def _entry(number: int) -> int:
@@ -115,7 +125,7 @@ class BoardModel:
         for at, byte in enumerate(payload, address):
             if at in WRITABLE:
                 self.registers[at] = byte
-            elif at == Reg.CONTROL and byte & 1 and not self.get(Reg.STATUS) & Status.BUSY:
+            elif at == Reg.CONTROL and byte & (START | START_LIST) and not self.get(Reg.STATUS) & Status.BUSY:
                 self.runs += 1
                 self._left = self.duration
                 self.set(Reg.STATUS, Status.BUSY)

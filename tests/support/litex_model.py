@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.isa.memmap import (
+    MAGIC,
+    SIZE,
+    START_LIST,
+    VERSION,
+    Counter,
+    Reg,
+    Status,
+    base_register,
+    counter_register,
+)
+from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, READ_BYTES, Descriptor, Record, pitch
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 
@@ -72,26 +83,46 @@ class LitexModel:
             if word:
                 self._clear()
         elif address == CONTROL + Reg.CONTROL:
-            self._start()
+            self._start(listed=word == START_LIST)
         else:
             assert CONTROL <= address < CONTROL + SIZE
             self.registers[address - CONTROL] = word
 
-    def _start(self) -> None:
+    def _start(self, *, listed: bool) -> None:
         self.starts += 1
         self.cycles = 0
         self.registers[Reg.STATUS] = int(Status.BUSY)
         if not self.ends:
             return
-        for index in range(BASES):
-            self.golden.set_base(index, (self.registers[base_register(index)] - MEMORY) % (1 << 32))
         try:
-            self.golden.start(self.registers[Reg.PROGRAM] - MEMORY)
-            self.golden.wait()
+            if listed:
+                self._run_list(self.registers[Reg.LIST])
+            else:
+                bases = [self.registers[base_register(index)] for index in range(BASES)]
+                self._run(self.registers[Reg.PROGRAM], bases)
         except DeviceError:
             self.registers[Reg.STATUS] = int(Status.DONE | Status.OPCODE_ERROR)
         else:
             self.registers[Reg.STATUS] = int(Status.DONE)
+
+    def _run(self, program: int, bases: Sequence[int]) -> None:
+        """A program and its base registers, by addresses of the system."""
+        for index, base in enumerate(bases):
+            self.golden.set_base(index, (base - MEMORY) % (1 << 32))
+        self.golden.start(program - MEMORY)
+        self.golden.wait()
+
+    def _run_list(self, address: int) -> None:
+        done = 0
+        while True:
+            at = address - MEMORY + done * pitch(self.config)
+            descriptor = Descriptor.decode(self.golden.read(at, DESCRIPTOR_BYTES))
+            self._run(descriptor.program, descriptor.bases)
+            self.golden.write(at + READ_BYTES, Record(done=True).encode())
+            done += 1
+            self.registers[Reg.LISTED] = done
+            if descriptor.last:
+                return
 
     def read(self, addr: int, length: int) -> list[int]:
         assert 0 < length < 256

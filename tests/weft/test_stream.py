@@ -16,10 +16,12 @@ from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.stream import places, stream
+from weft.sim.rtl.device import RtlDevice
+from weft.stream import LISTED, places, stream
 from weft.training.trainer import Settings, Trainer
 
 CONFIG = PRESETS["tiny"]
+LISTS = CONFIG.replace(probability_bits=0, loops=1, descriptors=1)
 
 
 class Logged(GoldenDevice):
@@ -48,6 +50,12 @@ class Logged(GoldenDevice):
         if self.early:
             self._compute(None)
 
+    def start_list(self, address: int) -> None:
+        self.log.append("list")
+        super().start_list(address)
+        if self.early:
+            self._compute(None)
+
     def wait(self, timeout: int | None = None) -> None:
         self.log.append("wait")
         if not self.early:
@@ -60,18 +68,19 @@ class Logged(GoldenDevice):
 
 
 @functools.cache
-def model(name: str) -> weft.Program:
-    return weft.compile({"digits": digits.model, "small": small}[name](), config=CONFIG)
+def model(name: str, config: weft.Config = CONFIG) -> weft.Program:
+    return weft.compile({"digits": digits.model, "small": small}[name](), config=config)
 
 
 def need(program: weft.Program) -> int:
     return max(part.areas.memory_bytes for part in program.segments if isinstance(part, DeviceProgram))
 
 
+@pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("name", ["digits", "small"])
-def test_results_are_those_of_single_runs(name: str, early: bool) -> None:
-    program = model(name)
+def test_results_are_those_of_single_runs(name: str, early: bool, config: weft.Config) -> None:
+    program = model(name, config)
     draw = np.random.default_rng(1)
     if name == "digits":
         runs = [{"image": image[None]} for image in digits.held_out()[0][:3]]
@@ -83,9 +92,10 @@ def test_results_are_those_of_single_runs(name: str, early: bool) -> None:
         for first, second in zip(wanted[0].outputs.values(), wanted[1].outputs.values(), strict=True)
     )
     for count in (1, 2, len(runs)):
-        device = Logged(2 * need(program), early=early)
+        device = Logged(2 * need(program), early=early, config=config)
         results = list(stream(program, runs[:count], device))
         assert len(results) == count
+        assert ("list" in device.log) == (config is LISTS and count > 1)
         for result, expected in zip(results, wanted, strict=False):
             for output, array in expected.outputs.items():
                 assert np.array_equal(result.outputs[output], array)
@@ -104,6 +114,55 @@ def test_what_is_moved_is_moved_while_the_device_computes() -> None:
     assert device.log == ["load", "load", "write", "start", "write", "wait", "start", "read"]
     list(results)
     assert device.log[8:] == ["write", "wait", "start", "read", "wait", "read"]
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 9])
+def test_the_device_gets_several_runs_at_a_start(count: int) -> None:
+    program = model("small", LISTS)
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(count)]
+    device = Logged(40 * need(program), early=False, config=LISTS)
+    results = list(stream(program, runs, device))
+    size = min(LISTED, count)
+    assert [entry for entry in device.log if entry in ("start", "list", "wait")] == (
+        ["list", "wait"] * -(-count // size)
+    )
+    # What the second group needs is written while the first is computed.
+    before = device.log[: device.log.index("wait")]
+    assert before.count("write") == size + 1 + min(size, count - size)
+    for inputs, result in zip(runs, results, strict=True):
+        for output, array in program.run(inputs).outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+
+
+def test_fewer_at_a_start_where_memory_is_small() -> None:
+    program = model("small", LISTS)
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(8)]
+    wanted = [program.run(inputs).outputs for inputs in runs]
+    starts = set()
+    for memory in range(need(program), 4 * need(program), need(program) // 16):
+        device = Logged(memory, early=False, config=LISTS)
+        for expected, result in zip(wanted, stream(program, runs, device), strict=True):
+            for output, array in expected.items():
+                assert np.array_equal(result.outputs[output], array)
+        starts.add((device.log.count("list"), device.log.count("start")))
+    assert starts >= {(0, 8), (4, 0), (3, 0), (2, 0)}
+
+
+def test_reports_of_runs_in_lists_have_their_cycles() -> None:
+    program = model("small", LISTS)
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(5)]
+    with RtlDevice(LISTS, 8 * need(program), bytes_per_cycle=1.5) as device:
+        results = list(stream(program, runs, device))
+        alone = [program.run(inputs, on=device) for inputs in runs]
+    for inputs, result, single in zip(runs, results, alone, strict=True):
+        for output, array in program.run(inputs).outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+        assert result.report["cycles"] == pytest.approx(single.report["cycles"], rel=0.01)
+        assert result.report["counters"].keys() == {"cycles", "load_memory"}
+        assert result.report["counters"]["load_memory"] == pytest.approx(
+            single.report["counters"]["load_memory"], rel=0.05
+        )
+        assert {layer["cycles"] for layer in result.report["layers"]} == {None}
 
 
 def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
@@ -134,14 +193,15 @@ def test_inputs_among_temporaries_stay_where_they_are() -> None:
             assert np.array_equal(result.outputs[output], array)
 
 
-def test_states_go_on() -> None:
+@pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
+def test_states_go_on(config: weft.Config) -> None:
     ring = Ring(taps=3, channels=4)
-    program = weft.compile(ring.build(), CONFIG)
+    program = weft.compile(ring.build(), config)
     runs = ring.feeds(4)
     name = next(iter(program.inputs))
     wanted = [program.run({name: inputs}) for inputs in runs]
     program.reset()
-    device = Logged(4 * need(program), early=False)
+    device = Logged(40 * need(program), early=False, config=config)
     results = list(stream(program, [{name: inputs} for inputs in runs], device))
     for result, expected in zip(results, wanted, strict=True):
         for output, array in expected.outputs.items():
