@@ -68,6 +68,11 @@ class ListBench(Bench):
             ("beat", dut.write.beat),
         ):
             stable(m, self, port, name)
+        for name, port in (("read", dut.read), ("written", dut.write)):
+            asked = self.own & port.request.valid
+            begins = asked & ~ago(m, asked, 1, f"{name}_before", reset=True)
+            stopped = ago(m, dut.stop & dut.busy, 1, f"{name}_stopped", reset=True)
+            self.claim(f"nothing is {name} that is to end", implies(begins, ~stopped))
         asks = Cat(dut.read.request.valid, dut.write.request.valid, dut.write.beat.valid).any()
         within(m, self, self.own & ~owed & ~asks, _LINGERS, "lingers")
 
