@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft.hdl.isa.config import Config
     from weft.program import Program, Result
     from weft.sim.timing import TimingDevice
+    from weft.variants import Variants
 
 
 @contextlib.contextmanager
@@ -38,10 +39,13 @@ def run_on_board(
     port: str | None,
     baud: int | None,
     progress: Progress,
+    variants: Variants | None = None,
 ) -> list[Result]:
     """Run on the board at a port, as `weft.virtual.board_at` opens it, once for each of `runs`, and tell of the last
     one's layers as `add_model` does. Its report has ``link``: bytes of code and weights that were written for all runs,
     those that were there before, requests that were sent again, and what is wrong with the program in its flash.
+
+    With `variants`, whose first is `program`, each run is of one of those; one ends before the next begins.
 
     Raises
     ------
@@ -54,10 +58,13 @@ def run_on_board(
     with opened(port, program.config, baud, progress) as device:
         progress(f"running on {device.identity.board} at {device.port}")
         results = []
-        for result in stream(program, runs, device):
+        given = stream(program, runs, device) if variants is None else _chosen(variants, runs, device)
+        for result in given:
             results.append(result)
             progress(f"{len(results):,} of {len(runs):,} runs are done")
         device.confirm()
+        if variants is not None:
+            program = variants.programs[results[-1].report["variant"]["ran"]]
         flash = all(device.kept(Image(part).fixed) is not None for part in program.device_programs)
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
         results[-1].report["link"] = link_of(device)
@@ -65,6 +72,12 @@ def run_on_board(
         progress("asking the cycle model for the layers' shares")
         add_model(results[-1].report, program, board, clock, flash=flash)
     return results
+
+
+def _chosen(
+    variants: Variants, runs: Sequence[dict[str, np.ndarray]], device: BoardDevice
+) -> Iterator[Result]:
+    return (variants.run(inputs, on=device, memory=False) for inputs in runs)
 
 
 def add_model(

@@ -119,6 +119,15 @@ def run(
     certified: Annotated[
         bool, typer.Option("--certified", help="Run only what its certificate is of: see `weft verify`.")
     ] = False,
+    variant: Annotated[
+        list[Path],
+        typer.Option(
+            "--variant",
+            help="Folder with the same model, planned for another memory: behind each run is chosen which of them runs "
+            "next, by the counters (rtl, board). May be given several times.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
     waves: Annotated[
         Path | None,
         typer.Option(help="Write waveforms, .fst or .vcd, and files that open them in viewers (rtl)."),
@@ -136,6 +145,7 @@ def run(
     On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs. On timing, nothing is
     computed: a model of the hardware tells how many cycles it takes, and why.
     """
+    _check_variants(on, variant, certified=certified)
     if certified:
         _check_certificate(folder)
     _check_waves(on, waves, waves_from > 0 or waves_cycles is not None)
@@ -143,7 +153,8 @@ def run(
         if against is not None:
             raise FileError("--against and --on timing do not go together: timing computes no outputs")
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
-    program, runs = _read(on, folder, source, port, _written(output, report, waves), against)
+    program, runs = _read(on, folder, source, port, _written(output, report, waves), against, variant)
+    variants = _variants(program, variant)
     if output is not None:
         arrays.check_outputs(program.outputs)
     ends = (program.inputs, program.outputs)
@@ -155,19 +166,26 @@ def run(
         golden = results = [program.run(inputs, on="golden") for inputs in runs]
         if on is Target.RTL:
             progress(reports.RTL_STARTS)
-            timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
+            timing: dict[str, Any] = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
             program.reset()
             traces = [None] * (len(runs) - 1) + [recorded]
+            if variants is not None:  # memory depends on the plan
+                golden, timing = _without_memory(golden), {**timing, "memory": False}
             results = [
-                program.run(inputs, on="rtl", trace=trace, **timing)
+                (variants or program).run(inputs, on="rtl", trace=trace, **timing)
                 for inputs, trace in zip(runs, traces, strict=True)
             ]
         elif on is Target.BOARD:
             # A board's memory is not read back.
-            golden = [dataclasses.replace(result, memory=b"") for result in golden]
+            golden = _without_memory(golden)
             program.reset()
-            results = run_on_board(program, runs, port, baud, progress)
+            results = run_on_board(program, runs, port, baud, progress, variants)
     _keep(results, output, report)
+    if variants is not None:
+        about = results[-1].report["variant"]
+        program = variants.programs[about["ran"]]
+        folders = [folder, *variant]
+        reports.say(f"ran last: {folders[about['ran']]}; next: {folders[about['next']]}: {about['why']}")
     if on is Target.RTL:
         reports.say_plan(program, bandwidth)
     if on is Target.BOARD:
@@ -183,6 +201,29 @@ def run(
         _compare(golden, results)
 
 
+def _variants(program: Any, others: list[Path]) -> Any:
+    """The choice between a program and those in other folders; None if there are none."""
+    if not others:
+        return None
+    from weft.variants import Variants
+
+    return Variants([program, *(load(item)[0] for item in others)])
+
+
+def _without_memory(results: list[Any]) -> list[Any]:
+    return [dataclasses.replace(result, memory=b"") for result in results]
+
+
+def _check_variants(on: Target, variant: list[Path], *, certified: bool) -> None:
+    """Refuse options that do not go with a choice between programs."""
+    if variant and on not in (Target.RTL, Target.BOARD):
+        raise FileError(
+            f"--variant and --on {on} do not go together: the choice is by the counters of runs on rtl or board"
+        )
+    if variant and certified:
+        raise FileError("--variant and --certified do not go together: a certificate is of one program")
+
+
 def _read(
     on: Target,
     folder: Path,
@@ -190,6 +231,7 @@ def _read(
     port: str | None,
     written: dict[str, Path | None],
     against: Path | None = None,
+    variant: list[Path] = [],  # noqa: B006
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The program and the inputs of each run, once the options of `run` go together."""
     if not source:
@@ -197,7 +239,8 @@ def _read(
     if port is not None and on is not Target.BOARD:
         raise FileError(f"--port and --on {on} do not go together: only a board has a port")
     program, read = load(folder)
-    files.apart(written, [*read, *source, against and files.existing(against)])
+    others = [path for item in variant for path in load(item)[1]]
+    files.apart(written, [*read, *others, *source, against and files.existing(against)])
     _check_device(on, program)
     return program, [arrays.read_inputs(item, program.inputs) for item in source]
 
