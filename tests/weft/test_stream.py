@@ -200,12 +200,15 @@ def test_states_go_on(config: weft.Config) -> None:
     runs = ring.feeds(4)
     name = next(iter(program.inputs))
     wanted = [program.run({name: inputs}) for inputs in runs]
+    kept = program.states
     program.reset()
     device = Logged(40 * need(program), early=False, config=config)
     results = list(stream(program, [{name: inputs} for inputs in runs], device))
     for result, expected in zip(results, wanted, strict=True):
         for output, array in expected.outputs.items():
             assert np.array_equal(result.outputs[output], array)
+    assert program.states.keys() == kept.keys() != set()
+    assert all(np.array_equal(program.states[state], array) for state, array in kept.items())
 
 
 @pytest.mark.parametrize("early", [False, True])

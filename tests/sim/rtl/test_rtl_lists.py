@@ -12,10 +12,10 @@ from support.faulty_runs import CONFIG, Filling, outcome, status
 from support.random_lists import ProgramList, set_bases
 from support.random_programs import MEMORY, PROGRAM, Generator
 
-from weft.hdl.isa import End, Load
+from weft.hdl.isa import End, Load, Store
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import DECERR, SLVERR, START, START_LIST, Counter, Listed, Reg, Status
-from weft.hdl.isa.program_lists import MARK, Record, pitch
+from weft.hdl.isa.program_lists import MARK, Record, encode_list, pitch
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -261,6 +261,23 @@ def test_what_is_wrong_in_a_list() -> None:
             assert target.listed() == Listed(3, at_descriptor=True)
         for target in (golden, device):
             assert made.run(target) == made.run(golden)
+
+
+@pytest.mark.parametrize("kind", [GoldenDevice, CompiledDevice, TimingDevice, RtlDevice])
+def test_each_program_begins_without_semaphores(kind: Any) -> None:
+    """What one program gives and does not take, the next one does not find."""
+    device = kind(FAULTY, 1 << 16)
+    device.write(0x1000, Load(run=4, length=4, signal=1).encode() + End().encode())
+    device.write(0x2000, Store(length=4, wait=1).encode() + End().encode())
+    device.write(0x3000, encode_list([(0x1000, [0] * 8), (0x2000, [0] * 8)], FAULTY))
+    if kind is RtlDevice:
+        device.set_watchdog(1)
+    device.start_list(0x3000)
+    with pytest.raises(DeviceError, match=r"deadlock: instruction 0 \(STORE\)|the program hangs"):
+        device.wait()
+    if kind is not TimingDevice:
+        assert device.listed() == Listed(1)
+    device.close()
 
 
 def test_the_watchdog_ends_a_list_whose_descriptor_does_not_come() -> None:
