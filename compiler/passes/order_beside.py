@@ -21,7 +21,7 @@ from weft.compiler.passes.overlap_rows import best
 from weft.compiler.passes.trial import part_of
 from weft.compiler.planner import Planner
 
-_AROUND = 2
+_AROUND = 1
 """Operators before and behind that are looked at: whether results stay on chip depends on the neighbours."""
 _MOST = 12
 """Operators that one passes at most."""
