@@ -127,14 +127,14 @@ class Task:
                 if not lacking(config, place):
                     yield f"preset {name}", Point.of(config, place)
 
-    def seeds(self) -> Iterator[tuple[Config, Place]]:
-        """Configurations that a search begins with: the references, each also without the units that cost most."""
-        units = {"kernel": 0, "probability_bits": 0, "depthwise_taps": 0, "lookup_tables": 0, "multiply": 0}
-        for _, point in self.references():
-            yield point.config, point.place
-            yield point.config.replace(**units), point.place
-            for name in units:
-                yield point.config.replace(**{name: 0}), point.place
+    def seeds(self, without: frozenset[str]) -> Iterator[tuple[Config, Place]]:
+        """Configurations that a search begins with: the references; all of them without the units that no model uses,
+        `without`, which are as quick with less; and without those that cost most, all or one of them."""
+        units = ("kernel", "probability_bits", "depthwise_taps", "lookup_tables", "multiply")
+        known = [point for _, point in self.references()]
+        for names in ((), sorted(without), units, *((name,) for name in units)):
+            for point in known:
+                yield point.config.replace(**dict.fromkeys(names, 0)), point.place
 
     def feasible(self, seed: int) -> None:
         """Raises `SpaceError` if none of `SAMPLES` points of the space, drawn at random, can be a solution."""
@@ -218,7 +218,7 @@ class Search:
             self._before(told)
             for number in list(self.study.abandoned()):
                 self.study.again(number)
-            for config, place in self.task.seeds():
+            for config, place in self.task.seeds(self._unused):
                 self.study.prefer(config, place)
             self._search(trials, end, told)
         except KeyboardInterrupt:

@@ -27,9 +27,9 @@ DEFAULT: dict[str, tuple[int, ...]] = {
     "mantissa_bits": (24,),
     "queue_depth": (1, 2, 4, 8),
     "probability_bits": (0, 7, 8),
-    "row_states": (64, 128, 256),
-    "alignments": (256, 1024, 2048),
-    "table_depth": (256, 1024, 2048),
+    "row_states": (8, 16, 32, 64, 128, 256, 512),
+    "alignments": (64, 128, 256, 1024, 2048),
+    "table_depth": (256, 512, 1024, 2048),
     "lookup_tables": (0, 1, 2, 4),
     "multiply": (0, 1),
     "kernel": (0, 64, 128, 256),
@@ -39,7 +39,8 @@ DEFAULT: dict[str, tuple[int, ...]] = {
     "parity": (0,),
     "descriptors": (0,),
 }
-"""Values by field that are searched if nothing else is said. Mantissas are as wide as results are exact in."""
+"""Values by field that are searched if nothing else is said: those of presets and boards among them, so that a search
+can begin with these and what is near. Mantissas are as wide as results are exact in."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from weft.explore.bounds import Roofline
 from weft.explore.evaluate import kept, relevant, timed, unused
 from weft.explore.explore import Exploration, SpaceError, Task, explore, lacking, no_solution
 from weft.explore.front import dominates, values
-from weft.explore.output import Output, models_of
+from weft.explore.output import Output, models_of, references
 from weft.explore.place import places
 from weft.explore.point import Measured, Point
 from weft.explore.space import Space
@@ -123,6 +123,14 @@ def test_a_search_and_one_that_goes_on(tmp_path: Path) -> None:
     for item in second.measured:
         config = relevant(item.point.config, unused(made.models), sequential=False)
         assert kept(job(made, config, item.point.place, tmp_path / "results")) == item.timing
+
+
+def test_presets_are_beaten_first(tmp_path: Path) -> None:
+    """By what is as quick with less: the same without the units that no model uses."""
+    found = explore(task(tmp_path, space=Space()), tmp_path, trials=len(PRESETS), jobs=1)
+    known = references(found)
+    assert [item.origin for item, _ in known] == [f"preset {name}" for name in PRESETS]
+    assert all(number > 0 for _, number in known)
 
 
 def test_a_space_is_searched_to_its_end(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.boards.registry import BOARDS
 from weft.errors import FileError, InputError
 from weft.explore.space import DEFAULT, FIELDS, FORMAT, Space
 from weft.hdl.isa.config import PRESETS, ConfigError
@@ -48,6 +49,15 @@ def test_presets_have_places() -> None:
     assert places is not None
     assert space.config(space.chosen(places)) == config
     assert space.places(config.replace(queue_depth=64)) is None
+
+
+def test_presets_and_boards_are_in_the_space() -> None:
+    """But for what changes results, mantissas, and for what is of language models, factors of blocks and loops."""
+    for config in (*PRESETS.values(), *(board.config for board in BOARDS.values())):
+        near = config.replace(mantissa_bits=24, int4=min(config.int4, 1), loops=0)
+        places = Space().places(near)
+        assert places is not None, near
+        assert Space().config(Space().chosen(places)) == near
 
 
 def test_a_base_fixes_other_fields(tmp_path: Path) -> None:
