@@ -12,7 +12,7 @@ from weft.compiler.ir.network import Names
 from weft.compiler.substitution.building import Builder, NotThere, on_bytes
 from weft.compiler.substitution.functions import KINDS, function_of, kind_of, weights_of
 from weft.compiler.substitution.matching import Match, matches
-from weft.compiler.substitution.places import Places, channels, placed, touched, whole, without_dead
+from weft.compiler.substitution.places import Places, channels, meet, placed, touched, whole, without_dead
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_proof import holds_for
 from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term, parsed
@@ -116,7 +116,7 @@ class Moves:
             )
             if not holds_for(rule.left, rule.right, match.windows, sizes):
                 return None
-        if view.buffer.name in {item.buffer.name for item in match.views.values()}:
+        if any(item.buffer.name == view.buffer.name and meet(item, view) for item in match.views.values()):
             return None  # of what is replaced nothing is left
         root = [op for op in segment.ops if op.dst.buffer.name == view.buffer.name and _inside(op.dst, view)]
         builder = Builder(

@@ -110,14 +110,14 @@ def without_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[De
             for op in kept
             if op.dst.buffer.kind != "temp"
             or op.dst.buffer.name in kept_names
-            or any(_meet(op.dst, view) for view in read[op.dst.buffer.name])
+            or any(meet(op.dst, view) for view in read[op.dst.buffer.name])
         ]
         if len(alive) == len(kept):
             return tuple(kept)
         kept = alive
 
 
-def _meet(one: View, other: View) -> bool:
+def meet(one: View, other: View) -> bool:
     """Whether two views of a buffer may have bytes in common: not if they are of different channels."""
     if one.buffer.shape != other.buffer.shape:
         return True

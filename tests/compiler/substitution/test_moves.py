@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.substitution_cases import dense_block, drawn, joined_maxima
+from support.substitution_cases import POOLS, Drawn, dense_block, drawn, joined_maxima
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import DeviceSegment, Pool, Rescale
+from weft.compiler.ir.graph import Add, DeviceSegment, Pool, Rescale
 from weft.compiler.substitution.moves import Move, Moves
 from weft.compiler.substitution.rule_file import carried
 from weft.compiler.verify import verify_segment
@@ -115,3 +115,31 @@ def test_a_function_that_falls_does_not_pass_a_maximum() -> None:
         last = Rescale("last", between.dst, pool.dst, 0.5, lookup=table)
         segment = DeviceSegment("s", (*segment.ops[:-1], between, last))
         assert any(move.rule == rule for move in moves.of(segment, last)) == wanted
+
+
+@pytest.mark.parametrize("h", [8, 9, 60, 61])
+@pytest.mark.parametrize(("first", "then"), [(2, 0), (1, 4), (3, 1)])
+def test_windows_become_one_where_they_can(h: int, first: int, then: int) -> None:
+    """Not if the first one leaves out elements, and of an odd number of rows not where the second one has padding in
+    place of the last."""
+    made = Drawn(1)
+    made.values = [made.view((1, h, h, 2), "input")]
+    made.pool(made.pool(made.values[0], POOLS[first]), POOLS[then])
+    segment = made.segment()
+    moves = Moves(carried(), BITS).of(segment, segment.ops[-1])
+    found = [move for move in moves if move.rule == "max[b](max[a](x)) = max[a*b](x)"]
+    assert bool(found) == {2: True, 1: h % 2 == 0, 3: False}[first]
+    for move in found:
+        check(segment, move, 5)
+
+
+@pytest.mark.parametrize("scale", [0.5, -0.5])
+def test_operands_are_exchanged_unless_one_is_taken_from_the_other(scale: float) -> None:
+    made = Drawn(2)
+    one = made.rescale(made.values[0])
+    made.put(Add("sum", made.values[0], one, made.view(one.shape), 0.7, scale, 3, -4))
+    segment = made.segment()
+    found = [move for move in Moves(carried(), BITS).of(segment, segment.ops[-1]) if "~" in move.rule]
+    assert bool(found) == (scale > 0)
+    for move in found:
+        check(segment, move, 3)
