@@ -25,7 +25,7 @@ from weft.compiler.substitution.places import touched
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.verify import verify_segment
 
-_DEPTH, _WIDTH, _REPEATS = 3, 4, 16
+_DEPTH, _WIDTH, _REPEATS = 3, 3, 16
 """Uses of rules in a chain, chains that are followed after each, and uses of a rule at once on what it made."""
 _AROUND = 2
 """Operators before and behind those that change that are looked at, too."""
@@ -33,6 +33,8 @@ _SHARED = 12
 """Operators of both segments that write or read a buffer: those of one with more are not all looked at."""
 _MOST = 30
 """Operators of a part, at most: what reaches further is not tried."""
+_SLOWER = 1.05
+"""Share of the cycles of a part up to which a chain is followed."""
 _GAIN = 0.995
 """Share of the cycles of a part at which a chain of uses stays."""
 
@@ -135,7 +137,8 @@ class Search:
                     if costs is None:
                         continue
                     before, behind = costs
-                    ranked.append((behind - before, move.segment, told))
+                    if behind <= _SLOWER * before:
+                        ranked.append((behind - before, move.segment, told))
                     if behind < _GAIN * before and (best is None or behind - before < best[0]):
                         best = behind - before, move.segment, told, before, behind
             ranked.sort(key=lambda item: item[0])
@@ -146,10 +149,17 @@ class Search:
         return made, Used(told, op.name, before, behind)
 
     def _near(self, segment: DeviceSegment, start: DeviceSegment, op: DeviceOp) -> Iterator[Move]:
-        """Uses for an operator, and for those that uses before made of it; a rule that has more to do on what it makes,
-        such as a concatenation of many parts, does that, too."""
+        """Uses for an operator, for those that uses before made of it, and for those that read what these make; a rule
+        that has more to do on what it makes, such as a concatenation of many parts, does that, too."""
         old = set(map(id, segment.ops))
-        roots = [item for item in start.ops if item.name == op.name or id(item) not in old]
+        made = {item.dst.buffer.name for item in start.ops if id(item) not in old}
+        roots = [
+            item
+            for item in start.ops
+            if item.name == op.name
+            or id(item) not in old
+            or any(view.buffer.name in made for view in item.sources)
+        ]
         for root in roots:
             for move in self._moves.of(start, root):
                 yield move
