@@ -95,7 +95,8 @@ def compile_model(
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     options["states"] = states_of(state)
     options["memory"] = memory_of(memory_given(memory), config)
-    options |= {"substitute": substitute, "rules": rules}
+    if substitute is not None or rules is not None:
+        options |= {"substitute": substitute, "rules": rules}
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)

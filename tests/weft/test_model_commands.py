@@ -169,8 +169,8 @@ def test_compile_writes_what_every_pass_made() -> None:
     assert sorted(found) == sorted(
         f"device1-{step:02}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
     )
-    assert "ConvPlan(" in found["device1-14-choose_plans.txt"]
-    assert "ConvPlan(" not in found["device1-12-keep_resident.txt"]
+    assert "ConvPlan(" in found["device1-15-choose_plans.txt"]
+    assert "ConvPlan(" not in found["device1-13-keep_resident.txt"]
     assert all(text.startswith("device device1:\n") for text in found.values())
 
 
