@@ -21,8 +21,8 @@ from zoo import quantised
 import weft
 
 CASES = (
-    "squeezenet:default:16", "squeezenet:default:4", "inception_v1:default:16", "inception_v2:default:16",
-    "densenet121:default:16", "shufflenet_v2:default:16", "resnet50:default:16",
+    "squeezenet:default:16", "squeezenet:default:4", "squeezenet:small:2", "squeezenet:large:16", "vit_layer:default:2",
+    "inception_v1:default:16",
 )  # fmt: skip
 HEADER = (
     "| network | configuration, bytes a cycle | without | with | fewer | uses | seconds | outputs |\n"
