@@ -22,7 +22,6 @@ import weft
 
 CASES = (
     "squeezenet:default:16", "squeezenet:default:4", "squeezenet:small:2", "squeezenet:large:16", "vit_layer:default:2",
-    "inception_v1:default:16",
 )  # fmt: skip
 HEADER = (
     "| network | configuration, bytes a cycle | without | with | fewer | uses | seconds | outputs |\n"
