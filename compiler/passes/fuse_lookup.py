@@ -22,6 +22,16 @@ def composed(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray 
     return second[first.astype(np.int64) + 128]
 
 
+def rising(lookup: np.ndarray) -> bool:
+    """Whether a table never falls, so that the maximum of what it gives is what it gives for the maximum."""
+    return bool((lookup[1:] >= lookup[:-1]).all())
+
+
+def table_of(op: Rescale, bits: int) -> np.ndarray:
+    """What a requantisation makes of all bytes, int8 (256,), with mantissas of so many `bits`."""
+    return operator_of(op).evaluate(_on_bytes(op), (BYTES.reshape(1, 1, 1, -1),), bits).reshape(-1)
+
+
 def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     """Requantisations, and functions of single values, become a look-up table of the operators before them, where that
     takes no longer.
@@ -58,10 +68,8 @@ def _joined(before: DeviceOp, op: Rescale, planner: Planner, *, alone: bool) -> 
         low, high = max(before.low, op.low), min(before.high, op.high)
         if low <= high:  # nothing but a clamp
             return before.replace(name=name, dst=dst, low=low, high=high)
-    table = operator_of(op).evaluate(
-        _on_bytes(op), (BYTES.reshape(1, 1, 1, -1),), planner.config.mantissa_bits
-    )
-    fused = before.replace(name=name, dst=dst, lookup=composed(before.lookup, table.reshape(-1)))
+    table = table_of(op, planner.config.mantissa_bits)
+    fused = before.replace(name=name, dst=dst, lookup=composed(before.lookup, table))
     if not alone:
         return fused if planner.plan(fused) is not None else None
     return fused if fused_or_apart(fused, before, op, planner, traffic=False) == (fused,) else None

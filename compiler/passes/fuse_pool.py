@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-import numpy as np
-
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, View, readers
-from weft.compiler.passes.fuse_lookup import composed
+from weft.compiler.passes.fuse_lookup import composed, rising
 from weft.compiler.passes.fusion import fused_or_apart
 from weft.compiler.planner import Planner
 
@@ -46,11 +44,6 @@ def _joined(conv: Conv, pool: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     return fused_or_apart(fused, alone, behind, planner, traffic=False)
 
 
-def _rises(lookup: np.ndarray) -> bool:
-    """Whether the maximum of what a table gives is what it gives for the maximum."""
-    return bool((lookup[1:] >= lookup[:-1]).all())
-
-
 def _fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
     if conv.pool is not None or conv.epilogue is not None:
         return False
@@ -58,7 +51,7 @@ def _fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
         return False
     if max(conv.low, pool.low) > min(conv.high, pool.high):
         return False
-    if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not _rises(conv.lookup)):
+    if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not rising(conv.lookup)):
         return False
     name = conv.dst.buffer.name
     whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)

@@ -12,6 +12,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Region, View, Window
+from weft.compiler.ir.views import overlapping
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import Cost, operator_of
@@ -294,10 +295,3 @@ def depend(ops: Sequence[DeviceOp], at: int) -> bool:
 def apart(ops: Sequence[DeviceOp]) -> bool:
     """Whether no two of the operators write the same bytes."""
     return all(not overlapping(one.dst, other.dst) for one, other in combinations(ops, 2))
-
-
-def overlapping(one: View, other: View) -> bool:
-    """Whether two views may have bytes in common: they are of one buffer, and have no channels of their own."""
-    if one.buffer.name != other.buffer.name or one.buffer.shape != other.buffer.shape:
-        return one.buffer.name == other.buffer.name
-    return one.c < other.c + other.shape[3] and other.c < one.c + one.shape[3]

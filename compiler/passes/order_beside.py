@@ -13,9 +13,10 @@ from itertools import islice
 from math import prod
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.views import overlapping
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.passes.choose_plans import choose_plans
-from weft.compiler.passes.groups import Groups, halves, linked, overlapping, partner, vector_cycles
+from weft.compiler.passes.groups import Groups, halves, linked, partner, vector_cycles
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
 from weft.compiler.passes.overlap_rows import best
 from weft.compiler.passes.trial import part_of

@@ -20,12 +20,12 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.passes.fuse_lookup import BYTES
-from weft.compiler.substitution.functions import Function, Weights, behind
+from weft.compiler.ir.views import channels, whole
+from weft.compiler.passes.fuse_lookup import table_of
+from weft.compiler.substitution.functions import Function, Weights
 from weft.compiler.substitution.matching import Match
 from weft.compiler.substitution.meaning import HALF, NoMeaning, composed
-from weft.compiler.substitution.places import channels, whole
-from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term
+from weft.compiler.substitution.term import IMAGES, Term, is_weights
 from weft.compiler.verify import verify_op
 from weft.hdl.errors import WeftError
 
@@ -81,15 +81,6 @@ class Builder:
             return self._copied(self.match.views[term.operator], dst)
         if term.operator == "cat":
             return self._cat(term, dst)
-        if term.operator in ("first", "second"):
-            around = self.built(term.operands[0])
-            size = self._left(term.operands[0])
-            part = (
-                channels(around, 0, size)
-                if term.operator == "first"
-                else channels(around, size, around.shape[3] - size)
-            )
-            return self._copied(part, dst)
         return self._operator(term, dst)
 
     def _copied(self, view: View, dst: View | None) -> View:
@@ -127,7 +118,7 @@ class Builder:
 
     def _operator(self, term: Term, dst: View | None) -> View:
         shape = self._shape(term)
-        images = [self.built(item) for item in term.operands if not self._is_weights(item)]
+        images = [self.built(item) for item in term.operands if not is_weights(item)]
         made = dst or whole(Buffer(self._name(f"{self._title}/{term.operator}"), shape))
         if made.shape != shape:
             raise NotThere
@@ -135,7 +126,7 @@ class Builder:
         if term.operator == "max":
             self._add(Pool(name, images[0], made, "max", self._window(term)))
             return made
-        function = self._function(term.function, term.operator)
+        function = self._function(term.function)
         told: dict[str, Any] = {**dict(function.values), "lookup": function.lookup}
         if term.operator in ("conv", "depth"):
             weights = self._weights(term.operands[1])
@@ -158,9 +149,6 @@ class Builder:
             raise NotThere from error
         self.ops.append(op)
 
-    def _is_weights(self, term: Term) -> bool:
-        return next(part.operator for part in term.parts if not part.operands) in WEIGHTS
-
     def _window(self, term: Term) -> Window:
         known = {**self.match.windows, "1": ONE, "s": HALF}
         parts = [known[name] for name in term.window.split("*")]
@@ -172,22 +160,21 @@ class Builder:
             raise NotThere from error
         return found
 
-    def _function(self, name: str, operator: str) -> Function:
+    def _function(self, name: str) -> Function:
         """A function, or several as one, where the device has that."""
         if name.startswith("~"):
-            function = self._function(name[1:], operator)
+            function = self._function(name[1:])
             if dict(function.values)["b_scale"] < 0:
                 raise NotThere  # the device takes only the second operand from the first
             return function.swapped
         if "|" in name:
-            one, other = (self._function(part, operator) for part in name.split("|"))
+            one, other = (self._function(part) for part in name.split("|"))
             if one != other:
                 raise NotThere
             return one
         if "." in name:
             then, first = name.split(".")
-            return behind(self._function(first, operator), then=self.match.functions[then],
-                          table=self._evaluate(self.match.functions[then]))  # fmt: skip
+            return self._function(first).then(self._evaluate(self._function(then)))
         if name not in self.match.functions:
             raise NotThere
         return self.match.functions[name]
@@ -204,16 +191,6 @@ class Builder:
             raise NotThere
         return one.behind(other)
 
-    def _left(self, term: Term) -> int:
-        """The channels of the first of two halves."""
-        if term.operator == "cat":
-            return self._shape(term.operands[0])[3]
-        if term.operator in ("conv", "depth") and term.operands[1].operator == "outs":
-            return len(self._weights(term.operands[1].operands[0]).weight)
-        if term.operator in ("func", "max", "depth", "add", "mul"):
-            return self._left(term.operands[0])
-        raise NotThere
-
     def _shape(self, term: Term) -> tuple[int, int, int, int]:
         if term.operator in IMAGES:
             if term.operator not in self.match.views:
@@ -222,9 +199,6 @@ class Builder:
         n, h, w, c = self._shape(term.operands[0])
         if term.operator == "cat":
             return n, h, w, c + self._shape(term.operands[1])[3]
-        if term.operator in ("first", "second"):
-            left = self._left(term.operands[0])
-            return n, h, w, left if term.operator == "first" else c - left
         if term.window:
             h, w = self._window(term).output(h, w)
         if term.operator == "conv":
@@ -236,11 +210,8 @@ class Builder:
 
 def on_bytes(function: Function, bits: int) -> np.ndarray:
     """What a requantisation makes of all bytes: int8 (256,)."""
-    from weft.compiler.operators.record import operator_of
-
-    view = whole(Buffer("bytes", (1, 1, 1, BYTES.size)))
+    view = whole(Buffer("bytes", (1, 1, 1, 1)))
     values: dict[str, Any] = dict(function.values)
     if set(values) != {"scale", "x_zero", "y_zero", "low", "high"}:
         raise NotThere
-    op = Rescale("bytes", view, view, lookup=function.lookup, **values)
-    return operator_of(op).evaluate(op, (BYTES.reshape(1, 1, 1, -1),), bits).reshape(-1)
+    return table_of(Rescale("bytes", view, view, lookup=function.lookup, **values), bits)

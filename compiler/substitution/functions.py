@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pool, Rescale, Window
-from weft.compiler.passes.fuse_lookup import composed
+from weft.compiler.passes.fuse_lookup import composed, rising
 
 KINDS = ("conv", "depth", "func", "add", "mul", "max")
 """Operators of rules that are operators of the device."""
@@ -29,7 +29,13 @@ class Function:
         """Whether it never falls."""
         known = dict(self.values)
         table = self.lookup
-        return known.get("scale", 1.0) >= 0 and (table is None or bool((table[1:] >= table[:-1]).all()))
+        return known.get("scale", 1.0) >= 0 and (table is None or rising(table))
+
+    def then(self, table: np.ndarray) -> Function:
+        """It, and then the bytes (256,) that another one makes of all bytes."""
+        both = composed(self.lookup, table)
+        assert both is not None
+        return Function(self.values, both.astype(np.int8).tobytes())
 
     @property
     def swapped(self) -> Function:
@@ -47,7 +53,6 @@ class Weights:
     weight: np.ndarray
     bias: np.ndarray
     scale: np.ndarray
-    name: str
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Weights) and self.weight is other.weight and self.scale is other.scale
@@ -61,17 +66,12 @@ class Weights:
             np.concatenate([one, two])
             for one, two in ((self.weight, other.weight), (self.bias, other.bias), (self.scale, other.scale))
         )
-        return Weights(weight, bias, scale, f"{self.name}|{other.name}")
+        return Weights(weight, bias, scale)
 
     def part(self, first: int, count: int) -> Weights:
         """Some of the outputs."""
         chosen = slice(first, first + count)
-        return Weights(
-            self.weight[chosen],
-            self.bias[chosen],
-            self.scale[chosen],
-            f"{self.name}[{first}:{first + count}]",
-        )
+        return Weights(self.weight[chosen], self.bias[chosen], self.scale[chosen])
 
 
 _TOLD = {
@@ -109,19 +109,12 @@ def function_of(op: DeviceOp) -> Function:
 
 def weights_of(op: Conv) -> Weights:
     """The weights of a convolution."""
-    return Weights(op.weight, op.bias, op.scale, op.name)
+    return Weights(op.weight, op.bias, op.scale)
 
 
 def rises(function: Function, weights: Weights | None) -> bool:
     """Whether what an operator makes of sums never falls."""
     return function.rises and (weights is None or bool((weights.scale >= 0).all()))
-
-
-def behind(first: Function, then: Function, table: np.ndarray) -> Function:
-    """A function, and then another one, whose `table` has what it makes of each byte."""
-    both = composed(first.lookup, table)
-    assert both is not None
-    return Function(first.values, both.astype(np.int8).tobytes())
 
 
 def window_of(op: DeviceOp) -> Window | None:

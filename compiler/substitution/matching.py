@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from weft.compiler.ir.graph import ONE, Conv, DeviceOp, View, Window
+from weft.compiler.ir.views import channels
 from weft.compiler.substitution.functions import (
     Function,
     Weights,
@@ -16,22 +18,21 @@ from weft.compiler.substitution.functions import (
     window_of,
 )
 from weft.compiler.substitution.meaning import HALF
-from weft.compiler.substitution.places import Places, channels, whole
-from weft.compiler.substitution.term import IMAGES, Term
+from weft.compiler.substitution.places import Places
+from weft.compiler.substitution.term import IMAGES, POINT_CHANNELS, POINTS, Term
 
 _FIXED = {"1": ONE, "s": HALF}
 
 
 @dataclass(frozen=True)
 class Match:
-    """What the names of a rule stand for, and the operators that its side consists of."""
+    """What the names of a rule stand for, and which of its functions never fall."""
 
     views: dict[str, View] = field(default_factory=dict)
     weights: dict[str, Weights] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
     windows: dict[str, Window] = field(default_factory=dict)
     steady: dict[str, bool] = field(default_factory=dict)
-    ops: tuple[DeviceOp, ...] = ()
 
     def with_view(self, name: str, view: View) -> Match | None:
         """The same with one more view; None if the name stands for another one."""
@@ -46,48 +47,31 @@ class Match:
         if found is None:
             return None
         steady = steady and self.steady.get(name, True)
-        return Match(
-            found.views,
-            found.weights,
-            found.functions,
-            found.windows,
-            {**self.steady, name: steady},
-            self.ops,
-        )
+        return dataclasses.replace(found, steady={**self.steady, name: steady})
 
     def with_window(self, name: str, window: Window) -> Match | None:
         if name in _FIXED:
             return self if window == _FIXED[name] else None
         return self._with("windows", name, window)
 
-    def with_op(self, op: DeviceOp) -> Match:
-        return Match(self.views, self.weights, self.functions, self.windows, self.steady, (*self.ops, op))
-
     def _with(self, what: str, name: str, value: object) -> Match | None:
         known = getattr(self, what)
         if name in known:
             return self if known[name] == value else None
-        fields = {
-            item: getattr(self, item)
-            for item in ("views", "weights", "functions", "windows", "steady", "ops")
-        }
-        return Match(**{**fields, what: {**known, name: value}})
+        return dataclasses.replace(self, **{what: {**known, name: value}})
 
 
 def matches(pattern: Term, view: View, places: Places, match: Match | None = None) -> Iterator[Match]:
     """All that a side of a rule can stand for if its value is a view."""
     match = match or Match()
+    view = places.resolved(view)  # what is copied first is read where it was
     if pattern.operator in IMAGES:
-        # What is copied first is read where it was.
-        found = match.with_view(pattern.operator, places.resolved(view))
+        found = match.with_view(pattern.operator, view)
         if found is not None:
             yield found
         return
-    view = places.resolved(view)
     if pattern.operator == "cat":
         yield from _cat(pattern, view, places, match)
-    elif pattern.operator in ("first", "second"):
-        yield from _half(pattern, view, places, match)
     elif (op := places.writer(view)) is not None and kind_of(op) == pattern.operator:
         yield from _operator(pattern, op, places, match)
 
@@ -97,24 +81,12 @@ def _cat(pattern: Term, view: View, places: Places, match: Match) -> Iterator[Ma
     for count in range(1, len(parts)):
         size = sum(part.shape[3] for part in parts[:count])
         one, other = channels(view, 0, size), channels(view, size, view.shape[3] - size)
-        made = [op for part in (parts[0], parts[-1]) if (op := places.writer(part)) is not None]
         for first in matches(pattern.operands[0], one, places, match):
-            for second in matches(pattern.operands[1], other, places, first):
-                yield second.with_op(made[-1])
-
-
-def _half(pattern: Term, view: View, places: Places, match: Match) -> Iterator[Match]:
-    """A part of a buffer, at its begin or at its end."""
-    buffer = view.buffer
-    around, size = whole(buffer), view.shape[3]
-    if size == buffer.shape[3] or view.shape[:3] != buffer.shape[:3] or view.step != (1, 1):
-        return
-    if view.c == (0 if pattern.operator == "first" else buffer.shape[3] - size) and places.plain(buffer.name):
-        yield from matches(pattern.operands[0], around, places, match)
+            yield from matches(pattern.operands[1], other, places, first)
 
 
 def _operator(pattern: Term, op: DeviceOp, places: Places, match: Match) -> Iterator[Match]:
-    found: Match | None = match.with_op(op)
+    found: Match | None = match
     weights = weights_of(op) if isinstance(op, Conv) else None
     window = window_of(op)
     if pattern.window and (window is None or "*" in pattern.window):
@@ -164,7 +136,7 @@ def _function(name: str, op: DeviceOp, weights: Weights | None, match: Match) ->
 def _weights(pattern: Term, weights: Weights, op: DeviceOp, match: Match) -> Iterator[Match]:
     term = pattern.operands[-1]
     if not term.operands:
-        small = term.operator in ("w", "v", "d", "c")
+        small = term.operator in POINTS + POINT_CHANNELS
         found = match.with_weights(term.operator, weights)
         if found is not None and (not small or weights.weight.shape[1:3] == (1, 1)):
             yield found

@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Rescale, View
 from weft.compiler.ir.network import Names
+from weft.compiler.ir.views import channels, overlapping, whole
 from weft.compiler.substitution.building import Builder, NotThere, on_bytes
 from weft.compiler.substitution.functions import KINDS, function_of, kind_of, weights_of
 from weft.compiler.substitution.matching import Match, matches
-from weft.compiler.substitution.places import Places, channels, meet, placed, touched, whole, without_dead
+from weft.compiler.substitution.places import Places, placed, touched, without_dead
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_proof import holds_for
 from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term, parsed
 
-_KNOWN = {*KINDS, "cat", "first", "second", "outs"}
+_KNOWN = {*KINDS, "cat", "outs"}
 _LARGEST = 3
 """Operators of a side: larger ones are reached by several uses."""
 _TAKES_PLACE = Rule(parsed("first(cat(x, y))"), parsed("x"))
@@ -35,7 +36,8 @@ def usable(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
     """The rules that say something of operators of the device, in both directions, by the operator that they replace.
 
     Left out are sides that the device has no operators for, those that need what the other side does not name, and
-    those that only say where values lie, or compute them to leave some out: of these `Moves` knows what is of use.
+    those that only say where values lie, or compute them to leave some out: what is of use of these `Moves` does by
+    itself.
     """
     found: dict[str, list[Rule]] = {}
     for rule in rules:
@@ -43,7 +45,7 @@ def usable(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
             continue
         for one in (rule, rule.turned):
             told = {part.operator for part in one.right.parts}
-            if one.left.operator not in (*KINDS, "cat") or not told & {*KINDS} or told & {"first", "second"}:
+            if one.left.operator not in (*KINDS, "cat") or not told & {*KINDS}:
                 continue
             if _names(one.right) <= _names(one.left) and max(one.left.size, one.right.size) <= _LARGEST:
                 found.setdefault(one.left.operator, []).append(one)
@@ -99,13 +101,11 @@ class Moves:
                 continue
             for rule in self._rules.get(operator, ()):
                 for match in matches(rule.left, view, places):
-                    made = self._replaced(segment, places, rule, match, view)
+                    made = self._replaced(segment, rule, match, view)
                     if made is not None:
                         yield Move(rule.text, made)
 
-    def _replaced(
-        self, segment: DeviceSegment, places: Places, rule: Rule, match: Match, view: View
-    ) -> DeviceSegment | None:
+    def _replaced(self, segment: DeviceSegment, rule: Rule, match: Match, view: View) -> DeviceSegment | None:
         """The segment with the other side of a rule in place of what makes a view; None if that cannot be."""
         if not all(match.steady.get(name, True) for name in rule.rising):
             return None
@@ -116,7 +116,7 @@ class Moves:
             )
             if not holds_for(rule.left, rule.right, match.windows, sizes):
                 return None
-        if any(item.buffer.name == view.buffer.name and meet(item, view) for item in match.views.values()):
+        if any(overlapping(item, view) for item in match.views.values()):
             return None  # of what is replaced nothing is left
         root = [op for op in segment.ops if op.dst.buffer.name == view.buffer.name and _inside(op.dst, view)]
         builder = Builder(
@@ -126,7 +126,9 @@ class Moves:
             builder.built(rule.right, dst=view)
         except NotThere:
             return None
-        return rebuilt(segment, [op for op in segment.ops if op not in root], builder.ops)
+        # What is new comes as early as may be, so never behind what was there, whose readers come later.
+        ops = placed([op for op in segment.ops if op not in root], builder.ops)
+        return dataclasses.replace(segment, ops=without_dead(ops, segment.states))
 
 
 def _inside(dst: View, view: View) -> bool:
@@ -138,28 +140,6 @@ def _namer(segment: DeviceSegment) -> Callable[[str], str]:
     for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
         names.unique(taken)
     return names.unique
-
-
-def rebuilt(
-    segment: DeviceSegment, kept: Sequence[DeviceOp], added: Sequence[DeviceOp]
-) -> DeviceSegment | None:
-    """The segment of other operators, those that are new as early as may be; None if an operator comes before what it
-    reads."""
-    ops = without_dead(placed(kept, added), segment.states)
-    last: dict[str, int] = {}
-    for index, op in enumerate(ops):
-        last[op.dst.buffer.name] = index
-    new = set(map(id, added))
-    for index, op in enumerate(ops):
-        for view in op.sources:
-            writers = [
-                at
-                for at, item in enumerate(ops)
-                if item.dst.buffer.name == view.buffer.name and id(item) in new
-            ]
-            if any(at > index for at in writers):
-                return None
-    return dataclasses.replace(segment, ops=ops)
 
 
 def _taking_place(segment: DeviceSegment, places: Places, op: DeviceOp) -> Iterator[Move]:
@@ -184,20 +164,9 @@ def _taking_place(segment: DeviceSegment, places: Places, op: DeviceOp) -> Itera
         return dataclasses.replace(view, buffer=dst.buffer, c=view.c + dst.c)
 
     ops = [item.on(moved) for item in segment.ops if item is not op]
-    if any(
-        item.dst.buffer.name in {view.buffer.name for view in item.sources} and _meet(item) for item in ops
-    ):
-        return
+    if any(overlapping(view, item.dst) for item in ops for view in item.sources):
+        return  # it would read what it writes
     yield Move(_TAKES_PLACE.turned.text, dataclasses.replace(segment, ops=tuple(ops)))
-
-
-def _meet(op: DeviceOp) -> bool:
-    """Whether an operator reads channels that it writes."""
-    first, last = op.dst.c, op.dst.c + op.dst.shape[3]
-    return any(
-        view.buffer.name == op.dst.buffer.name and view.c < last and first < view.c + view.shape[3]
-        for view in op.sources
-    )
 
 
 def _siblings(segment: DeviceSegment, places: Places, op: DeviceOp) -> Iterator[Move]:

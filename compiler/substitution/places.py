@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.views import overlapping
 
 
 class Places:
@@ -82,16 +82,6 @@ class Places:
         return inside if sum(item.shape[3] for item in inside) == view.shape[3] else []
 
 
-def channels(view: View, first: int, count: int) -> View:
-    """Some channels of a view."""
-    return dataclasses.replace(view, c=view.c + first, shape=(*view.shape[:3], count))
-
-
-def whole(buffer: Buffer) -> View:
-    """All of a buffer."""
-    return View(buffer, buffer.shape)
-
-
 def touched(ops: Iterable[DeviceOp]) -> set[str]:
     """The names of the buffers that operators read or write."""
     return {view.buffer.name for op in ops for view in (*op.sources, op.dst)}
@@ -110,18 +100,11 @@ def without_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[De
             for op in kept
             if op.dst.buffer.kind != "temp"
             or op.dst.buffer.name in kept_names
-            or any(meet(op.dst, view) for view in read[op.dst.buffer.name])
+            or any(overlapping(op.dst, view) for view in read[op.dst.buffer.name])
         ]
         if len(alive) == len(kept):
             return tuple(kept)
         kept = alive
-
-
-def meet(one: View, other: View) -> bool:
-    """Whether two views of a buffer may have bytes in common: not if they are of different channels."""
-    if one.buffer.shape != other.buffer.shape:
-        return True
-    return one.c < other.c + other.shape[3] and other.c < one.c + one.shape[3]
 
 
 def placed(ops: Sequence[DeviceOp], added: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:

@@ -13,13 +13,12 @@ from weft.compiler.substitution.term import (
     KERNELS,
     POINT_CHANNELS,
     POINTS,
-    WEIGHTS,
     Term,
+    is_weights,
 )
 
 _FUNCTIONS, _WINDOWS = ("f", "g", "h"), ("a", "b")
 _FAMILIES = (IMAGES, POINTS, KERNELS, POINT_CHANNELS, KERNEL_CHANNELS)
-_WEIGHTS_OPERATORS = ("outs", "ins", "plus", "diag", "grow", "dense", "spun")
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def general(left: Term, right: Term) -> Iterator[tuple[Term, Term]]:
 
 def _family(part: Term) -> tuple[str, ...]:
     """The names that a variable in place of a term may have."""
-    if part.operator not in _WEIGHTS_OPERATORS:
+    if not is_weights(part):
         return IMAGES
     inner = next(item.operator for item in part.parts if not item.operands)
     family = next(names for names in _FAMILIES if inner in names)
@@ -145,7 +144,7 @@ def renamed(left: Term, right: Term) -> tuple[Term, Term]:
                     names[part.operator] = next(free)
     functions = _numbered(_functions(left, right), _FUNCTIONS, ("e",))
     windows = _numbered(window_names(left, right), _WINDOWS, ("s", "1"))
-    if any(name in WEIGHTS and name in (*KERNELS, *KERNEL_CHANNELS) for name in names):
+    if not {*KERNELS, *KERNEL_CHANNELS}.isdisjoint(names):
         windows = {name: name for name in windows}  # the kernels of weights are window `a`
 
     def anew(term: Term) -> Term:
@@ -204,7 +203,7 @@ def _instance(pattern: Term, found: Binding) -> Term:
 
 def _bound(pattern: Term, term: Term, found: Binding) -> bool:
     if not pattern.operands:
-        if _sort(pattern) != _sort(term):
+        if _family(pattern) != _family(term):
             return False
         return found.setdefault(pattern.operator, term) == term
     if pattern.operator != term.operator or not _named(pattern.function, term.function, "f", found):
@@ -223,10 +222,3 @@ def _named(pattern: str, name: str, kind: str, found: Binding) -> bool:
             for one, other in zip(pattern, name, strict=True)
         )
     return found.setdefault(kind + pattern, name) == name
-
-
-def _sort(term: Term) -> str:
-    """Whether a term is an image, or which weights."""
-    if term.operator in WEIGHTS:
-        return next(names[0] for names in _FAMILIES if term.operator in names)
-    return _family(term)[0] if term.operator in _WEIGHTS_OPERATORS else "x"

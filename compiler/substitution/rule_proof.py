@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.ir.graph import ONE, Window
 from weft.compiler.substitution.domains import Forms
 from weft.compiler.substitution.meaning import HALF, Domain, NoMeaning, Setting, meaning
-from weft.compiler.substitution.term import IMAGES, KERNELS, POINTS, WEIGHTS, Term
+from weft.compiler.substitution.term import IMAGES, KERNEL_CHANNELS, KERNELS, POINT_CHANNELS, POINTS, Term
 
 WINDOWS = (
     Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
@@ -27,10 +27,9 @@ SIZES = ((6, 6, 2), (8, 6, 2), (6, 8, 2))
 
 @dataclass(frozen=True)
 class Scene:
-    """Sizes for which a rule is proven: of images, outputs of weights, and the windows by their names."""
+    """Sizes of images for which a rule is proven, and the windows by their names."""
 
     shape: tuple[int, int, int]
-    outputs: int
     windows: tuple[tuple[str, Window], ...]
 
     @property
@@ -44,7 +43,7 @@ def scenes(windows: Sequence[str], *, square: bool) -> Iterator[Scene]:
     known = WINDOWS if len(windows) < 2 else WINDOWS[:3]
     for number, chosen in enumerate(product(known, repeat=len(windows))):
         shape = sizes[number % len(sizes)]
-        yield Scene(shape, 2, tuple(zip(windows, chosen, strict=True)))
+        yield Scene(shape, tuple(zip(windows, chosen, strict=True)))
 
 
 def values_of(names: Sequence[str], scene: Scene, make: Forms) -> dict[str, np.ndarray]:
@@ -59,7 +58,7 @@ def shape_of(name: str, scene: Scene) -> tuple[int, ...]:
         return scene.shape
     if name in POINTS + KERNELS:
         return (scene.shape[2], *((1, 1) if name in POINTS else kernel), channels)
-    return (channels, *((1, 1) if name in ("d", "c") else kernel), 1)
+    return (channels, *((1, 1) if name in POINT_CHANNELS else kernel), 1)
 
 
 def variables(*terms: Term) -> list[str]:
@@ -71,7 +70,7 @@ def window_names(*terms: Term) -> list[str]:
     """The windows that stand for any, in the order in which they first appear."""
     found = (name for term in terms for part in term.parts for name in part.window.split("*"))
     names = dict.fromkeys(name for name in found if name not in ("", "s", "1"))
-    if any(name in WEIGHTS and name not in ("w", "v", "d", "c") for name in variables(*terms)):
+    if not {*KERNELS, *KERNEL_CHANNELS}.isdisjoint(variables(*terms)):
         names.setdefault("a")
     return list(names)
 
@@ -105,5 +104,5 @@ def holds_for(left: Term, right: Term, windows: Mapping[str, Window], sizes: tup
             stride *= window.stride[axis]
         least = 2 * reach
         shape.append(size if size <= least else least + (size - least) % stride)
-    scene = Scene((shape[0], shape[1], 2), 2, tuple(windows.items()))
+    scene = Scene((shape[0], shape[1], 2), tuple(windows.items()))
     return bool(equal_in(left, right, scene, frozenset()))

@@ -53,8 +53,10 @@ ARITY = {name: 2 if name in ("conv", "depth", "add", "mul", "cat", "rows", "outs
 
 
 _WINDOW, _FUNCTION = re.compile(r"[ab1s](\*[ab1s])*"), re.compile(r"~?[efgh]|[efgh][.|][efgh]")
-_IMAGES_FIRST = ("conv", "depth")
-_ON_WEIGHTS = ("outs", "ins", "plus", "diag", "grow", "dense", "spun")
+IMAGES_FIRST = ("conv", "depth")
+"""Operators on an image and weights."""
+ON_WEIGHTS = ("outs", "ins", "plus", "diag", "grow", "dense", "spun")
+"""Operators on weights, which make weights."""
 
 
 class TermError(WeftError, ValueError):
@@ -162,7 +164,7 @@ def _check(term: Term, whole: str) -> None:
             f"{whole!r} has the function {term.function!r}; functions are e, f, g and h, ~f, g.f and f|g"
         )
     for index, operand in enumerate(term.operands):
-        wanted = term.operator in _ON_WEIGHTS or (term.operator in _IMAGES_FIRST and index == 1)
+        wanted = term.operator in ON_WEIGHTS or (term.operator in IMAGES_FIRST and index == 1)
         if is_weights(operand) != wanted:
             raise TermError(
                 f"{whole!r} has {operand.text} where {'weights have' if wanted else 'an image has'} to be"
@@ -171,4 +173,4 @@ def _check(term: Term, whole: str) -> None:
 
 def is_weights(term: Term) -> bool:
     """Whether a term is weights, not an image."""
-    return term.operator in (*WEIGHTS, *_ON_WEIGHTS)
+    return term.operator in (*WEIGHTS, *ON_WEIGHTS)

@@ -15,11 +15,12 @@ from support.op_cases import random_mixture, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir.views import overlapping
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes import groups, order_beside
-from weft.compiler.passes.groups import joined, overlapping
+from weft.compiler.passes.groups import joined
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.plan.channel_plan import ChannelPlan

@@ -134,7 +134,7 @@ def test_windows_at_hand(first: Window, then: Window) -> None:
     windows = {"a": first, "b": then}
     for h in (*range(5, 30, 4), 60, 61):
         for w in (6, 17, 60):
-            scene = Scene((h, w, 2), 2, tuple(windows.items()))
+            scene = Scene((h, w, 2), tuple(windows.items()))
             equal = all(on_integers(Rule(left, right, ("f",)), scene, rng) is not False for _ in range(8))
             proven = holds_for(left, right, windows, (h, w))
             assert not proven or equal
