@@ -149,7 +149,7 @@ class _Order:
     def _alone(self, ops: Sequence[DeviceOp], part: slice) -> tuple[DeviceSegment, float] | None:
         """Some operators as the later passes make them, but one after the other, and their cycles by estimate; those of
         the bus as well if memory is slower than that. None if one cannot be planned."""
-        trial = keep_resident(part_of(ops, part, self.segment), self.planner)
+        trial = keep_resident(part_of(ops[part], self.segment), self.planner)
         cost = cost_of(trial, range(len(trial.ops)), self.planner)
         if cost is None:
             return None

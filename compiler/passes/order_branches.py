@@ -57,7 +57,7 @@ def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | Non
 
 def _cost(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment, planner: Planner) -> float | None:
     """Cycles of some operators by estimate, as the later passes make them; None if one cannot be planned."""
-    trial = fuse_epilogue(part_of(ops, part, segment), planner)
+    trial = fuse_epilogue(part_of(ops[part], segment), planner)
     trial = keep_resident(trial, planner)
     found = cost_of(trial, range(len(trial.ops)), planner)
     return None if found is None else found.cycles

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View, readers
 
 
-def part_of(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment) -> DeviceSegment:
+def part_of(inside: Sequence[DeviceOp], segment: DeviceSegment) -> DeviceSegment:
     """Some of the operators of a segment, in an order of theirs, as a segment: what others read of their results are
     outputs there, which can be no part of another operator, and stay on chip for none."""
-    inside = ops[part]
     kept = readers(segment.ops) - Counter(readers(inside))
 
     def seen(view: View) -> View:

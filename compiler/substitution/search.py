@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, View, readers
+from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.passes.trial import part_of
 from weft.compiler.substitution.moves import Move, Moves
 from weft.compiler.substitution.places import touched
 from weft.compiler.substitution.rule import Rule
@@ -86,7 +86,7 @@ class Search:
         self._moves, self._cost, self._bits, self._most = Moves(rules, bits), cost, bits, most
         self._known: dict[str, int | None] = {}
         self._rng = np.random.default_rng(1)
-        self.costs = 0
+        self._costs = 0
 
     def run(self, segment: DeviceSegment, progress: Callable[[str], None] = lambda text: None) -> Searched:
         """The quickest segment that was found."""
@@ -109,8 +109,8 @@ class Search:
                 progress(f"{name}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
                 for near in self._around(before, found.segment):
                     waiting[near] = -math.inf
-            found.whole = self.costs < self._most
-        found.costs = self.costs
+            found.whole = self._costs < self._most
+        found.costs = self._costs
         return found
 
     def _around(self, before: DeviceSegment, behind: DeviceSegment) -> set[str]:
@@ -190,7 +190,7 @@ class Search:
     def _of(self, part: DeviceSegment) -> int | None:
         key = shape_digest(part)
         if key not in self._known:
-            self.costs += 1
+            self._costs += 1
             try:
                 self._known[key] = self._cost(part)
             except (CompileError, IrError):
@@ -246,11 +246,12 @@ def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegmen
         if inside:
             near = range(max(min(inside) - _AROUND, 0), min(max(inside) + 1 + _AROUND, len(item.ops)))
             wanted |= {id(item.ops[at]) for at in near}
-    made = [_part(item, [op for op in item.ops if id(op) in wanted or id(op) not in same]) for item in both]
-    if max(len(item.ops) for item in made) > _MOST:
+    chosen = [[op for op in item.ops if id(op) in wanted or id(op) not in same] for item in both]
+    if max(map(len, chosen)) > _MOST:
         return None
-    if any(view.buffer.kind in ("pages", "table") for item in made for op in item.ops for view in op.sources):
+    if any(view.buffer.kind in ("pages", "table") for ops in chosen for op in ops for view in op.sources):
         return None  # what lies there is the host's to say
+    made = [_part(item, ops) for item, ops in zip(both, chosen, strict=True)]
     try:
         for item in made:
             verify_segment(item)
@@ -260,23 +261,16 @@ def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegmen
 
 
 def _part(segment: DeviceSegment, ops: Sequence[DeviceOp]) -> DeviceSegment:
-    inside = set(map(id, ops))
-    outer = [op for op in segment.ops if id(op) not in inside]
-    read_outside = readers(outer)
+    """Operators as a segment of their own, for which the host writes what they do not."""
+    part = part_of(ops, segment)
     written = {op.dst.buffer.name for op in ops}
 
-    def seen(view: View) -> View:
-        buffer, name = view.buffer, view.buffer.name
-        if buffer.kind not in ("temp", "state", "input", "output"):
+    def given(view: View) -> View:
+        if view.buffer.name in written:
             return view
-        kind = "temp"
-        if name not in written:
-            kind = "input"
-        elif buffer.kind == "output" or name in read_outside or name in segment.states.values():
-            kind = "output"
-        return dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind=kind))
+        return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind="input"))
 
-    return DeviceSegment(segment.name, tuple(op.on(seen) for op in ops))
+    return dataclasses.replace(part, ops=tuple(op.on(given) for op in part.ops))
 
 
 def _difference(before: DeviceSegment, behind: DeviceSegment) -> tuple[object, ...]:
@@ -333,32 +327,17 @@ def _seen(view: View, names: dict[str, int]) -> tuple[object, ...]:
     )
 
 
-def _told(op: DeviceOp, values: bool) -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = []
-    for name, value in sorted(vars(op).items()):
-        if name == "name" or isinstance(value, View):
+def _told(op: DeviceOp, values: bool) -> list[tuple[str, str]]:
+    """The parameters of an operator by their names; arrays by their shapes and, if they are no weights or `values` are
+    wanted, a hash of what is in them, weights also by whether they fit int8."""
+    found = []
+    for item in dataclasses.fields(op):
+        value = getattr(op, item.name)
+        if item.name == "name" or isinstance(value, View):
             continue
         if isinstance(value, np.ndarray):
-            value = _array(value)[: 3 if values else 2]
-        found.append((name, str(value)))
+            weights = item.name in ("weight", "bias", "scale")
+            known = hash(value.tobytes()) if values or not weights else None
+            value = value.shape, known, item.name == "weight" and bool(np.abs(value).max(initial=0) <= 127)
+        found.append((item.name, str(value)))
     return found
-
-
-_ARRAYS: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
-_DIGESTS: dict[int, tuple[tuple[int, ...], bool, int]] = {}
-
-
-def _array(value: np.ndarray) -> tuple[tuple[int, ...], bool, int]:
-    """The shape of an array, whether its values fit int8, and a hash of them; kept as long as the array lives."""
-    if _ARRAYS.get(id(value)) is not value:
-        narrow = (
-            bool(np.abs(value.astype(np.int64)).max(initial=0) <= 127) if value.dtype.kind == "i" else False
-        )
-        _ARRAYS[id(value)] = value
-        _DIGESTS[id(value)] = value.shape, narrow, hash(value.tobytes())
-    return _DIGESTS[id(value)]
-
-
-def totals(used: Sequence[Used]) -> Counter[str]:
-    """How often each rule was used."""
-    return Counter(rule for item in used for rule in item.rules)
