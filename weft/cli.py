@@ -153,8 +153,8 @@ def run(
         if against is not None:
             raise FileError("--against and --on timing do not go together: timing computes no outputs")
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
-    program, runs = _read(on, folder, source, port, _written(output, report, waves), against, variant)
-    variants = _variants(program, variant)
+    program, others, runs = _read(on, folder, source, port, _written(output, report, waves), against, variant)
+    variants = _variants(program, others)
     if output is not None:
         arrays.check_outputs(program.outputs)
     ends = (program.inputs, program.outputs)
@@ -201,13 +201,13 @@ def run(
         _compare(golden, results)
 
 
-def _variants(program: Any, others: list[Path]) -> Any:
-    """The choice between a program and those in other folders; None if there are none."""
+def _variants(program: Any, others: list[Any]) -> Any:
+    """The choice between a program and others; None if there are none."""
     if not others:
         return None
     from weft.variants import Variants
 
-    return Variants([program, *(load(item)[0] for item in others)])
+    return Variants([program, *others])
 
 
 def _without_memory(results: list[Any]) -> list[Any]:
@@ -232,17 +232,22 @@ def _read(
     written: dict[str, Path | None],
     against: Path | None = None,
     variant: list[Path] = [],  # noqa: B006
-) -> tuple[Any, list[dict[str, Any]]]:
-    """The program and the inputs of each run, once the options of `run` go together."""
+) -> tuple[Any, list[Any], list[dict[str, Any]]]:
+    """The program, its variants, and the inputs of each run, once the options of `run` go together."""
     if not source:
         raise FileError("--input is missing: say which file holds the model's inputs")
     if port is not None and on is not Target.BOARD:
         raise FileError(f"--port and --on {on} do not go together: only a board has a port")
     program, read = load(folder)
-    others = [path for item in variant for path in load(item)[1]]
-    files.apart(written, [*read, *others, *source, against and files.existing(against)])
+    others = [load(item) for item in variant]
+    read += [path for _, paths in others for path in paths]
+    files.apart(written, [*read, *source, against and files.existing(against)])
     _check_device(on, program)
-    return program, [arrays.read_inputs(item, program.inputs) for item in source]
+    return (
+        program,
+        [other for other, _ in others],
+        [arrays.read_inputs(item, program.inputs) for item in source],
+    )
 
 
 def _keep(results: list[Any], output: Path | None, report: Path | None) -> None:

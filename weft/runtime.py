@@ -13,6 +13,15 @@ from weft.hdl.checker.sequence import check_sequence
 from weft.sim.device import Device
 
 
+def zeros(program: DeviceProgram) -> dict[str, np.ndarray]:
+    """Inputs of bytes of 0, for devices that only count cycles."""
+    return {
+        name: np.zeros(program.input_shape(name), np.int8)
+        for name, buffer in program.buffers.items()
+        if buffer.kind == "input"
+    }
+
+
 class Image:
     """A device program placed in memory: the areas of its base registers, one after the other from address 0, but for
     what the device keeps elsewhere.

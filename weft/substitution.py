@@ -8,18 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried, proven, read
 from weft.compiler.substitution.search import Search, Searched, Used
 from weft.configurations import sequential_boards
+from weft.devices import Simulation, simulated
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
-from weft.sim.timing import SequentialTimingDevice, TimingDevice
+from weft.runtime import Image, zeros
 
 MOST = 1_000_000
 """Parts that a search may measure, at most."""
@@ -44,8 +42,7 @@ class Substitutions:
     def told(self) -> tuple[str, ...]:
         """What was done, in lines: each chain of uses, and what it saved."""
         lines = [
-            f"{item.operator}: {'; '.join(item.rules)}: {item.before - item.behind:,} cycles fewer"
-            for item in self.used
+            f"{item.operator}: {'; '.join(item.rules)}: {item.saved:,} cycles fewer" for item in self.used
         ]
         end = "" if self.whole else "; the search did not come to its end: allow more parts"
         return (
@@ -103,7 +100,8 @@ def substituted(
         search = Search(carried() if rules is None else rules, costs, config.mantissa_bits, most)
         searched: Searched = search.run(segment, progress)
         most, whole = most - searched.costs, whole and searched.whole
-        before, behind = costs(segment), costs(searched.segment)
+        before = costs(segment)
+        behind = costs(searched.segment) if searched.used else before
         better = behind < before
         found.append(searched.segment if better else segment)
         used += searched.used if better else []
@@ -115,7 +113,8 @@ class Costs:
     """The cycles of segments, compiled by themselves."""
 
     def __init__(self, config: Config, bandwidth: float | None, latency: int) -> None:
-        self._config, self._bandwidth, self._latency = config, bandwidth, latency
+        self._config, self._bandwidth = config, bandwidth
+        self._memory = Simulation(latency, bandwidth)
         self._sequential = bool(sequential_boards(config))
 
     def __call__(self, segment: DeviceSegment) -> int:
@@ -123,14 +122,6 @@ class Costs:
             segment, self._config, bandwidth=self._bandwidth, sequential=self._sequential
         )
         image = Image(program)
-        kind = SequentialTimingDevice if self._sequential else TimingDevice
-        device = kind(
-            self._config, image.memory_bytes, latency=self._latency, bytes_per_cycle=self._bandwidth
-        )
-        zeros = {
-            name: np.zeros(program.input_shape(name), np.int8)
-            for name, buffer in program.buffers.items()
-            if buffer.kind == "input"
-        }
-        image.run(device, zeros)
-        return int(device.counters()[Counter.CYCLES])
+        with simulated("timing", self._config, image.memory_bytes, self._memory) as device:
+            image.run(device, zeros(program))
+            return int(device.counters()[Counter.CYCLES])

@@ -188,8 +188,28 @@ class DeviceOp(_Operator):
         return self.replace(**{name: view(value) for name, value in views.items()})
 
 
+class Weighted(DeviceOp):
+    """A convolution over the windows of `src`, with weights (out, kh, kw, in / groups)."""
+
+    src: View
+    weight: np.ndarray
+    window: Window
+
+    @property
+    def macs(self) -> int:
+        """Elements of the convolution's output times the contraction length."""
+        n, h, w, _ = self.src.shape
+        oh, ow = self.window.output(h, w)
+        return n * oh * ow * int(self.weight.size)
+
+    @cached_property
+    def weight_range(self) -> tuple[int, int]:
+        """The least and the greatest weight."""
+        return int(self.weight.min()), int(self.weight.max())
+
+
 @dataclass(frozen=True, eq=False)
-class Conv(DeviceOp):
+class Conv(Weighted):
     """Convolution, or matrix product as 1x1 convolution, and requantisation; optionally max pooling of the result, and
     then an epilogue: an addition to it or another requantisation.
 
@@ -218,18 +238,6 @@ class Conv(DeviceOp):
     @property
     def sources(self) -> tuple[View, ...]:
         return (self.src,) if self.epilogue is None else (self.src, *self.epilogue.sources[1:])
-
-    @property
-    def macs(self) -> int:
-        """Elements of the convolution's output times the contraction length."""
-        n, h, w, _ = self.src.shape
-        oh, ow = self.window.output(h, w)
-        return n * oh * ow * int(self.weight.size)
-
-    @cached_property
-    def weight_range(self) -> tuple[int, int]:
-        """The least and the greatest weight."""
-        return int(self.weight.min()), int(self.weight.max())
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, CompileError, DeviceOp, View, Window
+from weft.compiler.ir.graph import ONE, CompileError, View, Weighted, Window
 from weft.compiler.ir.planes import fills
 from weft.compiler.kernel.expressions import RECIPROCAL_PLACES, Rows
 from weft.compiler.kernel.int16 import LIMITS, stored
@@ -26,7 +26,7 @@ _EXPONENT_MAX = 63
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WideConv(DeviceOp):
+class WideConv(Weighted):
     """Convolution, or matrix product as 1x1 convolution, with inputs or results of 16 bits.
 
     q = sat(round((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to `clamp`; padding reads
@@ -58,18 +58,6 @@ class WideConv(DeviceOp):
     @property
     def sources(self) -> tuple[View, ...]:
         return self.src.planes if self.x_wide else (self.src,)
-
-    @property
-    def macs(self) -> int:
-        """Multiplications of the convolution, of however many bytes each is."""
-        n, h, w, _ = self.src.shape
-        oh, ow = self.window.output(h, w)
-        return n * oh * ow * int(self.weight.size)
-
-    @cached_property
-    def weight_range(self) -> tuple[int, int]:
-        """The least and the greatest weight."""
-        return int(self.weight.min()), int(self.weight.max())
 
     @property
     def fills(self) -> tuple[int, ...]:

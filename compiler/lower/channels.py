@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from weft.compiler.ir.graph import Conv
-from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.ir.scales import quantise_scales
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
@@ -87,8 +87,7 @@ class _Lowering:
         found = []
         for start in range(first, first + count, self.n):
             rows = slice(start, min(start + self.n, first + count))
-            scales = [quantise_scale(float(scale), self.bits) for scale in self.op.scale[rows]]
-            mantissa, shift = np.array(scales, np.int64).T
+            mantissa, shift = quantise_scales(self.op.scale[rows], self.bits)
             weights = np.zeros(self.n, np.int8)
             weights[: rows.stop - rows.start] = self.op.weight[rows, 0, 0, 0]
             found.append(parameters.block(self.op.bias[rows], mantissa, shift, self.n) + weights.tobytes())

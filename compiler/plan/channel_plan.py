@@ -43,7 +43,7 @@ def channelwise(op: DeviceOp, config: Config) -> bool:
         and op.pool is None
         and op.epilogue is None
         and op.lookup is None
-        and -128 <= int(op.weight.min()) <= int(op.weight.max()) <= 127
+        and -128 <= op.weight_range[0] <= op.weight_range[1] <= 127
     )
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import numpy as np
 
 from weft.api import without_collection
 from weft.board_run import board_model
@@ -28,7 +27,7 @@ from weft.hdl.files import schema
 from weft.hdl.files.cache import entry
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.runtime import Image, zeros
 from weft.sim.timing import TimingDevice
 from weft.tuning import sources_digest
 
@@ -230,10 +229,5 @@ def _counted(program: DeviceProgram, job: Job, *, flash: bool) -> dict[Counter, 
         device = board_model(board, job.config, job.clock, size, flash=flash)
         if flash:
             image = Image(program, kept=device.kept(image.fixed))
-    zeros = {
-        name: np.zeros(program.input_shape(name), np.int8)
-        for name, buffer in program.buffers.items()
-        if buffer.kind == "input"
-    }
-    image.run(device, zeros)
+    image.run(device, zeros(program))
     return dict(device.counters())
