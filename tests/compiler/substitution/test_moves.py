@@ -9,9 +9,11 @@ import pytest
 from support.substitution_cases import POOLS, Drawn, dense_block, drawn, joined_maxima
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import Add, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.graph import Add, DeviceSegment, Pool, Rescale, View
 from weft.compiler.substitution.moves import Move, Moves
+from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
+from weft.compiler.substitution.term import parsed
 from weft.compiler.verify import verify_segment
 
 BITS = 24
@@ -143,3 +145,19 @@ def test_operands_are_exchanged_unless_one_is_taken_from_the_other(scale: float)
     assert bool(found) == (scale > 0)
     for move in found:
         check(segment, move, 3)
+
+
+def test_a_part_that_a_rule_leaves_as_it_is_stays() -> None:
+    """It lies in what is replaced, and is made by an operator, not copied: there is nowhere else to read it."""
+    made = Drawn(4)
+    source = made.values[0]
+    other = made.rescale(made.rescale(source))
+    c = source.shape[3]
+    dst = made.view((*source.shape[:3], 2 * c))
+    made.ops.append(Rescale("first", source, View(dst.buffer, source.shape, c=0), 0.5, 3, -3))
+    made.ops.append(Rescale("second", other, View(dst.buffer, source.shape, c=c), 1.7, 7, 7))
+    made.values.append(dst)
+    segment = made.segment()
+    rule = Rule(parsed("cat(x, func[g](func[f](y)))"), parsed("cat(x, func[g.f](y))"))
+    for move in uses(segment, Moves([rule], BITS)):
+        check(segment, move, 6)
