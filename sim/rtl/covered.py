@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from weft.hdl.isa.memmap import START, Reg
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import START, Fault, Reg
 from weft.sim.device import DeviceError
 from weft.sim.rtl.device import RtlDevice
 
 
 class HostedRtl(RtlDevice):
-    """A `weft.sim.rtl.device.RtlDevice` with `write_bytes`. Parameters are those of `RtlDevice`."""
+    """A `weft.sim.rtl.device.RtlDevice` with `write_bytes`, whose memory may be anywhere.
+
+    Parameters
+    ----------
+    config : Config
+    memory_bytes : int
+    origin : int
+        Address of the core's bus at which memory begins, a multiple of 4096. Addresses of this class are those within
+        memory, as they are everywhere else: programs, and base registers that the host sets, are moved by `origin`.
+    **options
+        Those of `RtlDevice`.
+    """
 
     DRIVER = "rtl_host.cpp"
+
+    def __init__(self, config: Config, memory_bytes: int, *, origin: int = 0, **options: Any) -> None:
+        super().__init__(config, memory_bytes, **options)
+        self.origin = origin
+        self._library.weft_origin.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        self._library.weft_origin(self._handle, origin)
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` to an address within memory, or beyond it."""
+        super().set_base(index, (address + self.origin) % (1 << 32))
+
+    @property
+    def fault(self) -> Fault:
+        """The first error on the bus of the last program, at an address within memory."""
+        told = super().fault
+        return (
+            told if told.address is None else replace(told, address=(told.address - self.origin) % (1 << 32))
+        )
+
+    def _begin(self, register: Reg, address: int, command: int) -> None:
+        super()._begin(register, (address + self.origin) % (1 << 32), command)
 
     def write_bytes(
         self, address: int, value: int, strobe: int, *, protection: int = 0, lead: int = 0

@@ -1,4 +1,4 @@
-// The driver of rtl_model.cpp with a host that writes single bytes of registers, and with coverage.
+// The driver of rtl_model.cpp with memory anywhere, a host that writes single bytes of registers, and coverage.
 
 #include "rtl_model.cpp"
 
@@ -38,3 +38,6 @@ EXPORT int weft_write_bytes(Model* model, uint32_t address, uint32_t value, uint
 
 // What memory has saved up of its bandwidth is spent, as in a model that was just opened.
 EXPORT void weft_spend(Model* model) { model->tokens = 0; }
+
+// Memory begins at this address of the bus, a multiple of 4096, from now on.
+EXPORT void weft_origin(Model* model, uint32_t address) { model->origin = address; }

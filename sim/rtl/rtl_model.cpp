@@ -79,6 +79,7 @@ struct Model {
     Observer observer;
 #endif
     std::vector<uint8_t> memory;
+    uint32_t origin = 0;  // its address on the bus
     uint64_t cycles = 0, latency = 1, random = 1;
     uint64_t begun = 0;  // the cycle in which what was last written to a register takes effect
     uint32_t stall = 0;  // of 2**32
@@ -168,12 +169,13 @@ struct Model {
 
     void accept(std::deque<Burst>& queue, const char* kind, uint32_t address, unsigned length, unsigned size,
                 unsigned burst, unsigned id) {
-        const uint64_t end = uint64_t(address) + uint64_t(length + 1) * BUS;
+        const uint32_t first = address - origin;
+        const uint64_t end = uint64_t(first) + uint64_t(length + 1) * BUS;
         if (burst != INCR || (1u << size) != BUS || address % BUS)
             fail("the core broke AXI: a %s burst of kind %u, size %u at %#x", kind, burst, size, address);
-        if (address >> 12 != (end - 1) >> 12) fail("the core broke AXI: the %s burst at %#x crosses 4 KiB", kind, address);
+        if (first >> 12 != (end - 1) >> 12) fail("the core broke AXI: the %s burst at %#x crosses 4 KiB", kind, address);
         if (end > memory.size()) fail("a %s at %#x is outside memory", kind, address);
-        queue.push_back({address, cycles + latency, length + 1, id, OKAY});
+        queue.push_back({first, cycles + latency, length + 1, id, OKAY});
     }
 
     void write_beat() {

@@ -20,10 +20,11 @@ BASE = 0x4000
 Run = Callable[[HostedRtl, int | None], object]
 
 
-def broken(core: Core, seed: int, latency: int) -> Scenario:
+def broken(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
     """Errors of memory in each unit, behind few bursts and behind many, with unit, response and address as told; stops
-    at random cycles; a program that hangs, until the watchdog ends it. After each a good program."""
-    pick, bench = random.Random(seed), Benches(core).of({"latency": latency})
+    at random cycles; a program that hangs, until the watchdog ends it. After each a good program. Memory begins at
+    address `origin` of the bus."""
+    pick, bench = random.Random(seed), Benches(core).of({"latency": latency, "origin": origin})
     good = WithoutDivision(core.config, seed, serial=True)
     good.build(0)  # knows nothing of what others leave on the chip
     words = words_of(good.program)

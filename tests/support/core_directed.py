@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterator
 
 from support.core_broken import broken
-from support.core_cases import Benches, Core, Scenario, Step, carried_out, start, words_of
-from support.random_programs import PROGRAM, WithoutDivision
+from support.core_cases import Benches, Core, Scenario, Step, carried_out, compared, start, words_of
+from support.random_programs import MEMORY, PROGRAM, WithoutDivision, WithoutNumbers
 from weft.hdl.isa import (
     BASES,
     INSTRUCTIONS,
@@ -32,17 +32,31 @@ from weft.sim.rtl.covered import HostedRtl
 
 WILD = 3
 """Programs of each instruction with anything in its fields."""
+ORIGINS = (0xA5A5_4000, 0x5A5A_B000, 0x7FFE_0000, (1 << 32) - MEMORY)
+"""Where memory begins on the bus: in places with bits of both kinds, across the middle, and up to the end."""
 LONG = 150_000
 """Cycles of the longest wait."""
 
 
 def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
-    """Registers, semaphores and faults, each on a device of its own."""
+    """Registers, semaphores, faults and places of memory, each on a device of its own."""
     yield registers(core)
     yield waiting(core)
     yield faults(core, seed)
     yield broken(core, seed, latency=2)
     yield broken(core, seed, latency=40)
+    yield broken(core, seed, latency=8, origin=ORIGINS[0])
+    yield from distant(core, seed)
+
+
+def distant(core: Core, seed: int) -> Iterator[Scenario]:
+    """Programs in memory that lies elsewhere on the bus: every bit of an address, and every carry, counts."""
+    for number, origin in enumerate(ORIGINS):
+        bench = Benches(core).of({"latency": 1 + 5 * number, "origin": origin})
+        made = WithoutNumbers(core.config, 3000 + seed + number, serial=number % 2 == 0)
+        made.build(6 if core.sequential else 20)
+        name = f"memory at {origin:#x}"
+        yield Scenario(name, bench, [compared(name, made, made.program, bench)])
 
 
 def registers(core: Core) -> Scenario:

@@ -201,6 +201,14 @@ class WithoutDivision(Generator):
         return super().draw(Softmax if kind is Normalise else kind)
 
 
+class WithoutNumbers(WithoutDivision):
+    """Random programs of `WithoutDivision` to which base registers are addresses, and nothing else."""
+
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        drawn = super().draw(kind)
+        return dataclasses.replace(drawn, relative=0) if isinstance(drawn, Softmax) else drawn
+
+
 def memory_of(config: Config, rng: np.random.Generator) -> dict[str, float | None]:
     """Settings of a random memory, for both devices."""
     return {
