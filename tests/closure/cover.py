@@ -30,8 +30,10 @@ if __name__ == "__main__":
 from closure import fields, sections
 from closure.cores import CORES, component
 from closure.extremes import extremes
+from support.core_arithmetic import arithmetic
 from support.core_cases import Bench, Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
+from support.core_observed import long_loops
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -107,6 +109,8 @@ def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:
         yield 0, scenario
     yield 0, wild(core, 1)
     yield 0, extremes(core, benches.of({"latency": 1}))
+    for scenario in (*long_loops(core), *arithmetic(core)):
+        yield 0, scenario
     for seed in itertools.count():
         for scenario in scenarios(core, range(seed, seed + 1), LENGTH[core.sequential], benches):
             yield seed, scenario

@@ -180,6 +180,21 @@ def compared(name: str, made: Generator, program: list[Instruction], bench: Benc
     return Step(name, lambda device, limit: carried_out(device, made, words, limit), expected, program)
 
 
+def counted(core: Core, name: str, made: Generator, program: list[Instruction], bench: Bench) -> Step:
+    """As `compared`, on a new device, and all counters must be those of the cycle model."""
+    words, model = words_of(program), modelled(core, bench)
+    carried_out(model, made, words, None)
+    expected: dict[str, object] = {"memory": carried_out(bench.golden, made, words, None)}
+    expected |= {counter.name: value for counter, value in model.counters().items()}
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        seen: dict[str, object] = {"memory": carried_out(device, made, words, limit)}
+        return seen | {counter.name: value for counter, value in device.counters().items()}
+
+    bench.fresh = False
+    return Step(name, run, expected, program)
+
+
 def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     """A program whose time no data tells: bytes, and all counters as the cycle model says. Twice, as the second run
     finds what the first left on the chip."""

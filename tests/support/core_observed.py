@@ -8,13 +8,15 @@ kernel engine. Loops may be long, and strides large.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared
+from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared, counted
 from support.kernel_model import microcode, random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
@@ -34,6 +36,7 @@ from weft.hdl.isa import (
     Store,
     Table,
     Vec,
+    places,
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import Op
@@ -49,6 +52,8 @@ GROUPS: dict[str, tuple[type[Instruction], ...]] = {
 """By name the kinds that a program draws, some of them more often."""
 LONG = {False: (33, 33, 33, 70, 70, 257, 1030, 4095), True: (33, 70)}
 """Iterations of a long loop, by whether it is that of a kernel, each of which takes long."""
+COUNTS = {False: (0x155, 0x2AA, 0x555, 0xAAA, 0x1555, 0x2AAA), True: (0x15, 0x2A, 0x155)}
+"""Iterations of loops of which each is run alone, with bits of both kinds in every place."""
 LOOPS: dict[type[Instruction], tuple[str, ...]] = {
     Load: ("rows", "pixels"), Store: ("rows", "pixels"), Mm: ("nt", "ky", "kx", "kc", "oy", "ox"),
     Vec: ("ob", "oy", "ox"), Kernel: ("ob", "oy", "ox"),
@@ -95,16 +100,44 @@ class Observed(Generator):
             return dataclasses.replace(drawn, **self._large(drawn))
         if kind not in LOOPS or self.random.random() < 0.7:
             return drawn
-        loop, count = self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
+        return self._stretched(
+            drawn, self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
+        )
+
+    def build_loops(self) -> None:
+        """The prologue, and for each kind and each of its loops instructions of which only that is long, in each
+        count of `COUNTS` that the field holds, each with what it leaves."""
+        self.prologue()
+        self.observe()
+        for kind, loop, count in itertools.chain.from_iterable(
+            itertools.product([kind], LOOPS[kind], COUNTS[kind is Kernel]) for kind in self._kinds
+        ):
+            if kind is Kernel:
+                self._other_kernels()
+            if count <= places(kind.OPCODE)[loop].high and self._append_long(kind, loop, count):
+                self.observe(accumulators=kind is Mm)
+
+    def _append_long(self, kind: type[Instruction], loop: str, count: int) -> bool:
+        """Of many that are drawn the first that is valid."""
+        for _ in range(300):
+            drawn = super().draw(kind)
+            one = dict.fromkeys((name for name in LOOPS[kind] if name in vars(drawn)), 1)
+            if self.append(self._stretched(dataclasses.replace(drawn, **one), loop, count)):
+                return True
+        return False
+
+    @staticmethod
+    def _stretched(drawn: Instruction, loop: str, count: int) -> Instruction:
+        """The same with so many iterations of a loop, which stays where it is but in memory."""
+        kind, pick = type(drawn), random.Random(f"{drawn} {loop} {count}")
         strides = [name for name in vars(drawn) if name.endswith(f"_{loop}")]
         fields = {loop: count} | dict.fromkeys(strides, 0)
         if kind in (Load, Store):  # which must not meet the program
             step = max(1, 4000 // count)
             fields |= {"line": fields.get("rows", 1)} if kind is Load else {}
-            fields |= {"row_pitch": self.random.randrange(-step, step + 1) if loop == "rows" else 0}
-            fields |= (
-                {"pitch": step, "length": self.random.randrange(1, step + 1)} if loop == "pixels" else {}
-            )
+            fields |= {"row_pitch": pick.randrange(-step, step + 1) if loop == "rows" else 0}
+            fields |= {"pitch": step, "length": pick.randrange(1, step + 1)} if loop == "pixels" else {}
+            fields |= {"offset": pick.randrange(0x1000)} if count > 4000 else {}
         return dataclasses.replace(drawn, **fields)
 
     def parameters(self) -> bytes:
@@ -193,7 +226,7 @@ class Observed(Generator):
 
     def _accumulators(self) -> None:
         """The four bytes of as many accumulators as fit, which a kernel puts into four vectors of the scratchpad."""
-        self._put(_BYTES, 0)
+        self._put(four_bytes(a_memory=1, a=0), 0)
         rows = min(self.config.accumulator_size, self.scratchpad // 4)
         first = self.random.randrange(self.config.accumulator_size - rows + 1)
         operands: dict[str, Any] = {"src": first, "dst_oy": 4, "dst2": 2, "dst2_oy": 4, "src_oy": 1}
@@ -211,16 +244,15 @@ class Observed(Generator):
         self._other_kernels()
 
 
-def _byte(index: int, d: int) -> list[MicroOp]:
-    """Byte `index` of an accumulator to target `d`."""
-    return [
-        MicroOp(op=Op.ADD, a_memory=1, a=0, shift=24 - 8 * index, b_immediate=1, immediate=0, d=0),
-        MicroOp(op=Op.MUL, a=0, b_immediate=1, immediate=1, shift=24, floor=1, d_memory=1, d=d),
-    ]
-
-
-_BYTES = [op for index, target in enumerate((0, 2, 1, 3)) for op in _byte(index, target)]
-_BYTES[-1] = dataclasses.replace(_BYTES[-1], end=1)
+def four_bytes(**operand: int) -> list[MicroOp]:
+    """The end of a kernel: each byte of an operand of 32 bits goes to one of the four targets, by way of register 0."""
+    found = []
+    for index, target in enumerate((0, 2, 1, 3)):
+        found += [
+            MicroOp(op=Op.ADD, **operand, shift=24 - 8 * index, b_immediate=1, immediate=0, d=0),
+            MicroOp(op=Op.MUL, a=0, b_immediate=1, immediate=1, shift=24, floor=1, d_memory=1, d=target),
+        ]
+    return [*found[:-1], dataclasses.replace(found[-1], end=1)]
 
 
 def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
@@ -235,3 +267,16 @@ def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
             made.build(count)
             step = compared(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])
+
+
+def long_loops(core: Core) -> Iterator[Scenario]:
+    """For each kind of instruction that has loops a program in which each of them is long; all bytes, and counters
+    but those of kernels, whose divisions take a time that the cycle model knows not to the cycle."""
+    for kind in LOOPS:
+        if kind().unsupported(core.config):
+            continue
+        bench = Benches(core).of({"latency": 1})
+        made, name = Observed(core.config, 4000, (kind,)), f"long loops of {kind.__name__}"
+        made.build_loops()
+        same = compared if kind is Kernel else partial(counted, core)
+        yield Scenario(name, bench, [same(name, made, made.program, bench)])

@@ -1,0 +1,71 @@
+"""Kernels of one operation each, on numbers at which arithmetic has its corners; all bytes of results are stored.
+
+Random kernels compute with random numbers, of which few are 0, at a limit, or halfway between two results.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from support.core_cases import Bench, Benches, Core, Scenario, Step, compared
+from support.core_observed import four_bytes
+from support.kernel_model import microcode
+from support.random_programs import Generator
+from weft.hdl.isa import Kernel, MicroOp
+from weft.hdl.isa.kernel import SERIAL, Op
+
+PROGRAMS, KERNELS = 4, 60
+"""Programs, and kernels of each: all of their results have room in the scratchpad."""
+NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 0x5555, 0x2AAAAA, 0x555555, (1 << 23) - 4)
+"""From which first operands count on, one for each element; their negatives as well."""
+FACTORS = (0, 1, 2, 3, 5, 0xAAAA, 0x15555, (1 << 17) - 1, 1 << 16, 1 << 17)
+PLACES = (0, 1, 2, 3, 5, 8, 16, 17, 24, 31, 32, 33, 47, 48, 63)
+OPERATIONS = (*[Op.MUL] * 6, *[Op.RECIPROCAL, Op.RSQRT] * 2, Op.ADD, Op.SUB, Op.RSUB, Op.MIN, Op.MAX)
+
+
+def arithmetic(core: Core) -> Iterator[Scenario]:
+    """Programs of kernels, for a core that has the kernel engine."""
+    for seed in range(PROGRAMS if core.config.kernel else 0):
+        bench = Benches(core).of({"latency": 1 + 4 * seed})
+        bench.fresh = False
+        yield Scenario(f"arithmetic {seed}", bench, [_program(core, 5000 + seed, bench)])
+
+
+def _program(core: Core, seed: int, bench: Bench) -> Step:
+    made, pick = Generator(core.config, seed, serial=True), random.Random(seed)
+    made.prologue()
+    for number in range(min(KERNELS, made.scratchpad // 4)):
+        kernels, made.kernels = made.kernels, []  # there is none while it is not complete
+        assert all(made.append(item) for item in microcode(_kernel(pick), 0))
+        made.kernels = kernels
+        assert made.append(
+            Kernel(start=0, dst=4 * number, dst2=4 * number + 2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
+        )
+    assert made.append(made.dump())
+    return compared(f"arithmetic {seed}", made, made.program, bench)
+
+
+def _kernel(pick: random.Random) -> list[MicroOp]:
+    """A number, an operation on it, and the four bytes of its result."""
+    op, sign = pick.choice(OPERATIONS), pick.choice((1, -1))
+    number = sign * pick.choice(NUMBERS)
+    second = pick.choice((1, -1)) * pick.choice(FACTORS if op is Op.MUL else NUMBERS)
+    numbers = [
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
+        MicroOp(
+            op=Op.ADD,
+            a=1,
+            shift=pick.choice((0, 0, 1, 6, 8)),
+            b_immediate=1,
+            immediate=pick.randrange(-2, 3),
+            d=2,
+        ),
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=second, d=3),
+    ]
+    if op in SERIAL:
+        computed = MicroOp(op=op, a=2, unsigned=pick.randrange(2), d=4)
+    else:
+        fields = {"floor": pick.randrange(2), "scaled": int(pick.random() < 0.2)} if op is Op.MUL else {}
+        computed = MicroOp(op=op, a=2, b=3, shift=pick.choice(PLACES) if op is Op.MUL else 0, d=4, **fields)
+    return [*numbers, computed, *four_bytes(a=4)]
