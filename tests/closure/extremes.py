@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import random
 from collections.abc import Iterator
 
 from closure import fields
@@ -41,6 +42,8 @@ EACH = 40
 MOST = 1 << 15
 """Accesses of an operand, more of which would take too long."""
 TRIES = 100
+WORDS = 0x6000
+"""Where in memory `_addresses` has numbers for READ."""
 SPACE = 0x7000
 """Bytes behind `OUTPUT` that programs may write."""
 
@@ -59,7 +62,7 @@ def extremes(core: Core, bench: Bench) -> Scenario:
     steps.append(_step(made, bench))
     steps += [_all_semaphores(core, bench, half) for half in range(2)]
     if core.config.loops:
-        steps.append(_registers(core, bench))
+        steps += [_registers(core, bench), _addresses(core, bench)]
     return Scenario("extremes", bench, steps)
 
 
@@ -192,3 +195,37 @@ def _registers(core: Core, bench: Bench) -> Step:
     program.insert(-5, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
     return compared("registers of programs", made, program, bench)
+
+
+def _addresses(core: Core, bench: Bench) -> Step:
+    """Registers get numbers in every way, and stores show each of their bits: they go to the right place by it."""
+    made, pick = _generator(core, 78), random.Random(78)
+    numbers = [0x55555555, 0xAAAAAAAA, 0xFFFFFFFF, 0, *(pick.getrandbits(32) for _ in range(60))]
+    image = bytearray(made.image)
+    assert made.append(made.dump())  # which waits for all that loads; stores behind it need not
+    for turn, number in enumerate(numbers):
+        # READ reads by `other`, so that no store may go by it.
+        register, part, other = 8 + turn % 7, pick.getrandbits(32), 15
+        rest, words = _signed(number - part), WORDS + 32 * turn
+        image[words : words + 4] = number.to_bytes(4, "little")
+        ways: list[Instruction] = [
+            SetRegisters(register0=register, mode0=1, value0=_signed(number)),
+            SetRegisters(register3=register, mode3=1, value3=rest, register5=register, mode5=2, value5=_signed(part)),
+            SetRegisters(
+                register0=other, mode0=1, value0=_signed(part), register1=register, mode1=1, value1=rest,
+                register7=register, mode7=3, value7=other,
+            ),
+            ReadRegisters(base=other, offset=words, first=register),
+        ]  # fmt: skip
+        if turn % 4 == 3:
+            made.program.append(SetRegisters(register0=other, mode0=1, value0=0))
+        place = (OUTPUT + 64 * turn - number) % (1 << 32)
+        made.program += [ways[turn % 4], Store(base=register, offset=place, src=turn % made.scratchpad)]
+    made.image = bytes(image)
+    check([*made.program, End()], core.config)
+    return compared("registers that are addresses", made, made.program, bench)
+
+
+def _signed(number: int) -> int:
+    """The same word of 32 bits as an int32."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -14,13 +14,16 @@ import pytest
 from closure import cover, fields, kill, mutate, sections
 from closure.cores import CORES, FULL, SMALL, component
 from closure.extremes import MOST, extremes
-from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed
-from support.core_directed import directed
-from support.core_observed import GROUPS, Observed, observed
+from support.core_arithmetic import KERNELS, arithmetic
+from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed, words_of
+from support.core_directed import ORIGINS, directed, distant
+from support.core_observed import GROUPS, LOOPS, Observed, long_loops, observed
 from support.random_instructions import DUMP
-from support.random_programs import MEMORY
+from support.random_programs import MEMORY, PROGRAM
 
 from weft.hdl.isa import Kernel, Load, Mm, Queue, Store, Vec
+from weft.hdl.isa.memmap import Reg
+from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.coverage import Explanation, Point, close, explanations
 from weft.sim.rtl.covered import HostedRtl
@@ -46,6 +49,50 @@ def test_the_core_passes_its_scenarios() -> None:
         memory = scenario.bench.memory
         with HostedRtl(SEQUENTIAL.config, 1 << 18, sequential=True, **memory) as device:
             assert [step.fault(device) for step in scenario.steps[:12]] == [None] * len(scenario.steps[:12])
+
+
+def test_each_loop_is_long_alone() -> None:
+    """Counters show how long, and the core has those of the cycle model."""
+    core = Core(SMALL)
+    (scenario,) = long_loops(core, [Vec])
+    made = [item for item in scenario.steps[0].program if isinstance(item, Vec)]
+    for loop in LOOPS[Vec]:
+        others = [name for name in LOOPS[Vec] if name != loop]
+        alone = {getattr(item, loop) for item in made if all(getattr(item, name) == 1 for name in others)}
+        assert {0x155, 0x2AA, 0x555, 0xAAA} <= alone
+    with HostedRtl(SMALL, MEMORY, **scenario.bench.memory) as device:
+        assert scenario.steps[0].fault(device) is None
+
+
+def test_memory_may_be_anywhere() -> None:
+    """Up to the last byte that there is; the core's addresses are those of the bus, the device's those of memory."""
+    config = SEQUENTIAL.config
+    with HostedRtl(config, MEMORY, sequential=True, origin=ORIGINS[-1]) as device:
+        for scenario in distant(SEQUENTIAL, 1):
+            if scenario.bench.memory["origin"] == ORIGINS[-1]:
+                assert scenario.steps[0].fault(device) is None
+        assert device.peek(Reg.PROGRAM) == ORIGINS[-1] + PROGRAM
+        device.break_memory(MEMORY - 8, 8)
+        device.write(0, words_of([Load(base=0, offset=MEMORY - 8, run=8, length=8, dst_vector=1)]))
+        device.set_base(0, 0)
+        device.start(0)
+        with pytest.raises(DeviceError, match="memory answered"):
+            device.wait()
+        assert device.fault.address == MEMORY - 8
+
+
+def test_arithmetic_at_its_corners() -> None:
+    """On the golden interpreter: most results are different numbers, and some are at a limit."""
+    config = FULL
+    scenario = next(arithmetic(Core(config)))
+    memory = scenario.steps[0].expected
+    assert isinstance(memory, bytes)
+    vectors = np.frombuffer(memory, np.uint8)[DUMP:][: config.scratchpad_size * config.n].reshape(
+        -1, 4, config.n
+    )
+    results = vectors[:KERNELS][:, [0, 2, 1, 3]].transpose(0, 2, 1).copy().view("<i4")
+    assert len(np.unique(results)) > KERNELS
+    assert {0, -1, (1 << 31) - 1, -(1 << 31)} <= set(results.ravel().tolist())
 
 
 @pytest.mark.parametrize("name", GROUPS)

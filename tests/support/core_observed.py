@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -269,10 +269,10 @@ def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
             yield Scenario(step.name, bench, [step])
 
 
-def long_loops(core: Core) -> Iterator[Scenario]:
-    """For each kind of instruction that has loops a program in which each of them is long; all bytes, and counters
-    but those of kernels, whose divisions take a time that the cycle model knows not to the cycle."""
-    for kind in LOOPS:
+def long_loops(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[Scenario]:
+    """For each of the kinds of instructions that have loops a program in which each of them is long; all bytes, and
+    counters but those of kernels, whose divisions take a time that the cycle model knows not to the cycle."""
+    for kind in kinds:
         if kind().unsupported(core.config):
             continue
         bench = Benches(core).of({"latency": 1})
