@@ -33,6 +33,7 @@ from closure.extremes import extremes
 from support.core_arithmetic import arithmetic
 from support.core_cases import Bench, Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
+from support.core_large import large
 from support.core_observed import long_loops
 from support.random_programs import MEMORY
 
@@ -109,7 +110,7 @@ def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:
         yield 0, scenario
     yield 0, wild(core, 1)
     yield 0, extremes(core, benches.of({"latency": 1}))
-    for scenario in (*long_loops(core), *arithmetic(core)):
+    for scenario in (*long_loops(core), *arithmetic(core), *large(core)):
         yield 0, scenario
     for seed in itertools.count():
         for scenario in scenarios(core, range(seed, seed + 1), LENGTH[core.sequential], benches):

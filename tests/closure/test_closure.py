@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -84,7 +85,7 @@ def test_memory_may_be_anywhere() -> None:
 def test_arithmetic_at_its_corners() -> None:
     """On the golden interpreter: most results are different numbers, and some are at a limit."""
     config = FULL
-    scenario = next(arithmetic(Core(config)))
+    _, scenario = itertools.islice(arithmetic(Core(config)), 2)
     memory = scenario.steps[0].expected
     assert isinstance(memory, bytes)
     vectors = np.frombuffer(memory, np.uint8)[DUMP:][: config.scratchpad_size * config.n].reshape(

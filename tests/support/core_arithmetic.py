@@ -1,22 +1,25 @@
-"""Kernels of one operation each, on numbers at which arithmetic has its corners; all bytes of results are stored.
+"""Operations on numbers at which arithmetic has its corners, whose results are all stored.
 
-Random kernels compute with random numbers, of which few are 0, at a limit, or halfway between two results.
+Random programs compute with random numbers, of which few are 0, at a limit, or halfway between two results.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
 from support.core_cases import Bench, Benches, Core, Scenario, Step, compared
-from support.core_observed import four_bytes
+from support.core_observed import Observed, four_bytes
 from support.kernel_model import microcode
 from support.random_programs import Generator
-from weft.hdl.isa import Kernel, MicroOp
+from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Kernel, MicroOp, Source, Vec
 from weft.hdl.isa.kernel import SERIAL, Op
 
 PROGRAMS, KERNELS = 4, 60
 """Programs, and kernels of each: all of their results have room in the scratchpad."""
+REQUANTISED = 40
+"""Instructions whose results are halfway."""
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 0x5555, 0x2AAAAA, 0x555555, (1 << 23) - 4)
 """From which first operands count on, one for each element; their negatives as well."""
 FACTORS = (0, 1, 2, 3, 5, 0xAAAA, 0x15555, (1 << 17) - 1, 1 << 16, 1 << 17)
@@ -24,8 +27,30 @@ PLACES = (0, 1, 2, 3, 5, 8, 16, 17, 24, 31, 32, 33, 47, 48, 63)
 OPERATIONS = (*[Op.MUL] * 6, *[Op.RECIPROCAL, Op.RSQRT] * 2, Op.ADD, Op.SUB, Op.RSUB, Op.MIN, Op.MAX)
 
 
+class Halfway(Observed):
+    """Programs of `Vec` whose results are often halfway between two numbers. Parameters are those of `Observed`."""
+
+    def parameters(self) -> bytes:
+        """Mantissas that are powers of two, and numbers that are moved by few places more."""
+        r, words = self.random, []
+        for _ in range(self.config.n):
+            power, bias = r.randrange(self.config.mantissa_bits), r.randrange(-64, 64)
+            words.append(bias & 0xFFFFFFFF | 1 << 32 + power | power + r.randrange(1, 5) << 56)
+        return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)
+
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        """From the scratchpad, without a second operand or a limit."""
+        whole = {"source": Source.SCRATCHPAD, "add": 0, "multiply": 0, "low": -128, "high": 127, "ox": 9}
+        return dataclasses.replace(Generator.draw(self, kind), **whole, params=self.block())
+
+
 def arithmetic(core: Core) -> Iterator[Scenario]:
-    """Programs of kernels, for a core that has the kernel engine."""
+    """A program of requantisations, and for a core that has the kernel engine programs of kernels."""
+    bench = Benches(core).of({"latency": 1})
+    bench.fresh = False
+    made = Halfway(core.config, 5000, (Vec,))
+    made.build(REQUANTISED)
+    yield Scenario("halfway", bench, [compared("halfway", made, made.program, bench)])
     for seed in range(PROGRAMS if core.config.kernel else 0):
         bench = Benches(core).of({"latency": 1 + 4 * seed})
         bench.fresh = False

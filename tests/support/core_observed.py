@@ -137,7 +137,8 @@ class Observed(Generator):
             fields |= {"line": fields.get("rows", 1)} if kind is Load else {}
             fields |= {"row_pitch": pick.randrange(-step, step + 1) if loop == "rows" else 0}
             fields |= {"pitch": step, "length": pick.randrange(1, step + 1)} if loop == "pixels" else {}
-            fields |= {"offset": pick.randrange(0x1000)} if count > 4000 else {}
+            if count > 4000:  # apart from each other, else they are one transfer
+                fields |= {"offset": pick.randrange(0x1000), "pitch": 2}
         return dataclasses.replace(drawn, **fields)
 
     def parameters(self) -> bytes:

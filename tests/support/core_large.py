@@ -1,0 +1,98 @@
+"""Programs with what is large: sums of long rows of scores, columns of long rows, and one transfer of 64 KiB."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from support.core_cases import Benches, Core, Scenario, compared
+from support.core_observed import Observed, four_bytes
+from support.random_instructions import DUMP, MEMORY
+from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
+from weft.hdl.isa.kernel import Op
+
+COLUMNS = (0x2A, 0x155, 0x2AA, 0x555, 0xAAA)
+"""Of a row, in vectors."""
+PIXELS = (0xAAAA, 0xAAAA - 32, 0xAAAA - 512)
+"""Of large transfers, each of two bytes."""
+SUMS = 4
+"""Of each number of columns."""
+NORMALISED = 4
+"""Results of each sum that are kept."""
+
+
+class Large(Observed):
+    """Builds a program of one of three kinds. Parameters are those of `Observed`."""
+
+    def parameters(self) -> bytes:
+        """Bytes become scores that are a part of an octave apart, or many octaves."""
+        r, bits, words = self.random, self.config.mantissa_bits, []
+        scale = r.randrange(-8, 3)
+        for _ in range(self.config.n):
+            mantissa = r.randrange(1 << bits - 1, 1 << bits)
+            words.append(r.randrange(-64, 64) & 0xFFFFFFFF | mantissa << 32 | max(0, bits + scale) << 56)
+        return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)
+
+    def build_sums(self) -> None:
+        """Rows in three parts, each of which may bring a new maximum, and results of their sums."""
+        self.prologue()
+        self.observe()
+        for turn, columns in enumerate(SUMS * COLUMNS):
+            state = {"state": turn % self.config.row_states}
+            for part in range(3):
+                row = {"ob": columns, "oy": 1, "ox": 1, "first": int(part == 0), "final": 0, "causal": 0}
+                row |= state | {"relative": 0, "length": (1 << 15) - 1}
+                row |= {"source": Source.SCRATCHPAD, "params": self.block()}
+                self._drawn(Softmax, row, "ob")
+            for _ in range(NORMALISED):
+                self._drawn(
+                    Normalise, state | {"ob": 1, "oy": 1, "ox": 1, "scaled": 0, "exponent": -(turn % 8)}, "oy"
+                )
+            self.observe()
+
+    def build_columns(self) -> None:
+        """The numbers of elements of long rows, of which the last column's stay."""
+        self.prologue()
+        index = MicroOp(op=Op.INDEX, b_immediate=1, immediate=0, d=1)
+        self._put([index, *_again(four_bytes(a=1))], 0)
+        for columns in COLUMNS:
+            assert self.append(
+                Kernel(start=0, ox=columns, dst=0, dst2=2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
+            )
+            self.observe()
+
+    def build_store(self) -> None:
+        """Pixels that follow each other in memory are one transfer, here of more than 64 KiB, and of odd and even
+        numbers of bursts."""
+        self.prologue()
+        for source, pixels in enumerate(PIXELS):
+            assert 2 * pixels < MEMORY - DUMP
+            assert self.append(Store(base=6, src=source, pixels=pixels, length=2, pitch=2))
+
+    def _drawn(self, kind: type[Softmax] | type[Normalise], fields: dict[str, int], loop: str) -> None:
+        """One with these fields that is valid; along the loop it stays where it is."""
+        for _ in range(300):
+            drawn = self.draw(kind)
+            strides = [name for name in vars(drawn) if name.endswith(f"_{loop}")]
+            if self.append(dataclasses.replace(drawn, **dict.fromkeys(strides, 0) | fields)):
+                return
+        raise AssertionError(f"no {kind.__name__} with {fields} is valid")
+
+
+def _again(ops: list[MicroOp]) -> list[MicroOp]:
+    """A kernel's end that goes back to its begin for each column."""
+    return [*ops[:-1], dataclasses.replace(ops[-1], again=1, target=0)]
+
+
+def large(core: Core) -> Iterator[Scenario]:
+    """A program of each kind that the core has."""
+    kinds = [("store", Store, Large.build_store)]
+    kinds += [("sums", Softmax, Large.build_sums)] if core.config.softmax else []
+    kinds += [("columns", Kernel, Large.build_columns)] if core.config.kernel else []
+    for name, kind, build in kinds:
+        bench = Benches(core).of({"latency": 2})
+        bench.fresh = False
+        made = Large(core.config, 6000, (Load, Vec, kind))
+        build(made)
+        step = compared(f"large {name}", made, made.program, bench)
+        yield Scenario(step.name, bench, [step])
