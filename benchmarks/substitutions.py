@@ -21,7 +21,8 @@ from zoo import quantised
 import weft
 
 CASES = (
-    "squeezenet:default:16", "squeezenet:default:4", "squeezenet:small:2", "squeezenet:large:16", "vit_layer:default:2",
+    "squeezenet:default:16", "squeezenet:default:4", "squeezenet:small:2", "squeezenet:large:16",
+    "squeezenet_1_1:default:16", "squeezenet_1_1:small:2", "yolov4_tiny:default:16", "vit_layer:default:2",
 )  # fmt: skip
 HEADER = (
     "| network | configuration, bytes a cycle | without | with | fewer | uses | seconds | outputs |\n"

@@ -1,9 +1,9 @@
 """Whole networks as users have them: float ONNX models with random weights, quantised by ONNX Runtime.
 
 Nine architectures come from the files without weights that the onnx package carries for its own tests (`LIGHT`).
-ResNet-18, MobileNetV2, ShuffleNetV2 and an encoder layer of ViT-Base are written here after their papers: K. He et al.,
-arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; N. Ma et al., arXiv:1807.11164; A. Dosovitskiy et al.,
-arXiv:2010.11929.
+ResNet-18, MobileNetV2, ShuffleNetV2, an encoder layer of ViT-Base, SqueezeNet 1.1 and YOLOv4-tiny are written here
+after their papers: K. He et al., arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; N. Ma et al., arXiv:1807.11164;
+A. Dosovitskiy et al., arXiv:2010.11929; F. Iandola et al., arXiv:1602.07360; C.-Y. Wang et al., arXiv:2011.08036.
 """
 
 from __future__ import annotations
@@ -195,6 +195,55 @@ def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.Mode
     return net.model(net.node("Add", value, net.linear(gelu, 4 * width, width)), (1, tokens, width))
 
 
+def squeezenet_1_1() -> onnx.ModelProto:
+    net = _Net("squeezenet_1_1", (1, 3, 224, 224))
+
+    def relu(value: str, cin: int, cout: int, kernel: int = 1, stride: int = 1) -> str:
+        return net.node("Relu", net.conv(value, cin, cout, kernel, stride))
+
+    value, have = relu("input", 3, 64, 3, 2), 64
+    for stage in (((16, 64),) * 2, ((32, 128),) * 2, (*((48, 192),) * 2, *((64, 256),) * 2)):
+        value = net.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
+        for narrow, wide in stage:
+            squeezed = relu(value, have, narrow)
+            both = relu(squeezed, narrow, wide), relu(squeezed, narrow, wide, 3)
+            value, have = net.node("Concat", *both, axis=1), 2 * wide
+    value = net.node("GlobalAveragePool", relu(value, have, 1000))
+    return net.model(net.node("Flatten", value), (1, 1000))
+
+
+def yolov4_tiny(side: int = 416, classes: int = 80) -> onnx.ModelProto:
+    """Both heads behind each other in one output, as their convolutions give them."""
+    net = _Net("yolov4_tiny", (1, 3, side, side))
+    outputs = 3 * (5 + classes)
+
+    def leaky(value: str, cin: int, cout: int, kernel: int = 1, stride: int = 1) -> str:
+        return net.node("LeakyRelu", net.conv(value, cin, cout, kernel, stride), alpha=0.1)
+
+    value = leaky(leaky("input", 3, 32, 3, 2), 32, 64, 3, 2)
+    around = value
+    for have, channels in ((64, 64), (128, 128), (256, 256)):
+        first = leaky(value, have, channels, 3)
+        _, half = net.halves(first)
+        inner = leaky(half, channels // 2, channels // 2, 3)
+        outer = leaky(inner, channels // 2, channels // 2, 3)
+        around = leaky(net.node("Concat", outer, inner, axis=1), channels, channels)
+        joined = net.node("Concat", first, around, axis=1)
+        value = net.node("MaxPool", joined, kernel_shape=[2, 2], strides=[2, 2])
+    narrow = leaky(leaky(value, 512, 512, 3), 512, 256)
+    low = net.conv(leaky(narrow, 256, 512, 3), 512, outputs)
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+    larger = net.node(
+        "Resize", leaky(narrow, 256, 128), "", scales, mode="nearest", nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric",
+    )  # fmt: skip
+    high = net.conv(leaky(net.node("Concat", larger, around, axis=1), 384, 256, 3), 256, outputs)
+    flat = [net.node("Flatten", head) for head in (low, high)]
+    return net.model(
+        net.node("Concat", *flat, axis=1), (1, outputs * ((side // 32) ** 2 + (side // 16) ** 2))
+    )
+
+
 def light(name: str) -> onnx.ModelProto:
     """One of `LIGHT`, with random weights in place of its constant ones."""
     model = onnx.load(Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx")
@@ -246,6 +295,8 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mobilenet_v2": mobilenet_v2,
     "shufflenet_v2": shufflenet_v2,
     "vit_layer": vit_layer,
+    "squeezenet_1_1": squeezenet_1_1,
+    "yolov4_tiny": yolov4_tiny,
     **{name: (lambda name=name: light(name)) for name in LIGHT},
 }
 
