@@ -97,7 +97,7 @@ def substituted(
     found, used, totals, whole = list[DeviceSegment](), list[Used](), [0, 0], True
     costs = Costs(config, bandwidth, latency)
     for segment in segments:
-        search = Search(carried() if rules is None else rules, costs, config.mantissa_bits, most)
+        search = Search(carried() if rules is None else rules, costs, config.mantissa_bits, config.n**2, most)
         searched: Searched = search.run(segment, progress)
         most, whole = most - searched.costs, whole and searched.whole
         before = costs(segment)

@@ -38,6 +38,9 @@ _SLOWER = 1.05
 _GAIN = 0.995
 """Share of the cycles of a part at which a chain of uses stays."""
 
+_OF_THE_HOST = ("pages", "table")
+"""Kinds of buffers of which the host says what lies there: no part can have them."""
+
 Cost = Callable[[DeviceSegment], int]
 """The cycles of a segment: those of the cycle model for its program."""
 
@@ -78,12 +81,15 @@ class Search:
     cost : Cost
     bits : int
         Width of requantisation mantissas.
+    rate : int
+        Multiplications a cycle of the array.
     most : int
         Parts whose cost is asked for: after these no other operator is begun.
     """
 
-    def __init__(self, rules: Sequence[Rule], cost: Cost, bits: int, most: int) -> None:
+    def __init__(self, rules: Sequence[Rule], cost: Cost, bits: int, rate: int, most: int) -> None:
         self._moves, self._cost, self._bits, self._most = Moves(rules, bits), cost, bits, most
+        self._rate = rate
         self._known: dict[str, int | None] = {}
         self._rng = np.random.default_rng(1)
         self._costs = 0
@@ -92,9 +98,10 @@ class Search:
         """The quickest segment that was found."""
         found = Searched(segment)
         waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
+        idle = self._idle(segment)
         while waiting and found.whole:
             # What saved most when it was last looked at is looked at again, and stays if it still does.
-            name = min(waiting, key=lambda item: waiting[item])
+            name = min(waiting, key=lambda item: (waiting[item], -idle.get(item, 0)))
             op = next((item for item in found.segment.ops if item.name == name), None)
             better = None if op is None else self._better(found.segment, op)
             if better is None:
@@ -111,6 +118,20 @@ class Search:
                     waiting[near] = -math.inf
             found.whole = self._costs < self._most
         found.costs = self._costs
+        return found
+
+    def _idle(self, segment: DeviceSegment) -> dict[str, float]:
+        """By operator the cycles for which the array waits while it runs by itself: where these are most, most can be
+        saved, so the search begins there."""
+        found: dict[str, float] = {}
+        for op in segment.ops:
+            if any(view.buffer.kind in _OF_THE_HOST for view in op.sources):
+                continue
+            part = _part(segment, [op])
+            key = shape_digest(part)
+            if key not in self._known:
+                self._known[key] = self._costing(part)
+            found[op.name] = (self._known[key] or 0) - op.macs / self._rate
         return found
 
     def _around(self, before: DeviceSegment, behind: DeviceSegment) -> set[str]:
@@ -191,11 +212,14 @@ class Search:
         key = shape_digest(part)
         if key not in self._known:
             self._costs += 1
-            try:
-                self._known[key] = self._cost(part)
-            except (CompileError, IrError):
-                self._known[key] = None
+            self._known[key] = self._costing(part)
         return self._known[key]
+
+    def _costing(self, part: DeviceSegment) -> int | None:
+        try:
+            return self._cost(part)
+        except (CompileError, IrError):
+            return None
 
     def _check(self, before: DeviceSegment, behind: DeviceSegment, rules: Sequence[str]) -> None:
         """Both parts compute the same bytes on random inputs.
@@ -249,8 +273,8 @@ def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegmen
     chosen = [[op for op in item.ops if id(op) in wanted or id(op) not in same] for item in both]
     if max(map(len, chosen)) > _MOST:
         return None
-    if any(view.buffer.kind in ("pages", "table") for ops in chosen for op in ops for view in op.sources):
-        return None  # what lies there is the host's to say
+    if any(view.buffer.kind in _OF_THE_HOST for ops in chosen for op in ops for view in op.sources):
+        return None
     made = [_part(item, ops) for item, ops in zip(both, chosen, strict=True)]
     try:
         for item in made:

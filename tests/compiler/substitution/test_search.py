@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from support.substitution_cases import dense_block, drawn, joined_maxima
 
-from weft.compiler.ir.graph import CompileError, DeviceSegment, IrError, Pool, Rescale
+from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, Pool, Rescale
 from weft.compiler.substitution import search as module
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
 from weft.compiler.substitution.search import Search, parts_of, shape_digest
 from weft.compiler.substitution.term import parsed
 
-BITS = 24
+BITS, RATE = 24, 256
 
 
 def elements(segment: DeviceSegment) -> int:
@@ -22,7 +22,7 @@ def elements(segment: DeviceSegment) -> int:
 
 
 def searched(segment: DeviceSegment, most: int = 1000, **options: object) -> module.Searched:
-    return Search(carried(), elements, BITS, most).run(segment)
+    return Search(carried(), elements, BITS, RATE, most).run(segment)
 
 
 def test_a_requantisation_moves_behind_the_maximum() -> None:
@@ -43,9 +43,9 @@ def test_copies_into_concatenations_disappear() -> None:
 
 def test_what_is_not_quicker_stays_as_it_is() -> None:
     segment = joined_maxima()
-    assert Search(carried(), lambda part: 1000, BITS, 1000).run(segment).segment is segment
+    assert Search(carried(), lambda part: 1000, BITS, RATE, 1000).run(segment).segment is segment
     # More operators cost more: copies that disappear are all that is left to do.
-    found = Search(carried(), lambda part: 1000 * len(part.ops), BITS, 1000).run(segment)
+    found = Search(carried(), lambda part: 1000 * len(part.ops), BITS, RATE, 1000).run(segment)
     assert len(found.segment.ops) < len(segment.ops)
 
 
@@ -56,11 +56,34 @@ def test_the_search_ends_when_it_has_asked_enough() -> None:
         asked.append(part)
         return elements(part)
 
-    whole = Search(carried(), counted, BITS, 1000).run(dense_block(2))
-    assert whole.costs == len(asked)
-    few = Search(carried(), counted, BITS, 2).run(dense_block(2))
+    segment = dense_block(2)
+    whole = Search(carried(), counted, BITS, RATE, 1000).run(segment)
+    # Operators by themselves, which are looked at first, do not count.
+    alone = {shape_digest(module._part(segment, [op])) for op in segment.ops}
+    assert {shape_digest(part) for part in asked[: len(alone)]} == alone
+    assert whole.costs == len(asked) - len(alone)
+    few = Search(carried(), counted, BITS, RATE, 2).run(dense_block(2))
     assert not few.whole
     assert few.costs < whole.costs
+
+
+def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, order = joined_maxima(), list[str]()
+
+    def nothing(self: Search, segment: DeviceSegment, op: DeviceOp) -> None:
+        order.append(op.name)
+
+    monkeypatch.setattr(Search, "_better", nothing)
+    Search(carried(), elements, BITS, RATE, 1000).run(segment)
+    idle = [
+        elements(module._part(segment, [op])) - op.macs / RATE
+        for name in order
+        for op in segment.ops
+        if op.name == name
+    ]
+    assert sorted(order) == sorted(op.name for op in segment.ops)
+    assert idle == sorted(idle, reverse=True)
+    assert idle[0] > idle[-1]
 
 
 def test_what_cannot_be_compiled_is_passed_over() -> None:
@@ -68,7 +91,7 @@ def test_what_cannot_be_compiled_is_passed_over() -> None:
         raise CompileError("too large")
 
     segment = joined_maxima()
-    assert Search(carried(), refused, BITS, 1000).run(segment).segment == segment
+    assert Search(carried(), refused, BITS, RATE, 1000).run(segment).segment == segment
 
 
 def test_a_rule_that_does_not_hold_is_seen() -> None:
@@ -76,7 +99,7 @@ def test_a_rule_that_does_not_hold_is_seen() -> None:
     wrong = Rule(parsed("max[a](cat(x, y))"), parsed("cat(max[a](y), max[a](x))"))
     with pytest.raises(IrError, match="changed bytes"):
         Search(
-            [wrong], lambda part: 1000 - 100 * sum(isinstance(op, Pool) for op in part.ops), BITS, 1000
+            [wrong], lambda part: 1000 - 100 * sum(isinstance(op, Pool) for op in part.ops), BITS, RATE, 1000
         ).run(joined_maxima())
 
 
