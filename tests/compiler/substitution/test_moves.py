@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.substitution_cases import POOLS, Drawn, dense_block, drawn, joined_maxima
+from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn, joined_maxima
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import Add, DeviceSegment, Pool, Rescale, View
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View
 from weft.compiler.substitution.moves import Move, Moves
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
@@ -145,6 +145,27 @@ def test_operands_are_exchanged_unless_one_is_taken_from_the_other(scale: float)
     assert bool(found) == (scale > 0)
     for move in found:
         check(segment, move, 3)
+
+
+def test_a_depthwise_convolution_of_two_images_is_one_of_each() -> None:
+    """Each part has the weights of its own channels."""
+    made = Drawn(3)
+    one = made.rescale(made.values[0])
+    made.conv(made.cat([one, made.rescale(one)]), KERNELS[1], 0, depth=True)
+    segment = made.segment()
+    (last,) = (op for op in segment.ops if isinstance(op, Conv))
+    found = [
+        move
+        for move in Moves(carried(), BITS).of(segment, last)
+        if move.rule.startswith("depth[a,f|g](cat(x, y), outs(p, q)) = cat(")
+    ]
+    assert found
+    for move in found:
+        convs = [op for op in move.segment.ops if isinstance(op, Conv)]
+        parts = sorted(convs, key=lambda op: op.dst.c)
+        assert [len(op.weight) for op in parts] == [one.shape[3]] * 2
+        assert np.array_equal(np.concatenate([op.weight for op in parts]), last.weight)
+        check(segment, move, 7)
 
 
 def test_a_part_that_a_rule_leaves_as_it_is_stays() -> None:
