@@ -121,14 +121,17 @@ def test_quantised_convolution() -> None:
     np.testing.assert_array_equal(ran(text, x=x), level(np.asarray(wanted), 64, -9))
 
 
-def test_quantised_product_and_bias() -> None:
+@pytest.mark.parametrize(
+    "product", ["stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]", "stablehlo.dot %x, %w"]
+)
+def test_quantised_product_and_bias(product: str) -> None:
     weights, bias = bytes_of(6, 3, seed=1), np.array([100, -2000, 3], np.int32)
     kind, sums = "tensor<6x3x!quant.uniform<i8:f32, 0.25>>", "tensor<2x3x!quant.uniform<i32:f32, 0.125>>"
     row = "tensor<3x!quant.uniform<i32:f32, 0.125>>"
     body = f"""
     %w = stablehlo.constant() {{value = dense<{weights.tolist()}> : tensor<6x3xi8>}} : () -> {kind}
     %b = stablehlo.constant() {{value = dense<{bias.tolist()}> : tensor<3xi32>}} : () -> {row}
-    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : ({quantised("2x6")}, {kind}) -> {sums}
+    %0 = {product} : ({quantised("2x6")}, {kind}) -> {sums}
     %1 = stablehlo.broadcast_in_dim %b, dims = [1] : ({row}) -> {sums}
     %2 = stablehlo.add %0, %1 : {sums}
     %r = stablehlo.uniform_quantize %2 : ({sums}) -> {quantised("2x3", 32.0, 5)}"""

@@ -396,6 +396,19 @@ def test_sizes_of_packed_weights(name: str, value: Any, words: str, tmp_path: Pa
     assert "MatMulNBits" in message
 
 
+@pytest.mark.parametrize("domain", ["ai.example", "zzz.example"])
+def test_packed_weights_of_another_domain(domain: str, tmp_path: Path) -> None:
+    """What operators of the same name do there is not known."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        node = next(node for node in proto.graph.node if node.op_type == "MatMulNBits")
+        node.domain = domain
+        proto.opset_import.append(helper.make_opsetid(domain, 1))
+
+    message = changed(tmp_path, edit, Form(weights="bits"))
+    assert "is not made of the products that read this stream" in message
+
+
 def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
     def edit(proto: onnx.ModelProto) -> None:
         tensor = next(item for item in proto.graph.initializer if list(item.dims) == [32, 64])
