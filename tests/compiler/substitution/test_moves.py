@@ -168,6 +168,32 @@ def test_a_depthwise_convolution_of_two_images_is_one_of_each() -> None:
         check(segment, move, 7)
 
 
+def test_images_that_lie_beside_each_other_are_one_without_a_copy() -> None:
+    """Two parts of a buffer are read as the image that they are together, if the second is right behind the first."""
+    for gap in (0, 1):
+        made = Drawn(3)
+        source, dst = made.view((1, 6, 5, 7 + gap), "input"), made.view((1, 6, 5, 7))
+        made.values, at = [source], 0
+        for size in (3, 4):
+            image = View(source.buffer, (1, 6, 5, size), c=at + gap * (at > 0))
+            made.conv(image, KERNELS[1], 0, depth=True)
+            made.ops[-1] = made.ops[-1].replace(dst=View(dst.buffer, (1, 6, 5, size), c=at), low=-128)
+            at += size
+        made.ops.append(Rescale("last", dst, made.view(dst.shape), 0.5))
+        segment = made.segment()
+        found = [
+            move
+            for move in uses(segment, Moves(carried(), BITS))
+            if move.rule.endswith("= depth[a,f|g](cat(x, y), outs(p, q))")
+        ]
+        assert found
+        for move in found:
+            (conv,) = (op for op in move.segment.ops if isinstance(op, Conv))
+            assert conv.src.shape[3] == 7
+            assert (conv.src.buffer.name == source.buffer.name) == (gap == 0)
+            check(segment, move, 8)
+
+
 def test_a_part_that_a_rule_leaves_as_it_is_stays() -> None:
     """It lies in what is replaced, and is made by an operator, not copied: there is nowhere else to read it."""
     made = Drawn(4)
