@@ -209,6 +209,10 @@ def _queue_names(m: Any) -> None:
     device(m)["layers"][0]["cycles"].pop("VEC")
 
 
+def _queued_names(m: Any) -> None:
+    device(m)["layers"][0]["queued"].pop("VEC")
+
+
 def _buffer_name(m: Any) -> None:
     next(iter(device(m)["buffers"].values()))["name"] = "other"
 
@@ -284,6 +288,7 @@ CLASSES = {
     _written: "bytes, not ",
     _macs: "has a negative or huge number",
     _queue_names: "has other queues than LOAD, MM, VEC, STORE",
+    _queued_names: "has other queues than LOAD, MM, VEC, STORE",
     _buffer_name: "is named 'other'",
     _no_place: "has no place, or its place no buffer",
     _pages: "is of kind 'pages', not temp, input, output",
