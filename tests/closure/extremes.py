@@ -27,7 +27,9 @@ from weft.hdl.isa import (
     Queue,
     ReadRegisters,
     SetRegisters,
+    Source,
     Store,
+    Vec,
     places,
 )
 from weft.hdl.isa.loops import SLOTS
@@ -41,6 +43,8 @@ EACH = 40
 """Instructions of a program at most."""
 MOST = 1 << 15
 """Accesses of an operand, more of which would take too long."""
+ALIKE = 4
+"""Instructions of a kind, of queues that have one or two kinds."""
 TRIES = 100
 WORDS = 0x6000
 """Where in memory `_addresses` has numbers for READ."""
@@ -60,7 +64,7 @@ def extremes(core: Core, bench: Bench) -> Scenario:
         seed += 1
         made = _generator(core, seed)
     steps.append(_step(made, bench))
-    steps += [_all_semaphores(core, bench, half) for half in range(2)]
+    steps += [_all_semaphores(core, bench, half, queue) for half in range(2) for queue in Queue]
     if core.config.loops:
         steps += [_registers(core, bench), _addresses(core, bench)]
     return Scenario("extremes", bench, steps)
@@ -134,29 +138,36 @@ def _valid(instruction: Instruction, trial: Generator) -> bool:
     return True
 
 
-def _semaphores(core: Core, made: Generator, half: int) -> list[Instruction]:
-    """Instructions of VEC's queue one after the other, each of which takes half of the semaphores, which a LOAD gives,
-    and gives the others, which a STORE takes."""
-    given, program = 0xFF << 8 * half, []
+def _semaphores(core: Core, made: Generator, half: int, queue: Queue) -> list[Instruction]:
+    """Instructions of a queue one after the other, each of which takes half of the semaphores, which one of another
+    queue gives, and gives the others, which one of a third queue takes."""
+    given, program, last = 0xFF << 8 * half, [], made.scratchpad - 1
+    others: dict[Queue, Instruction] = {
+        Queue.LOAD: Load(base=7, run=1, dst=last),
+        Queue.VEC: Vec(source=Source.SCRATCHPAD, src=last - 3, dst=last - 2, params=made.block()),
+        Queue.STORE: Store(base=4, offset=0x1000, src=last - 1),
+    }
+    first, second = [item for other, item in others.items() if other != queue][:2]
     # What changes a kernel comes behind the kernel.
     for kind in sorted(INSTRUCTIONS.values(), key=lambda kind: kind is Microcode):
-        if kind.QUEUE is not Queue.VEC or kind().unsupported(core.config):
+        if kind.QUEUE is not queue or kind().unsupported(core.config):
             continue
-        drawn = next(item for item in iter(lambda kind=kind: made.draw(kind), None) if _valid(item, made))
-        for item in (*made.before(drawn), drawn):
-            program += [
-                Load(base=7, run=1, dst=made.scratchpad - 1, signal=given),
-                dataclasses.replace(item, wait=given, signal=0xFFFF ^ given),
-                Store(base=4, offset=0x1000, src=made.scratchpad - 2, wait=0xFFFF ^ given),
-            ]
+        for _ in range(1 if queue is Queue.VEC else ALIKE):
+            drawn = next(item for item in iter(lambda kind=kind: made.draw(kind), None) if _valid(item, made))
+            for item in (*made.before(drawn), drawn):
+                program += [
+                    dataclasses.replace(first, signal=given),
+                    dataclasses.replace(item, wait=given, signal=0xFFFF ^ given),
+                    dataclasses.replace(second, wait=0xFFFF ^ given),
+                ]
     return program
 
 
-def _all_semaphores(core: Core, bench: Bench, half: int) -> Step:
+def _all_semaphores(core: Core, bench: Bench, half: int, queue: Queue) -> Step:
     """A program of `_semaphores` that the checker takes."""
     for seed in range(TRIES):
         made = _generator(core, 100 + seed)
-        program = _semaphores(core, made, half)
+        program = _semaphores(core, made, half, queue)
         with contextlib.suppress(ProgramError):
             check([*program, End()], core.config)
             return compared("semaphores", made, program, bench)

@@ -12,6 +12,7 @@ from support.random_programs import MEMORY, PROGRAM, WithoutDivision, WithoutNum
 from weft.hdl.isa import (
     BASES,
     INSTRUCTIONS,
+    SEMAPHORE_MAX,
     SEMAPHORES,
     End,
     Instruction,
@@ -127,17 +128,22 @@ def waiting(core: Core) -> Scenario:
                 steps.append(_ends([take, other], f"{taker.name} without semaphore {semaphore}", never=True))
                 if giver is Queue.LOAD:
                     steps.append(_ends([give, take, take], f"{taker.name} with one {semaphore}", never=True))
+    # As many as a semaphore counts, of all of them, and back.
+    every = (1 << SEMAPHORES) - 1
+    give = dataclasses.replace(quick[Queue.LOAD], signal=every)
+    take = dataclasses.replace(quick[Queue.VEC], wait=every)
+    steps.append(_ends([*[give] * SEMAPHORE_MAX, *[take] * SEMAPHORE_MAX], "all semaphores", limit=4 * LONG))
     return Scenario("waiting", Benches(core).of({"latency": 2}), steps)
 
 
-def _ends(program: list[Instruction], name: str, *, never: bool = False) -> Step:
+def _ends(program: list[Instruction], name: str, *, never: bool = False, limit: int = 4000) -> Step:
     """Whether a program ends in a short time; where it does not, the core is reset."""
-    words = words_of(program)
+    words, most = words_of(program), limit
 
     def run(device: HostedRtl, limit: int | None) -> object:
         start(device, b"", [0, 0, 0, 0, 0x8000, 0, 0, 0], words)
         try:
-            device.wait(400 if never else 4000)
+            device.wait(400 if never else most)
         except DeviceError as error:
             device.reset()
             return "not done" if "is not done" in str(error) else str(error)

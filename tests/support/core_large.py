@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from support.core_cases import Benches, Core, Scenario, compared
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import DUMP, MEMORY
+from support.random_programs import Generator
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
 from weft.hdl.isa.kernel import Op
 
 COLUMNS = (0x2A, 0x155, 0x2AA, 0x555, 0xAAA)
 """Of a row, in vectors."""
+LOADS = 120
 PIXELS = (0xAAAA, 0xAAAA - 32, 0xAAAA - 512)
 """Of large transfers, each of two bytes."""
 SUMS = 4
@@ -61,6 +63,17 @@ class Large(Observed):
             )
             self.observe()
 
+    def build_loads(self) -> None:
+        """Loads of which some numbers are large, as many as the scratchpad and the region of inputs allow."""
+        self.prologue()
+        for turn in range(LOADS):
+            for _ in range(30):
+                drawn = Generator.draw(self, Load)
+                if self.append(dataclasses.replace(drawn, **self._large(drawn))):
+                    break
+            if turn % 8 == 7:
+                self.observe()
+
     def build_store(self) -> None:
         """Pixels that follow each other in memory are one transfer, here of more than 64 KiB, and of odd and even
         numbers of bursts."""
@@ -86,7 +99,7 @@ def _again(ops: list[MicroOp]) -> list[MicroOp]:
 
 def large(core: Core) -> Iterator[Scenario]:
     """A program of each kind that the core has."""
-    kinds = [("store", Store, Large.build_store)]
+    kinds = [("store", Store, Large.build_store), ("loads", Load, Large.build_loads)]
     kinds += [("sums", Softmax, Large.build_sums)] if core.config.softmax else []
     kinds += [("columns", Kernel, Large.build_columns)] if core.config.kernel else []
     for name, kind, build in kinds:
