@@ -142,6 +142,19 @@ def test_quantised_product_and_bias(product: str) -> None:
     )
 
 
+def test_integers_that_stand_for_themselves_become_floats() -> None:
+    """No quantisation is written out around them: they keep their numbers."""
+    floats, wholes = "tensor<2x6xf32>", "tensor<2x6xi32>"
+    body = f"""
+    %0 = stablehlo.uniform_dequantize %q : ({quantised("2x6")}) -> {floats}
+    %1 = stablehlo.convert %x : ({wholes}) -> {floats}
+    %r = stablehlo.add %0, %1 : {floats}"""
+    network = read(function(body, f"%q: {quantised('2x6')}, %x: {wholes}", floats))
+    q, x = bytes_of(2, 6), bytes_of(2, 6, seed=1).astype(np.int32) * 1000
+    (made,) = opened(network).run(None, {"q": q, "x": x})
+    np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + x)
+
+
 ELEMENTS = {
     "add": ("stablehlo.add %x, %y", lambda x, y: x + y),
     "subtract": ("stablehlo.subtract %x, %y", lambda x, y: x - y),

@@ -46,7 +46,10 @@ def test_a_small_family(found: Found) -> None:
         "first(max[a](x)) = max[a](first(x))",
         "cat(cat(x, y), z) = cat(x, cat(y, z))",
     }
-    assert found.terms > len(found.rules)
+    whole = Enumeration(SMALL, 1)
+    pairs = sum(1 for _ in whole.pairs())
+    assert (found.terms, found.pairs) == (whole.terms, pairs)
+    assert found.terms > pairs > len(found.rules) + len(found.unproven)
 
 
 def test_nothing_is_told_twice(found: Found) -> None:

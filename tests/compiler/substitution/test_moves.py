@@ -10,7 +10,7 @@ from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn
 
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View
-from weft.compiler.substitution.moves import Move, Moves
+from weft.compiler.substitution.moves import Move, Moves, usable
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
 from weft.compiler.substitution.term import parsed
@@ -74,6 +74,12 @@ def test_no_use_changes_a_byte() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_use_of_many_changes_a_byte(seed: int) -> None:
     assert sum(walked(range(1000 + 5 * seed, 1005 + 5 * seed), 4).values()) > 0
+
+
+def test_rules_of_more_than_three_operators_are_reached_by_several_uses() -> None:
+    sizes = [max(rule.left.size, rule.right.size) for rules in usable(carried()).values() for rule in rules]
+    assert max(sizes) == 3
+    assert max(max(rule.left.size, rule.right.size) for rule in carried()) > 3
 
 
 def test_maxima_go_into_the_parts_of_a_concatenation() -> None:
