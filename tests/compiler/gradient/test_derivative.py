@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from support.gradient_cases import CASES, Case, gradients_of, meant
 from support.ort_sessions import plain_session
 
-from weft.compiler.gradient.derivative import gradients
-from weft.compiler.gradient.expression import Axis, Expression, Source, add_up, apply, evaluate, spread
+from weft.compiler.gradient.derivative import _tiles, gradients
+from weft.compiler.gradient.expression import (
+    Axis,
+    Expression,
+    Reduce,
+    Reindex,
+    Source,
+    add_up,
+    apply,
+    evaluate,
+    spread,
+)
 
 
 def _differences(
@@ -79,3 +90,27 @@ def test_what_repeats_is_added_up_for_each_repetition() -> None:
     by_x, by_bias = evaluate(whole, given)
     np.testing.assert_array_equal(by_x, np.full((3, 4), 5.0))
     np.testing.assert_array_equal(by_bias, np.full(4, 15.0))
+
+
+POOLS = [case for case in CASES if case.op in ("MaxPool", "AveragePool")]
+
+
+@pytest.mark.parametrize("case", POOLS, ids=repr)
+def test_windows_that_lie_side_by_side_are_seen(case: Case) -> None:
+    """There, each element knows its window; elsewhere it is in several, or in none."""
+    tiles = case.attributes.get("strides") == [2, 2] == case.attributes["kernel_shape"]
+    tiles &= case.shapes == ((2, 3, 6, 4),)
+    _, (value,) = meant(case)
+    reduced = next(
+        item for item in _parts(value) if isinstance(item, Reduce) and isinstance(item.operand, Reindex)
+    )
+    found = _tiles(reduced.operand, reduced.over)
+    assert (found is not None) == tiles
+    if found is not None:
+        assert [(outer.size, inner.size) for outer, inner in found.values()] == [(3, 2), (2, 2)]
+
+
+def _parts(value: Expression) -> Iterator[Expression]:
+    yield value
+    for item in (*getattr(value, "operands", ()), *([value.operand] if hasattr(value, "operand") else [])):
+        yield from _parts(item)

@@ -268,6 +268,24 @@ def test_what_is_refused(name: str) -> None:
         read(text.encode())
 
 
+@pytest.mark.parametrize("by", [0, 1, 31, 32, -1])
+def test_shifts_to_the_right(by: int) -> None:
+    """By all of the bits of an int32 but one, at most."""
+    text = Text("tensor<1x2x3x4xi8>")
+    wide = text.rescale("%x0", [1 << 30], [30 - 20], (5, 0), "tensor<1x2x3x4xi32>", "SINGLE_ROUND")
+    count = text.constant(np.full((1, 1, 1, 1), by, np.int32))
+    moved = text.op("arithmetic_right_shift", [wide, count], "tensor<1x2x3x4xi32>", "round = false")
+    made = text.rescale(moved, [1 << 30], [30 + 13], (0, 0), "tensor<1x2x3x4xi8>", "SINGLE_ROUND")
+    if not 0 <= by <= 31:
+        with pytest.raises(CompileError, match="by other numbers than 0 to 31"):
+            read(text.text(made))
+        return
+    x = np.random.default_rng(0).integers(-128, 128, (1, 2, 3, 4)).astype(np.int8)
+    (found,) = run_graph(import_model(text.text(made)), {"x0": x}).values()
+    shifted = ((x.astype(np.int64) - 5) << 20) >> by
+    np.testing.assert_array_equal(found, np.clip((shifted + (1 << 12)) >> 13, -128, 127))
+
+
 def test_weights_must_be_constant() -> None:
     text = Text("tensor<1x4x4x2xi8>", "tensor<3x1x1x2xi8>")
     bias = text.constant(np.zeros(3, np.int32))

@@ -256,6 +256,13 @@ def test_initialisers_that_are_declared_otherwise(kind: int, shape: tuple[int, .
     )
 
 
+def test_element_types_that_onnx_does_not_have() -> None:
+    model = declared(TensorProto.FLOAT, (4,))
+    model.graph.output[0].type.tensor_type.elem_type = 99
+    with pytest.raises(CompileError, match=r"the model is not valid ONNX: .* has element type 99"):
+        network_of(model)
+
+
 def one_node(**attributes: Any) -> Network:
     """A graph of one operator of another domain with these attributes."""
     node = helper.make_node("Any", ["x"], ["y"], domain="my.own", **attributes)

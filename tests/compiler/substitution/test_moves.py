@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn, joined_maxima
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.substitution.functions import kind_of
 from weft.compiler.substitution.moves import Move, Moves, usable
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
@@ -74,6 +76,27 @@ def test_no_use_changes_a_byte() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_use_of_many_changes_a_byte(seed: int) -> None:
     assert sum(walked(range(1000 + 5 * seed, 1005 + 5 * seed), 4).values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({}, True),
+        ({"low": -127}, False),
+        ({"high": 126}, False),
+        ({"window": Window((3, 3), (1, 1), (2, 2))}, False),
+        ({"low": -127, "window": Window((3, 3), (1, 1), (2, 2))}, False),
+        ({"kind": "average"}, False),
+        ({"scale": 0.5}, False),
+        ({"x_zero": 1}, False),
+        ({"lookup": np.arange(-128, 128).astype(np.int8)}, False),
+    ],
+)
+def test_which_poolings_rules_know(changes: dict[str, Any], known: bool) -> None:
+    """Maxima that do nothing else."""
+    made = Drawn(7)
+    made.pool(made.values[0], POOLS[1])
+    assert (kind_of(made.ops[-1].replace(**changes)) == "max") == known
 
 
 def test_rules_of_more_than_three_operators_are_reached_by_several_uses() -> None:
