@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,29 @@ def test_integers_that_stand_for_themselves_become_floats() -> None:
     q, x = bytes_of(2, 6), bytes_of(2, 6, seed=1).astype(np.int32) * 1000
     (made,) = opened(network).run(None, {"q": q, "x": x})
     np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + x)
+
+
+@pytest.mark.parametrize(
+    ("direction", "meaning"),
+    [
+        ("EQ", np.equal), ("NE", np.not_equal), ("GT", np.greater), ("GE", np.greater_equal), ("LT", np.less),
+        ("LE", np.less_equal),
+    ],
+)  # fmt: skip
+def test_comparisons(direction: str, meaning: Callable[..., np.ndarray]) -> None:
+    floats, given = "tensor<2x6xf32>", quantised("2x6")
+    body = f"""
+    %0 = stablehlo.uniform_dequantize %x : ({given}) -> {floats}
+    %1 = stablehlo.uniform_dequantize %y : ({given}) -> {floats}
+    %2 = stablehlo.compare {direction}, %0, %1, FLOAT : ({floats}, {floats}) -> tensor<2x6xi1>
+    %3 = stablehlo.add %0, %0 : {floats}
+    %r = stablehlo.select %2, %3, %1 : tensor<2x6xi1>, {floats}"""
+    x = bytes_of(2, 6)
+    y = np.where(np.arange(6) % 3, bytes_of(2, 6, seed=1), x)
+    network = read(function(body, f"%x: {given}, %y: {given}", floats))
+    (made,) = opened(network).run(None, {"x": x, "y": y})
+    one, other = ((value - 3.0) * 0.5 for value in (x, y))
+    np.testing.assert_array_equal(made, np.where(meaning(one, other), 2 * one, other))
 
 
 ELEMENTS = {

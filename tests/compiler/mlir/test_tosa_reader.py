@@ -246,6 +246,29 @@ def test_older_texts() -> None:
     np.testing.assert_array_equal(made, [wanted])
 
 
+ROWS = """
+func.func @main(%x: tensor<3x5xi8>) -> tensor<3x2xi8> {
+  %w = "tosa.const"() {value = dense<[[1, -2, 3, 100, -127], [5, 0, -7, 11, 2]]> : tensor<2x5xi8>} : () -> tensor<2x5xi8>
+  %b = "tosa.const"() {value = dense<[10, -2000]> : tensor<2xi32>} : () -> tensor<2xi32>
+  %0 = "tosa.fully_connected"(%x, %w, %b) {quantization_info = #tosa.conv_quant<input_zp = 7, weight_zp = 0>} : (tensor<3x5xi8>, tensor<2x5xi8>, tensor<2xi32>) -> tensor<3x2xi32>
+  %1 = "tosa.rescale"(%0) {double_round = false, input_zp = 0 : i32, multiplier = array<i32: 1073741824>, output_zp = -4 : i32, per_channel = false, scale32 = true, shift = array<i8: 37>} : (tensor<3x2xi32>) -> tensor<3x2xi8>
+  return %1 : tensor<3x2xi8>
+}
+"""
+
+
+def test_rows_by_weights_of_older_texts() -> None:
+    x = np.random.default_rng(0).integers(-128, 128, (3, 5)).astype(np.int8)
+    (made,) = run_graph(import_model(ROWS.encode()), {"x": x}).values()
+    weights = np.array([[1, -2, 3, 100, -127], [5, 0, -7, 11, 2]])
+    total = (x.astype(int) - 7) @ weights.T + np.array([10, -2000])
+    wanted = [tosa_numpy.apply_scale(int(value), 1 << 30, 37, False) - 4 for value in total.reshape(-1)]
+    np.testing.assert_array_equal(made, np.clip(wanted, -128, 127).reshape(3, 2))
+    four = ROWS.replace(", -127]", "]").replace(", 2]]", "]]").replace("2x5xi8", "2x4xi8")
+    with pytest.raises(CompileError, match="has weights for 4 inputs; rows have 5"):
+        read(four.encode())
+
+
 REFUSED = {
     "operation": (r"tosa\.conv2d", "tosa.fft2d", "line 6: tosa.fft2d is none that weft reads"),
     "rounding": ("SINGLE_ROUND", "NO_ROUND", "has rounding_mode 'NO_ROUND'"),

@@ -221,3 +221,21 @@ def test_random_networks(name: str) -> None:
         compare(program, segment, given, config, temps=False)
         cut += bool(depth_first(segment, Planner(Target(config, bandwidth))).strips)
     assert cut or name not in ("tiny", "small", "icebreaker")
+
+
+def test_results_that_cannot_stay_on_chip_meanwhile_cost_their_bytes() -> None:
+    """A result that is alive while a chain runs goes to memory, and comes back for each operator that reads it."""
+    x = whole("x", (1, 8, 8, 8), "input")
+    kept = conv("kept", x, 8)
+    first = conv("first", kept.dst, 16)
+    last = conv("last", first.dst, 8)
+    again = conv("again", kept.dst, 8, kind="output")
+    ops = (kept, first, last, again)
+    chains = _Chains(DeviceSegment("kept", ops), Planner(Target(SMALL)))
+    chains.usual = dataclasses.replace(chains.segment, resident={kept.dst.buffer.name: 0})
+    moved = chains.planner.target.moved(3 * 8 * 8 * 8)
+    assert chains._lost(1, 2) == moved > 0
+    assert chains._lost(3, 3) == moved
+    assert chains._lost(0, 3) == 0.0  # it is a part of the chain
+    chains.usual = dataclasses.replace(chains.segment, resident={})
+    assert chains._lost(1, 2) == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.operators.reductions import (
     OPERATORS,
+    _at_least,
     number_range,
     number_shape,
     number_steps,
@@ -24,6 +26,7 @@ from weft.compiler.onnx.operators.reductions import (
     reduction_length,
     reduction_order,
 )
+from weft.compiler.onnx.qdq import RowNumber
 from weft.hdl.isa.config import Config
 
 Shape = tuple[int, ...]
@@ -229,3 +232,20 @@ def test_count() -> None:
     assert not on_host(graph)
     difference = run_graph(graph, feeds)[model.graph.output[0].name] - session(model).run(None, feeds)[0]
     assert math.isclose(np.abs(difference).max() / scale, 0, abs_tol=1.01)
+
+
+@pytest.mark.parametrize(
+    ("root", "gain", "value", "least"),
+    [("", 1.0, 3.0, 3.0), ("", 4.0, 3.0, 0.75), ("root", 2.0, 3.0, 2.25), ("root", 0.5, 3.0, 36.0)],
+)
+def test_the_least_of_a_number_is_ahead_of_its_root_and_gain(
+    root: str, gain: float, value: float, least: float
+) -> None:
+    """``max(gain * root(total), value)`` is ``gain * root(max(total, least))``."""
+    number = RowNumber(Any, (1, 4), (1,), (), "squares", 1.0, root=root, gain=gain)  # type: ignore[arg-type]
+    found = _at_least(number, value)
+    assert found is not None
+    assert found.least == least
+    again = _at_least(found, value / 2)
+    assert again is not None
+    assert again.least == least
