@@ -186,6 +186,32 @@ def test_ties_go_to_even() -> None:
     assert "tosa.bitwise_and" not in text
 
 
+@pytest.mark.parametrize(
+    ("mask", "half", "multiplier", "device"),
+    [(3, 2, 1 << 30, True), (3, 1, 1 << 30, False), (1, 2, 1 << 30, False), (0, 1, 1431655765, False)],
+)
+def test_ties_of_other_sums_are_not_those_of_the_device(
+    mask: int, half: int, multiplier: int, device: bool
+) -> None:
+    """What is looked at of a sum has to be what is half way of a quarter; a multiplier of more than 24 bits is none of
+    the device's. Whatever is read computes what the text says."""
+    conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
+    assert isinstance(conv, Conv)
+    op = conv.replace(scale=np.full(3, 0.25), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
+    printing, one = module("printing"), "> : tensor<1x1x1x1xi32>"
+    body = printing.Body([("int8", op.src.shape)])
+    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    changes = ((f"<3{one}", f"<{mask}{one}"), (f"<2{one}", f"<{half}{one}"), (str(1 << 30), str(multiplier)))
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    graph = import_model(text.encode())
+    assert (on_host(graph) == {}) == device
+    x = np.random.default_rng(0).integers(-20, 20, op.src.shape).astype(np.int8)
+    (made,) = run_graph(graph, dict.fromkeys(graph.inputs, x)).values()
+    np.testing.assert_array_equal(made, tosa_numpy.run(text, x)[0])
+
+
 def test_forms_are_read_as_the_operators_that_they_are() -> None:
     rng = np.random.default_rng(0)
     text = check(qdq_models.random_add(rng))
