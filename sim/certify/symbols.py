@@ -258,12 +258,13 @@ class Symbols:
         return total
 
     def _key(self, name: str, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The key of a function, and factors of its arguments but the first."""
-        if name not in self._keys:
+        """The key of a function of so many arguments, and factors of these but the first."""
+        called = f"{name} of {count}"
+        if called not in self._keys:
             keys = self.values.keys
-            factors = [keys(f"argument {at} of {name}") % self._moduli for at in range(1, count)]
-            self._keys[name] = keys(f"function {name}"), factors
-        return self._keys[name]
+            factors = [keys(f"argument {at} of {called}") % self._moduli for at in range(1, count)]
+            self._keys[called] = keys(f"function {called}"), factors
+        return self._keys[called]
 
     def settled(self, sums: Sums) -> Sums:
         """The same, as constants where its range is one number."""

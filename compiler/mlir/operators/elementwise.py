@@ -153,7 +153,14 @@ def logical(context: Context) -> None:
     operator = _LOGICAL[context.short]
     if context.result().type.dtype != "bool":
         operator = f"Bitwise{operator}"
-    context.put(context.emit(operator, context.real(0), context.real(1)))
+    context.put(context.emit(operator, _number(context, 0), _number(context, 1)))
+
+
+def _number(context: Context, index: int) -> str:
+    """An operand as real numbers, but integers that stand for themselves as they are."""
+    given = context.operand(index).type
+    whole = given.quantisation is None and not given.dtype.startswith(("float", "bfloat"))
+    return context.stored(index) if whole else context.real(index)
 
 
 def compare(context: Context) -> None:
@@ -162,7 +169,7 @@ def compare(context: Context) -> None:
     direction = str(text).split()[-1].strip("<>") if str(text).split() else ""
     if direction not in _DIRECTIONS:
         raise context.refuse(f"has direction {direction[:20]!r}; there are {', '.join(_DIRECTIONS)}")
-    made = context.emit(_DIRECTIONS[direction], context.real(0), context.real(1))
+    made = context.emit(_DIRECTIONS[direction], _number(context, 0), _number(context, 1))
     context.put(context.emit("Not", made, suffix="not") if direction == "NE" else made)
 
 
@@ -170,7 +177,7 @@ def select(context: Context) -> None:
     """One of two, by a condition."""
     if context.operand(0).type.dtype != "bool":
         raise context.refuse(f"has a condition of {context.operand(0).type.dtype}; it must be i1")
-    context.finish(context.emit("Where", context.stored(0), context.real(1), context.real(2)))
+    context.finish(context.emit("Where", context.stored(0), _number(context, 1), _number(context, 2)))
 
 
 def clamp(context: Context) -> None:

@@ -7,6 +7,7 @@ import pytest
 from support.gradient_cases import CASES, Case, gradients_of
 from support.ort_sessions import plain_session
 
+from weft.compiler.gradient import held
 from weft.compiler.gradient.network import gradient_network
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.reader import read
@@ -23,3 +24,14 @@ def test_networks_of_gradients(case: Case) -> None:
     assert names == [f"{name}/gradient" for name in given]
     for found, wanted in zip(session.run(None, feed), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_nodes_that_do_the_same_are_one_unless_they_have_a_name() -> None:
+    graph = held.Graph()
+    one, again = (graph.node("Neg", ["x"]) for _ in range(2))
+    assert one == again
+    assert graph.node("Neg", ["y"]) != one
+    assert graph.node("Softmax", ["x"], axis=1) != graph.node("Softmax", ["x"], axis=0)
+    assert graph.node("Neg", ["x"], "wanted") == "wanted"
+    assert [node.outputs[0] for node in graph.nodes].count("wanted") == 1
+    assert len(graph.nodes) == 5

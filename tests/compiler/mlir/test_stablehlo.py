@@ -179,6 +179,22 @@ def test_comparisons(direction: str, meaning: Callable[..., np.ndarray]) -> None
     np.testing.assert_array_equal(made, np.where(meaning(one, other), 2 * one, other))
 
 
+def test_integers_that_are_repeated_are_compared_as_numbers() -> None:
+    """Beside a quantised value, so that the model is read."""
+    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi8>", quantised("2x6")
+    body = f"""
+    %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
+    %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi8>) -> {wholes}
+    %2 = stablehlo.compare LT, %x, %1, SIGNED : ({wholes}, {wholes}) -> tensor<2x6xi1>
+    %3 = stablehlo.add %0, %0 : {floats}
+    %r = stablehlo.select %2, %3, %0 : tensor<2x6xi1>, {floats}"""
+    network = read(function(body, f"%q: {given}, %x: {wholes}, %y: tensor<6xi8>", floats))
+    q, x, y = bytes_of(2, 6), bytes_of(2, 6, seed=1), bytes_of(6, seed=2)
+    (made,) = opened(network).run(None, {"q": q, "x": x, "y": y})
+    real = (q - 3.0) * 0.5
+    np.testing.assert_array_equal(made, np.where(x < y, 2 * real, real))
+
+
 ELEMENTS = {
     "add": ("stablehlo.add %x, %y", lambda x, y: x + y),
     "subtract": ("stablehlo.subtract %x, %y", lambda x, y: x - y),

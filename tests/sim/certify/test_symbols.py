@@ -160,3 +160,17 @@ def test_alignments_count() -> None:
     ]
     for one, other in itertools.combinations(made, 2):
         assert (one.f != other.f).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_quotients_with_and_without_alignments_are_different_functions(first: bool) -> None:
+    """Of one scale and exponent, whichever a program has first."""
+    symbols = Symbols(Values(7))
+    elements, sums = variables(symbols, 8).reshape(2, 1, 4), symbols.unsigned(variables(symbols, 2))
+    alignment = variables(symbols, 2).ranging(0, 31).reshape(2, 1)
+    made = [
+        numerics.normalised(symbols, elements, sums, alignment if aligned else None, 77, 3, 0).f
+        for aligned in (first, not first, first)
+    ]
+    assert (made[0] != made[1]).any(axis=-1).all()
+    assert (made[0] == made[2]).all()
