@@ -18,6 +18,8 @@ from weft.hdl.errors import WeftError
 DATA, RESULTS, SETTINGS = ".coverage", "results.xml", "settings"
 SECONDS = 120.0
 """Of tests, as long as they took when they were recorded, that are tried on a change."""
+DEFINITIONS = ("tests/compiler/ir/test_operator_defaults.py",)
+"""Tests of what modules define, which run none of their lines."""
 MOST = 600
 """Tests that are tried on a change."""
 
@@ -76,13 +78,14 @@ class Recorded:
         """Tests that run a line of a file, within `SECONDS` and `MOST`: those of the file itself, then those of its
         folder, then others; of each kind quick ones first, but of all files in turn.
 
-        What runs only when modules are imported is run by all tests of that file.
+        What runs only when modules are imported is run by all tests of that file, and by those of `DEFINITIONS`.
         """
         lines = self._lines_of(path)
         around = statement((self._root / path).read_text(), line)
         names = {name for at in around for name in lines.get(at, ()) if name}
         if not names:
             names = {name for found in lines.values() for name in found if name}
+            names |= {name for name in self._tests if name.partition("::")[0] in DEFINITIONS}
         found, spent = [], 0.0
         near = sorted(
             _in_turn([self._tests[name] for name in names if name in self._tests]),
