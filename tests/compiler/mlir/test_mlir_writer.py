@@ -218,6 +218,8 @@ def test_forms_are_read_as_the_operators_that_they_are() -> None:
     assert text is not None
     assert [type(op) for op in device_ops(import_model(text.encode()))] == [Add]
     assert forms.CONSTANTS["part"] == 4095
+    # TOSA shifts an i32 to the right by 31 places at most, and by one at least to have a half.
+    assert [shift - forms.PART for shift in forms.SHIFTS] == [1, 31]
 
 
 def _refused(source: Any, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from support.qdq_models import Quantised
 from weft.compiler.frontend import import_model
 from weft.compiler.host import evaluate
 from weft.compiler.ir.graph import Add, Conv, Rescale
+from weft.compiler.ir.network import Node
 from weft.compiler.onnx.elementwise import LENGTH, PLAIN
+from weft.compiler.onnx.functions import Entries, _inherited
 from weft.hdl.isa.config import Config
 
 UNARY: dict[str, dict[str, Any]] = {
@@ -406,3 +409,19 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(device_ops(graph)) == 1
     for name, value in run_graph(graph, chain.feeds).items():
         assert np.abs(value.astype(int) - expected[name]).max() <= 1
+
+
+def test_what_a_choice_inherits() -> None:
+    """An entry is undefined if its condition is, or the one of both values that is chosen; the other one may be."""
+    flags = np.array(list(itertools.product([False, True], repeat=4)))
+    unknown, chosen, yes, no = flags.T
+    given = tuple(
+        Entries(np.zeros(16) if values is None else values, undefined)
+        for values, undefined in ((chosen, unknown), (None, yes), (None, no))
+    )
+    node = Node("Where", ("c", "a", "b"), ("y",))
+    assert _inherited(node, given).astype(bool).tolist() == [
+        u or (a if c else b) for u, c, a, b in flags.tolist()
+    ]
+    assert _inherited(Node("Add", ("a", "b"), ("y",)), given[1:]).tolist() == (yes | no).tolist()
+    assert not _inherited(Node("IsNaN", ("a",), ("y",)), given[1:2]).any()

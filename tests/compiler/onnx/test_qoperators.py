@@ -135,6 +135,18 @@ def test_operators(name: str, dtype: type) -> None:
             one_step.on_golden(graph, "tiny", made.rng)
 
 
+@pytest.mark.parametrize("opset", [11, 17])
+def test_both_meanings_of_softmax_agree_about_the_last_axis(opset: int) -> None:
+    """The operator says that it means the later one, in a model of whatever version."""
+    made = Single(np.random.default_rng(1), np.int8)
+    made.opset = opset
+    model = softmax(made)
+    graph = import_model(model)
+    assert not on_host(graph)
+    (wanted,) = plain_session(model).run(None, made.feeds)
+    assert np.abs(run_graph(graph, made.feeds)["y"].astype(int) - wanted).max() <= 1
+
+
 def chosen(made: Single) -> onnx.ModelProto:
     where = made.constant(made.rng.random(SHAPE) < 0.5, np.bool_)
     given = [name for _ in range(2) for name in (made.value(SHAPE), *made.pair())]
