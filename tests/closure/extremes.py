@@ -39,6 +39,8 @@ from weft.sim.golden.interpreter import EXECUTE
 LIMITS = ("0", "1", "negative", "maximum")
 KEPT = {"Store": ("base", "offset"), "Load": ("base",)}
 """Fields that decide where in memory an instruction writes, or what of it a host may change."""
+STRIDES = ("ob", "oy", "ox", "nt", "ky", "kx", "kc", "ry", "rx", "row", "pixel", "vector")
+"""How the names of strides end."""
 EACH = 40
 """Instructions of a program at most."""
 MOST = 1 << 15
@@ -88,19 +90,40 @@ def _instructions(core: Core) -> Iterator[Instruction]:
             continue
         drawn = next(item for item in iter(lambda kind=kind: trial.draw(kind), None) if _valid(item, trial))
         one = dataclasses.replace(drawn, **_single(drawn))
-        for value in LIMITS:
-            yield _at(one, value, trial)
+        found = [_at(one, value, trial) for value in LIMITS]
         for name, place in places(kind.OPCODE).items():
             if 1 < place.width <= fields.FEW and name not in KEPT.get(kind.__name__, ()):
-                yield from (_with(one, name, number) for number in range(place.low, place.high + 1))
+                found += [_with(one, name, number) for number in range(place.low, place.high + 1)]
+        yield from found
+        yield from _alone(one, found, trial)
+
+
+def _alone(one: Instruction, found: list[Instruction], trial: Generator) -> Iterator[Instruction]:
+    """For each value of a field that none of `found` has an instruction with that alone, if it is valid: others are
+    as small as they may be."""
+    kind, config = type(one), trial.config
+    own = {
+        name: place for name, place in places(kind.OPCODE).items() if name not in ("wait", "signal", "start")
+    }
+    strides = {name: 0 for name in own if "_" in name and name.rpartition("_")[2] in STRIDES}
+    still = dataclasses.replace(one, **strides)
+    seen = {(name, value) for item in found for name in own for value in fields.bins_of(item, name, config)}
+    for name in own:
+        if name in KEPT.get(kind.__name__, ()):
+            continue
+        for value in fields.bins(kind, name, config):
+            number = {"negative": -1, "maximum": fields.maximum(kind, name, config), "between": 2}.get(value)
+            new = _with(still, name, int(value) if number is None else number)
+            if (name, value) not in seen and _valid(new, trial):
+                yield new
 
 
 def _single(instruction: Instruction) -> dict[str, int]:
     """Counts of one."""
     counts = {loop.count for operand in instruction.OPERANDS for loop in operand.loops}
     own = places(instruction.OPCODE)
-    return {str(name): 1 for name in (*counts, "rows", "line") if str(name) in own and not isinstance(
-        instruction, Kernel)}  # fmt: skip
+    names = ("ob", "oy", "ox") if isinstance(instruction, Kernel) else (*counts, "rows", "line")
+    return {str(name): 1 for name in names if str(name) in own}
 
 
 def _at(base: Instruction, value: str, trial: Generator) -> Instruction:
