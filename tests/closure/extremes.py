@@ -41,6 +41,8 @@ KEPT = {"Store": ("base", "offset"), "Load": ("base",)}
 """Fields that decide where in memory an instruction writes, or what of it a host may change."""
 STRIDES = ("ob", "oy", "ox", "nt", "ky", "kx", "kc", "ry", "rx", "row", "pixel", "vector")
 """How the names of strides end."""
+SHORT = {"length": 1, "run": 1, "pixels": 1, "skip": 0, "before": 0}
+"""Fields of a LOAD of one byte."""
 EACH = 40
 """Instructions of a program at most."""
 MOST = 1 << 15
@@ -68,7 +70,7 @@ def extremes(core: Core, bench: Bench) -> Scenario:
     steps.append(_step(made, bench))
     steps += [_all_semaphores(core, bench, half, queue) for half in range(2) for queue in Queue]
     if core.config.loops:
-        steps += [_registers(core, bench), _addresses(core, bench)]
+        steps += [_registers(core, bench), *(_addresses(core, bench, other) for other in (15, 3))]
     return Scenario("extremes", bench, steps)
 
 
@@ -106,6 +108,7 @@ def _alone(one: Instruction, found: list[Instruction], trial: Generator) -> Iter
         name: place for name, place in places(kind.OPCODE).items() if name not in ("wait", "signal", "start")
     }
     strides = {name: 0 for name in own if "_" in name and name.rpartition("_")[2] in STRIDES}
+    strides |= dict.fromkeys(("transpose", "paged", "int4", "blocks"), 0) | SHORT if kind is Load else {}
     still = dataclasses.replace(one, **strides)
     seen = {(name, value) for item in found for name in own for value in fields.bins_of(item, name, config)}
     for name in own:
@@ -209,37 +212,46 @@ def _registers(core: Core, bench: Bench) -> Step:
             slots |= {f"register{slot}": number, f"mode{slot}": (turn + slot) % 4 if number != 7 else 0}
             slots[f"value{slot}"] = values[(turn + 3 * slot) % len(values)]
         program.append(SetRegisters(**slots))
-    for register in (0, 1, 2, 15):
-        program.append(SetRegisters(register0=register, mode0=1, value0=register % 2))
-        body = SetRegisters(register0=3, mode0=2, value0=1)
-        ahead = {f"register{slot}": (register + slot) % 16 for slot in range(SLOTS)}
-        modes = {
-            f"mode{slot}": (slot + register) % 4 if (register + slot) % 16 != register else 0
-            for slot in range(SLOTS)
-        }
-        numbers = {f"value{slot}": values[(slot + register) % len(values)] for slot in range(SLOTS)}
-        last = {"register7": register, "mode7": 1, "value7": 0}
+    for turn in range(16):
+        register, reset = (0, 1, 2, 15)[turn % 4], turn % SLOTS
+        program.append(SetRegisters(register0=register, mode0=1, value0=turn // 4 % 2))
+        slots = {}
+        for slot in range(SLOTS):
+            number = (turn + slot) % 16
+            slots |= {
+                f"register{slot}": number,
+                f"mode{slot}": (turn // 4 + slot) % 4 if number != register else 0,
+            }
+            slots[f"value{slot}"] = values[(turn + 3 * slot) % len(values)]
+        slots |= {f"register{reset}": register, f"mode{reset}": 1, f"value{reset}": 0}
+        for slot in range(reset + 1, SLOTS):
+            slots[f"mode{slot}"] *= slots[f"register{slot}"] != register
+        body = [SetRegisters(register0=3, mode0=2, value0=1)] * (turn % 3)
         program += [
-            LoopStart(register=register, skip=2),
-            body,
-            LoopNext(back=2, **ahead | modes | numbers | last),
+            LoopStart(register=register, skip=len(body) + 1),
+            *body,
+            LoopNext(back=len(body) + 1, **slots),
         ]
+    program.append(ReadRegisters(base=8, offset=0, first=15, count=1))
     program += [ReadRegisters(base=8, offset=0x100, first=first, count=count) for first, count in (
         (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
-    program.insert(-5, SetRegisters(register0=8, mode0=1, value0=0))
+    program.insert(-6, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
     return compared("registers of programs", made, program, bench)
 
 
-def _addresses(core: Core, bench: Bench) -> Step:
-    """Registers get numbers in every way, and stores show each of their bits: they go to the right place by it."""
+def _addresses(core: Core, bench: Bench, other: int) -> Step:
+    """Registers get numbers in every way, and stores show each of their bits: they go to the right place by it. READ
+    reads by register `other`, so that no store may go by that, nor by those that loads go by."""
     made, pick = _generator(core, 78), random.Random(78)
     numbers = [0x55555555, 0xAAAAAAAA, 0xFFFFFFFF, 0, *(pick.getrandbits(32) for _ in range(60))]
+    for step in (-1, 1):  # offsets of 1 and of all bits
+        numbers.append(OUTPUT + 64 * len(numbers) + step)
+    own = [register for register in (*range(1, 6), *range(8, 16)) if register != other]
     image = bytearray(made.image)
     assert made.append(made.dump())  # which waits for all that loads; stores behind it need not
     for turn, number in enumerate(numbers):
-        # READ reads by `other`, so that no store may go by it.
-        register, part, other = 8 + turn % 7, pick.getrandbits(32), 15
+        register, part = own[turn % len(own)], pick.getrandbits(32)
         rest, words = _signed(number - part), WORDS + 32 * turn
         image[words : words + 4] = number.to_bytes(4, "little")
         ways: list[Instruction] = [

@@ -66,14 +66,14 @@ def filled(op: Conv, config: Config) -> float:
     return max(roofline(op, config), _alone(op, config), *bounds(op, config).values()) + ends(config)
 
 
-def bounds(op: Conv, config: Config, between: int = _BETWEEN) -> dict[str, float]:
+def bounds(op: Conv, config: Config, between: int = _BETWEEN, *, beside: bool = False) -> dict[str, float]:
     """Cycles that a layer takes at least, by the name of the reason, if the vector unit is idle for so many `between`
-    two instructions: it is never for less than `VEC_EARLY`."""
+    two instructions: it is never for less than `VEC_EARLY`; and if a pooling is `beside` products, which it is only
+    where there is room on chip for both."""
+    few = max(config.n, rmw_latency(config) - 1)
     return {
-        "lanes stay empty": max(_vectors(op, config, 1), _vector(op, config, config.n)),
-        "few rows": max(
-            _vectors(op, config, max(config.n, rmw_latency(config) - 1)), _starts(op, config, between)
-        ),
+        "lanes stay empty": max(_vectors(op, config, 1, beside), _vector(op, config, config.n)),
+        "few rows": max(_vectors(op, config, few, beside), _starts(op, config, between)),
         "operands come again": _again(op, config),
         "short runs": _runs(op, config),
     }
@@ -148,10 +148,10 @@ def _pixels(op: Conv) -> tuple[int, int]:
     return (1, n * size) if op.window == Window() else (n, size)
 
 
-def _vectors(op: Conv, config: Config, least: int) -> float:
+def _vectors(op: Conv, config: Config, least: int, beside: bool = False) -> float:
     """A cycle for each row and tile of weights, which are whole vectors of N channels by N channels, of a group or of
     as many groups as fit; a tile of weights takes `least` cycles to come in, however few rows there are. A
-    pooling either costs products twice, or comes behind all of them."""
+    pooling costs products twice, or it comes behind all of them, or runs `beside` them."""
     n, (out, kh, kw, cin) = config.n, op.weight.shape
     images, rows = _pixels(op)
     # Rows, tiles, vectors of a contraction, and cycles that LOAD takes for a row of it: a window's pixels side by side
@@ -168,7 +168,8 @@ def _vectors(op: Conv, config: Config, least: int) -> float:
         max(max(count, least) * tiles * vectors, count * load) for count, tiles, vectors, load in ways
     )
     once = images * cycles
-    return min(once * _overlap(op, config), once + (_vector(op, config, n) if op.pool else 0.0))
+    behind = _vector(op, config, n) if op.pool and not beside else 0.0
+    return min(once * _overlap(op, config), once + behind)
 
 
 def _tiles(op: Conv, share: int, n: int) -> tuple[int, int]:
