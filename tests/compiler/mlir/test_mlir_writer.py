@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,36 @@ def test_forms_are_read_as_the_operators_that_they_are() -> None:
     assert forms.CONSTANTS["part"] == 4095
     # TOSA shifts an i32 to the right by 31 places at most, and by one at least to have a half.
     assert [shift - forms.PART for shift in forms.SHIFTS] == [1, 31]
+
+
+@pytest.mark.parametrize("change", [0, 1, -1])
+def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> None:
+    """What is taken for half way has to be half of what is looked at."""
+    shape = (1, 3, 4, 5)
+    op = Add(
+        "y",
+        whole("a", shape, "input"),
+        whole("b", shape, "input"),
+        whole("y", shape, "output"),
+        0.37,
+        0.61,
+        3,
+        -4,
+    )
+    printing = module("printing")
+    body = printing.Body([("int8", shape)] * 2)
+    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    numbers = {int(number) for number in re.findall(r"dense<(\d+)> : tensor<1x1x1x1xi32>", text)}
+    half = max(number for number in numbers if 2 * number - 1 in numbers)
+    old = f"dense<{half}> : tensor<1x1x1x1xi32>"
+    assert text.count(old) == 1
+    text = text.replace(old, old.replace(str(half), str(half + change)))
+    graph = import_model(text.encode())
+    assert (on_host(graph) == {}) == (change == 0)
+    rng = np.random.default_rng(1)
+    feeds = {name: rng.integers(-128, 128, shape).astype(np.int8) for name in graph.inputs}
+    (made,) = run_graph(graph, feeds).values()
+    np.testing.assert_array_equal(made, tosa_numpy.run(text, *feeds.values())[0])
 
 
 def _refused(source: Any, why: str) -> None:
