@@ -31,7 +31,7 @@ from closure import fields, sections
 from closure.cores import CORES, component
 from closure.extremes import extremes
 from support.core_arithmetic import arithmetic
-from support.core_cases import Bench, Benches, Core, Scenario, scenarios
+from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
 from support.core_large import large
 from support.core_observed import long_loops
@@ -83,26 +83,35 @@ def run(core: Core, seconds: float) -> Covered:
     """Run scenarios on `core` for about so long. Raises `ScenarioError` if one fails."""
     end, found = time.monotonic() + seconds, Covered()
     functional = fields.points(core)
-    devices: dict[int, CoveredRtl] = {}
-    used: list[Bench] = []  # kept, as devices go by their identity
+    verilog = core_verilog(core.config, sequential=core.sequential)
     benches = Benches(core, kept=True)
+    devices: dict[int, CoveredRtl] = {}  # those of `benches`, which scenarios share
     for seed, scenario in _scenarios(core, benches):
         if seed and time.monotonic() > end:
             break
         found.seeds = seed + 1
-        device = devices.get(id(scenario.bench))
-        if device is None:
-            device = CoveredRtl(core.config, MEMORY, sequential=core.sequential, **scenario.bench.memory)
-            devices[id(scenario.bench)] = device
-            used.append(scenario.bench)
+        key = id(scenario.bench)
+        device = devices.pop(key, None) or CoveredRtl(
+            core.config, MEMORY, sequential=core.sequential, **scenario.bench.memory
+        )
+        before = device.cycles
         _carry_out(device, scenario)
+        found.cycles += device.cycles - before
         fields.count(functional, scenario.steps, core.config)
-    found.cycles = sum(device.cycles for device in devices.values())
-    verilog = core_verilog(core.config, sequential=core.sequential)
-    found.counts = {**merge(_read(device, verilog) for device in devices.values()), **functional}
-    for device in devices.values():
-        device.close()
+        if scenario.bench in benches:
+            devices[key] = device
+        else:  # a model with its counts takes much memory
+            found.counts = merge([found.counts, _closed(device, verilog)])
+    parts = [_closed(device, verilog) for device in devices.values()]
+    found.counts = {**merge([found.counts, *parts]), **functional}
     return found
+
+
+def _closed(device: CoveredRtl, verilog: str) -> Counts:
+    """What a device covered, which is closed."""
+    counts = _read(device, verilog)
+    device.close()
+    return counts
 
 
 def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from support.core_cases import Bench, Benches, Core, Scenario, Step, compared
 from support.core_observed import Observed, four_bytes
@@ -40,8 +41,16 @@ class Halfway(Observed):
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         """From the scratchpad, without a second operand or a limit."""
-        whole = {"source": Source.SCRATCHPAD, "add": 0, "multiply": 0, "low": -128, "high": 127, "ox": 9}
-        return dataclasses.replace(Generator.draw(self, kind), **whole, params=self.block())
+        whole: dict[str, Any] = {
+            "source": Source.SCRATCHPAD,
+            "params": self.block(),
+            "add": 0,
+            "multiply": 0,
+            "low": -128,
+            "high": 127,
+            "ox": 9,
+        }
+        return dataclasses.replace(Generator.draw(self, kind), **whole)
 
 
 def arithmetic(core: Core) -> Iterator[Scenario]:

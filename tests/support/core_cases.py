@@ -133,6 +133,10 @@ class Benches:
         self._core, self._kept = core, kept
         self._benches: dict[str, Bench] = {}
 
+    def __contains__(self, bench: Bench) -> bool:
+        """Whether it is one that is kept."""
+        return self._kept and any(item is bench for item in self._benches.values())
+
     def of(self, memory: dict[str, Any]) -> Bench:
         key = str(memory)
         if not self._kept or key not in self._benches:
