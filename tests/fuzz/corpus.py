@@ -79,7 +79,7 @@ def reduced(edits: Edits, needed: set[str]) -> Edits:
     """`edits` with a step for each needed feature that a step has by itself, and the one ahead of it."""
     first, *steps = edits
     settings = first[1]
-    drawn = programs.steps_of(settings)
+    drawn = programs.steps_of(programs.CORES[settings["core"]], settings)
     config, name = programs.CORES[settings["core"]].config, settings["core"]
     left, taken = set(needed), set()
     for at, (_, step) in enumerate(steps):

@@ -152,16 +152,15 @@ def _generator(core: Core, seed: int, serial: bool, large: bool, timed: bool) ->
     return generator
 
 
-def steps_of(settings: dict[str, Any]) -> tuple[Instruction, ...]:
+def steps_of(core: Core, settings: dict[str, Any]) -> tuple[Instruction, ...]:
     """The random instructions of a program, by step."""
-    about = (settings[name] for name in ("seed", "count", "serial", "large", "timed"))
-    return _drawn(CORES[settings["core"]], *about)
+    return _drawn(core, *(settings[name] for name in ("seed", "count", "serial", "large", "timed")))
 
 
 def built(core: Core, settings: dict[str, Any], steps: list[int]) -> Program:
     """The program of these steps. Where a step is missing, those behind it that are not valid any more go as well."""
     seed, *about = (settings[name] for name in ("seed", "serial", "large", "timed"))
-    drawn = steps_of(settings)
+    drawn = steps_of(core, settings)
     generator = _generator(core, seed, *about)
     generator.prologue()
     for step in steps:
