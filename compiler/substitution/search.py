@@ -99,6 +99,7 @@ class Search:
         found = Searched(segment)
         waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
         idle = self._idle(segment)
+        self._costs = 0  # operators by themselves are no parts that are tried
         while waiting and found.whole:
             # What saved most when it was last looked at is looked at again, and stays if it still does.
             name = min(waiting, key=lambda item: (waiting[item], -idle.get(item, 0)))
@@ -127,11 +128,7 @@ class Search:
         for op in segment.ops:
             if any(view.buffer.kind in _OF_THE_HOST for view in op.sources):
                 continue
-            part = _part(segment, [op])
-            key = shape_digest(part)
-            if key not in self._known:
-                self._known[key] = self._costing(part)
-            found[op.name] = (self._known[key] or 0) - op.macs / self._rate
+            found[op.name] = (self._of(_part(segment, [op])) or 0) - op.macs / self._rate
         return found
 
     def _around(self, before: DeviceSegment, behind: DeviceSegment) -> set[str]:
@@ -212,14 +209,11 @@ class Search:
         key = shape_digest(part)
         if key not in self._known:
             self._costs += 1
-            self._known[key] = self._costing(part)
+            try:
+                self._known[key] = self._cost(part)
+            except (CompileError, IrError):
+                self._known[key] = None
         return self._known[key]
-
-    def _costing(self, part: DeviceSegment) -> int | None:
-        try:
-            return self._cost(part)
-        except (CompileError, IrError):
-            return None
 
     def _check(self, before: DeviceSegment, behind: DeviceSegment, rules: Sequence[str]) -> None:
         """Both parts compute the same bytes on random inputs.

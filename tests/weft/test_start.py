@@ -111,6 +111,26 @@ def test_other_errors_in_destructors_are_told() -> None:
     assert "ValueError: of a destructor" in result.stderr
 
 
+def test_who_hears_of_errors_in_destructors_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest does, which makes them failures of tests."""
+    heard: list[object] = []
+    hook = heard.append
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError("of a destructor")
+
+    def fail(*arguments: object, **options: object) -> None:
+        Failing()
+        raise weft.CompileError("no")
+
+    monkeypatch.setattr(weft, "verilog", fail, raising=False)
+    assert call("verilog", "-o", "core.v", "-q") == 2
+    assert [str(item.exc_value) for item in heard] == ["of a destructor"]  # type: ignore[attr-defined]
+    assert sys.unraisablehook is hook
+
+
 def test_without_a_terminal_weft_goes_on() -> None:
     """nohup has SIGHUP ignored; here weft sends it to itself while it runs."""
     script = """if True:
