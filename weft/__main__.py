@@ -8,9 +8,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -24,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     hook = sys.unraisablehook
     try:
         if threading.current_thread() is threading.main_thread():
-            sys.unraisablehook = partial(_send_again, hook)
+            sys.unraisablehook = lambda dropped: None if _sent_again(dropped) else hook(dropped)
             # What is ignored stays so: under nohup, weft goes on without its terminal.
             heard = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
             before = {number: signal.signal(number, _end) for number in heard}
@@ -45,20 +42,18 @@ def _end(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _send_again(hook: Callable[[Any], object], dropped: Any) -> None:
+def _sent_again(dropped: sys.UnraisableHookArgs) -> bool:
     """Python drops what is raised in a destructor or in a callback of the import's locks, and goes on: where that
-    was a signal that should end weft, it comes once more, when the callback has ended. All else is for `hook`.
+    was a signal that should end weft, it comes once more, when the callback has ended.
     """
     error = dropped.exc_value
     codes = {128 + number: number for number in _ENDING}
-    number = (
-        signal.SIGINT if isinstance(error, KeyboardInterrupt) else codes.get(getattr(error, "code", None))
-    )
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else codes.get(getattr(error, "code", 0))
     if number is None:
-        hook(dropped)
-    else:
-        main_thread = threading.main_thread().ident
-        threading.Timer(0.01, signal.pthread_kill, (main_thread, number)).start()
+        return False
+    main_thread = threading.main_thread().ident
+    threading.Timer(0.01, signal.pthread_kill, (main_thread, number)).start()
+    return True
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def run(core: Core, seconds: float) -> Covered:
             break
         found.seeds = seed + 1
         key = id(scenario.bench)
-        device = devices.pop(key, None) or CoveredRtl(
+        device = devices.get(key) or CoveredRtl(
             core.config, MEMORY, sequential=core.sequential, **scenario.bench.memory
         )
         before = device.cycles

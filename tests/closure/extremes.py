@@ -115,8 +115,7 @@ def _alone(one: Instruction, found: list[Instruction], trial: Generator) -> Iter
         if name in KEPT.get(kind.__name__, ()):
             continue
         for value in fields.bins(kind, name, config):
-            number = {"negative": -1, "maximum": fields.maximum(kind, name, config), "between": 2}.get(value)
-            new = _with(still, name, int(value) if number is None else number)
+            new = _with(still, name, fields.number_of(value, kind, name, config))
             if (name, value) not in seen and _valid(new, trial):
                 yield new
 
@@ -135,8 +134,7 @@ def _at(base: Instruction, value: str, trial: Generator) -> Instruction:
     for name in places(base.OPCODE):
         if name in ("wait", "signal", "start", *kept) or value not in fields.bins(type(base), name, config):
             continue
-        number = {"negative": -1, "maximum": fields.maximum(type(base), name, config)}.get(value)
-        new = dataclasses.replace(base, **{name: int(value) if number is None else number})
+        new = _with(base, name, fields.number_of(value, type(base), name, config))
         if _valid(new, trial):
             base = new
     return base
@@ -224,8 +222,6 @@ def _registers(core: Core, bench: Bench) -> Step:
             }
             slots[f"value{slot}"] = values[(turn + 3 * slot) % len(values)]
         slots |= {f"register{reset}": register, f"mode{reset}": 1, f"value{reset}": 0}
-        for slot in range(reset + 1, SLOTS):
-            slots[f"mode{slot}"] *= slots[f"register{slot}"] != register
         body = [SetRegisters(register0=3, mode0=2, value0=1)] * (turn % 3)
         program += [
             LoopStart(register=register, skip=len(body) + 1),

@@ -66,7 +66,7 @@ def points(core: Core) -> Counts:
             if kind(**{name: max(place.low, 1)}).unsupported(config):
                 continue
             for value in bins(kind, name, config):
-                if not kind(**{name: _of(value, kind, name, config)}).unsupported(config):
+                if not kind(**{name: number_of(value, kind, name, config)}).unsupported(config):
                     found[Point("field", kind.OPCODE.name, f"{name}={value}")] = 0
     if not core.sequential:
         for first, second in itertools.permutations(kinds, 2):
@@ -75,11 +75,11 @@ def points(core: Core) -> Counts:
     return found
 
 
-def _of(value: str, kind: type[Instruction], name: str, config: Config) -> int:
+def number_of(value: str, kind: type[Instruction], name: str, config: Config) -> int:
     """A value in a bin."""
     if value.startswith("bit"):
         return 1 << int(value[4:])
-    named = {"negative": -2, "between": 2, "maximum": maximum(kind, name, config)}
+    named = {"negative": -1, "between": 2, "maximum": maximum(kind, name, config)}
     return named[value] if value in named else int(value)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from support.core_cases import Bench, Benches, Core, Scenario, Step, compared
 from support.core_observed import Observed, four_bytes
-from support.kernel_model import microcode
+from support.random_instructions import block_of
 from support.random_programs import Generator
-from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Kernel, MicroOp, Source, Vec
+from weft.hdl.isa import Instruction, Kernel, MicroOp, Source, Vec
 from weft.hdl.isa.kernel import SERIAL, Op
 
 PROGRAMS, KERNELS = 4, 60
@@ -37,7 +37,7 @@ class Halfway(Observed):
         for _ in range(self.config.n):
             power, bias = r.randrange(self.config.mantissa_bits), r.randrange(-64, 64)
             words.append(bias & 0xFFFFFFFF | 1 << 32 + power | power + r.randrange(1, 5) << 56)
-        return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)
+        return block_of(words)
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         """From the scratchpad, without a second operand or a limit."""
@@ -70,9 +70,7 @@ def _program(core: Core, seed: int, bench: Bench) -> Step:
     made, pick = Generator(core.config, seed, serial=True), random.Random(seed)
     made.prologue()
     for number in range(min(KERNELS, made.scratchpad // 4)):
-        kernels, made.kernels = made.kernels, []  # there is none while it is not complete
-        assert all(made.append(item) for item in microcode(_kernel(pick), 0))
-        made.kernels = kernels
+        made.put(_kernel(pick), 0)
         assert made.append(
             Kernel(start=0, dst=4 * number, dst2=4 * number + 2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
         )

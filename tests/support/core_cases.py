@@ -184,16 +184,21 @@ def compared(name: str, made: Generator, program: list[Instruction], bench: Benc
     return Step(name, lambda device, limit: carried_out(device, made, words, limit), expected, program)
 
 
+def counters_of(device: Device) -> dict[str, int]:
+    """All counters by name."""
+    return {counter.name: value for counter, value in device.counters().items()}
+
+
 def counted(core: Core, name: str, made: Generator, program: list[Instruction], bench: Bench) -> Step:
     """As `compared`, on a new device, and all counters must be those of the cycle model."""
     words, model = words_of(program), modelled(core, bench)
     carried_out(model, made, words, None)
     expected: dict[str, object] = {"memory": carried_out(bench.golden, made, words, None)}
-    expected |= {counter.name: value for counter, value in model.counters().items()}
+    expected |= counters_of(model)
 
     def run(device: HostedRtl, limit: int | None) -> object:
         seen: dict[str, object] = {"memory": carried_out(device, made, words, limit)}
-        return seen | {counter.name: value for counter, value in device.counters().items()}
+        return seen | counters_of(device)
 
     bench.fresh = False
     return Step(name, run, expected, program)
@@ -210,13 +215,13 @@ def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
         counted = bench.fresh or not core.sequential
         bench.fresh = False
         carried_out(model, made, words, None)  # memory saves up bandwidth from one run to the next
-        counters = {counter.name: value for counter, value in model.counters().items()}
+        counters = counters_of(model)
 
         def run(device: HostedRtl, limit: int | None, counted: bool = counted, turn: int = turn) -> object:
             if turn == 0:
                 device.spend()  # others may have run before
             seen: dict[str, object] = {"memory": carried_out(device, made, words, limit)}
-            return seen | ({item.name: value for item, value in device.counters().items()} if counted else {})
+            return seen | (counters_of(device) if counted else {})
 
         expected: dict[str, object] = {"memory": carried_out(bench.golden, made, words, None)}
         expected |= counters if counted else {}
@@ -312,11 +317,11 @@ def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     if counted:
         model = TimingDevice(core.config, MEMORY, **bench.memory)
         made.run(model)
-        expected |= {counter.name: value for counter, value in model.counters().items()}
+        expected |= counters_of(model)
 
     def run(device: HostedRtl, limit: int | None) -> object:
         device.spend()
         found: dict[str, object] = {"memory": made.run(device, limit=limit or LIMIT)}
-        return found | {counter.name: value for counter, value in device.counters().items() if counted}
+        return found | (counters_of(device) if counted else {})
 
     return Scenario(f"loops {seed}", bench, [Step(f"loops {seed}", run, expected, made.program[:-1])])

@@ -132,13 +132,13 @@ def waiting(core: Core) -> Scenario:
     every = (1 << SEMAPHORES) - 1
     give = dataclasses.replace(quick[Queue.LOAD], signal=every)
     take = dataclasses.replace(quick[Queue.VEC], wait=every)
-    steps.append(_ends([*[give] * SEMAPHORE_MAX, *[take] * SEMAPHORE_MAX], "all semaphores", limit=4 * LONG))
+    steps.append(_ends([*[give] * SEMAPHORE_MAX, *[take] * SEMAPHORE_MAX], "all semaphores", most=4 * LONG))
     return Scenario("waiting", Benches(core).of({"latency": 2}), steps)
 
 
-def _ends(program: list[Instruction], name: str, *, never: bool = False, limit: int = 4000) -> Step:
-    """Whether a program ends in a short time; where it does not, the core is reset."""
-    words, most = words_of(program), limit
+def _ends(program: list[Instruction], name: str, *, never: bool = False, most: int = 4000) -> Step:
+    """Whether a program ends in a short time, of `most` cycles; where it does not, the core is reset."""
+    words = words_of(program)
 
     def run(device: HostedRtl, limit: int | None) -> object:
         start(device, b"", [0, 0, 0, 0, 0x8000, 0, 0, 0], words)

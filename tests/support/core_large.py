@@ -1,4 +1,5 @@
-"""Programs with what is large: sums of long rows of scores, columns of long rows, and one transfer of 64 KiB."""
+"""Programs with what is large: sums of long rows of scores, columns of long rows, fields of loads, and transfers of
+more than 64 KiB."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from collections.abc import Iterator
 
 from support.core_cases import Benches, Core, Scenario, compared
 from support.core_observed import Observed, four_bytes
-from support.random_instructions import DUMP, MEMORY
+from support.random_instructions import DUMP, MEMORY, block_of
 from support.random_programs import Generator
-from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
+from weft.hdl.isa import Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
 from weft.hdl.isa.kernel import Op
 
 COLUMNS = (0x2A, 0x155, 0x2AA, 0x555, 0xAAA)
 """Of a row, in vectors."""
 LOADS = 120
+"""That are drawn; for some none is valid."""
 PIXELS = (0xAAAA, 0xAAAA - 32, 0xAAAA - 512)
 """Of large transfers, each of two bytes."""
 SUMS = 4
@@ -24,7 +26,7 @@ NORMALISED = 4
 
 
 class Large(Observed):
-    """Builds a program of one of three kinds. Parameters are those of `Observed`."""
+    """Builds a program of one of four kinds. Parameters are those of `Observed`."""
 
     def parameters(self) -> bytes:
         """Bytes become scores that are a part of an octave apart, or many octaves."""
@@ -33,7 +35,7 @@ class Large(Observed):
         for _ in range(self.config.n):
             mantissa = r.randrange(1 << bits - 1, 1 << bits)
             words.append(r.randrange(-64, 64) & 0xFFFFFFFF | mantissa << 32 | max(0, bits + scale) << 56)
-        return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)
+        return block_of(words)
 
     def build_sums(self) -> None:
         """Rows in three parts, each of which may bring a new maximum, and results of their sums."""
@@ -56,7 +58,7 @@ class Large(Observed):
         """The numbers of elements of long rows, of which the last column's stay."""
         self.prologue()
         index = MicroOp(op=Op.INDEX, b_immediate=1, immediate=0, d=1)
-        self._put([index, *_again(four_bytes(a=1))], 0)
+        self.put([index, *_again(four_bytes(a=1))], 0)
         for columns in COLUMNS:
             assert self.append(
                 Kernel(start=0, ox=columns, dst=0, dst2=2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
@@ -67,10 +69,8 @@ class Large(Observed):
         """Loads of which some numbers are large, as many as the scratchpad and the region of inputs allow."""
         self.prologue()
         for turn in range(LOADS):
-            for _ in range(30):
-                drawn = Generator.draw(self, Load)
-                if self.append(dataclasses.replace(drawn, **self._large(drawn))):
-                    break
+            drawn = (Generator.draw(self, Load) for _ in range(30))
+            any(self.append(dataclasses.replace(item, **self._large(item))) for item in drawn)
             if turn % 8 == 7:
                 self.observe()
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared, counted
-from support.kernel_model import microcode, random_kernel
+from support.kernel_model import random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
 from weft.hdl.isa import (
@@ -217,17 +217,11 @@ class Observed(Generator):
         for start in self.kernels:
             ops = random_kernel(self.random, self.config, range(8), range(4))
             if len(ops) <= room:
-                self._put(ops, start)
-
-    def _put(self, ops: list[MicroOp], start: int) -> None:
-        """A whole kernel in place of another; there is none while it is not complete."""
-        kernels, self.kernels = self.kernels, []
-        assert all(self.append(instruction) for instruction in microcode(ops, start))
-        self.kernels = kernels
+                self.put(ops, start)
 
     def _accumulators(self) -> None:
         """The four bytes of as many accumulators as fit, which a kernel puts into four vectors of the scratchpad."""
-        self._put(four_bytes(a_memory=1, a=0), 0)
+        self.put(four_bytes(a_memory=1, a=0), 0)
         rows = min(self.config.accumulator_size, self.scratchpad // 4)
         first = self.random.randrange(self.config.accumulator_size - rows + 1)
         operands: dict[str, Any] = {"src": first, "dst_oy": 4, "dst2": 2, "dst2_oy": 4, "src_oy": 1}

@@ -298,4 +298,9 @@ class Drawing:
             mantissa = r.randrange(1 << (self.config.mantissa_bits - 1), 1 << self.config.mantissa_bits)
             shift = self.config.mantissa_bits + r.randrange(2, 10)
             words.append(r.randrange(-3000, 3000) & 0xFFFFFFFF | mantissa << 32 | shift << 56)
-        return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)
+        return block_of(words)
+
+
+def block_of(words: list[int]) -> bytes:
+    """A parameter block of the words of its columns, (bias, mantissa, shift) from the low bits on."""
+    return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)

@@ -31,6 +31,7 @@ from weft.hdl.isa import (
     Load,
     Lookup,
     Microcode,
+    MicroOp,
     Mm,
     Normalise,
     Queue,
@@ -159,6 +160,12 @@ class Generator(Drawing):
                 ops = random_kernel(self.random, self.config, range(8), range(4))
             assert all(self.append(instruction) for instruction in microcode(ops, start))
             self.kernels.append(start)
+
+    def put(self, ops: list[MicroOp], start: int) -> None:
+        """A whole kernel in place of another; there is none while it is not complete."""
+        kernels, self.kernels = self.kernels, []
+        assert all(self.append(instruction) for instruction in microcode(ops, start))
+        self.kernels = kernels
 
     def extend(self, count: int) -> None:
         """Append `count` random instructions."""
