@@ -29,7 +29,8 @@ def model() -> BoardModel:
     [(0, 0), (0, 1), (1, CHECKED - 1), (1, CHECKED), (0, 5 * CHECKED), (CHECKED - 1, 3), (12_345, 50_001)],
 )
 def test_only_pages_that_differ_are_written(model: BoardModel, address: int, size: int, rate: float) -> None:
-    payload = random.randbytes(size)
+    # Every byte is another than the one in the memory, as a page may be a single byte.
+    payload = bytes(byte ^ random.randrange(1, 256) for byte in model.memory[address : address + size])
     expected = bytearray(model.memory)
     expected[address : address + size] = payload
 

@@ -107,10 +107,12 @@ class Study:
         """What became of a proposal; None if it is no solution, or cannot be better than others. Returns whether it
         counts as one: another search may have taken it for abandoned."""
         state = self._optuna.trial.TrialState
-        if values is None:
-            told = self._study.tell(number, state=state.FAIL, skip_if_finished=True)
-        else:
-            told = self._study.tell(number, list(values), skip_if_finished=True)
+        what = {"state": state.FAIL} if values is None else {"values": list(values)}
+        try:
+            told = self._study.tell(number, **what, skip_if_finished=True)
+        except self._optuna.exceptions.UpdateFinishedTrialError:
+            # Another search told of it between Optuna's look at its state and its entry in the journal.
+            told = self._study.tell(number, **what, skip_if_finished=True)
         return bool(told.state == state.COMPLETE)
 
     def add(self, config: Config, place: Place, values: Sequence[float]) -> None:
