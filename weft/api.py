@@ -33,6 +33,8 @@ from weft.hdl.isa.config import Config
 from weft.program import Program, folder_of
 
 if TYPE_CHECKING:
+    from weft.budget import Rounded
+    from weft.samples import Given
     from weft.substitution import Substitutions
 
 DESCRIPTION = "weft description 1"
@@ -66,6 +68,8 @@ def compile(  # the public name, and what it does
     states: Mapping[str, str] | None = None,
     substitute: int | None = None,
     rules: str | os.PathLike[str] | None = None,
+    budget: float | str | None = None,
+    samples: Given | None = None,
 ) -> Program:
     """Compile a quantised ONNX (QDQ), TFLite or MLIR model.
 
@@ -105,6 +109,13 @@ def compile(  # the public name, and what it does
     rules : str or path
         A file of rules for it, as `weft rules --find` writes them, in place of those that weft carries. All of them are
         proven first.
+    budget : float or str
+        Make rewrites that round otherwise where the program gets quicker: as many as keep every value that leaves the
+        device within so many steps of what it would be, or, as a text such as ``"1%"``, as move the maximum of an
+        output of classes in at most that share of runs. None without. `Program.roundings` tells what was done, and
+        `Program.graphs` are the networks that were made.
+    samples : mapping, array or path
+        What the budget is measured on: as `quantise` takes them.
 
     Raises
     ------
@@ -114,6 +125,8 @@ def compile(  # the public name, and what it does
         If the configuration is not valid.
     InputError
         If an argument has another type.
+    FileError
+        If samples cannot be read.
     RuleError
         If a file of rules cannot be read, or one of them does not hold.
     """
@@ -124,20 +137,17 @@ def compile(  # the public name, and what it does
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
     graph = _graph(model, chosen, shapes, states)
-    planned: dict[str, DeviceSegment] = {}
-    done: Substitutions | None = None
-    if rules is not None and substitute is None:
-        raise InputError("'rules' are for a search: give 'substitute' as well")
-    if substitute is not None:
-        from weft.substitution import MOST, proven_rules, substituted
+    told = progress or _silent
+    if (budget is None) != (samples is None):
+        raise InputError("'budget' is measured on 'samples': give both or neither")
+    roundings = None
+    if budget is not None and samples is not None:
+        from weft.budget import Budget, rounded
 
-        most = integer("substitute", substitute, 1, MOST)
-        known = None if rules is None else proven_rules(rules)
-        own = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
-        found, done = substituted(
-            own, chosen, most=most, bandwidth=bandwidth, rules=known, progress=progress or _silent
+        graph, roundings = rounded(
+            graph, chosen, Budget.of(budget), samples, bandwidth=bandwidth, progress=told
         )
-        planned = {segment.name: segment for segment in found}
+    planned, done = _substituted(graph, chosen, bandwidth, substitute, rules, told)
     segments = tuple(
         compile_segment(
             planned.get(segment.name, segment),
@@ -169,7 +179,31 @@ def compile(  # the public name, and what it does
         ),
         tuple(segment for segment in graph.segments if isinstance(segment, DeviceSegment)),
         done,
+        roundings,
     )
+
+
+def _substituted(
+    graph: Graph,
+    config: Config,
+    bandwidth: float | None,
+    substitute: int | None,
+    rules: str | os.PathLike[str] | None,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, DeviceSegment], Substitutions | None]:
+    """By name, device segments with graph substitutions in place of those of a model, and what was done; neither if
+    they are not asked for."""
+    if substitute is None:
+        if rules is not None:
+            raise InputError("'rules' are for a search: give 'substitute' as well")
+        return {}, None
+    from weft.substitution import MOST, proven_rules, substituted
+
+    most = integer("substitute", substitute, 1, MOST)
+    known = None if rules is None else proven_rules(rules)
+    own = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
+    found, done = substituted(own, config, most=most, bandwidth=bandwidth, rules=known, progress=progress)
+    return {segment.name: segment for segment in found}, done
 
 
 def _silent(text: str) -> None:
@@ -191,7 +225,10 @@ def _graph(
 
 
 def _checked(
-    compiled: Compiled, graphs: tuple[DeviceSegment, ...] = (), substitutions: Substitutions | None = None
+    compiled: Compiled,
+    graphs: tuple[DeviceSegment, ...] = (),
+    substitutions: Substitutions | None = None,
+    roundings: Rounded | None = None,
 ) -> Program:
     """The program, after a look at every part and instruction: neither compiler nor files are taken on trust."""
     verify(compiled)
@@ -203,7 +240,7 @@ def _checked(
                     check_sequence(segment.instructions)
             except ProgramError as error:
                 raise ProgramError(f"{printable(segment.name)}: {error}") from None
-    return Program(compiled, graphs, substitutions)
+    return Program(compiled, graphs, substitutions, roundings)
 
 
 def load(folder: str | os.PathLike[str]) -> Program:

@@ -69,23 +69,31 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Certificate(msgspec.Struct, forbid_unknown_fields=True):
-    """What `weft compile --certify` writes: hashes of the model, the program and its configuration, and the proofs."""
+    """What `weft compile --certify` writes: hashes of the model, the program and its configuration, and the proofs.
+
+    `roundings` are the rewrites with which the network is not the model's, but rounds otherwise, within a budget.
+    """
 
     format: str
     model_sha256: str
     program_sha256: str
     config_digest: int
     parts: tuple[Part, ...]
+    roundings: tuple[str, ...] = ()
 
     @property
     def told(self) -> list[str]:
-        """A line for each part."""
+        """A line for each part, and one for rewrites that are not proven to change nothing."""
+        count = len(self.roundings)
+        more = [
+            f"the network is the model's with {count:,} rewrites that round otherwise: {CERTIFICATE} lists them"
+        ]
         return [
             f"{part.name}: all {part.compared_bytes:,} bytes of outputs are proven to be what {part.operators:,} "
             f"operators say, from {part.instructions:,} instructions in {part.seconds:.1f} s (wrong with a "
             f"probability below 2**{part.error_log2:g})"
             for part in self.parts
-        ]
+        ] + more[: bool(count)]
 
 
 def certify(program: Program, folder: Path, model: bytes, told: Told) -> Certificate:
@@ -101,6 +109,7 @@ def certify(program: Program, folder: Path, model: bytes, told: Told) -> Certifi
         _hash(folder / MANIFEST),
         program.config.digest,
         tuple(_parts(program, folder, told)),
+        () if program.roundings is None else program.roundings.told,
     )
     (folder / CERTIFICATE).write_text(schema.encode(made))
     return made

@@ -84,6 +84,21 @@ def compile_model(
             "--rules", help="File of rules for --substitute, which are proven first; else weft's own."
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="STEPS|SHARE%",
+            help="Make rewrites that round otherwise: as many as keep outputs within so many steps, or move the class "
+            "in so many of the samples (1%).",
+        ),
+    ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            "--samples", help="Samples that --budget is measured on: .npz or .npy, as of `quantise`."
+        ),
+    ] = None,
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
@@ -97,6 +112,8 @@ def compile_model(
     options["memory"] = memory_of(memory_given(memory), config)
     if substitute is not None or rules is not None:
         options |= {"substitute": substitute, "rules": rules}
+    if budget is not None or samples is not None:
+        options |= {"budget": budget, "samples": samples}
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)
@@ -108,7 +125,7 @@ def compile_model(
             raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
         options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
     with (
-        files.whole_folder(output, reads=[model, tuning, config_file(config)]) as part,
+        files.whole_folder(output, reads=[model, tuning, config_file(config), rules, samples]) as part,
         reports.progress() as progress,
     ):
         progress(f"compiling {model.name}")
@@ -119,7 +136,9 @@ def compile_model(
 
             certificate = prove(program, part, model.read_bytes(), progress)
     if dump_passes is not None:
-        with files.whole_folder(dump_passes, reads=[model, tuning, config_file(config)]) as part:
+        with files.whole_folder(
+            dump_passes, reads=[model, tuning, config_file(config), rules, samples]
+        ) as part:
             for name, text in dumped.items():
                 (part / name).write_text(text, encoding="utf-8")
     nodes = program.assignment
@@ -131,8 +150,9 @@ def compile_model(
     gone, channels = program.channels_left_out
     if gone:
         reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
-    if program.substitutions is not None:
-        reports.say(*program.substitutions.told)
+    for done in (program.roundings, program.substitutions):
+        if done is not None:
+            reports.say(*done.told)
     if program.narrow_bytes:
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"

@@ -26,6 +26,7 @@ from weft.hdl.files.schema import printable
 from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
+    from weft.budget import Rounded
     from weft.compiler.ir.graph import DeviceSegment
     from weft.sim.device import Device
     from weft.sim.waves.waves import Waves
@@ -76,12 +77,16 @@ class Program:
         compiled: Compiled,
         graphs: Sequence[DeviceSegment] = (),
         substitutions: Substitutions | None = None,
+        roundings: Rounded | None = None,
     ) -> None:
         self._compiled = compiled
         self.graphs = tuple(graphs)
-        """The networks of its device programs, as they were before the compiler's passes; none if it was loaded."""
+        """The networks of its device programs, as they were before the compiler's passes, but with the rewrites of
+        `roundings`; none if it was loaded."""
         self.substitutions = substitutions
         """What graph substitutions were made; none if none were searched for, or if it was loaded."""
+        self.roundings = roundings
+        """What rewrites that round otherwise were made; none without a budget for them, or if it was loaded."""
         self._states: dict[str, np.ndarray] = {}
         self.reset()
 

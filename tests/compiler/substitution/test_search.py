@@ -8,9 +8,10 @@ from support.substitution_cases import dense_block, drawn, joined_maxima
 
 from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, Pool, Rescale
 from weft.compiler.substitution import search as module
+from weft.compiler.substitution.part_costs import part_with, parts_of, shape_digest
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_file import carried
-from weft.compiler.substitution.search import Search, parts_of, shape_digest
+from weft.compiler.substitution.search import Search
 from weft.compiler.substitution.term import parsed
 
 BITS, RATE = 24, 256
@@ -59,7 +60,7 @@ def test_the_search_ends_when_it_has_asked_enough() -> None:
     segment = dense_block(2)
     whole = Search(carried(), counted, BITS, RATE, 1000).run(segment)
     # Operators by themselves, which are looked at first, do not count.
-    alone = {shape_digest(module._part(segment, [op])) for op in segment.ops}
+    alone = {shape_digest(part_with(segment, [op])) for op in segment.ops}
     assert {shape_digest(part) for part in asked[: len(alone)]} == alone
     assert whole.costs == len(asked) - len(alone)
     few = Search(carried(), counted, BITS, RATE, 2).run(dense_block(2))
@@ -76,7 +77,7 @@ def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Search, "_better", nothing)
     Search(carried(), elements, BITS, RATE, 1000).run(segment)
     idle = [
-        elements(module._part(segment, [op])) - op.macs / RATE
+        elements(part_with(segment, [op])) - op.macs / RATE
         for name in order
         for op in segment.ops
         if op.name == name

@@ -1,0 +1,296 @@
+"""Rewrites that round otherwise, as many as a budget allows: what they change is measured on samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.host.segments import from_buffer, run_host, to_buffer
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.model import Graph
+from weft.compiler.substitution.part_costs import PartCosts
+from weft.compiler.substitution.places import touched
+from weft.compiler.substitution.rounding import rewrites
+from weft.errors import InputError
+from weft.hdl.isa.config import Config
+from weft.samples import Given, Samples, fitted
+from weft.substitution import LATENCY, Costs
+
+MOST_STEPS = 65_535
+_ROUNDS = 3
+"""How often it is looked for rewrites that others have made possible."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far outputs may be from those of the network as it is: `steps` of any value that leaves the device, or the
+    `share` of runs, between 0 and 1, in which an output has its maximum elsewhere. One of them is None."""
+
+    steps: float | None = None
+    share: float | None = None
+
+    @classmethod
+    def of(cls, given: object) -> Budget:
+        """The budget that a number of steps or a text is, such as 2, "2" or "0.5%".
+
+        Raises
+        ------
+        InputError
+            If it is none.
+        """
+        text = str(given).strip()
+        percent = text.endswith("%")
+        try:
+            value = float("nan") if isinstance(given, bool) else float(text.removesuffix("%"))
+        except ValueError:
+            value = float("nan")
+        most = 100 if percent else MOST_STEPS
+        if not 0 <= value <= most:
+            raise InputError(
+                f"'budget' must be steps of outputs from 0 to {MOST_STEPS:,}, or a share of runs from 0% to 100%, not "
+                f"{given!r}"
+            )
+        return cls(share=value / 100) if percent else cls(steps=value)
+
+    def allows(self, found: Difference) -> bool:
+        """Whether a difference is within it."""
+        if self.share is not None:
+            return found.elsewhere <= self.share * found.choices
+        return self.steps is not None and found.largest <= self.steps
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of values that leave the device: the largest and the mean one, in steps. Of outputs that are choices, (n,
+    classes): how many there are in all `runs`, and how many have their maximum elsewhere."""
+
+    runs: int
+    largest: int = 0
+    mean: float = 0.0
+    choices: int = 0
+    elsewhere: int = 0
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        choices = f", and {self.elsewhere:,} of {self.choices:,} maxima are elsewhere" if self.choices else ""
+        return (
+            f"on {self.runs:,} samples values that leave the device differ by {self.largest:,} steps at most, "
+            f"{self.mean:.3f} on average{choices}"
+        )
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Rewrites that were made: (operator, what was done, cycles fewer by the part that it is in), the cycles of all
+    device programs `before` and `behind`, and what they change."""
+
+    used: tuple[tuple[str, str, int], ...]
+    before: int
+    behind: int
+    difference: Difference
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What was done, in lines."""
+        return (
+            *(f"{name}: {what}: {saved:,} cycles fewer" for name, what, saved in self.used),
+            f"{len(self.used)} rewrites that round otherwise: {self.behind:,} cycles instead of {self.before:,} by the "
+            f"cycle model; {self.difference.told}",
+        )
+
+
+def rounded(
+    graph: Graph,
+    config: Config,
+    budget: Budget,
+    samples: Given,
+    *,
+    bandwidth: float | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[Graph, Rounded]:
+    """The model with rewrites that make it quicker, and keep within a budget.
+
+    Parameters
+    ----------
+    graph : Graph
+        As the front end makes it.
+    config : Config
+    budget : Budget
+    samples : mapping, array or path
+        What outputs are compared on, as `weft.samples.fitted` takes them.
+    bandwidth : float
+        Of the memory, in bytes a cycle.
+    progress : callable
+        Told what is tried.
+
+    Raises
+    ------
+    FileError, InputError
+        If the samples do not fit the model, the model keeps states, or a share is given for a model without an output
+        of classes.
+    """
+    if graph.states:
+        raise InputError("'budget' is for models that keep nothing from run to run, and this one does")
+    measured = _Measured(graph, config, fitted(samples, graph.inputs))
+    if budget.share is not None and not measured.plain.choices:
+        raise InputError(
+            "a 'budget' in % is for models with an output of classes, (n, classes), and this one has none: give steps"
+        )
+    search = _Search(graph, config, budget, measured, Costs(config, bandwidth, LATENCY), progress)
+    return search.run()
+
+
+class _Measured:
+    """A model's outputs on samples, and how far those of another form are from them."""
+
+    def __init__(self, graph: Graph, config: Config, samples: Samples) -> None:
+        self._bits, self._samples = config.mantissa_bits, samples
+        self._leaving = [item.value for item in graph.from_device]
+        self._outputs = list(graph.outputs)
+        self._wanted = list(self._runs(graph))
+        self.plain = self.of(graph)
+
+    def of(self, graph: Graph) -> Difference:
+        """How far a form of the model is from it."""
+        largest, total, count, choices, elsewhere = 0, 0, 0, 0, 0
+        for wanted, given in zip(self._wanted, self._runs(graph), strict=True):
+            for name in self._leaving:
+                apart = np.abs(given[name].astype(np.int64) - wanted[name])
+                largest = max(largest, int(apart.max(initial=0)))
+                total, count = total + int(apart.sum()), count + apart.size
+            for name in self._outputs:
+                if _is_choice(wanted[name]):
+                    one, two = (item[name].reshape(len(item[name]), -1) for item in (wanted, given))
+                    other = one.argmax(1) != two.argmax(1)
+                    choices, elsewhere = choices + other.size, elsewhere + int(other.sum())
+        return Difference(len(self._samples), largest, total / max(count, 1), choices, elsewhere)
+
+    def _runs(self, graph: Graph) -> Iterator[dict[str, np.ndarray]]:
+        """By sample, the values that are compared."""
+        for sample in self._samples:
+            values = run(graph, sample, self._bits)
+            yield {name: np.asarray(values[name]) for name in (*self._leaving, *self._outputs)}
+
+
+def run(graph: Graph, inputs: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
+    """All values of a model that cross between host and device, and its outputs, by the meaning of its operators."""
+    values = dict(inputs)
+    for segment in graph.segments:
+        if not isinstance(segment, DeviceSegment):
+            values |= run_host(segment, values)
+            continue
+        own = touched(segment.ops)
+        given = {
+            item.buffer.name: to_buffer(item, values[item.value])
+            for item in graph.to_device
+            if item.buffer.name in own
+        }
+        made = run_ops(segment, given, bits)
+        values |= {
+            item.value: from_buffer(item, made[item.buffer.name])
+            for item in graph.from_device
+            if item.buffer.name in own
+        }
+    return values
+
+
+def _is_choice(value: np.ndarray) -> bool:
+    """Whether values are those of classes: (n, classes), perhaps with axes of one element."""
+    return value.ndim > 1 and len(value) > 0 and value.size // len(value) == max(value.shape[1:]) > 1
+
+
+class _Search:
+    """The choice of rewrites: all that make their part quicker, or, if these are too many, one by one."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: Config,
+        budget: Budget,
+        measured: _Measured,
+        costs: Costs,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._graph, self._budget, self._measured = graph, budget, measured
+        self._costs, self._parts, self._progress = costs, PartCosts(costs), progress
+
+    def run(self) -> tuple[Graph, Rounded]:
+        """The model with what was found, and what that is."""
+        graph, used = self._graph, list[tuple[str, str, int]]()
+        before = behind = sum(map(self._costs, _device(graph)))
+        for _ in range(_ROUNDS):
+            offers = self._offers(graph)
+            made, cycles, kept = self._all(graph, behind, offers)
+            if not kept:
+                made, cycles, kept = self._one_by_one(graph, behind, offers)
+            graph, behind = made, cycles
+            used += kept
+            if not kept:
+                break
+        return graph, Rounded(tuple(used), before, behind, self._measured.of(graph))
+
+    def _offers(self, graph: Graph) -> list[tuple[str, str, int]]:
+        """Rewrites that make their part quicker, and by how many cycles: the best ones first."""
+        found: dict[tuple[str, str], int] = {}
+        for segment in _device(graph):
+            for item in rewrites(segment):
+                self._progress(f"{item.operator}: {item.what}")
+                costs = self._parts.compared(segment, item.segment)
+                if costs is not None and costs[1] < costs[0]:
+                    found[item.operator, item.what] = costs[0] - costs[1]
+        offers = [(name, what, saved) for (name, what), saved in found.items()]
+        return sorted(offers, key=lambda offer: -offer[2])
+
+    def _all(
+        self, graph: Graph, cycles: int, offers: Sequence[tuple[str, str, int]]
+    ) -> tuple[Graph, int, list[tuple[str, str, int]]]:
+        """With all offers that can be made one after the other, if that is quicker and within the budget."""
+        made, kept = graph, list[tuple[str, str, int]]()
+        for offer in offers:
+            found = _with(made, offer)
+            if found is not None:
+                made = found
+                kept.append(offer)
+        less = self._better(made, cycles) if kept else None
+        return (graph, cycles, []) if less is None else (made, less, kept)
+
+    def _one_by_one(
+        self, graph: Graph, cycles: int, offers: Sequence[tuple[str, str, int]]
+    ) -> tuple[Graph, int, list[tuple[str, str, int]]]:
+        kept = []
+        for offer in offers:
+            self._progress(f"{offer[0]}: {offer[1]}: on samples")
+            found = _with(graph, offer)
+            less = None if found is None else self._better(found, cycles)
+            if found is not None and less is not None:
+                graph, cycles = found, less
+                kept.append(offer)
+        return graph, cycles, kept
+
+    def _better(self, graph: Graph, cycles: int) -> int | None:
+        """The cycles of a form of the model, if they are fewer and it is within the budget."""
+        if not self._budget.allows(self._measured.of(graph)):
+            return None
+        found = sum(map(self._costs, _device(graph)))
+        return found if found < cycles else None
+
+
+def _device(graph: Graph) -> list[DeviceSegment]:
+    return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
+
+
+def _with(graph: Graph, offer: tuple[str, str, int]) -> Graph | None:
+    """A model with one rewrite, if it can still be made."""
+    for index, segment in enumerate(graph.segments):
+        if not isinstance(segment, DeviceSegment):
+            continue
+        for item in rewrites(segment):
+            if (item.operator, item.what) == offer[:2]:
+                segments = (*graph.segments[:index], item.segment, *graph.segments[index + 1 :])
+                return dataclasses.replace(graph, segments=segments)
+    return None
