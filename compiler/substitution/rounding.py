@@ -33,8 +33,11 @@ from weft.compiler.verify import verify_op
 BEHIND = "requantisation taken into the operator that makes its input"
 AHEAD = "requantisation taken into the operator that reads it"
 MEAN = "mean taken before the convolution of one element"
+CONVOLVED = "convolution of one element taken before the mean, in steps of {}"
 _LINEAR = 16
 """Steps that a zero point is away from the ends of its range where saturation is no ReLU."""
+COARSER = (2, 4)
+"""Steps of the output that one of a convolution ahead of its mean is: values reach farther than their means do."""
 _LARGEST_BIAS = (1 << 31) - 1
 
 
@@ -61,6 +64,10 @@ def rewrites(segment: DeviceSegment) -> Iterator[Rewrite]:
                 yield from _made(AHEAD, segment, op, [_ahead(maker, op, view)])
             if isinstance(op, Pool) and isinstance(maker, Conv) and alone:
                 yield from _made(MEAN, segment, op, _mean_first(segment, maker, op), gone=maker)
+            if isinstance(op, Conv) and isinstance(maker, Pool) and alone:
+                for steps in COARSER:
+                    instead = _mean_last(segment, maker, op, steps)
+                    yield from _made(CONVOLVED.format(steps), segment, op, instead, gone=maker)
 
 
 def _made(
@@ -114,23 +121,30 @@ def _requantised(op: Rescale, value: int) -> int:
 
 def _ahead(first: Rescale, op: DeviceOp, view: View) -> DeviceOp | None:
     """An operator that reads what a requantisation reads, which saturates nowhere."""
-    ends = [(byte - first.x_zero) * first.scale + first.y_zero for byte in (-128, 127)]
-    if first.lookup is not None or min(ends) < first.low - 0.5 or max(ends) > first.high + 0.5:
-        return None
-    if first.scale <= 0 or first.src.shape != view.shape:
+    if _saturates(first) or first.scale <= 0 or first.src.shape != view.shape:
         return None
     if isinstance(op, Add):
         return _ahead_of_addition(first, op, view)
-    if isinstance(op, Conv) and op.x_zero == first.y_zero and view == op.src:
-        bias = np.rint(op.bias / first.scale)
-        if np.abs(bias).max(initial=0) > _LARGEST_BIAS:
-            return None
-        return op.replace(
-            src=first.src, x_zero=first.x_zero, scale=op.scale * first.scale, bias=bias.astype(op.bias.dtype)
-        )
+    if isinstance(op, Conv) and view == op.src:
+        return _reading(op, first)
     if isinstance(op, Rescale | Pool) and op.x_zero == first.y_zero:
         return op.replace(src=first.src, x_zero=first.x_zero, scale=op.scale * first.scale)
     return None
+
+
+def _saturates(op: Rescale | Pool) -> bool:
+    """Whether a requantisation, or one of a mean, may cut values off, or has a table."""
+    ends = [(byte - op.x_zero) * op.scale + op.y_zero for byte in (-128, 127)]
+    return op.lookup is not None or min(ends) < op.low - 0.5 or max(ends) > op.high + 0.5
+
+
+def _reading(op: Conv, first: Rescale | Pool) -> Conv | None:
+    """A convolution of what another operator reads, in that one's steps."""
+    bias = np.rint(op.bias / first.scale)
+    if op.x_zero != first.y_zero or np.abs(bias).max(initial=0) > _LARGEST_BIAS:
+        return None
+    scale = op.scale * first.scale
+    return op.replace(src=first.src, x_zero=first.x_zero, scale=scale, bias=bias.astype(op.bias.dtype))
 
 
 def _ahead_of_addition(first: Rescale, op: Add, view: View) -> DeviceOp | None:
@@ -145,19 +159,12 @@ def _ahead_of_addition(first: Rescale, op: Add, view: View) -> DeviceOp | None:
 
 def _mean_first(segment: DeviceSegment, conv: Conv, pool: Pool) -> list[DeviceOp | None]:
     """The mean of a convolution's windows as the convolution of the means of its input."""
-    plain = conv.window == ONE and conv.pool is None and conv.epilogue is None and conv.lookup is None
     linear = min(conv.y_zero - conv.low, conv.high - conv.y_zero) >= _LINEAR
-    if (
-        pool.kind != "average"
-        or not plain
-        or not linear
-        or conv.y_zero != pool.x_zero
-        or any(pool.window.pad)
-    ):
+    if pool.kind != "average" or not _is_plain(conv) or conv.lookup is not None or not linear:
         return [None]
-    names = Names()
-    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
-        names.unique(taken)
+    if conv.y_zero != pool.x_zero or any(pool.window.pad):
+        return [None]
+    names = _names(segment)
     n, h, w, _ = pool.dst.shape
     means = whole(Buffer(names.unique(f"{pool.name}/means"), (n, h, w, conv.src.shape[3])))
     first = Pool(
@@ -167,5 +174,39 @@ def _mean_first(segment: DeviceSegment, conv: Conv, pool: Pool) -> list[DeviceOp
     then = conv.replace(
         src=means, dst=pool.dst, scale=conv.scale * pool.scale, y_zero=pool.y_zero, low=pool.low, high=pool.high,
         lookup=pool.lookup,
+    )  # fmt: skip
+    return [first, then]
+
+
+def _is_plain(conv: Conv) -> bool:
+    """Whether a convolution is of one element, and nothing follows it."""
+    return conv.window == ONE and conv.pool is None and conv.epilogue is None
+
+
+def _names(segment: DeviceSegment) -> Names:
+    """Names that are not taken."""
+    names = Names()
+    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
+        names.unique(taken)
+    return names
+
+
+def _mean_last(segment: DeviceSegment, pool: Pool, conv: Conv, steps: int) -> list[DeviceOp | None]:
+    """The convolution of means of windows as the mean of convolutions, of fewer channels. Padding does not count."""
+    counts = pool.include_pad and any(pool.window.pad)
+    if pool.kind != "average" or counts or not _is_plain(conv) or _saturates(pool) or pool.scale <= 0:
+        return [None]
+    before = _reading(conv, pool)
+    if before is None or conv.groups > 1 or len(conv.weight) >= conv.src.shape[3]:
+        return [None]
+    names = _names(segment)
+    dst = whole(Buffer(names.unique(f"{conv.name}/values"), (*pool.src.shape[:3], len(conv.weight))))
+    first = before.replace(
+        name=names.unique(f"{conv.name}/conv"), dst=dst, scale=before.scale / steps, y_zero=0, low=-128, high=127,
+        lookup=None,
+    )  # fmt: skip
+    then = Pool(
+        conv.name, dst, conv.dst, "average", pool.window, float(steps), 0, conv.y_zero, conv.low, conv.high,
+        lookup=conv.lookup,
     )  # fmt: skip
     return [first, then]

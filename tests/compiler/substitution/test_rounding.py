@@ -23,7 +23,14 @@ from weft.compiler.ir.graph import (
     Window,
 )
 from weft.compiler.ir.views import whole
-from weft.compiler.substitution.rounding import AHEAD, BEHIND, MEAN, rewrites
+from weft.compiler.substitution.rounding import (
+    AHEAD,
+    BEHIND,
+    COARSER,
+    CONVOLVED,
+    MEAN,
+    rewrites,
+)
 from weft.compiler.verify import verify_segment
 
 SHAPE = (1, 6, 8, 4)
@@ -142,6 +149,32 @@ class Draw:
         reach = np.abs(conv.weight).sum(axis=(1, 2, 3)) * conv.scale
         return [conv, pool], float(reach.max() * scale) * 0.5 + 0.5 * scale + 1
 
+    def convolved(self, steps: int) -> tuple[list[DeviceOp], float]:
+        """A mean that saturates nowhere, and a convolution of one element."""
+        window = [*PLAIN_POOLS, KERNEL][int(self.rng.integers(4))]
+        zero, scale = int(self.rng.integers(-10, 11)), self.scale(0.2, 0.9)
+        means = view("m", (1, *window.output(6, 8), 4))
+        pool = Pool(
+            "pool",
+            view("x", kind="input"),
+            means,
+            "average",
+            window,
+            scale,
+            int(self.rng.integers(-9, 10)),
+            zero,
+        )
+        out = view("out", (*means.shape[:3], 3), "output")
+        conv = self.conv(means, out, Window(), zero, self.zero(), 0.004, **self.clamp())
+        reach = np.abs(conv.weight).sum(axis=(1, 2, 3)) * 0.5 + 0.5 * scale
+        return [pool, conv], float((reach * conv.scale).max()) + 0.5 * steps + 1
+
+    def case(self, what: str, kind: str) -> tuple[list[DeviceOp], float]:
+        """Operators that a rewrite is for, and by how much their output may change."""
+        if what in (BEHIND, AHEAD):
+            return self.behind(kind) if what == BEHIND else self.ahead(kind)
+        return self.mean() if what == MEAN else self.convolved(int(kind))
+
 
 CASES = [
     *((BEHIND, kind) for kind in ("conv", "pooled conv", "add", "multiply", "rescale", "average")),
@@ -150,6 +183,8 @@ CASES = [
         for kind in ("conv", "add, first operand", "add, second operand", "average pool", "max pool")
     ),
     (MEAN, "mean"),
+    (CONVOLVED.format(2), "2"),
+    (CONVOLVED.format(4), "4"),
 ]
 
 
@@ -158,9 +193,7 @@ def test_a_rounding_less_changes_no_more_than_it_can(what: str, kind: str) -> No
     changed = 0
     for seed in range(30):
         draw = Draw(np.random.default_rng(seed))
-        ops, bound = (
-            draw.mean() if what == MEAN else draw.behind(kind) if what == BEHIND else draw.ahead(kind)
-        )
+        ops, bound = draw.case(what, kind)
         segment = DeviceSegment("drawn", tuple(ops))
         verify_segment(segment)
         found = [item for item in rewrites(segment) if item.what == what]
@@ -210,7 +243,7 @@ def test_zero_points_that_differ_are_no_rewrite() -> None:
         *(Draw(np.random.default_rng(2)).behind(kind) for _, kind in CASES[:6]),
     ):
         assert list(rewrites(changed(ops, 0, y_zero=ops[0].y_zero + 1))) == []
-    for _, kind in CASES[6:-1]:
+    for _, kind in CASES[6:-3]:
         ops, _ = Draw(np.random.default_rng(2)).ahead(kind)
         assert list(rewrites(changed(ops, 0, y_zero=ops[0].y_zero + 1))) == []
 
@@ -251,6 +284,32 @@ def test_means_with_padding_or_of_windows_are_no_rewrite() -> None:
     weight = np.ones((4, 3, 3, 4), np.int16)
     assert list(rewrites(changed(ops, 0, window=KERNEL, weight=weight, groups=1))) == []
     assert list(rewrites(changed(ops, 0, pool=Window()))) == []
+
+
+def test_convolutions_that_stay_behind_their_means() -> None:
+    """Where padding counts, more channels are made than read, or the mean saturates."""
+    ops, _ = Draw(np.random.default_rng(6)).convolved(2)
+    pool, conv = ops
+    assert isinstance(pool, Pool)
+    assert isinstance(conv, Conv)
+    assert {item.what for item in rewrites(DeviceSegment("drawn", tuple(ops)))} == {
+        CONVOLVED.format(steps) for steps in COARSER
+    }
+    means = view("m", SHAPE)
+    out = view("out", (*SHAPE[:3], 3), "output")
+    for include in (False, True):
+        padded = [
+            pool.replace(window=KERNEL, include_pad=include, dst=means),
+            conv.replace(src=means, dst=out),
+        ]
+        assert bool(list(rewrites(DeviceSegment("drawn", tuple(padded))))) != include
+    assert list(rewrites(changed(ops, 0, low=-20))) == []
+    assert list(rewrites(changed(ops, 0, kind="max", scale=1.0, x_zero=pool.y_zero))) == []
+    assert list(rewrites(changed(ops, 0, y_zero=pool.y_zero + 1))) == []
+    assert list(rewrites(changed(ops, 1, pool=Window()))) == []
+    more = {name: np.repeat(getattr(conv, name), 2, axis=0) for name in ("weight", "bias", "scale")}
+    wide = view("out", (*conv.dst.shape[:3], 6), "output")
+    assert list(rewrites(changed(ops, 1, dst=wide, **more))) == []
 
 
 def test_random_segments_stay_valid() -> None:
