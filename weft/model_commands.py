@@ -35,6 +35,7 @@ from weft.options import (
 if TYPE_CHECKING:
     from weft.api import Check
     from weft.compiler.ir.graph import DeviceSegment
+    from weft.program import Program
 
 Assignment = Sequence[tuple[str, str, str, str]]
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Integer", "NBits", "Float", "QAttention")
@@ -141,12 +142,17 @@ def compile_model(
         ) as part:
             for name, text in dumped.items():
                 (part / name).write_text(text, encoding="utf-8")
-    nodes = program.assignment
-    host = [node for node in nodes if node[2] == "host"]
-    reports.say(
-        f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
-        f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device"
-    )
+    _tell(program, f"{output}: {model.name}")
+    if certify:
+        reports.say(*certificate.told)
+    _tell_of_host(program)
+
+
+def _tell(program: Program, title: str) -> None:
+    """What was compiled, and what was done to make it quicker."""
+    nodes, n = program.assignment, program.config.n
+    on_device = sum(node[2] != "host" for node in nodes)
+    reports.say(f"{title} for an array of {n} x {n}; {on_device} of {len(nodes)} nodes run on the device")
     gone, channels = program.channels_left_out
     if gone:
         reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
@@ -157,9 +163,11 @@ def compile_model(
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"
         )
-    if certify:
-        reports.say(*certificate.told)
-    if host:
+
+
+def _tell_of_host(program: Program) -> None:
+    nodes = program.assignment
+    if host := [node for node in nodes if node[2] == "host"]:
         reports.show_assignment(host, reports.summary())
     warn_of_host(nodes)
 
