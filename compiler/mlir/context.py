@@ -104,14 +104,23 @@ class Context:
         name = self.builder.constant(small, value.name or "constant")
         return self.builder.dequantised(name, quantisation, TensorType(value.type.dtype, small.shape))
 
+    def whole(self, index: int = 0) -> bool:
+        """Whether an operand is integers that stand for themselves."""
+        given = self.operand(index).type
+        return given.quantisation is None and not given.dtype.startswith(("float", "bfloat"))
+
+    def number(self, index: int = 0) -> str:
+        """An operand as real numbers, but integers that stand for themselves as they are."""
+        return self.stored(index) if self.whole(index) else self.real(index)
+
     def pair(self) -> tuple[str, str]:
-        """Two operands as real numbers, of which ONNX repeats one as it needs."""
+        """Two operands as numbers, of which ONNX repeats one as it needs."""
         names = []
         for at in (0, 1):
             value, other = self.operand(at), self.operand(1 - at)
             whole = other not in self.builder.arrays and other not in self.builder.repeated
             small = self.builder.repeated.get(value) if whole else None
-            names.append(small or self.real(at))
+            names.append(small or self.number(at))
         return names[0], names[1]
 
     def stored(self, index: int = 0) -> str:

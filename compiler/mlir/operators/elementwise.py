@@ -129,7 +129,7 @@ def unary(context: Context) -> None:
     operator = _UNARY[context.short]
     if operator == "Not" and context.result().type.dtype != "bool":
         raise context.refuse("is of integers; weft reads it of i1")
-    context.finish(context.emit(operator, context.real()))
+    context.finish(context.emit(operator, context.number(0)))
 
 
 def composed(context: Context) -> None:
@@ -153,14 +153,7 @@ def logical(context: Context) -> None:
     operator = _LOGICAL[context.short]
     if context.result().type.dtype != "bool":
         operator = f"Bitwise{operator}"
-    context.put(context.emit(operator, _number(context, 0), _number(context, 1)))
-
-
-def _number(context: Context, index: int) -> str:
-    """An operand as real numbers, but integers that stand for themselves as they are."""
-    given = context.operand(index).type
-    whole = given.quantisation is None and not given.dtype.startswith(("float", "bfloat"))
-    return context.stored(index) if whole else context.real(index)
+    context.put(context.emit(operator, context.number(0), context.number(1)))
 
 
 def compare(context: Context) -> None:
@@ -169,7 +162,7 @@ def compare(context: Context) -> None:
     direction = str(text).split()[-1].strip("<>") if str(text).split() else ""
     if direction not in _DIRECTIONS:
         raise context.refuse(f"has direction {direction[:20]!r}; there are {', '.join(_DIRECTIONS)}")
-    made = context.emit(_DIRECTIONS[direction], _number(context, 0), _number(context, 1))
+    made = context.emit(_DIRECTIONS[direction], context.number(0), context.number(1))
     context.put(context.emit("Not", made, suffix="not") if direction == "NE" else made)
 
 
@@ -177,19 +170,19 @@ def select(context: Context) -> None:
     """One of two, by a condition."""
     if context.operand(0).type.dtype != "bool":
         raise context.refuse(f"has a condition of {context.operand(0).type.dtype}; it must be i1")
-    context.finish(context.emit("Where", context.stored(0), _number(context, 1), _number(context, 2)))
+    context.finish(context.emit("Where", context.stored(0), context.number(1), context.number(2)))
 
 
 def clamp(context: Context) -> None:
     """A value between two others."""
     arrays = [context.array(at) for at in (0, 2)]
     ends = [None if end is None else reduced(end) for end in arrays]
-    x = context.real(1)
+    x = context.number(1)
     if all(end is not None and end.size == 1 for end in ends):
         low, high = (context.builder.constant(end.reshape(())) for end in ends if end is not None)
         return context.finish(context.emit("Clip", x, low, high))
-    lower = context.emit("Max", x, context.real(0), suffix="max")
-    return context.finish(context.emit("Min", lower, context.real(2)))
+    lower = context.emit("Max", x, context.number(0), suffix="max")
+    return context.finish(context.emit("Min", lower, context.number(2)))
 
 
 def cast(context: Context, name: str, dtype: str) -> str:

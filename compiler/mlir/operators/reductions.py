@@ -63,7 +63,7 @@ def reduce(context: Context) -> None:
     axes = context.axes(context.integers("dimensions"), len(context.shape()), "dimensions")
     made = context.emit(
         _REDUCTIONS[combined][0],
-        context.builder.real(context.operand()),
+        context.stored() if context.whole() else context.builder.real(context.operand()),
         context.numbers(list(axes)),
         keepdims=0,
     )

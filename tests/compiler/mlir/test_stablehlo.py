@@ -195,6 +195,57 @@ def test_integers_that_are_repeated_are_compared_as_numbers() -> None:
     np.testing.assert_array_equal(made, np.where(x < y, 2 * real, real))
 
 
+INTEGERS: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
+    "abs": ("abs %1", lambda x, y: np.abs(y) + 0 * x),
+    "negate": ("negate %1", lambda x, y: 0 * x - y),
+    "sign": ("sign %1", lambda x, y: np.sign(y) + 0 * x),
+    "clamp between them": ("clamp %1, %x, %3", lambda x, y: np.minimum(np.maximum(x, y), y + y)),
+    "clamp them": ("clamp %x, %1, %2", lambda x, y: np.minimum(np.maximum(y, x), x * x)),
+    "clamp by constants": ("clamp %low, %1, %high", lambda x, y: np.clip(y, -2, 3) + 0 * x),
+    "add": ("add %1, %x", lambda x, y: x + y),
+    "minimum": ("minimum %x, %1", np.minimum),
+    "exclusive or": ("xor %1, %x", np.bitwise_xor),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_that_are_repeated_stay_integers(name: str) -> None:
+    operation, meaning = INTEGERS[name]
+    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi32>", quantised("2x6")
+    body = f"""
+    %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
+    %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi32>) -> {wholes}
+    %2 = stablehlo.multiply %x, %x : {wholes}
+    %3 = stablehlo.add %1, %1 : {wholes}
+    %low = stablehlo.constant dense<-2> : {wholes}
+    %high = stablehlo.constant dense<3> : {wholes}
+    %4 = stablehlo.{operation} : {wholes}
+    %5 = stablehlo.convert %4 : ({wholes}) -> {floats}
+    %r = stablehlo.add %0, %5 : {floats}"""
+    network = read(function(body, f"%q: {given}, %x: {wholes}, %y: tensor<6xi32>", floats))
+    rng = np.random.default_rng(1)
+    q, x, y = bytes_of(2, 6), *(rng.integers(-9, 10, shape).astype(np.int32) for shape in ((2, 6), 6))
+    (made,) = opened(network).run(None, {"q": q, "x": x, "y": y})
+    np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + meaning(x, y))
+
+
+@pytest.mark.parametrize(("combined", "start"), [("add", 0), ("maximum", -(1 << 31)), ("multiply", 1)])
+def test_integers_that_are_repeated_are_reduced_as_integers(combined: str, start: int) -> None:
+    floats, wholes, given = "tensor<6xf32>", "tensor<2x6xi32>", quantised("6")
+    body = f"""
+    %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
+    %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi32>) -> {wholes}
+    %c = stablehlo.constant dense<{start}> : tensor<i32>
+    %2 = stablehlo.reduce(%1 init: %c) applies stablehlo.{combined} across dimensions = [0] : ({wholes}, tensor<i32>) -> tensor<6xi32>
+    %3 = stablehlo.convert %2 : (tensor<6xi32>) -> {floats}
+    %r = stablehlo.add %0, %3 : {floats}"""
+    network = read(function(body, f"%q: {given}, %y: tensor<6xi32>", floats))
+    q, y = bytes_of(6), np.random.default_rng(1).integers(-9, 10, 6).astype(np.int32)
+    (made,) = opened(network).run(None, {"q": q, "y": y})
+    wanted = {"add": 2 * y, "maximum": y, "multiply": y * y}[combined]
+    np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + wanted)
+
+
 ELEMENTS = {
     "add": ("stablehlo.add %x, %y", lambda x, y: x + y),
     "subtract": ("stablehlo.subtract %x, %y", lambda x, y: x - y),
