@@ -196,7 +196,8 @@ def check_networks(kind: str, seed: int, count: int) -> None:
             continue
         if differ:
             differing += 1
-            with pytest.raises(Unproven, match="not what the network says"):
+            # A formula may also be too far from what its operator says to be looked at any further.
+            with pytest.raises(Unproven, match="not what the network says|steps from what the operator says"):
                 prove(other, config, placement_of(program), seed)
     assert differing
 
