@@ -20,6 +20,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
+from weft.compiler.onnx.operators import lookup
 from weft.compiler.onnx.wide import OPERATORS
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -364,6 +365,23 @@ def test_refused(name: str) -> None:
     reasons = [reason for _, kind, place, reason in graph.assignment if kind == op and place == "host"]
     assert any(re.search(said, reason) and reason for reason in reasons), reasons
     assert all(reason.isprintable() for reason in reasons)
+
+
+@pytest.mark.parametrize(("bits", "apart", "place"), [
+    (16, 8, "device"), (16, 9, "host"), (8, 1, "device"), (8, 2, "host"),
+])  # fmt: skip
+def test_how_near_lines_have_to_be(
+    bits: int, apart: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "_fitted", lambda *given: (_FITTED(*given)[0], apart))
+    b = Mixed(np.random.default_rng(3))
+    made = b.node("Sigmoid", [b.dequantise(b.input(IMAGE))])
+    value = b.quantise(made, IMAGE, 1 / 200 if bits == 8 else 1 / 50_000, 0, False, bits)
+    graph = import_model(b.finish(value), config=CONFIG)
+    assert [item[2] for item in graph.assignment if item[1] == "Sigmoid"] == [place]
+
+
+_FITTED = lookup._fitted
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16])

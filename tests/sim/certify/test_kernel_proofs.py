@@ -197,7 +197,9 @@ def check_networks(kind: str, seed: int, count: int) -> None:
         if differ:
             differing += 1
             # A formula may also be too far from what its operator says to be looked at any further.
-            with pytest.raises(Unproven, match="not what the network says|steps from what the operator says"):
+            with pytest.raises(
+                Unproven, match=r"not what the network says|steps from what the operator says"
+            ):
                 prove(other, config, placement_of(program), seed)
     assert differing
 
