@@ -1,8 +1,12 @@
-"""Make the helper modules of this folder, and what benchmarks measure, importable from every test file."""
+"""Make the helper modules of this folder, and what benchmarks measure, importable from every test file; and have every
+test draw the same numbers each time."""
 
+import random
 import signal
 import sys
 from pathlib import Path
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background job. Commands that tests interrupt would inherit it.
@@ -11,3 +15,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "benchmarks"))
+
+
+@pytest.fixture(autouse=True)
+def _seed(request: pytest.FixtureRequest) -> None:
+    """Tests that draw from `random` itself do so by their names: what fails once fails again."""
+    random.seed(request.node.nodeid)
