@@ -9,7 +9,7 @@ from functools import partial
 from support.core_cases import Benches, Core, Scenario, Step, carried_out, words_of
 from support.random_programs import PROGRAM, WithoutDivision
 from weft.hdl.isa import BASES, Instruction, Load, Store
-from weft.hdl.isa.memmap import DECERR, SLVERR, WATCHDOG_CYCLES, Counter, Fault, FaultUnit, Status
+from weft.hdl.isa.memmap import DECERR, SLVERR, WATCHDOG_CYCLES, Counter, Fault, FaultUnit, Reg, Status
 from weft.sim.device import DeviceError
 from weft.sim.rtl.covered import HostedRtl
 
@@ -17,24 +17,33 @@ ROWS, PITCH = 24, 256
 """Rows of a transfer, each a burst of its own, and bytes from one to the next."""
 BASE = 0x4000
 """What all base registers hold."""
+LIMITS = (0xFF, 0x55, 0xAA, 0xFF, 0x00)
+"""Of the watchdog, which no good program comes near."""
 Run = Callable[[HostedRtl, int | None], object]
 
 
 def broken(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
     """Errors of memory in each unit, behind few bursts and behind many, with unit, response and address as told; stops
-    at random cycles; a program that hangs, until the watchdog ends it. After each a good program. Memory begins at
-    address `origin` of the bus."""
+    at random cycles; a program that hangs, until the watchdog ends it. After each a good program, and before all of
+    them that with watchdogs that do not end it. Memory begins at address `origin` of the bus."""
     pick, bench = random.Random(seed), Benches(core).of({"latency": latency, "origin": origin})
     good = WithoutDivision(core.config, seed, serial=True)
     good.build(0)  # knows nothing of what others leave on the chip
     words = words_of(good.program)
     expected = carried_out(bench.golden, good, words, None)
 
-    def right(device: HostedRtl, limit: int | None) -> object:
+    def right(device: HostedRtl, limit: int | None) -> tuple[object, ...]:
         return carried_out(device, good, words, limit), device.fault
 
+    def watched(device: HostedRtl, limit: int | None) -> object:
+        seen = []
+        for most in LIMITS:
+            device.set_watchdog(most)
+            seen.append((device.peek(Reg.WATCHDOG), *right(device, limit)))
+        return seen
+
     none = Fault(FaultUnit.NONE, 0, None)
-    steps = []
+    steps = [Step("watched", watched, [(most, expected, none) for most in LIMITS], good.program)]
     runs = [*_errors(core, pick), *_stops(core, words, pick)]
     runs.append(("watchdog", partial(_hangs, core)))
     for name, run in runs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from support.core_broken import broken
 from support.core_cases import Benches, Core, Scenario, Step, carried_out, compared, start, words_of
@@ -213,6 +214,11 @@ def wild(core: Core, seed: int) -> Scenario:
         for kind in kinds:
             program = [_anything(kind, config, pick) for _ in range(3)]
             steps.append(Step(f"wild {kind.OPCODE.name}", _cut_short(words_of(program), PROGRAM, pick), ""))
+        for kind, bits in product(kinds, (0x55555555, 0xAAAAAAAA)):
+            program = [_every_second(kind, config, bits, turn)]
+            steps.append(
+                Step(f"every second {kind.OPCODE.name}", _cut_short(words_of(program), PROGRAM, pick), "")
+            )
         for _ in range(4):
             at = pick.getrandbits(32) // config.bus_bytes * config.bus_bytes
             steps.append(Step("wild program", _cut_short(words, at, pick), ""))
@@ -229,13 +235,26 @@ def _anything(kind: type[Instruction], config: Config, pick: random.Random) -> I
     for name, place in places(kind.OPCODE).items():
         high = place.high if pick.random() < 0.8 else max(place.low, 1)
         values[name] = pick.choice([pick.randint(place.low, high), place.low, place.high])
-        if name in required(kind.OPCODE) and required(kind.OPCODE)[name].missing(config):
-            values[name] = 0
+    return _supported(kind, config, values)
+
+
+def _every_second(kind: type[Instruction], config: Config, bits: int, turn: int) -> Instruction:
+    """An instruction with every second bit of all fields, some of them turned round in the second and third turn."""
+    values = {}
+    for index, (name, place) in enumerate(places(kind.OPCODE).items()):
+        turned = bits ^ 0xFFFFFFFF if index % 3 < turn else bits
+        values[name] = max(place.high & turned, place.low)
+    return _supported(kind, config, values)
+
+
+def _supported(kind: type[Instruction], config: Config, values: dict[str, int]) -> Instruction:
+    """An instruction with these values, but none that the configuration does not have, and without a wait."""
+    needed = required(kind.OPCODE)
+    values |= {name: 0 for name in values if name in needed and needed[name].missing(config)}
     found = kind(**values | {"wait": 0})
     if found.unsupported(config):
-        found = dataclasses.replace(
-            found, **{name: values[name] % BASES for name in registers_of(kind.OPCODE)}
-        )
+        changes = {name: values[name] % BASES for name in registers_of(kind.OPCODE)}
+        found = dataclasses.replace(found, **changes)
     return found
 
 
