@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -49,6 +50,8 @@ MOST = 1 << 15
 """Accesses of an operand, more of which would take too long."""
 ALIKE = 4
 """Instructions of a kind, of queues that have one or two kinds."""
+OTHERS = 12
+"""Drawn instructions of which one may have a value that the first cannot."""
 TRIES = 100
 WORDS = 0x6000
 """Where in memory `_addresses` has numbers for READ."""
@@ -90,34 +93,39 @@ def _instructions(core: Core) -> Iterator[Instruction]:
     for kind in INSTRUCTIONS.values():
         if kind.QUEUE is None or kind is Microcode or kind().unsupported(core.config):
             continue
-        drawn = next(item for item in iter(lambda kind=kind: trial.draw(kind), None) if _valid(item, trial))
-        one = dataclasses.replace(drawn, **_single(drawn))
+        drawn = (item for item in iter(lambda kind=kind: trial.draw(kind), None) if _valid(item, trial))
+        one, *others = (
+            dataclasses.replace(item, **_single(item)) for item in itertools.islice(drawn, 1 + OTHERS)
+        )
         found = [_at(one, value, trial) for value in LIMITS]
         for name, place in places(kind.OPCODE).items():
             if 1 < place.width <= fields.FEW and name not in KEPT.get(kind.__name__, ()):
                 found += [_with(one, name, number) for number in range(place.low, place.high + 1)]
         yield from found
-        yield from _alone(one, found, trial)
+        yield from _alone([one, *others], found, trial)
 
 
-def _alone(one: Instruction, found: list[Instruction], trial: Generator) -> Iterator[Instruction]:
-    """For each value of a field that none of `found` has an instruction with that alone, if it is valid: others are
-    as small as they may be."""
-    kind, config = type(one), trial.config
+def _alone(ones: list[Instruction], found: list[Instruction], trial: Generator) -> Iterator[Instruction]:
+    """For each value of a field that none of `found` has an instruction with that alone, if one of some is valid with
+    it: others are as small as they may be."""
+    kind, config = type(ones[0]), trial.config
     own = {
         name: place for name, place in places(kind.OPCODE).items() if name not in ("wait", "signal", "start")
     }
     strides = {name: 0 for name in own if "_" in name and name.rpartition("_")[2] in STRIDES}
     strides |= dict.fromkeys(("transpose", "paged", "int4", "blocks"), 0) | SHORT if kind is Load else {}
-    still = dataclasses.replace(one, **strides)
+    still = [dataclasses.replace(one, **strides) for one in ones]
     seen = {(name, value) for item in found for name in own for value in fields.bins_of(item, name, config)}
     for name in own:
         if name in KEPT.get(kind.__name__, ()):
             continue
         for value in fields.bins(kind, name, config):
-            new = _with(still, name, fields.number_of(value, kind, name, config))
-            if (name, value) not in seen and _valid(new, trial):
-                yield new
+            if (name, value) in seen:
+                continue
+            number = fields.number_of(value, kind, name, config)
+            yield from itertools.islice(
+                (new for one in still if _valid(new := _with(one, name, number), trial)), 1
+            )
 
 
 def _single(instruction: Instruction) -> dict[str, int]:
