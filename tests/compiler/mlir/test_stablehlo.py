@@ -143,6 +143,27 @@ def test_quantised_product_and_bias(product: str) -> None:
     )
 
 
+@pytest.mark.parametrize("text", [
+    "<{dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = [0, 2], rhs_batching_dimensions = [1, 0], "
+    "lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [2]>}> : ",
+    "contracting_dims = [1] x [2], batching_dims = [0, 2] x [1, 0] : ",
+], ids=["generic", "short"])  # fmt: skip
+def test_products_with_batches(text: str) -> None:
+    """Along different axes of both sides: batches come first in the result, then what is left of either."""
+    one, other, result = quantised("2x5x3x4"), quantised("3x2x5x6"), "2x3x4x6"
+    sums = f"tensor<{result}x!quant.uniform<i32:f32, 0.25>>"
+    generic = "dot_dimension" in text
+    name = '"stablehlo.dot_general"(%x, %y) ' if generic else "stablehlo.dot_general %x, %y, "
+    body = f"""
+    %0 = {name}{text}({one}, {other}) -> {sums}
+    %r = stablehlo.uniform_quantize %0 : ({sums}) -> {quantised(result, 64.0, 5)}"""
+    x, y = bytes_of(2, 5, 3, 4), bytes_of(3, 2, 5, 6, seed=1)
+    wanted = level(np.einsum("akbc,bakd->abcd", (x - 3.0) * 0.5, (y - 3.0) * 0.5), 64, 5)
+    network = read(function(body, f"%x: {one}, %y: {other}", quantised(result, 64.0, 5)))
+    (made,) = opened(network).run(None, {"x": x, "y": y})
+    np.testing.assert_array_equal(made, wanted)
+
+
 def test_integers_that_stand_for_themselves_become_floats() -> None:
     """No quantisation is written out around them: they keep their numbers."""
     floats, wholes = "tensor<2x6xf32>", "tensor<2x6xi32>"
