@@ -14,7 +14,7 @@ from support.tflite_models import Model
 
 import weft
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment
 from weft.compiler.ir.network import Network
 from weft.compiler.tflite import builder
 from weft.compiler.tflite.builder import Builder
@@ -141,6 +141,28 @@ def test_a_bias_without_a_scale_has_that_of_the_products() -> None:
     other = import_model(net.ends(value))
     for one, two in zip(graph.segments[0].ops, other.segments[0].ops, strict=True):  # type: ignore[union-attr]
         assert np.abs(one.bias - two.bias).max() <= 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED"])
+def test_biases_of_all_kinds_without_a_scale(kind: str) -> None:
+    compared = 0
+    for seed in range(12):
+        graphs = []
+        for scaled in (True, False):
+            case = draw(kind, seed)
+            for item in case.model.tensors:
+                if item.dtype == "int32" and item.scale and not scaled:
+                    item.scale, item.zero, compared = (), (), compared + 1
+            graphs.append(import_model(case.finish()))
+        one, other = (
+            [op for segment in graph.segments if isinstance(segment, DeviceSegment) for op in segment.ops]
+            for graph in graphs
+        )
+        assert list(map(type, one)) == list(map(type, other))
+        for first, second in zip(one, other, strict=True):
+            if isinstance(first, Conv) and isinstance(second, Conv):
+                assert np.abs(first.bias - second.bias).max() <= 1
+    assert compared > 2
 
 
 def test_a_shape_that_is_computed_is_known() -> None:
