@@ -384,7 +384,11 @@ def test_chains_without_rounding_are_none(name: str) -> None:
 
 REFUSED = {
     "unknown": ("%r = stablehlo.cholesky %x : tensor<1x4xf32>", r"line 8: stablehlo.cholesky is none that weft reads"),
-    "operands": ("%r = stablehlo.add %x : tensor<1x4xf32>", "has 1 operands; it takes 2"),
+    "operands": ("%r = stablehlo.add %x : tensor<1x4xf32>", r"has 1 operands; it takes 2$"),
+    "no operands": ('%r = "stablehlo.concatenate"() {dim = 0 : i64} : () -> tensor<1x4xf32>',
+                    r"has 0 operands; it takes 1 or more$"),
+    "many operands": ("%r = tosa.mul %x, %x, %x, %x : (tensor<1x4xf32>, tensor<1x4xf32>, tensor<1x4xf32>, "
+                      "tensor<1x4xf32>) -> tensor<1x4xf32>", r"has 4 operands; it takes 2 to 3$"),
     "shape": ("%r = stablehlo.reshape %x : (tensor<1x4xf32>) -> tensor<1x5xf32>", "which has other elements"),
     "results": ("%q:2 = stablehlo.abs %x : (tensor<1x4xf32>) -> (tensor<1x4xf32>, tensor<1x4xf32>)\n"
                 "    %r = stablehlo.abs %q#0 : tensor<1x4xf32>", "line 8: stablehlo.abs has 2 results"),
