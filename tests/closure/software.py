@@ -180,6 +180,9 @@ def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[in
             _install(change)
         os.write(writer, _first_failure([test.name for test in tests]).encode()[:4000])
         code = 0
+    except MemoryError:  # what a change makes without end, pytest may not be able to report
+        os.write(writer, b"tests take too much memory")
+        code = 0
     except BaseException as error:
         os.write(writer, f"{type(error).__name__}: {error}".encode()[:4000])
     finally:

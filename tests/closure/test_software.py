@@ -181,6 +181,18 @@ def test_a_mutant_that_cannot_be_tried_is_no_kill(
         list(software._tried(changes, Recorded(here, here / "record"), tmp_path, 1))
 
 
+def test_a_mutant_that_takes_all_memory_is_seen(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hungry(tests: list[str]) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(software, "_first_failure", hungry)
+    change = change_of(here, "return number + number", "ReplaceBinaryOperator_Add_Sub")
+    ((_, killed_by),) = software._tried([change], Recorded(here, here / "record"), tmp_path, 1)
+    assert killed_by == "tests take too much memory"
+
+
 def test_verdicts_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run tries nothing; after a change of the tests only survivors are tried once more."""
     tried: list[Change] = []
