@@ -17,7 +17,8 @@ STATE_STEP = np.float32(1 / 127)
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent operator between Q/DQ pairs; `weights` is "int8" or "uint8", with a scale for each row if `rows`."""
+    """A recurrent operator between Q/DQ pairs; `weights` is "int8" or "uint8", with a scale for each row if `rows`. It
+    has the first `results` of its results, or all."""
 
     op: str
     steps: int
@@ -33,6 +34,7 @@ class Cell:
     rows: bool = False
     opset: int = 17
     seed: int = 0
+    results: int = 3
     more: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -97,7 +99,7 @@ class CellNet:
             else:
                 entering[name] = shape
                 inputs.append(self.link(name, STATE_STEP))
-        results = ["Y", "Y_h", "Y_c"][: 3 if cell.op == "LSTM" else 2]
+        results = ["Y", "Y_h", "Y_c"][: min(cell.results, 3 if cell.op == "LSTM" else 2)]
         attributes: dict[str, Any] = {
             "hidden_size": cell.size,
             "direction": cell.direction,

@@ -87,6 +87,18 @@ def test_as_onnx_runtime(name: str) -> None:
     np.testing.assert_allclose(computed(op, inputs, attributes), wanted, rtol=2e-4, atol=2e-5)
 
 
+def test_norms_without_an_epsilon_have_that_of_onnx_runtime() -> None:
+    """1e-5, which is most of the sum where squares are small."""
+    rng = np.random.default_rng(0)
+    x, weight = (1e-3 * floats(rng, 3, 8)), floats(rng, 8)
+    node = Node("SimplifiedLayerNormalization", ("x", "w"), ("y",), {}, MICROSOFT, "n", 0)
+    function = native(node)
+    assert function is not None
+    (found,) = function(node, [x, weight])
+    wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
 def test_rows_in_blocks(dtype: str, zeros: bool) -> None:

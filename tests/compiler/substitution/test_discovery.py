@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import permutations
 
 import pytest
 
-from weft.compiler.substitution.discovery import Found, find
+from weft.compiler.substitution.discovery import Found, _shrinks, find
 from weft.compiler.substitution.enumeration import Enumeration
 from weft.compiler.substitution.families import FAMILIES, Family
 from weft.compiler.substitution.rule import Rule, general, holds, is_instance, judged, renamed
@@ -99,12 +100,29 @@ def test_what_both_sides_have_in_common_becomes_a_variable() -> None:
     assert renamed(*next(iter(general(left, right)))) == wanted
 
 
-def test_a_case_of_a_rule() -> None:
-    def rule(text: str) -> Rule:
-        left, right = map(parsed, text.split(" = "))
-        return Rule(left, right)
+def rule(text: str) -> Rule:
+    left, right = map(parsed, text.split(" = "))
+    return Rule(left, right)
 
+
+def test_a_case_of_a_rule() -> None:
     known = rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))")
     assert is_instance(rule("cat(func[g](x), func[g](max[a](y))) = func[g](cat(x, max[a](y)))"), known)
     assert is_instance(rule("func[f](cat(x, x)) = cat(func[f](x), func[f](x))"), known)
     assert not is_instance(rule("cat(func[f](x), func[g](y)) = func[f|g](cat(x, y))"), known)
+    # Names of several functions, each of which stands for one.
+    both = rule("func[g](func[f](x)) = func[g.f](x)")
+    assert is_instance(rule("func[f](func[f](x)) = func[f.f](x)"), both)
+    assert is_instance(rule("func[f](func[h](max[a](x))) = func[f.h](max[a](x))"), both)
+    assert not is_instance(both, rule("func[f](func[f](x)) = func[f.f](x)"))
+    assert not is_instance(rule("func[g](func[f](x)) = func[f.g](x)"), both)
+
+
+def test_rules_that_make_terms_no_larger() -> None:
+    assert _shrinks(rule("func[g](func[f](x)) = func[g.f](x)"))
+    assert _shrinks(rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))"))
+    assert not _shrinks(rule("func[f](cat(x, y)) = cat(func[f](x), func[f](y))"))
+    assert not _shrinks(rule("func[f](x) = func[f](y)"))
+    assert not _shrinks(rule("cat(max[a](x), max[a](y)) = max[a](cat(x, z))"))
+    assert not _shrinks(dataclasses.replace(rule("max[b](max[a](x)) = max[a*b](x)"), bound=True))
+    assert not _shrinks(dataclasses.replace(rule("max[a](x) = x"), left=parsed("x"), right=parsed("x")))

@@ -59,7 +59,12 @@ def test_random_shapes(op: str) -> None:
 
 
 def normal(
-    shape: Shape = (2, 4, 6), *, axis: int = -1, weight: object = 1.0, outputs: int = 1
+    shape: Shape = (2, 4, 6),
+    *,
+    axis: int = -1,
+    weight: object = 1.0,
+    bias: float | None = None,
+    outputs: int = 1,
 ) -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, shape))
@@ -72,7 +77,8 @@ def normal(
         )
     else:
         name = built.constant(np.full(size, weight, np.float32))
-    made = built.node("LayerNormalization", [value, name], axis=axis)
+    more = [] if bias is None else [built.constant(np.full(size, bias, np.float32))]
+    made = built.node("LayerNormalization", [value, name, *more], axis=axis)
     if outputs > 1:
         built.nodes[-1].output.append("mean")
         made = built.node("Add", [made, "mean"])
@@ -101,6 +107,7 @@ CASES: dict[str, Case] = {
     "input that is not quantised": (unquantised, "LayerNormalization", input_quantised),
     "weights that are an input": (lambda: normal(weight="input"), "LayerNormalization", normal_constants),
     "weights that are not finite": (lambda: normal(weight=np.inf), "LayerNormalization", normal_constants),
+    "bias that is not finite": (lambda: normal(bias=np.nan), "LayerNormalization", normal_constants),
     "mean that is read": (lambda: normal(outputs=2), "LayerNormalization", normal_results),
     "channels that are not last": (channels_first, "LayerNormalization", normal_axes),
     "row that is too long": (lambda: normal((1, 66000)), "LayerNormalization", normal_length),
