@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -218,3 +220,16 @@ def test_of_no_constant() -> None:
 
 def test_every_constraint_has_a_case() -> None:
     assert untried(OPERATORS, CASES.values()) == {"softmax_unit", indices_integers.__name__}
+
+
+@pytest.mark.parametrize(
+    ("table", "taken", "good"),
+    [
+        ((1 << 15, 1 << 15), (3,), True), ((1 << 15, (1 << 15) + 1), (3,), False), ((0, 5), (3,), False),
+        ((5, 5), (256, 256), True), ((5, 5), (256, 257), False), ((5, 5), (0,), False),
+    ],
+)  # fmt: skip
+def test_sizes_of_tables(table: tuple[int, ...], taken: tuple[int, ...], good: bool) -> None:
+    """2**30 elements and 2**16 rows, which no model of a test has."""
+    context: Any = SimpleNamespace(shape=lambda index=0: (table, taken)[index])
+    assert (table_size(context) is None) == good
