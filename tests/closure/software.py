@@ -65,6 +65,8 @@ LIBRARIES = ("amaranth.hdl", "numpy", "onnx", "onnxruntime", "pytest", "weft.hdl
 to import them itself."""
 MEMORY = 8 << 30
 """Bytes that a process with a mutant may have."""
+_NO_ROOM = "failed to map segment"
+"""What the import of a shared library says if there are no more."""
 
 
 class ControlError(WeftError, RuntimeError):
@@ -180,11 +182,13 @@ def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[in
             _install(change)
         os.write(writer, _first_failure([test.name for test in tests]).encode()[:4000])
         code = 0
-    except MemoryError:  # what a change makes without end, pytest may not be able to report
-        os.write(writer, b"tests take too much memory")
-        code = 0
     except BaseException as error:
-        os.write(writer, f"{type(error).__name__}: {error}".encode()[:4000])
+        # What a change makes without end, pytest may not be able to report.
+        if isinstance(error, MemoryError) or _NO_ROOM in str(error):
+            os.write(writer, b"tests take too much memory")
+            code = 0
+        else:
+            os.write(writer, f"{type(error).__name__}: {error}".encode()[:4000])
     finally:
         os._exit(code)
 

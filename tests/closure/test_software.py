@@ -181,11 +181,14 @@ def test_a_mutant_that_cannot_be_tried_is_no_kill(
         list(software._tried(changes, Recorded(here, here / "record"), tmp_path, 1))
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("x.so: failed to map segment from shared object")]
+)
 def test_a_mutant_that_takes_all_memory_is_seen(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hungry(tests: list[str]) -> str:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(software, "_first_failure", hungry)
     change = change_of(here, "return number + number", "ReplaceBinaryOperator_Add_Sub")
