@@ -68,7 +68,7 @@ class Program:
 
     on_device = True
     narrow_bytes = 0
-    substitutions = None
+    roundings = substitutions = None
     channels_left_out = (0, 0)
     memory = 16.0
     config = PRESETS["default"]
