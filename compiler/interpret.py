@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from weft.compiler.host.segments import from_buffer, run_host, to_buffer
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View
+from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 
 
@@ -36,6 +40,30 @@ def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 2
         for plane, view in zip(np.split(result, len(result) // op.dst.shape[0]), op.dst.planes, strict=False):
             _box(target, view)[...] = plane
     return memory | {state: memory[made].copy() for state, made in segment.states.items()}
+
+
+def run_model(graph: Graph, values: Mapping[str, np.ndarray], bits: int = 24) -> dict[str, np.ndarray]:
+    """Run a whole model: device segments as `run_ops` does, host segments by the host's evaluator.
+
+    `values` are those of its inputs and of what it keeps, by name; the result has all that cross between host and
+    device, and its outputs, as well.
+    """
+    found = dict(values)
+    for segment in graph.segments:
+        if not isinstance(segment, DeviceSegment):
+            found |= run_host(segment, found)
+            continue
+        read = {view.buffer.name for op in segment.ops for view in op.sources}
+        made = {op.dst.buffer.name for op in segment.ops} | segment.states.keys()
+        entering = [item for item in graph.to_device if item.buffer.name in read]
+        given = {item.buffer.name: to_buffer(item, found[item.value]) for item in entering}
+        memory = run_ops(segment, given, bits)
+        found |= {
+            item.value: from_buffer(item, memory[item.buffer.name])
+            for item in graph.from_device
+            if item.buffer.name in made
+        }
+    return found
 
 
 def _box(memory: np.ndarray, view: View) -> np.ndarray:

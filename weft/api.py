@@ -138,15 +138,7 @@ def compile(  # the public name, and what it does
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
     graph = _graph(model, chosen, shapes, states)
     told = progress or _silent
-    if (budget is None) != (samples is None):
-        raise InputError("'budget' is measured on 'samples': give both or neither")
-    roundings = None
-    if budget is not None and samples is not None:
-        from weft.budget import Budget, rounded
-
-        graph, roundings = rounded(
-            graph, chosen, Budget.of(budget), samples, bandwidth=bandwidth, progress=told
-        )
+    graph, roundings = _rounded(graph, chosen, bandwidth, budget, samples, told)
     planned, done = _substituted(graph, chosen, bandwidth, substitute, rules, told)
     segments = tuple(
         compile_segment(
@@ -181,6 +173,24 @@ def compile(  # the public name, and what it does
         done,
         roundings,
     )
+
+
+def _rounded(
+    graph: Graph,
+    config: Config,
+    bandwidth: float | None,
+    budget: float | str | None,
+    samples: Given | None,
+    progress: Callable[[str], None],
+) -> tuple[Graph, Rounded | None]:
+    """The model with rewrites that round otherwise, and what was done; as it is if there is no budget for them."""
+    if (budget is None) != (samples is None):
+        raise InputError("'budget' is measured on 'samples': give both or neither")
+    if budget is None or samples is None:
+        return graph, None
+    from weft.budget import Budget, rounded
+
+    return rounded(graph, config, Budget.of(budget), samples, bandwidth=bandwidth, progress=progress)
 
 
 def _substituted(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.interpret import run_ops
+from weft.compiler.interpret import run_model
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.substitution.part_costs import PartCosts
-from weft.compiler.substitution.places import touched
-from weft.compiler.substitution.rounding import rewrites
+from weft.compiler.substitution.rounding import Rewrite, rewrites
+from weft.compiler.substitution.search import Used
 from weft.errors import InputError
 from weft.hdl.isa.config import Config
 from weft.samples import Given, Samples, fitted
@@ -86,10 +86,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Rewrites that were made: (operator, what was done, cycles fewer by the part that it is in), the cycles of all
-    device programs `before` and `behind`, and what they change."""
+    """Rewrites that were made, the cycles of all device programs `before` and `behind`, and what they change."""
 
-    used: tuple[tuple[str, str, int], ...]
+    used: tuple[Used, ...]
     before: int
     behind: int
     difference: Difference
@@ -98,7 +97,7 @@ class Rounded:
     def told(self) -> tuple[str, ...]:
         """What was done, in lines."""
         return (
-            *(f"{name}: {what}: {saved:,} cycles fewer" for name, what, saved in self.used),
+            *(item.told for item in self.used),
             f"{len(self.used)} rewrites that round otherwise: {self.behind:,} cycles instead of {self.before:,} by the "
             f"cycle model; {self.difference.told}",
         )
@@ -137,12 +136,11 @@ def rounded(
     if graph.states:
         raise InputError("'budget' is for models that keep nothing from run to run, and this one does")
     measured = _Measured(graph, config, fitted(samples, graph.inputs))
-    if budget.share is not None and not measured.plain.choices:
+    if budget.share is not None and not measured.choices:
         raise InputError(
             "a 'budget' in % is for models with an output of classes, (n, classes), and this one has none: give steps"
         )
-    search = _Search(graph, config, budget, measured, Costs(config, bandwidth, LATENCY), progress)
-    return search.run()
+    return _Search(budget, measured, Costs(config, bandwidth, LATENCY), progress).run(graph)
 
 
 class _Measured:
@@ -153,7 +151,7 @@ class _Measured:
         self._leaving = [item.value for item in graph.from_device]
         self._outputs = list(graph.outputs)
         self._wanted = list(self._runs(graph))
-        self.plain = self.of(graph)
+        self.choices = any(_is_choice(self._wanted[0][name]) for name in self._outputs)
 
     def of(self, graph: Graph) -> Difference:
         """How far a form of the model is from it."""
@@ -173,30 +171,8 @@ class _Measured:
     def _runs(self, graph: Graph) -> Iterator[dict[str, np.ndarray]]:
         """By sample, the values that are compared."""
         for sample in self._samples:
-            values = run(graph, sample, self._bits)
+            values = run_model(graph, sample, self._bits)
             yield {name: np.asarray(values[name]) for name in (*self._leaving, *self._outputs)}
-
-
-def run(graph: Graph, inputs: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
-    """All values of a model that cross between host and device, and its outputs, by the meaning of its operators."""
-    values = dict(inputs)
-    for segment in graph.segments:
-        if not isinstance(segment, DeviceSegment):
-            values |= run_host(segment, values)
-            continue
-        own = touched(segment.ops)
-        given = {
-            item.buffer.name: to_buffer(item, values[item.value])
-            for item in graph.to_device
-            if item.buffer.name in own
-        }
-        made = run_ops(segment, given, bits)
-        values |= {
-            item.value: from_buffer(item, made[item.buffer.name])
-            for item in graph.from_device
-            if item.buffer.name in own
-        }
-    return values
 
 
 def _is_choice(value: np.ndarray) -> bool:
@@ -204,93 +180,82 @@ def _is_choice(value: np.ndarray) -> bool:
     return value.ndim > 1 and len(value) > 0 and value.size // len(value) == max(value.shape[1:]) > 1
 
 
+class _Form(NamedTuple):
+    """A form of the model: its cycles, the rewrites that made it, and how far it is from the model as it was."""
+
+    graph: Graph
+    cycles: int
+    used: tuple[Used, ...]
+    difference: Difference
+
+
 class _Search:
     """The choice of rewrites: all that make their part quicker, or, if these are too many, one by one."""
 
     def __init__(
-        self,
-        graph: Graph,
-        config: Config,
-        budget: Budget,
-        measured: _Measured,
-        costs: Costs,
-        progress: Callable[[str], None],
+        self, budget: Budget, measured: _Measured, costs: Costs, progress: Callable[[str], None]
     ) -> None:
-        self._graph, self._budget, self._measured = graph, budget, measured
+        self._budget, self._measured = budget, measured
         self._costs, self._parts, self._progress = costs, PartCosts(costs), progress
 
-    def run(self) -> tuple[Graph, Rounded]:
+    def run(self, graph: Graph) -> tuple[Graph, Rounded]:
         """The model with what was found, and what that is."""
-        graph, used = self._graph, list[tuple[str, str, int]]()
-        before = behind = sum(map(self._costs, _device(graph)))
+        first = form = _Form(graph, self._cycles(graph), (), self._measured.of(graph))
         for _ in range(_ROUNDS):
-            offers = self._offers(graph)
-            made, cycles, kept = self._all(graph, behind, offers)
-            if not kept:
-                made, cycles, kept = self._one_by_one(graph, behind, offers)
-            graph, behind = made, cycles
-            used += kept
-            if not kept:
+            offers = self._offers(form.graph)
+            better = self._with(form, offers)
+            if better is form:
+                for offer in offers:
+                    better = self._with(better, [offer])
+            if better is form:
                 break
-        return graph, Rounded(tuple(used), before, behind, self._measured.of(graph))
+            form = better
+        return form.graph, Rounded(form.used, first.cycles, form.cycles, form.difference)
 
-    def _offers(self, graph: Graph) -> list[tuple[str, str, int]]:
-        """Rewrites that make their part quicker, and by how many cycles: the best ones first."""
-        found: dict[tuple[str, str], int] = {}
+    def _cycles(self, graph: Graph) -> int:
+        return sum(map(self._costs, _device(graph)))
+
+    def _offers(self, graph: Graph) -> list[Used]:
+        """Rewrites that make their part quicker: the best ones first."""
+        found: dict[tuple[str, str], Used] = {}
         for segment in _device(graph):
             for item in rewrites(segment):
                 self._progress(f"{item.operator}: {item.what}")
                 costs = self._parts.compared(segment, item.segment)
                 if costs is not None and costs[1] < costs[0]:
-                    found[item.operator, item.what] = costs[0] - costs[1]
-        offers = [(name, what, saved) for (name, what), saved in found.items()]
-        return sorted(offers, key=lambda offer: -offer[2])
+                    found[item.operator, item.what] = Used((item.what,), item.operator, *costs)
+        return sorted(found.values(), key=lambda offer: -offer.saved)
 
-    def _all(
-        self, graph: Graph, cycles: int, offers: Sequence[tuple[str, str, int]]
-    ) -> tuple[Graph, int, list[tuple[str, str, int]]]:
-        """With all offers that can be made one after the other, if that is quicker and within the budget."""
-        made, kept = graph, list[tuple[str, str, int]]()
+    def _with(self, form: _Form, offers: Sequence[Used]) -> _Form:
+        """The form with all offers that can be made one after the other, if that is quicker and within the budget;
+        otherwise itself."""
+        graph, used = form.graph, form.used
         for offer in offers:
-            found = _with(made, offer)
-            if found is not None:
-                made = found
-                kept.append(offer)
-        less = self._better(made, cycles) if kept else None
-        return (graph, cycles, []) if less is None else (made, less, kept)
-
-    def _one_by_one(
-        self, graph: Graph, cycles: int, offers: Sequence[tuple[str, str, int]]
-    ) -> tuple[Graph, int, list[tuple[str, str, int]]]:
-        kept = []
-        for offer in offers:
-            self._progress(f"{offer[0]}: {offer[1]}: on samples")
-            found = _with(graph, offer)
-            less = None if found is None else self._better(found, cycles)
-            if found is not None and less is not None:
-                graph, cycles = found, less
-                kept.append(offer)
-        return graph, cycles, kept
-
-    def _better(self, graph: Graph, cycles: int) -> int | None:
-        """The cycles of a form of the model, if they are fewer and it is within the budget."""
-        if not self._budget.allows(self._measured.of(graph)):
-            return None
-        found = sum(map(self._costs, _device(graph)))
-        return found if found < cycles else None
+            self._progress(f"{offer.operator}: {', '.join(offer.rules)}: on samples")
+            made = _rewritten(graph, offer)
+            if made is not None:
+                graph, used = made, (*used, offer)
+        if graph is form.graph:
+            return form
+        difference = self._measured.of(graph)
+        if not self._budget.allows(difference):
+            return form
+        cycles = self._cycles(graph)
+        return _Form(graph, cycles, used, difference) if cycles < form.cycles else form
 
 
 def _device(graph: Graph) -> list[DeviceSegment]:
     return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
 
 
-def _with(graph: Graph, offer: tuple[str, str, int]) -> Graph | None:
+def _rewritten(graph: Graph, offer: Used) -> Graph | None:
     """A model with one rewrite, if it can still be made."""
-    for index, segment in enumerate(graph.segments):
-        if not isinstance(segment, DeviceSegment):
-            continue
-        for item in rewrites(segment):
-            if (item.operator, item.what) == offer[:2]:
-                segments = (*graph.segments[:index], item.segment, *graph.segments[index + 1 :])
-                return dataclasses.replace(graph, segments=segments)
+
+    def wanted(item: Rewrite) -> bool:
+        return (item.operator, (item.what,)) == (offer.operator, offer.rules)
+
+    for segment in _device(graph):
+        if (found := next(filter(wanted, rewrites(segment)), None)) is not None:
+            segments = tuple(found.segment if item is segment else item for item in graph.segments)
+            return dataclasses.replace(graph, segments=segments)
     return None

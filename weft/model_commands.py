@@ -125,8 +125,9 @@ def compile_model(
         if memory is not None and options["memory"] != loaded.bandwidth:
             raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
         options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
+    reads = [model, tuning, config_file(config), rules, samples]
     with (
-        files.whole_folder(output, reads=[model, tuning, config_file(config), rules, samples]) as part,
+        files.whole_folder(output, reads=reads) as part,
         reports.progress() as progress,
     ):
         progress(f"compiling {model.name}")
@@ -137,9 +138,7 @@ def compile_model(
 
             certificate = prove(program, part, model.read_bytes(), progress)
     if dump_passes is not None:
-        with files.whole_folder(
-            dump_passes, reads=[model, tuning, config_file(config), rules, samples]
-        ) as part:
+        with files.whole_folder(dump_passes, reads=reads) as part:
             for name, text in dumped.items():
                 (part / name).write_text(text, encoding="utf-8")
     _tell(program, f"{output}: {model.name}")

@@ -41,12 +41,9 @@ class Substitutions:
     @property
     def told(self) -> tuple[str, ...]:
         """What was done, in lines: each chain of uses, and what it saved."""
-        lines = [
-            f"{item.operator}: {'; '.join(item.rules)}: {item.saved:,} cycles fewer" for item in self.used
-        ]
         end = "" if self.whole else "; the search did not come to its end: allow more parts"
         return (
-            *lines,
+            *(item.told for item in self.used),
             f"{len(self.used)} substitutions: {self.behind:,} cycles instead of {self.before:,} by the cycle model"
             + end,
         )

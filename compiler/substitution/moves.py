@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Rescale, View
-from weft.compiler.ir.network import Names
 from weft.compiler.ir.views import channels, overlapping, whole
 from weft.compiler.substitution.building import Builder, NotThere, on_bytes
 from weft.compiler.substitution.functions import KINDS, function_of, kind_of, weights_of
 from weft.compiler.substitution.matching import Match, matches
-from weft.compiler.substitution.places import Places, placed, touched, without_dead
+from weft.compiler.substitution.places import Places, namer, placed, without_dead
 from weft.compiler.substitution.rule import Rule
 from weft.compiler.substitution.rule_proof import holds_for
 from weft.compiler.substitution.term import IMAGES, WEIGHTS, Term, parsed
@@ -120,7 +119,7 @@ class Moves:
             return None  # of what is replaced nothing is left
         root = [op for op in segment.ops if op.dst.buffer.name == view.buffer.name and _inside(op.dst, view)]
         builder = Builder(
-            match, _namer(segment), root[0].name, lambda function: on_bytes(function, self._bits)
+            match, namer(segment), root[0].name, lambda function: on_bytes(function, self._bits)
         )
         try:
             builder.built(rule.right, dst=view)
@@ -133,13 +132,6 @@ class Moves:
 
 def _inside(dst: View, view: View) -> bool:
     return dst.c >= view.c and dst.c + dst.shape[3] <= view.c + view.shape[3]
-
-
-def _namer(segment: DeviceSegment) -> Callable[[str], str]:
-    names = Names()
-    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
-        names.unique(taken)
-    return names.unique
 
 
 def _taking_place(segment: DeviceSegment, places: Places, op: DeviceOp) -> Iterator[Move]:
@@ -189,7 +181,7 @@ def _siblings(segment: DeviceSegment, places: Places, op: DeviceOp) -> Iterator[
 
 def _joined(segment: DeviceSegment, op: Conv, other: Conv) -> DeviceSegment:
     n, h, w, c = op.dst.shape
-    name = _namer(segment)(f"{op.name}&{other.name}")
+    name = namer(segment)(f"{op.name}&{other.name}")
     buffer = dataclasses.replace(op.dst.buffer, name=name, shape=(n, h, w, c + other.dst.shape[3]))
     weights = weights_of(op).behind(weights_of(other))
     one = op.replace(

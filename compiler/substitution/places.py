@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.network import Names
 from weft.compiler.ir.views import overlapping
 
 
@@ -85,6 +86,14 @@ class Places:
 def touched(ops: Iterable[DeviceOp]) -> set[str]:
     """The names of the buffers that operators read or write."""
     return {view.buffer.name for op in ops for view in (*op.sources, op.dst)}
+
+
+def namer(segment: DeviceSegment) -> Callable[[str], str]:
+    """Gives names of operators and buffers that are not taken in a segment."""
+    names = Names()
+    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
+        names.unique(taken)
+    return names.unique
 
 
 def without_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[DeviceOp, ...]:

@@ -25,9 +25,8 @@ from weft.compiler.ir.graph import (
     Rescale,
     View,
 )
-from weft.compiler.ir.network import Names
 from weft.compiler.ir.views import whole
-from weft.compiler.substitution.places import Places, placed, touched, without_dead
+from weft.compiler.substitution.places import Places, namer, placed, without_dead
 from weft.compiler.verify import verify_op
 
 BEHIND = "requantisation taken into the operator that makes its input"
@@ -38,7 +37,6 @@ _LINEAR = 16
 """Steps that a zero point is away from the ends of its range where saturation is no ReLU."""
 COARSER = (2, 4)
 """Steps of the output that one of a convolution ahead of its mean is: values reach farther than their means do."""
-_LARGEST_BIAS = (1 << 31) - 1
 
 
 class Rewrite(NamedTuple):
@@ -141,7 +139,7 @@ def _saturates(op: Rescale | Pool) -> bool:
 def _reading(op: Conv, first: Rescale | Pool) -> Conv | None:
     """A convolution of what another operator reads, in that one's steps."""
     bias = np.rint(op.bias / first.scale)
-    if op.x_zero != first.y_zero or np.abs(bias).max(initial=0) > _LARGEST_BIAS:
+    if op.x_zero != first.y_zero or np.abs(bias).max(initial=0) > np.iinfo(op.bias.dtype).max:
         return None
     scale = op.scale * first.scale
     return op.replace(src=first.src, x_zero=first.x_zero, scale=scale, bias=bias.astype(op.bias.dtype))
@@ -164,11 +162,11 @@ def _mean_first(segment: DeviceSegment, conv: Conv, pool: Pool) -> list[DeviceOp
         return [None]
     if conv.y_zero != pool.x_zero or any(pool.window.pad):
         return [None]
-    names = _names(segment)
+    name = namer(segment)
     n, h, w, _ = pool.dst.shape
-    means = whole(Buffer(names.unique(f"{pool.name}/means"), (n, h, w, conv.src.shape[3])))
+    means = whole(Buffer(name(f"{pool.name}/means"), (n, h, w, conv.src.shape[3])))
     first = Pool(
-        names.unique(f"{pool.name}/mean"), conv.src, means, "average", pool.window,
+        name(f"{pool.name}/mean"), conv.src, means, "average", pool.window,
         x_zero=conv.x_zero, y_zero=conv.x_zero,
     )  # fmt: skip
     then = conv.replace(
@@ -183,14 +181,6 @@ def _is_plain(conv: Conv) -> bool:
     return conv.window == ONE and conv.pool is None and conv.epilogue is None
 
 
-def _names(segment: DeviceSegment) -> Names:
-    """Names that are not taken."""
-    names = Names()
-    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
-        names.unique(taken)
-    return names
-
-
 def _mean_last(segment: DeviceSegment, pool: Pool, conv: Conv, steps: int) -> list[DeviceOp | None]:
     """The convolution of means of windows as the mean of convolutions, of fewer channels. Padding does not count."""
     counts = pool.include_pad and any(pool.window.pad)
@@ -199,10 +189,10 @@ def _mean_last(segment: DeviceSegment, pool: Pool, conv: Conv, steps: int) -> li
     before = _reading(conv, pool)
     if before is None or conv.groups > 1 or len(conv.weight) >= conv.src.shape[3]:
         return [None]
-    names = _names(segment)
-    dst = whole(Buffer(names.unique(f"{conv.name}/values"), (*pool.src.shape[:3], len(conv.weight))))
+    name = namer(segment)
+    dst = whole(Buffer(name(f"{conv.name}/values"), (*pool.src.shape[:3], len(conv.weight))))
     first = before.replace(
-        name=names.unique(f"{conv.name}/conv"), dst=dst, scale=before.scale / steps, y_zero=0, low=-128, high=127,
+        name=name(f"{conv.name}/conv"), dst=dst, scale=before.scale / steps, y_zero=0, low=-128, high=127,
         lookup=None,
     )  # fmt: skip
     then = Pool(

@@ -51,6 +51,11 @@ class Used:
         """Cycles."""
         return self.before - self.behind
 
+    @property
+    def told(self) -> str:
+        """In a line."""
+        return f"{self.operator}: {'; '.join(self.rules)}: {self.saved:,} cycles fewer"
+
 
 @dataclass
 class Searched:

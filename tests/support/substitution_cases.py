@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -191,3 +192,19 @@ def dense_block(steps: int = 3) -> DeviceSegment:
         seen = dst
     made.conv(seen, KERNELS[0], 16)
     return made.segment()
+
+
+def outputs(segment: DeviceSegment, seed: int, bits: int = 24) -> dict[str, np.ndarray]:
+    """The contents of its outputs for random inputs, which do not depend on their order."""
+    rng = np.random.default_rng(seed)
+    buffers = {
+        view.buffer.name: view.buffer
+        for op in segment.ops
+        for view in op.sources
+        if view.buffer.kind == "input"
+    }
+    inputs = {name: rng.integers(-128, 128, buffers[name].size).astype(np.int8) for name in sorted(buffers)}
+    made = run_ops(segment, inputs, bits)
+    return {
+        op.dst.buffer.name: made[op.dst.buffer.name] for op in segment.ops if op.dst.buffer.kind == "output"
+    }

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from support import qdq_models
+from support.commands import code
 
 import weft
-from weft import cli
 from weft.boards.registry import BOARDS
 from weft.budget import Budget, Difference
 from weft.errors import InputError
@@ -82,7 +82,7 @@ def test_what_is_told_is_what_programs_differ_by(seed: int) -> None:
         largest.append(done.difference.largest)
     assert done.used
     for what in ("mean taken before", "taken before the mean"):
-        assert any(what in item[1] for item in done.used)
+        assert any(what in item.rules[0] for item in done.used)
     assert largest == sorted(largest)
     assert largest[-1] > 0
 
@@ -177,13 +177,6 @@ def test_what_does_not_fit() -> None:
         refused(lambda options=options: weft.compile(model, "small", **options), message)
 
 
-def code(arguments: list[str]) -> object:
-    """What a command ends with."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    return ended.value.code or 0
-
-
 def test_the_command_and_its_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, data, folder = tmp_path / "model.onnx", tmp_path / "data.npz", tmp_path / "p"
     onnx.save(transition(1), model)
@@ -199,5 +192,9 @@ def test_the_command_and_its_certificate(tmp_path: Path, capsys: pytest.CaptureF
     assert "are proven" in told
     written = json.loads((folder / "certificate.json").read_text())
     assert any("mean taken before" in line for line in written["roundings"])
+    assert all(
+        line.endswith(" cycles fewer") for line in written["roundings"]
+    )  # one line for each, and no other
+    assert f"with {len(written['roundings'])} rewrites that round otherwise" in told
     assert code(["verify", str(folder), "--model", str(model)]) == 0
     assert "rewrites that round otherwise" in " ".join("".join(capsys.readouterr()).split())

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from support import qdq_models
 from support.certified import differs, proven
+from support.commands import code
 from support.substitution_cases import dense_block, drawn, joined_maxima
 
 import weft
-from weft import cli
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
@@ -55,13 +55,6 @@ def test_a_model_takes_fewer_cycles_and_gives_the_same(model: Path) -> None:
         np.testing.assert_array_equal(given.outputs[name], values)
     timed = [item.run(inputs, on="timing", bandwidth=4).report["cycles"] for item in (plain, program)]
     assert timed == [program.substitutions.before, program.substitutions.behind]
-
-
-def code(arguments: list[str]) -> object:
-    """What a command ends with."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    return ended.value.code or 0
 
 
 def test_the_command_tells_what_it_did(

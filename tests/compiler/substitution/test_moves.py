@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn, joined_maxima
+from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn, joined_maxima, outputs
 
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.substitution.functions import kind_of
 from weft.compiler.substitution.moves import Move, Moves, usable
@@ -21,25 +20,10 @@ from weft.compiler.verify import verify_segment
 BITS = 24
 
 
-def outputs(segment: DeviceSegment, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    buffers = {
-        view.buffer.name: view.buffer
-        for op in segment.ops
-        for view in op.sources
-        if view.buffer.kind == "input"
-    }
-    inputs = {name: rng.integers(-128, 128, buffers[name].size).astype(np.int8) for name in sorted(buffers)}
-    made = run_ops(segment, inputs, BITS)
-    return {
-        op.dst.buffer.name: made[op.dst.buffer.name] for op in segment.ops if op.dst.buffer.kind == "output"
-    }
-
-
 def check(segment: DeviceSegment, made: Move, seed: int) -> None:
     """The same outputs, of a segment that keeps all rules of the representation."""
     verify_segment(made.segment)
-    before, behind = outputs(segment, seed), outputs(made.segment, seed)
+    before, behind = outputs(segment, seed, BITS), outputs(made.segment, seed, BITS)
     assert before.keys() == behind.keys(), made.rule
     for name, values in before.items():
         np.testing.assert_array_equal(behind[name], values, f"{made.rule} changed {name}")

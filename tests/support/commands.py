@@ -1,0 +1,14 @@
+"""Commands as a shell runs them."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft import cli
+
+
+def code(arguments: list[str]) -> object:
+    """What a command ends with."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return ended.value.code or 0
