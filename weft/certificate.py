@@ -84,16 +84,17 @@ class Certificate(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def told(self) -> list[str]:
         """A line for each part, and one for rewrites that are not proven to change nothing."""
-        count = len(self.roundings)
-        more = [
-            f"the network is the model's with {count:,} rewrites that round otherwise: {CERTIFICATE} lists them"
-        ]
-        return [
+        lines = [
             f"{part.name}: all {part.compared_bytes:,} bytes of outputs are proven to be what {part.operators:,} "
             f"operators say, from {part.instructions:,} instructions in {part.seconds:.1f} s (wrong with a "
             f"probability below 2**{part.error_log2:g})"
             for part in self.parts
-        ] + more[: bool(count)]
+        ]
+        if count := len(self.roundings):
+            lines.append(
+                f"the network is the model's with {count:,} rewrites that round otherwise: {CERTIFICATE} lists them"
+            )
+        return lines
 
 
 def certify(program: Program, folder: Path, model: bytes, told: Told) -> Certificate:
@@ -109,7 +110,7 @@ def certify(program: Program, folder: Path, model: bytes, told: Told) -> Certifi
         _hash(folder / MANIFEST),
         program.config.digest,
         tuple(_parts(program, folder, told)),
-        () if program.roundings is None else program.roundings.told,
+        () if program.roundings is None else tuple(item.told for item in program.roundings.used),
     )
     (folder / CERTIFICATE).write_text(schema.encode(made))
     return made
