@@ -19,7 +19,7 @@ help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
 	@echo "make lint         linters and type checker only"
-	@echo "make regression   the long randomised tests"
+	@echo "make regression   the long randomised tests; goes on where it was ended (MINUTES=60)"
 	@echo "make prove        properties of the hardware, proven for all inputs (MUTANTS=30: and whether they see faults)"
 	@echo "make fuzz         hostile files, random programs, graphs and configurations (COUNT=20000 or MINUTES=60, SEED=1)"
 	@echo "make coverage     what of the Verilog and of the instruction set programs reach, and why not the rest (MINUTES=60)"
@@ -41,7 +41,7 @@ lint: $(VENV)/.test typing
 	$(BIN)/mypy
 
 regression: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto -m long
+	$(BIN)/python -m pytest -n auto -m long --budget-minutes $(MINUTES)
 
 prove: $(VENV)/.demo
 	@$(BIN)/weft prove --seconds $(SECONDS_EACH) --mutants $(MUTANTS)

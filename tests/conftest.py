@@ -16,6 +16,16 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "benchmarks"))
 
+from support import long_tests  # noqa: E402 (its folder is on the path only now)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    long_tests.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    long_tests.configure(config, HERE.parent)
+
 
 @pytest.fixture(autouse=True)
 def _seed(request: pytest.FixtureRequest) -> None:
