@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.hdl.formal.pipelines import ago
-from weft.hdl.formal.property import Bench, Bounded, Induction, Property
+from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
-from weft.hdl.formal.streams import assume_stable, within
+from weft.hdl.formal.streams import assume_stable
 from weft.hdl.formal.walks import Walked
-from weft.hdl.isa import WORD_BITS, Load
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.instructions import INT4_RUN_MAX
 from weft.hdl.load.load import LoadRequests
 from weft.hdl.load.unpack import Unpacker, unpack_layout
 
-_CYCLES = 9
-"""So far the bytes of vectors are looked at."""
+_KINDS: dict[str, dict[str, int]] = {
+    "": {},
+    " with transposition and values of 4 bits": {"probability_bits": 7, "int4": 1},
+    " with blocks, and base registers in the offset": {"n": 4, "int4": 2, "loops": 1},
+}
 _LOOPS = {"rows": 12, "outer": 16, "inner": 16}
 
 
@@ -32,15 +36,26 @@ def described(op: Any, first: Value, config: Config) -> dict[str, Any]:
     """What `weft.hdl.load.unpack.unpack_layout` says of an instruction whose first byte in memory is at `first`."""
     (vectors, again), bus, n = passes(op, config), config.bus_bytes, config.n
     rest = ((vectors - 1) * n)[:16]
-    return {
+    size, last = op.run, op.run - 1
+    more: dict[str, Any] = {}
+    if config.int4:
+        # Each word of the bus becomes two.
+        words = (op.run + (bus - 1)) // bus
+        size, last = Mux(op.int4, op.run * 2, op.run), Mux(op.int4, words * (2 * bus) - 1, op.run - 1)
+        more["int4"] = op.int4
+    if config.softmax:
+        more["transpose"] = op.transpose
+    if config.blocks:
+        more["blocks"] = op.blocks
+    return more | {
         "signal": op.signal,
         "align": first % bus,
         "align_row": op.row_pitch.as_unsigned() % bus,
         "align_line": (op.row_pitch + op.skip)[:32] % bus,
         "line_last": op.line - 1,
         "before": op.before,
-        "end": op.before + op.run,
-        "run_last": op.run - 1,
+        "end": op.before + size,
+        "run_last": last,
         "fill": op.fill.as_unsigned(),
         "tail": op.length - rest,
         "split": again,
@@ -61,7 +76,7 @@ class RequestsBench(Bench):
     """What turns LOAD into runs of bytes, in free inputs; base registers have any value when it is taken.
 
     Assumed: an instruction stands until it is taken, with counts and lengths of at least 1, and its rows are whole
-    lines. All other fields are any.
+    lines; rows of values of 4 bits are no longer than the checker accepts. All other fields are any.
     """
 
     def __init__(self, config: Config) -> None:
@@ -76,7 +91,11 @@ class RequestsBench(Bench):
         m.d.comb += self.load.eq(dut.instruction.valid & dut.instruction.ready)
         counts = ("rows", "line", "pixels", "pitch", "length", "run")
         self.assume(~self.load | Cat(*(op[name] != 0 for name in counts)).all())
-        self.first = (dut.bases[op.base[:3]] + op.offset)[:32]
+        if self.config.int4:
+            self.assume(~self.load | ~op.int4 | (op.run <= INT4_RUN_MAX))
+            self.assume(~self.load | ~op.blocks | op.int4)
+        # With loops what executes LOAD has added the register ahead of this.
+        self.first = op.offset if self.config.loops else (dut.bases[op.base[:3]] + op.offset)[:32]
         self.vectors, self.again = passes(op, self.config)
         self._runs(m)
         self._described()
@@ -84,6 +103,8 @@ class RequestsBench(Bench):
     def _runs(self, m: Module) -> None:
         op, load, run = self.dut.instruction.payload, self.load, self.dut.run
         names = ("rows", "line", "row_pitch", "skip", "run")
+        # A factor for every 16 values is in front of these, which are half a byte each.
+        factors = Mux(op.blocks, op.run // 16, 0) if self.config.blocks else 0
         kept = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
         passes, place = Signal(16, name="passes_kept", init=1), Signal(32, name="place")
         row, inside, number = (
@@ -95,6 +116,7 @@ class RequestsBench(Bench):
         following = place + kept["row_pitch"] + Mux(last_of_line, kept["skip"], 0)
         with m.If(load):
             m.d.sync += [register.eq(op[name]) for name, register in kept.items()]
+            m.d.sync += kept["run"].eq(op.run + factors)
             m.d.sync += [passes.eq(Mux(self.again, self.vectors, 1)), place.eq(self.first), on.eq(1)]
             m.d.sync += [row.eq(0), inside.eq(0), number.eq(0)]
         with m.Elif(step & ~last_pass):
@@ -191,178 +213,58 @@ class PlacesBench(Bench):
         self.claim("a vector for each", self.peek("queue.w_en", 1) == cut)
         self.claim("where it goes", ~cut | (told.address == due[: len(told.address)]))
         self.claim("its signal", ~cut | (told.signal == due[len(told.address) :]))
+        if self.config.softmax:
+            self._transposed(m, walked, told, cut)
         self.cover("the last one", cut & (told.signal != 0) & ~walked.on)
         del fill
 
-
-class BytesBench(Bench):
-    """What the unpacker puts into vectors, in free inputs: beats come, and vectors are taken, at any time.
-
-    Assumed: the unpacker is told of an instruction as is claimed of what tells it; rows are whole lines; beats stand
-    until they are taken. Rows and pixels are 2 at most, bytes of a pixel 3, of its pitch 3, fill bytes ahead of a row
-    3, bytes of it from memory 5: more do not fit into the cycles that are looked at. All other fields are any.
-    """
-
-    MOST: ClassVar[dict[str, int]] = {"rows": 2, "pixels": 2, "length": 3, "pitch": 3, "before": 3, "run": 5}
-    BEATS = 8
-    """Beats that are kept."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(Unpacker(config))
-        self.config = config
-
-    def watch(self, m: Module) -> None:
-        dut, config = self.dut, self.config
-        self.free_inputs(m, "unpack")
-        assume_stable(m, self, dut.beat, "beat")
-        offered, self.first = Load.layout()(self.free(WORD_BITS, "offered")), self.free(32, "first_byte")
-        m.d.comb += dut.unpack.valid.eq(self.free(1, "offers"))
-        told = described(offered, self.first, config)
-        m.d.comb += [dut.unpack.payload[name].eq(value) for name, value in told.items()]
-        self.load, self.op = Signal(name="loads"), Signal(Load.layout(), name="op")
-        m.d.comb += self.load.eq(dut.unpack.valid & dut.unpack.ready)
-        with m.If(self.load):
-            m.d.sync += self.op.eq(offered)
-        for name, most in self.MOST.items():
-            least = 0 if name == "before" else 1
-            self.assume(~self.load | ((offered[name] >= least) & (offered[name] <= most)))
-        self.assume(~self.load | (offered.line == 1) | (offered.line == offered.rows))
-        self.cut = self.peek("nest.step", 1)
-        self._loops(m)
-        self._beats(m)
-        self._bytes(m)
-
-    def _loops(self, m: Module) -> None:
-        """The row, the vector of a pixel and the pixel that is cut next; pixels are the inner loop where rows are read
-        again for each vector."""
-        op, cut, n = self.op, self.cut, self.config.n
-        vectors, again = passes(op, self.config)
-        row, pixel, vector = (Signal(4, name=name) for name in ("row", "pixel", "vector"))
-        last_pixel, last_vector = pixel == op.pixels - 1, vector == vectors - 1
-        self.pass_ends = last_pixel & (again | last_vector)
-        row_ends = last_pixel & last_vector
-        with m.If(self.load):
-            m.d.sync += [row.eq(0), pixel.eq(0), vector.eq(0)]
-        with m.Elif(cut):
-            inner = Mux(again, last_pixel, last_vector)
-            m.d.sync += pixel.eq(Mux(again | inner, Mux(last_pixel, 0, pixel + 1), pixel))
-            m.d.sync += vector.eq(Mux(again & ~inner, vector, Mux(last_vector, 0, vector + 1)))
-            m.d.sync += row.eq(row + row_ends)
-        known = Signal(name="known")
-        m.d.sync += known.eq(known | self.load)
-        beat = self.dut.beat
-        waits = known & ~self.load & (row < op.rows) & beat.valid & self.dut.vector.ready & ~cut & ~beat.ready
-        within(m, self, waits, 5, "a vector is cut or a beat is taken")
-        self.in_pixel, self.in_row = Signal(6, name="in_pixel"), Signal(8, name="in_row")
-        m.d.comb += [self.in_pixel.eq(vector * n), self.in_row.eq(pixel * op.pitch[:3] + self.in_pixel)]
-        # Where the row begins in its first word.
-        bus, line_ends = self.config.bus_bytes, op.line == 1
-        self.align = Signal(range(bus), name="align")
-        with m.If(self.load):
-            m.d.sync += self.align.eq(self.first)
-        with m.Elif(cut & row_ends):
-            m.d.sync += self.align.eq(self.align + op.row_pitch + Mux(line_ends, op.skip, 0))
-        self.cover("a second row", cut & (row == 1) & (self.align == 3))
-        self.cover("a second pass", cut & again & (vector == 1) & (pixel == 1))
-
-    def _beats(self, m: Module) -> None:
-        """Beats in their order, those of a pass behind those of the one before; the one that waits counts."""
-        beat, op, bus = self.dut.beat, self.op, self.config.bus_bytes
-        places = range(self.BEATS)
-        self.came, self.begins = Signal(places, name="beats_came"), Signal(places, name="pass_begins")
-        store = Array(Signal(len(beat.payload), name=f"beat{k}") for k in places)
-        with m.If(beat.valid & beat.ready):
-            m.d.sync += [store[self.came].eq(beat.payload), self.came.eq(self.came + 1)]
-        beats = (self.align + op.run[:4] - 1) // bus + 1
-        with m.If(self.cut & self.pass_ends):
-            m.d.sync += self.begins.eq(self.begins + beats)
-        self.store = store
-
-    def _bytes(self, m: Module) -> None:
-        """Each lane of a vector has the byte of memory that is defined, or the fill byte, two cycles after "
-        "it is cut."""
-        op, n, bus, beat = self.op, self.config.n, self.config.bus_bytes, self.dut.beat
-        vector = self.dut.vector.payload.shape()(
-            self.peek("queue.w_data", len(self.dut.vector.payload.as_value()))
-        )
-        written = ago(m, self.cut, 2, "cut", reset=True)
-        self.claim("a vector for each", self.peek("queue.w_en", 1) == written)
-        for lane in range(n):
-            at = self.in_row + lane
-            from_memory = (self.in_pixel + lane < op.length) & (at >= op.before) & (at < op.before + op.run)
-            place = Signal(8, name=f"place{lane}")
-            m.d.comb += place.eq(self.align + at - op.before)
-            number = Signal(range(self.BEATS), name=f"beat_of{lane}")
-            m.d.comb += number.eq(self.begins + place // bus)
-            waits = number == self.came
-            word = Mux(waits, beat.payload, self.store[number])
-            self.claim(f"the beat of lane {lane} is there", ~(self.cut & from_memory & waits) | beat.valid)
-            byte = Mux(from_memory, word.word_select(place % bus, 8), op.fill.as_unsigned())
-            due = ago(m, byte, 2, f"byte{lane}")
-            self.claim(f"lane {lane}", ~written | (vector.data.word_select(lane, 8) == due))
-            known = ago(m, self.cut & from_memory, 2, f"from_memory{lane}", reset=True)
-            self.cover(f"a byte of memory in lane {lane}", known & (due == 0x5A))
-        self._leave(m, written, vector)
-
-    def _leave(self, m: Module, written: Value, vector: Any) -> None:
-        """Vectors leave in their order, as they were: one of them, any one, is watched."""
-        out, watched = self.dut.vector, self.constant(m, 3, "watched")
-        came, gone, word = (
-            Signal(3, name="vectors_came"),
-            Signal(3, name="vectors_gone"),
-            Signal(len(vector.as_value())),
-        )
-        with m.If(written):
-            m.d.sync += came.eq(came + 1)
-            with m.If(came == watched):
-                m.d.sync += word.eq(vector.as_value())
-        m.d.sync += gone.eq(gone + (out.valid & out.ready))
-        self.claim("none leaves that did not come", ~out.valid | (came != gone))
-        self.claim("one that came stands", out.valid | (came == gone))
-        leaves = out.valid & (gone == watched)
-        self.claim("it leaves as it came", ~leaves | (out.payload.as_value() == word))
-        self.cover("the second one leaves", leaves & (watched == 1) & out.ready)
+    def _transposed(self, m: Module, walked: Walked, told: Any, cut: Value) -> None:
+        """What is told to the transposer with each vector."""
+        op = self.dut.unpack.payload
+        names = {"fill": "fill", "transpose": "transpose"}
+        names |= {"dst_group": "dst_rows", "dst_pixel": "dst_outer", "dst_vector": "dst_inner"}
+        fields = {name: Signal.like(Value.cast(op[of]), name=f"{name}_of_it") for name, of in names.items()}
+        with m.If(walked.load):
+            m.d.sync += [field.eq(op[names[name]]) for name, field in fields.items()]
+        layout = unpack_layout(self.config)
+        kept = layout(self.peeks["op"])
+        for name, field in fields.items():
+            self.claim(f"{name} is kept", ~walked.on | (Value.cast(kept[names[name]]) == field))
+            value = ago(m, field, 2, f"{name}_due")
+            self.claim(f"{name} is told", ~cut | (Value.cast(told[name]) == value))
+        ends = ago(m, Cat(walked.ends, walked.last["inner"]), 2, "ends")
+        self.claim("the last one is told", ~cut | (told.last == ends[0]))
+        self.claim("the last one of a pixel is told", ~cut | (told.pixel_end == ends[1]))
 
 
-def _bytes() -> Bench:
-    return BytesBench(SMALLEST)
+def _requests(changes: dict[str, int]) -> Bench:
+    return RequestsBench(SMALLEST.replace(**changes))
 
 
-def _requests() -> Bench:
-    return RequestsBench(SMALLEST)
-
-
-def _places() -> Bench:
-    return PlacesBench(SMALLEST)
+def _places(changes: dict[str, int]) -> Bench:
+    return PlacesBench(SMALLEST.replace(**changes))
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "load/load",
-        "runs of LOAD",
-        "For every LOAD, of any length and with any fields, runs of bytes are asked for row by row, where they are "
-        "defined and of as many bytes, once for each vector of a pixel where pixels of several overlap; the "
-        "unpacker is told of each.",
-        _requests,
-        Induction(4),
-        cover=16,
-    )
-    yield Property(
-        "load/unpack",
-        "places of vectors",
-        "For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and "
-        "each goes to its place; the last one bears the mask. What is in them is proven elsewhere, for fewer.",
-        _places,
-        Induction(4),
-        cover=16,
-        part=True,
-    )
-    yield Property(
-        "load/unpack",
-        "bytes of vectors",
-        "Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of up to "
-        "2 pixels of up to 3 bytes, whether they overlap or not.",
-        _bytes,
-        Bounded(_CYCLES),
-        cover=_CYCLES,
-    )
+    for name, changes in _KINDS.items():
+        yield Property(
+            "load/load",
+            f"runs of LOAD{name}",
+            "For every LOAD, of any length and with any fields, runs of bytes are asked for row by row, where they are "
+            "defined and of as many bytes, once for each vector of a pixel where pixels of several overlap; the "
+            "unpacker is told of each.",
+            partial(_requests, changes),
+            Induction(4),
+            cover=16,
+        )
+    for name, changes in list(_KINDS.items())[:2]:
+        yield Property(
+            "load/unpack",
+            f"places of vectors{name}",
+            "For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and "
+            "each goes to its place; the last one bears the mask. What is in them is proven elsewhere, for fewer.",
+            partial(_places, changes),
+            Induction(4),
+            cover=16,
+            part=True,
+        )

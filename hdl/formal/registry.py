@@ -11,12 +11,14 @@ from weft.hdl.formal import (
     division,
     faults,
     instruct_load,
+    instruct_load_bytes,
     instruct_mm_rows,
     instruct_mm_unit,
     instruct_registers,
     instruct_store,
     instruct_vec,
     instruct_vec_reader,
+    lookups,
     loops,
     matrix,
     memories,
@@ -26,6 +28,7 @@ from weft.hdl.formal import (
     semaphores,
     states,
     transfers,
+    transposition,
     vector,
     widening,
 )
@@ -35,11 +38,12 @@ from weft.hdl.formal.property import Property
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
     basic = (queues, loops, bus, semaphores, registers, memories, faults, descriptors)
-    units = (widening, transfers, matrix, pairs, vector, states, division, arithmetic)
+    units = (widening, transfers, matrix, pairs, vector, states, division, arithmetic, lookups, transposition)
     instructions = (
         instruct_mm_rows,
         instruct_mm_unit,
         instruct_load,
+        instruct_load_bytes,
         instruct_store,
         instruct_vec_reader,
         instruct_vec,
