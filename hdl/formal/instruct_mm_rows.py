@@ -55,6 +55,8 @@ class RowsBench(Bench):
         names = ["h", "w", "pad", "accumulate", "signal"]
         if self.config.wide_activations:
             names.append("zero")
+        if self.config.depthwise_taps:
+            names.append("depthwise")
         if self.config.softmax:
             names += ["align", "alignment"]
         kept = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
@@ -87,6 +89,8 @@ class RowsBench(Bench):
         self.claim("sizes are limited", ~walked.on | limited)
         if config.wide_activations:
             m.d.comb += row.zero.eq(kept["zero"])
+        if config.depthwise_taps:
+            m.d.comb += [row.depthwise.eq(kept["depthwise"]), row.start.eq(walked.at_start("ox"))]
         if config.softmax:
             m.d.comb += [row.aligned.eq(kept["align"]), row.alignment.eq(self._number(m, walked, kept))]
         return row
@@ -102,6 +106,8 @@ class RowsBench(Bench):
         }
         if self.config.wide_activations:
             paths["zero"] = "$signal#3"
+        if self.config.depthwise_taps:
+            paths["depthwise"] = "$signal#3"
         if self.config.softmax:
             paths["align"] = "align"
         return paths
@@ -149,7 +155,8 @@ class RowsBench(Bench):
         dut, issued, row = self.dut, self.dut.issued, self.dut.destination.address
         late = rmw_latency(self.config)
         past, place = issued, row
-        before = 5 + self.config.wide_activations  # signals of the unit that have no names
+        # Signals of the unit that have no names.
+        before = 5 + self.config.wide_activations + bool(self.config.depthwise_taps)
         near = self.peek(f"$signal#{before + 1}", late - 1)
         self.claim("whether one is near", self.peek("any_near", 1) == near.any())
         for age in range(1, late):
@@ -166,13 +173,14 @@ class RowsBench(Bench):
         """The row that enters the array is what was read, or the padding, less the zero point."""
         dut, row, n, width = self.dut, self.row, self.config.n, self.config.widths.activation
         zero = row.zero if self.config.wide_activations else 0
-        defined = Cat(
-            dut.issued, dut.swap, row.inside, row.fill, *([zero] if self.config.wide_activations else [])
-        )
+        along = [row.depthwise, row.start] if self.config.depthwise_taps else []
+        less_of = [zero] if self.config.wide_activations else []
+        defined = Cat(dut.issued, dut.swap, row.inside, row.fill, *along, *less_of)
         for stage in range(READ_LATENCY):
             defined = ago(m, defined, 1, f"flight{stage}", reset=True)
             self.claim(f"on the way {stage}", self.peek(f"flight{stage}", len(defined)) == defined)
-        entering, first, inside, fill, zero = defined[0], defined[1], defined[2], defined[3:11], defined[11:]
+        entering, first, inside, fill, rest = defined[0], defined[1], defined[2], defined[3:11], defined[11:]
+        flags, zero = rest[: len(along)], rest[len(along) :]
         vector = ago(m, Mux(inside, dut.read.data, fill.replicate(n)), 1, "vector", reset=True)
         less = ago(m, zero, 1, "less", reset=True).as_signed() if self.config.wide_activations else 0
         for k in range(n):
@@ -180,6 +188,9 @@ class RowsBench(Bench):
             self.claim(f"element {k}", dut.a.word_select(k, width).as_signed() == element)
         self.claim("a row enters", dut.a_valid == ago(m, entering, 1, "entering", reset=True))
         self.claim("the first one of a tile enters", dut.a_swap == ago(m, first, 1, "swapping", reset=True))
+        if along:
+            due = ago(m, flags, 1, "flags", reset=True)
+            self.claim("what goes along rows", Cat(dut.a_depthwise, dut.a_start) == due)
         assert ROW_LATENCY == READ_LATENCY + 1
         if self.config.softmax:
             self._aligned(m)
@@ -241,12 +252,8 @@ class WeightsBench(Bench):
         self.cover("the last tile", walked.on & walked.ends & ~walked.at_start("kc"))
 
 
-def _config(softmax: int) -> Config:
-    return SMALLEST.replace(probability_bits=softmax)
-
-
-def _rows(softmax: int) -> Bench:
-    return RowsBench(_config(softmax))
+def _rows(changes: dict[str, int]) -> Bench:
+    return RowsBench(SMALLEST.replace(**changes))
 
 
 def _weights() -> Bench:
@@ -254,14 +261,20 @@ def _weights() -> Bench:
 
 
 def properties() -> Iterator[Property]:
-    for name, softmax in (("", 0), (", with alignments", 7), (", with alignments and zero points", 8)):
+    kinds: dict[str, dict[str, int]] = {
+        "": {},
+        ", with alignments": {"probability_bits": 7},
+        ", with alignments and zero points": {"probability_bits": 8},
+        ", with sums along rows": {"n": 4, "depthwise_taps": 2},
+    }
+    for name, changes in kinds.items():
         yield Property(
             "matrix/mm_rows",
             f"rows of MM{name}",
             "For every MM, of any length and with any fields, rows are read, enter the array and get their rows "
             "of C in the order of its loops: each once, where it is defined, the padding where coordinates are "
             "outside, less the zero point; no row of C is added to while a row before is on its way to it.",
-            partial(_rows, softmax),
+            partial(_rows, changes),
             Induction(4),
             cover=12,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.hdl.formal import (
+    along_rows,
     arithmetic,
     bus,
     descriptors,
@@ -38,7 +39,19 @@ from weft.hdl.formal.property import Property
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
     basic = (queues, loops, bus, semaphores, registers, memories, faults, descriptors)
-    units = (widening, transfers, matrix, pairs, vector, states, division, arithmetic, lookups, transposition)
+    units = (
+        widening,
+        transfers,
+        matrix,
+        pairs,
+        along_rows,
+        vector,
+        states,
+        division,
+        arithmetic,
+        lookups,
+        transposition,
+    )
     instructions = (
         instruct_mm_rows,
         instruct_mm_unit,

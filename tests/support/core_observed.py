@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -54,6 +55,8 @@ LONG = {False: (33, 33, 33, 70, 70, 257, 1030, 4095), True: (33, 70)}
 """Iterations of a long loop, by whether it is that of a kernel, each of which takes long."""
 COUNTS = {False: (0x155, 0x2AA, 0x555, 0xAAA, 0x1555, 0x2AAA), True: (0x15, 0x2A, 0x155)}
 """Iterations of loops of which each is run alone, with bits of both kinds in every place."""
+MOST_OF_SEQUENTIAL = 20_000
+"""Iterations of an instruction with a long loop at most, on the sequential core."""
 LOOPS: dict[type[Instruction], tuple[str, ...]] = {
     Load: ("rows", "pixels"), Store: ("rows", "pixels"), Mm: ("nt", "ky", "kx", "kc", "oy", "ox"),
     Vec: ("ob", "oy", "ox"), Kernel: ("ob", "oy", "ox"),
@@ -75,12 +78,15 @@ class Observed(Generator):
     ----------
     stored : int
         Bytes that were stored so far.
+    most : int
+        Iterations of an instruction at most of which a loop is made long.
     """
 
     def __init__(self, config: Config, seed: int, kinds: tuple[type[Instruction], ...]) -> None:
         super().__init__(config, seed, serial=False)
         self._kinds = [kind for kind in kinds if not kind().unsupported(config)]
         self.stored = 0
+        self.most = 1 << 40
 
     def build(self, count: int) -> None:
         """The prologue, and up to `count` instructions, each with what it leaves."""
@@ -100,9 +106,9 @@ class Observed(Generator):
             return dataclasses.replace(drawn, **self._large(drawn))
         if kind not in LOOPS or self.random.random() < 0.7:
             return drawn
-        return self._stretched(
-            drawn, self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
-        )
+        loop, count = self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
+        long = self._stretched(drawn, loop, count)
+        return long if math.prod(getattr(long, name) for name in _counts(kind)) <= self.most else drawn
 
     def build_loops(self) -> None:
         """The prologue, and for each kind and each of its loops instructions of which only that is long, in each
@@ -239,6 +245,11 @@ class Observed(Generator):
         self._other_kernels()
 
 
+def _counts(kind: type[Instruction]) -> set[str]:
+    """The fields of a kind that say how often a loop goes round."""
+    return {loop.count for operand in kind.OPERANDS for loop in operand.loops if isinstance(loop.count, str)}
+
+
 def four_bytes(**operand: int) -> list[MicroOp]:
     """The end of a kernel: each byte of an operand of 32 bits goes to one of the four targets, by way of register 0."""
     found = []
@@ -259,6 +270,8 @@ def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
             bench = Benches(core).of(random.Random(f"{seed} {name}").choice((*PLAIN, *STALLS)))
             bench.fresh = False
             made = Observed(core.config, seed, kinds)
+            if core.sequential:  # some hundred cycles each
+                made.most = MOST_OF_SEQUENTIAL
             made.build(count)
             step = compared(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])
