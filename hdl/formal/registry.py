@@ -23,10 +23,13 @@ from weft.hdl.formal import (
     loops,
     matrix,
     memories,
+    packing,
     pairs,
     queues,
     registers,
     semaphores,
+    sequential_processor,
+    sequential_rows,
     states,
     transfers,
     transposition,
@@ -42,6 +45,7 @@ def properties() -> Iterator[Property]:
     units = (
         widening,
         transfers,
+        packing,
         matrix,
         pairs,
         along_rows,
@@ -52,6 +56,7 @@ def properties() -> Iterator[Property]:
         lookups,
         transposition,
     )
+    sequential = (sequential_rows, sequential_processor)
     instructions = (
         instruct_mm_rows,
         instruct_mm_unit,
@@ -62,5 +67,5 @@ def properties() -> Iterator[Property]:
         instruct_vec,
         instruct_registers,
     )
-    for module in (*basic, *units, *instructions):
+    for module in (*basic, *units, *instructions, *sequential):
         yield from module.properties()

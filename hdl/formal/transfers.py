@@ -1,4 +1,4 @@
-"""Properties of what stands between memory and the scratchpad: page tables and the packer."""
+"""Properties of `weft.hdl.load.pages`: page tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from types import SimpleNamespace
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.hdl.bus.burst import PAGE, block_beats
 from weft.hdl.formal.property import Bench, Bounded, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, assume_stable, stable, within
 from weft.hdl.isa import Load, registers
 from weft.hdl.load.pages import PageReader
-from weft.hdl.store.pack import Packer
-
-_PACKER_CYCLES = 8
-"""So far the packer is looked at: no invariant was found in reasonable time. It holds three vectors at most, and starts
-at any place in memory."""
 
 _PAGE_CYCLES = 12
 """So far the reader of page tables is looked at where a word of the bus has several entries: that two of them wait for
@@ -162,117 +156,12 @@ class PageBench(Bench):
         )
 
 
-class PackerBench(Bench):
-    """The packer between a reader and a bus that do as they like.
-
-    Assumed of the vectors is what `Packer` says: from 1 to ``n`` bytes each, and those of a run follow each other in
-    memory.
-
-    One byte, any one, is watched on its way into its beat, with the beat's place in memory and what else is in it.
-    """
-
-    def watch(self, m: Module) -> None:
-        dut = self.dut
-        self.free_inputs(m)
-        self.bus, vector = dut.config.bus_bytes, dut.vector.payload
-        self.offset = Signal(range(self.bus))
-        m.d.comb += self.offset.eq(vector.pointer % self.bus)
-        self.end = Signal(range(self.bus + dut.config.n + 1))
-        m.d.comb += self.end.eq(self.offset + vector.count)
-        stable(m, self, dut.beat, "beat")
-        self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
-        self._vectors(m)
-        self._beats(m)
-        self._byte(m)
-        within(m, self, dut.vector.valid & ~dut.vector.ready & dut.beat.ready, 2, "a vector is refused")
-
-    def _vectors(self, m: Module) -> None:
-        """Assume what vectors have to be like."""
-        vector = self.dut.vector.payload
-        self.first, self.following = Signal(init=1), Signal.like(vector.pointer)
-        with m.If(self.push):
-            m.d.sync += [self.first.eq(vector.last), self.following.eq(vector.pointer + vector.count)]
-        self.assume((vector.count != 0) & (vector.count <= self.dut.config.n))
-        self.assume(self.first | (vector.pointer == self.following))
-
-    def _beats(self, m: Module) -> None:
-        """Count the beats that have to come for the vectors that went in: those that these fill, and the last one of
-        a run."""
-        beat, last = self.dut.beat, self.dut.vector.payload.last
-        self.due, more = Signal(range(8)), Signal(2)
-        over = (self.end % self.bus != 0) & last
-        m.d.comb += more.eq((self.end // self.bus) + over)
-        m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
-        self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
-        self.claim("no more beats than there is room for", self.due <= 5)
-        within(m, self, (self.due != 0) & ~beat.valid, 1, "a beat comes")
-        self.cover("two beats of a vector", self.push & (more == 2))
-
-    def _byte(self, m: Module) -> None:
-        dut, vector, beat, bus = self.dut, self.dut.vector.payload, self.dut.beat.payload, self.bus
-        mark, lane = self.free(1, "mark"), self.free(range(dut.config.n), "lane")
-        self.assume(lane < vector.count)
-        place = Signal(range(2 * bus))
-        watched, ahead, at, byte = Signal(), Signal.like(self.due), Signal(range(bus)), Signal(8)
-        word, begins, start = Signal(range(PAGE // bus)), Signal(), Signal(range(bus))
-        ends, end, run_on = Signal(), Signal(range(bus + 1)), Signal()
-        m.d.comb += place.eq(self.offset + lane)
-        block = block_beats(dut.config)
-        out = watched & self.pop & (ahead == 0)
-        with m.If(watched & self.pop):
-            m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
-        with m.If(watched & self.push):
-            # Of the watched byte's run this vector goes on in the same beat, or in one behind.
-            with m.If(run_on & vector.last & (self.end <= bus)):
-                m.d.sync += [ends.eq(1), end.eq(self.end)]
-            m.d.sync += run_on.eq(run_on & ~vector.last & (self.end < bus))
-        with m.If(mark & self.push & ~watched):
-            second = place // bus != 0
-            stop = self.end - Mux(second, bus, 0)
-            m.d.sync += [
-                Cat(watched, at).eq(Cat(1, place[: len(at)])),
-                ahead.eq(self.due - self.pop + second),
-                byte.eq(vector.data.word_select(lane, 8)),
-                word.eq((vector.pointer + lane) % PAGE // bus),
-                Cat(begins, start).eq(Cat(self.first & ~second, self.offset)),
-                ends.eq(vector.last & (stop <= bus)),
-                end.eq(stop),
-                run_on.eq(~vector.last & (stop < bus)),
-            ]
-        block_end = Signal()
-        m.d.comb += block_end.eq((word + 1) % block == 0)
-        lanes = Cat(*(~(begins & (j < start)) & ~(ends & (j >= end)) for j in range(bus)))
-        self.claim("the byte comes out", ~out | (beat.data.word_select(at, 8) == byte))
-        self.claim("a strobe for it", ~out | beat.strobe.bit_select(at, 1))
-        self.claim("no strobe beside the run", ~out | ((beat.strobe & ~lanes) == 0))
-        self.claim("the burst ends with its block and its run", ~out | (beat.last == (block_end | ends)))
-        self.cover("a byte in the middle of a run", out & ~begins & ~ends & (byte != 0))
-        self.cover("a run of less than a beat", out & begins & ends & (start != 0) & (end != bus))
-        self.cover("the end of a block", out & block_end & ~ends)
-
-
-def _packer(n: int, bus: int) -> Bench:
-    return PackerBench(Packer(SMALLEST.replace(n=n, bus_bytes=bus)))
-
-
 def _pages(bus: int, loops: int, entries: bool) -> Bench:
     config = SMALLEST.replace(bus_bytes=bus, loops=loops, probability_bits=7)
     return PageBench(PageReader(config), entries=entries)
 
 
 def properties() -> Iterator[Property]:
-    claim = (
-        "Every byte of a run comes out once, in order, in its lane of its beat and with its strobe; no other "
-        "strobes are set; beats end bursts where blocks and runs end."
-    )
-    for n, bus in ((2, 4), (4, 4)):
-        yield Property(
-            "store/pack",
-            f"vectors of {n} bytes in words of {bus}",
-            claim,
-            partial(_packer, n, bus),
-            Bounded(_PACKER_CYCLES),
-        )
     claim = (
         "The entry of each paged instruction is requested once, in order, at its address and at once; two are under "
         "way at most; an instruction at most is held, and stands until it is taken; one without an entry is taken "

@@ -203,10 +203,12 @@ def held(bench: Bench, order: Order, slots: Sequence[tuple[Value, Value]], name:
     bench.claim(f"{name}: the watched one is there", ~order.watched | (order.ahead < order.inside))
 
 
-def skid_slots(bench: Bench, width: int) -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
+def skid_slots(
+    bench: Bench, width: int, path: str = "skid"
+) -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
     """The words of the unit's `weft.hdl.lib.skid_buffer.SkidBuffer` for `held`: the one that it offers, and the one
     behind that, which it keeps only while it offers one, as is claimed."""
-    comes, full = bench.peek("skid.o__valid", 1), bench.peek("skid.$signal#0", 1)
-    following, kept = bench.peek("skid.o__payload", width), bench.peek("skid.kept", width)
+    comes, full = bench.peek(f"{path}.o__valid", 1), bench.peek(f"{path}.$signal#0", 1)
+    following, kept = bench.peek(f"{path}.o__payload", width), bench.peek(f"{path}.kept", width)
     bench.claim("the skid buffer", ~full | comes)
     return (comes, following), (full, kept)

@@ -35,6 +35,20 @@ COMPARED_BITS = 6
 """Of addresses: words whose lowest bits differ have nothing to do with each other."""
 
 
+JUMP_LAYOUT = data.StructLayout({"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1})
+"""Of a word that decides what comes next, the lowest bits; the target is its operand."""
+
+
+def word_layout(operand_bits: int) -> data.StructLayout:
+    """A word of the microprogram that calculates."""
+    return data.StructLayout(
+        {
+            "jump": 1, "function": FUNCTION_BITS, "source": SOURCE_BITS, "write": 1, "out": OUT_BITS,
+            "operand": operand_bits,
+        }
+    )  # fmt: skip
+
+
 def halves(words: int) -> tuple[int, int]:
     """Words of the two memories of a program of so many."""
     low = 1 << max((words - 1).bit_length(), 1) - 1
@@ -155,15 +169,10 @@ class Processor(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         width = OPERAND_LOW + self.operand_bits
-        m.submodules.program = fetch = ProgramMemory(self.program, width)
+        m.submodules.program = fetch = self._words(width)
         m.submodules.memory = memory = Memory(shape=32, depth=self.depth, init=self.memory)
         read, write = memory.read_port(), memory.write_port(granularity=8)
-        layout = data.StructLayout(
-            {
-                "jump": 1, "function": FUNCTION_BITS, "source": SOURCE_BITS, "write": 1, "out": OUT_BITS,
-                "operand": self.operand_bits,
-            }
-        )  # fmt: skip
+        layout = word_layout(self.operand_bits)
         decoded, chosen, executed = layout(fetch.data), Signal(layout), Signal(layout)
         started, index = Signal(), Signal(range(self.depth))
         accumulator = Signal(signed(32), reset_less=True)
@@ -245,6 +254,10 @@ class Processor(wiring.Component):
         ]
         return m
 
+    def _words(self, width: int) -> ProgramMemory:
+        """Where words of so many bits come from."""
+        return ProgramMemory(self.program, width)
+
     def _hazard(self, decoded: data.View, chosen: data.View, executed: data.View, indexed: Value) -> Value:
         """Whether the word that is decoded must wait for those ahead of it.
 
@@ -313,8 +326,7 @@ class Processor(wiring.Component):
         bits = max((len(self.program) - 1).bit_length(), 1)
         pc, following = Signal(bits), Signal(bits)
         back = Signal(bits)
-        raw = data.StructLayout({"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1})
-        jump = raw(decoded.as_value()[: raw.size])
+        jump = JUMP_LAYOUT(decoded.as_value()[: JUMP_LAYOUT.size])
         flags = Signal(self.conditions)
         m.d.comb += [
             flags.eq(self.flag),
