@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
-from weft.hdl.formal.property import Bench, Bounded, Induction, Invariant, Method, Property
+from weft.hdl.formal.property import Bench, Induction, Invariant, Property
 from weft.hdl.formal.streams import Order, stable, within
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
 from weft.hdl.isa.config import Config
@@ -71,7 +71,8 @@ class DispatcherBench(Bench):
     """
 
     def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
-        super().__init__(Dispatcher(config, kinds))
+        kind = Dispatcher if config.queue_depth == 1 else _OpenDispatcher
+        super().__init__(kind(config, kinds))
         self.config, self.kinds = config, tuple(kinds)
         self.most = config.queue_depth + (config.queue_depth > 1)
 
@@ -90,50 +91,64 @@ class DispatcherBench(Bench):
         return written, index, last
 
 
-class OrderBench(DispatcherBench):
-    """Any one instruction on its way, of which some bits are watched, and of its values one bit of `every` so many.
+class _OpenDispatcher(Dispatcher):
+    """A queue of several instructions, with two more ports for its memories, by which `held` has what stands at
+    `slots`: the bits of an instruction at their places, and behind them those of its values."""
 
-    With `anywhere` one bit of the instruction is watched instead, any one, and one of its values: so what is claimed is
-    claimed of all bits.
+    def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
+        super().__init__(config, kinds)
+        self.config = config
+        values = 32 * len(self._named)
+        self.slots = [Signal(range(config.queue_depth), name=f"slot{k}") for k in range(2)]
+        self.held = [Signal(WORD_BITS + values, name=f"held{k}") for k in range(2)]
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        width = len(self.fetched.payload.data)
+        stored = self._stored()
+        for slot, held in zip(self.slots, self.held, strict=True):
+            for index in range(WORD_BITS // width):
+                bits = [bit for bit in stored if bit // width == index]
+                if bits:
+                    port = getattr(m.submodules, f"part{index}").read_port(domain="comb")
+                    m.d.comb += [port.addr.eq(slot), Cat(held[bit] for bit in bits).eq(port.data)]
+            if self._named:
+                port = m.submodules.values.read_port(domain="comb")
+                m.d.comb += [port.addr.eq(slot), held[WORD_BITS:].eq(port.data)]
+        return m
+
+
+class OrderBench(DispatcherBench):
+    """Any one instruction on its way, of which one bit, any one, is watched, and one of its values: so what is claimed
+    is claimed of all bits.
 
     Semaphores are available or not as they like.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        kinds: Sequence[Any],
-        watched: Sequence[int],
-        every: int = 37,
-        *,
-        anywhere: bool = False,
-    ) -> None:
-        super().__init__(config, kinds)
-        self.watched, self.every, self.anywhere = watched, every, anywhere
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
         written, index, last = self.parts(m)
         word = Value.cast(dut.instruction.payload)
-        self.claim("reserved bits are 0", ~word[max(_bits(kind) for kind in self.kinds) :].any())
+        bits = max(_bits(kind) for kind in self.kinds)
+        self.claim("reserved bits are 0", ~word[bits:].any())
         numbers = named(self.kinds, self.config) if self.config.loops else []
         values = Cat(dut.fetched.payload.values[number] for number in numbers)
-        leaving = Value.cast(dut.values) if numbers else values
-        if self.anywhere:
-            self.place = self.constant(m, range(WORD_BITS), "place")
-            self.assume(self.place < max(_bits(kind) for kind in self.kinds))
-            if numbers:
-                which = self.constant(m, range(len(values)), "which")
-                self.assume(which < len(values))
-                values, leaving = values.bit_select(which, 1), leaving.bit_select(which, 1)
-        self.shown = Cat(self._shown(word))
-        shown = Cat(self.shown, leaving[:: self.every])
+        self.place = self.constant(m, range(WORD_BITS), "place")
+        self.assume(self.place < bits)
+        self.which = self.constant(m, range(max(len(values), 2)), "which")
+        self.assume(self.which < max(len(values), 1))
+        shown = Cat(word.bit_select(self.place, 1))
+        coming = Cat(self._bit(m, written, index))
+        if numbers:
+            leaving = Value.cast(dut.values)
+            shown = Cat(shown, leaving.bit_select(self.which, 1))
+            coming = Cat(coming, values.bit_select(self.which, 1))
         order = Order(
             m,
             self,
             push=written & last,
-            i=Cat(self._bits(m, written, index), values[:: self.every]),
+            i=coming,
             pop=dut.instruction.valid & dut.instruction.ready,
             o=shown,
             most=self.most,
@@ -141,7 +156,7 @@ class OrderBench(DispatcherBench):
         self.claim("takes while there is room", dut.fetched.ready | (order.inside >= self.config.queue_depth))
         self.claim("empty", dut.empty == (order.inside == 0))
         if self.config.queue_depth > 1:
-            self._places(m, written & last, order)
+            self._places(m, written & last, order, shown)
         else:
             self.claim("level", self.peek("level", 1) == order.inside)
             self.claim("full", dut.fetched.ready == (order.inside == 0))
@@ -150,45 +165,55 @@ class OrderBench(DispatcherBench):
             self.claim("nothing ahead", ~order.watched | (order.ahead == 0))
             self.claim("oldest", ~order.watched | ((shown == order.word) & (order.inside == 1)))
 
-    def _places(self, m: Module, push: Value, order: Order) -> None:
-        """Where the queue keeps what is watched, to shorten the proof: none of this is promised to users."""
-        depth = self.config.queue_depth
+    def _places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
+        """Where the queue keeps what is watched, as induction needs it: none of this is promised to users."""
+        depth, dut = self.config.queue_depth, self.dut
         level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
         read_at, write_at, slot = self.peek("read_at", width), Signal(width), Signal(width)
         m.d.sync += write_at.eq(write_at + push)
         with m.If(push & ~order.watched):
             m.d.sync += slot.eq(write_at)
-        head = Signal(2)
+        head = Signal.like(order.inside)
         m.d.comb += head.eq(order.inside - level)
-        self.claim("head", head < 2)
+        self.claim("head", (head < 2) & (self.peek("$signal#0", 1) == head[0]))
+        self.claim("valid", ~dut.instruction.valid | (head == 1))
+        self.claim("level", level <= depth)
+        self.claim("where the next one goes", self.peek("$signal#1", width) == write_at)
+        self.claim("full", dut.fetched.ready == (level != depth))
+        self.claim("no part behind", dut.fetched.ready | (self.index == 0))
         self.claim("places", (read_at + level)[:width] == write_at)
         self.claim("slot", ~order.watched | (slot == (read_at + order.ahead - head)[:width]))
         self.claim("ahead", ~order.watched | (order.ahead < order.inside))
         oldest = order.watched & (order.ahead == 0) & (head == 1)
-        self.claim(
-            "oldest",
-            ~oldest | (self.shown == order.word[: len(self.shown)]),
-        )
+        self.claim("oldest", ~oldest | (shown == order.word))
+        m.d.comb += [dut.slots[0].eq(slot), dut.slots[1].eq(write_at)]
+        held = [Cat(held[:WORD_BITS].bit_select(self.place, 1)) for held in dut.held]
+        if len(shown) > 1:
+            held[0] = Cat(held[0], dut.held[0][WORD_BITS:].bit_select(self.which, 1))
+        # Of the opcode only bits are stored in which kinds differ.
+        stored = Const(sum(1 << bit for bit in dut._stored()), WORD_BITS).bit_select(self.place, 1)
+        word = Mux(stored, order.word, Cat(held[0][0], order.word[1:]))
+        self.claim("in memory", ~order.watched | oldest | (held[0] == word))
+        came = stored & (self.index > self.place // len(dut.fetched.payload.data))
+        self.claim("parts that have come", ~came | (held[1] == self.kept))
+        constant = Const(int(self.kinds[0].OPCODE), WORD_BITS).bit_select(self.place, 1)
+        self.claim("what kinds have in common", ~order.watched | stored | (order.word[0] == constant))
+        self.claim("of what comes", stored | (self.index == 0) | (self.kept == constant))
 
-    def _shown(self, word: Value) -> list[Value]:
-        """What is watched of an instruction."""
-        return [word.bit_select(self.place, 1)] if self.anywhere else [word[place] for place in self.watched]
-
-    def _bits(self, m: Module, written: Value, index: Signal) -> Value:
+    def _bit(self, m: Module, written: Value, index: Signal) -> Value:
         """What is watched of the instruction, as it came up to this part."""
         part = self.dut.fetched.payload.data
-        places: list[Any] = [self.place] if self.anywhere else list(self.watched)
-        bits, kept = Signal(len(places)), Signal(len(places))
-        word = Value.cast(self.dut.instruction.payload)
-        for number, place in enumerate(places):
-            here = index == place // len(part)
-            m.d.comb += bits[number].eq(Mux(here, part.bit_select(place % len(part), 1), kept[number]))
-            if self.config.queue_depth == 1:  # what has come stands where it leaves, as induction needs it
-                came = self.dut.fetched.ready & (index > place // len(part))
-                self.claim(f"bit {number}", ~came | (word.bit_select(place, 1) == kept[number]))
+        bit, kept, self.index = Signal(name="bit"), Signal(name="bit_kept"), index
+        self.kept = kept
+        here = index == self.place // len(part)
+        m.d.comb += bit.eq(Mux(here, part.bit_select(self.place % len(part), 1), kept))
+        if self.config.queue_depth == 1:  # what has come stands where it leaves, as induction needs it
+            came = self.dut.fetched.ready & (index > self.place // len(part))
+            word = Value.cast(self.dut.instruction.payload)
+            self.claim("bit", ~came | (word.bit_select(self.place, 1) == kept))
         with m.If(written):
-            m.d.sync += kept.eq(bits)
-        return bits
+            m.d.sync += kept.eq(bit)
+        return bit
 
 
 class WaitBench(DispatcherBench):
@@ -243,10 +268,10 @@ def properties() -> Iterator[Property]:
 
 
 def _queues() -> Iterator[Property]:
-    """Of each queue its order with a few bits for all times, with all bits for some or all, and what it waits for."""
+    """Of each queue its order, with all bits, and what it waits for."""
     order = (
-        "Instructions leave once and in the order they came, {} of them unchanged; a queue that has room takes the "
-        "next one, and it is empty while it holds no whole one."
+        "Instructions leave once and in the order they came, unchanged; a queue that has room takes the next one, and "
+        "it is empty while it holds no whole one."
     )
     wait = (
         "The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes "
@@ -256,22 +281,17 @@ def _queues() -> Iterator[Property]:
         Config(queue_depth=2, bus_bytes=32, loops=1),
         Config(queue_depth=1, bus_bytes=32, loops=1),
     )
-    cases: dict[str, tuple[Config, Sequence[Any], Sequence[int], Method]] = {
-        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store], (), Induction(10)),
-        "1, several kinds with values": (single, kinds_of(Queue.VEC, single), (), Induction(10)),
-        "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store], (8, 130), Bounded(20)),
-        "2, with a bus of 128 bits": (Config(queue_depth=2), [Load], (8, 130, 300), Bounded(10)),
-        "2, with values": (values, [Load], (8, 300), Bounded(10)),
-        "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load], (8,), Bounded(10)),
-        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load], (300,), Bounded(10)),
+    cases: dict[str, tuple[Config, Sequence[Any]]] = {
+        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store]),
+        "1, several kinds with values": (single, kinds_of(Queue.VEC, single)),
+        "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store]),
+        "2, with a bus of 128 bits": (Config(queue_depth=2), [Load]),
+        "2, several kinds with values": (values, kinds_of(Queue.VEC, values)),
+        "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load]),
+        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load]),
     }
-    for name, (config, kinds, watched, method) in cases.items():
-        if watched:
-            some = partial(OrderBench, config, kinds, watched)
-            claim = order.format("some bits")
-            yield Property("control/semaphores", f"order of {name}", claim, some, cover=60)
-        any_bit = partial(OrderBench, config, kinds, (), 1, anywhere=True)
-        claim = order.format("all bits")
-        yield Property("control/semaphores", f"whole order of {name}", claim, any_bit, method, cover=60)
-        bench = partial(WaitBench, config, kinds)
-        yield Property("control/semaphores", f"wait of {name}", wait, bench, cover=60)
+    for name, (config, kinds) in cases.items():
+        bench = partial(OrderBench, config, kinds)
+        yield Property("control/semaphores", f"order of {name}", order, bench, Induction(10), cover=60)
+        waits = partial(WaitBench, config, kinds)
+        yield Property("control/semaphores", f"wait of {name}", wait, waits, cover=60)
