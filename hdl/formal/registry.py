@@ -24,6 +24,7 @@ from weft.hdl.formal import (
     queues,
     registers,
     semaphores,
+    softmax_probabilities,
     states,
     transfers,
     vector,
@@ -44,6 +45,7 @@ def properties() -> Iterator[Property]:
         instruct_vec_reader,
         instruct_vec,
         instruct_registers,
+        softmax_probabilities,
     )
     for module in (*basic, *units, *instructions):
         yield from module.properties()
