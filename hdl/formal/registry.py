@@ -24,7 +24,10 @@ from weft.hdl.formal import (
     queues,
     registers,
     semaphores,
+    softmax_pipe,
     softmax_probabilities,
+    softmax_sequence,
+    softmax_way,
     states,
     transfers,
     vector,
@@ -46,6 +49,9 @@ def properties() -> Iterator[Property]:
         instruct_vec,
         instruct_registers,
         softmax_probabilities,
+        softmax_pipe,
+        softmax_way,
+        softmax_sequence,
     )
     for module in (*basic, *units, *instructions):
         yield from module.properties()
