@@ -24,6 +24,7 @@ from weft.hdl.formal import (
     queues,
     registers,
     semaphores,
+    softmax_kinds,
     softmax_pipe,
     softmax_probabilities,
     softmax_sequence,
@@ -52,6 +53,7 @@ def properties() -> Iterator[Property]:
         softmax_pipe,
         softmax_way,
         softmax_sequence,
+        softmax_kinds,
     )
     for module in (*basic, *units, *instructions):
         yield from module.properties()
