@@ -89,7 +89,7 @@ class ReaderBench(Bench):
         coming = self.peek("skid.i__payload", layout.size)
         self.claim("the element that comes", ~walked.on | (coming == defined.as_value()))
         self.claim("as many lane groups as there are", ~walked.on | (walked.count["g"] == config.groups))
-        place = self.peek("index", (config.groups - 1).bit_length())
+        place = self.peek("$signal#12", (config.groups - 1).bit_length())
         self.claim("lane groups begin at 0", walked.on | (place == 0))
         self.pop = self.granted.valid
         there = self.request.valid
