@@ -25,6 +25,10 @@ from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, resu
 
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
 _OPERANDS = "operands$117"
+_PROVEN = (
+    *("reader", _OPERANDS, "requantise", "writer"),
+    *(f"softmax.{name}" for name in ("pipe", "rows", "divider", "mask")),
+)
 _OUT = CHOSEN + LATENCY
 """Cycles from a read to its result."""
 _SETTINGS = {
@@ -244,7 +248,7 @@ def properties() -> Iterator[Property]:
         partial(_bench, ScoresBench),
         Induction(2),
         cover=56,
-        proven=("reader", _OPERANDS, "requantise", "writer"),
+        proven=_PROVEN,
     )
     yield Property(
         "vector/vec",
@@ -254,5 +258,5 @@ def properties() -> Iterator[Property]:
         partial(_bench, DivisionBench),
         Induction(2),
         cover=40,
-        proven=("reader", _OPERANDS, "requantise", "writer"),
+        proven=_PROVEN,
     )
