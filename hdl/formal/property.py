@@ -153,7 +153,8 @@ class Bench(Elaboratable):
     def _named(self, group: dict[str, Signal], kind: str, name: str, value: Value) -> None:
         if name in group:
             raise ValueError(f"{name!r} is there twice")
-        group[name] = Signal(name=f"{kind}{name.replace(' ', '_')}")
+        # Yosys would take a comma for the end of the name.
+        group[name] = Signal(name=f"{kind}{name.replace(' ', '_').replace(',', '')}")
         self._values.append((group[name], Value.cast(value).bool()))
 
     def elaborate(self, platform: object) -> Module:

@@ -7,7 +7,7 @@ from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.hdl.formal.pipelines import ago, implies
+from weft.hdl.formal.pipelines import ago, connect_all, implies
 from weft.hdl.formal.property import Bench, Bounded, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.isa.config import Config
@@ -60,6 +60,7 @@ class PipeBench(Bench):
             dut.last.eq(late == last),
         ]
         self.place, self.arrives = place, arrives
+        connect_all(m, dut)
         self.since = [self.pushed]
         for cycle in range(1, self.event + WRITTEN + 1):
             self.since.append(ago(m, self.since[-1], 1, f"pushed{cycle}", reset=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
-from weft.hdl.formal.pipelines import ago, implies
+from weft.hdl.formal.pipelines import ago, connect_all, implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.isa import Normalise, Opcode, Softmax
@@ -50,6 +50,7 @@ class UnitBench(Bench):
     def watch(self, m: Module) -> None:
         config = self.config
         self.free_inputs(m)
+        connect_all(m, self.dut)
         self.granted = self._view(arrival_layout(config), "reader.granted")
         self.request = self._view(_request_layout(config), "reader.request")
         self.softmax, self.normalise = self.peek("softmax.$signal#0", 1), self.peek("softmax.normalise", 1)
