@@ -15,7 +15,7 @@ from weft.hdl.isa import Normalise, Opcode, Softmax
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib.divide import RESULT
-from weft.hdl.vector.requantise import LATENCY, column_layout
+from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
 from weft.hdl.vector.softmax import vector_layout
 from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_kinds import view
@@ -235,6 +235,23 @@ class DivisionBench(UnitBench):
             )
 
 
+class ConnectedBench(UnitBench):
+    """Scores, probabilities and alignments go from part to part in the same cycle."""
+
+    def _watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        scores = self.peek("requantise.scores", SCORE_BITS * config.lanes)
+        self.claim("scores", self._pipe("scores", len(scores)) == scores)
+        for name in ("valid", "address", "data"):
+            value = Value.cast(getattr(dut.alignment_write, name)).as_unsigned()
+            self.claim(f"alignment {name}", value == self._pipe(f"alignment_write__{name}", len(value)))
+        written = self._view(results_layout(config), "writer.results")
+        for lane in range(config.lanes):
+            p = self._pipe(f"probabilities.p_{lane}", 8)
+            self.claim(f"probability {lane}", implies(self.softmax, written.bytes[lane] == (p - 128)[:8]))
+        self.cover("a write", self.softmax & (written.index == 1))
+
+
 def _bench(kind: type[UnitBench]) -> Bench:
     return kind(_PLAIN)
 
@@ -259,5 +276,15 @@ def properties() -> Iterator[Property]:
         partial(_bench, DivisionBench),
         Induction(2),
         cover=40,
+        proven=_PROVEN,
+    )
+    yield Property(
+        "vector/vec",
+        "softmax's connections",
+        "The pipeline of softmax gets the scores of requantisation; alignments are written as it makes them, and "
+        "probabilities less 128.",
+        partial(_bench, ConnectedBench),
+        Induction(1),
+        cover=56,
         proven=_PROVEN,
     )
