@@ -204,13 +204,14 @@ def _sequence() -> Bench:
 
 def properties() -> Iterator[Property]:
     yield Property(
-        "vector/vec_softmax",
-        "rows of states",
+        "vector/vec",
+        "rows of softmax's states",
         "Each vector of SOFTMAX goes on with the address of its row's state, the columns that masks leave, and whether "
         "the state starts anew, and waits while the last vector of that row counts as under way; the divider gets the "
         "sums of NORMALISE's rows in order, and no row begins before its division is ready.",
         _sequence,
         Induction(2),
         cover=30,
+        part=True,
         proven=("pipe", "rows", "divider", "mask"),
     )

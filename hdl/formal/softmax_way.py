@@ -266,6 +266,7 @@ def properties() -> Iterator[Property]:
         partial(_bench, ScoresBench),
         Induction(2),
         cover=56,
+        part=True,
         proven=_PROVEN,
     )
     yield Property(
@@ -276,6 +277,7 @@ def properties() -> Iterator[Property]:
         partial(_bench, DivisionBench),
         Induction(2),
         cover=40,
+        part=True,
         proven=_PROVEN,
     )
     yield Property(
@@ -286,5 +288,6 @@ def properties() -> Iterator[Property]:
         partial(_bench, ConnectedBench),
         Induction(1),
         cover=56,
+        part=True,
         proven=_PROVEN,
     )
