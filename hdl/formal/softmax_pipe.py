@@ -223,6 +223,7 @@ def properties() -> Iterator[Property]:
             partial(_bench, MeetBench, lanes, _NEAR),
             Induction(16),
             cover=24,
+            part=True,
             proven=("probabilities", "states"),
         )
         yield Property(
@@ -232,6 +233,7 @@ def properties() -> Iterator[Property]:
             partial(_bench, ConnectedBench, lanes, _NEAR),
             Induction(2),
             cover=12,
+            part=True,
             proven=("probabilities", "states"),
         )
     yield Property(
