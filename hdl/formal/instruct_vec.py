@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Induction, Property
@@ -54,6 +55,9 @@ class OperandsBench(Bench):
         self.index = ago(m, element.tag.index, _OPERANDS, "index", reset=True)
         self._columns(m)
         self._elements(m, came)
+        if self.config.softmax:
+            row = ago(m, arrival.valid & element.row, 1, "row", reset=True)
+            self.claim("the first element of a row", dut.row == row)
 
     def _columns(self, m: Module) -> None:
         """The parameters of a column are the bytes of the last vectors of parameters that were read."""
@@ -61,15 +65,23 @@ class OperandsBench(Bench):
         vectors = [Signal(self.config.widths.vector, name=f"vector{k}", reset_less=True) for k in range(8)]
         with m.If(dut.arrival.parameter):
             m.d.sync += [to.eq(of) for to, of in zip(vectors, [*vectors[1:], dut.scratchpad], strict=True)]
+        if self.config.softmax:
+            with m.If(dut.clear):
+                m.d.sync += Cat(*vectors).eq(0)
         planes = self.peek("planes", PARAMETER_VECTORS * self.config.widths.vector)
         self.claim("the last vectors of parameters", planes == Cat(*vectors))
         for lane in range(self.config.lanes):
             place = self.index * self.config.lanes + lane
             word = Cat(*(vector.word_select(place, 8) for vector in vectors))
             column = dut.operands.columns[lane]
-            self.claim(f"bias {lane}", column.bias.as_unsigned() == word[:32])
-            self.claim(f"mantissa {lane}", column.mantissa == word[32 : 32 + len(column.mantissa)])
-            self.claim(f"shift {lane}", column.shift == word[56:62])
+            parts = {
+                "bias": word[:32],
+                "mantissa": word[32 : 32 + len(column.mantissa)],
+                "shift": word[56:62],
+            }
+            for name, part in parts.items():
+                value, scale = (Value.cast(of).as_unsigned() for of in (column[name], self._scale(name)))
+                self.claim(f"{name} {lane}", value == (part | scale))
 
     def _elements(self, m: Module, came: Value) -> None:
         """An element is what was read, with its sign, or what stands for it if it is out of range; with `multiply` it
@@ -92,7 +104,7 @@ class OperandsBench(Bench):
                 kept = self.peek(name, config.lanes * width).word_select(lane, width)
                 self.claim(f"{name} {lane}", kept == ago(m, value, 1, f"{name}{lane}"))
             row = ago(m, row, _OPERANDS, f"row{lane}").as_signed()
-            vector = ago(m, vector, _OPERANDS, f"vector_of{lane}").as_signed()
+            vector = self._element(m, ago(m, vector, _OPERANDS, f"vector_of{lane}").as_signed())
             missing = Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad)
             read = Mux(current.source == Source.SCRATCHPAD, vector, row)
             element = Mux(inside, read, missing)
@@ -102,6 +114,18 @@ class OperandsBench(Bench):
             self.claim(f"element {lane}", ~came | (dut.operands.elements[lane] == expected))
             self.cover(f"a product {lane}", came & current.multiply & (dut.operands.elements[lane] < -300))
             self.cover(f"an element out of range {lane}", came & ~inside & ~current.multiply)
+
+    def _scale(self, name: str) -> Value:
+        """What NORMALISE has in the place of parameters."""
+        scale: Value = Value.cast(self.dut.scale[name]) if self.config.softmax else Const(0)
+        return scale
+
+    def _element(self, m: Module, vector: Value) -> Value:
+        """A byte of a vector; for NORMALISE a probability, which is stored less 128."""
+        if not self.config.softmax:
+            return vector
+        normalising = ago(m, self.dut.normalising, 1, "normalising")
+        return Mux(normalising, vector + 128, vector)
 
     def _product(self, m: Module, lane: int, place: Value, second: Value) -> Value:
         """Both factors, and their product, a cycle each: solvers do not prove two products of the same operands equal
@@ -207,8 +231,8 @@ class WayBench(Bench):
         same("signals", "writer.signal", "signal", len(dut.signal))
 
 
-def _operands() -> Bench:
-    return OperandsBench(_PLAIN)
+def _operands(softmax: int) -> Bench:
+    return OperandsBench(_PLAIN.replace(probability_bits=softmax))
 
 
 def _writer() -> Bench:
@@ -226,7 +250,15 @@ def properties() -> Iterator[Property]:
         "For each element requantisation gets what was read of it, or what stands for it out of range, or "
         "its product with the second operand; with the second operand's byte and the parameters of its "
         "column; for all values.",
-        _operands,
+        partial(_operands, 0),
+        Induction(4),
+    )
+    yield Property(
+        "vector/vec_operands",
+        "operands of SOFTMAX, NORMALISE and VEC",
+        "The same; for NORMALISE bytes of vectors are probabilities as SOFTMAX stored them, and parameters are cleared "
+        "and replaced by what it has for them; the first element of a row is told.",
+        partial(_operands, 8),
         Induction(4),
     )
     yield Property(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
@@ -16,9 +17,10 @@ from weft.hdl.isa import PARAMETER_VECTORS, Opcode, Source, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.vector.requantise import settings_layout
+from weft.hdl.vector.vec_kinds import as_vec
 from weft.hdl.vector.vec_nest import WALK, counters
 from weft.hdl.vector.vec_reader import SETTLING, VecReader, _request_layout
-from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout
+from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, second_width
 
 _RESULT = READ_LATENCY + 1
 """Results come more than so many cycles behind the last read, at least."""
@@ -36,21 +38,29 @@ class ReaderBench(Bench):
     def __init__(self, config: Config) -> None:
         super().__init__(VecReader(config, serial=False))
         self.config = config
+        self.kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE) if config.softmax else (Opcode.VEC,)
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
         self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
-        self.assume(~dut.instruction.valid | (dut.instruction.payload.opcode == Opcode.VEC))
+        kinds = Cat(*(dut.instruction.payload.opcode == kind for kind in self.kinds)).any()
+        self.assume(~dut.instruction.valid | kinds)
+        # What that makes of SOFTMAX and NORMALISE is proven of `weft.hdl.vector.vec_kinds`.
+        coming = as_vec(m, dut.instruction.payload, config) if config.softmax else dut.instruction.payload
         self.load = Signal(name="loads")
         m.d.comb += self.load.eq(dut.instruction.valid & dut.instruction.ready)
         self.op, self.older = (Signal(Vec.layout(), name=name) for name in ("op", "older"))
         self.known, self.older_known = Signal(name="known"), Signal(name="older_known")
         with m.If(self.load):
-            m.d.sync += [self.op.eq(dut.instruction.payload), self.older.eq(self.op)]
+            m.d.sync += [self.op.eq(coming), self.older.eq(self.op)]
             m.d.sync += [self.known.eq(1), self.older_known.eq(self.known)]
-        fields = taken(WALK, config, dut.instruction.payload)
+        fields = taken(WALK, config, coming)
         fields["counts"]["g"] = config.groups
+        if config.softmax:  # alignments have a width of their own
+            width = second_width(config)
+            fields["trackers"] = fields["trackers"] | {"b": (width, dict.fromkeys(("ob", "oy", "ox"), width))}
+            fields["strides"]["b"] = {loop: coming[f"b_{loop}"] for loop in ("ob", "oy", "ox")}
         loops = counters(config)
         self.walked = Walked(m, self, "nest", loops, load=self.load, step=self.peek("nest.step", 1), **fields)
         self.granted = self._view(arrival_layout(config), "granted")
@@ -61,6 +71,8 @@ class ReaderBench(Bench):
         self._reads(m)
         self._arrivals(m)
         self._settings(m)
+        if config.softmax:
+            self._follow()
 
     def _view(self, layout: Any, path: str) -> Any:
         return layout(self.peek(path, layout.size))
@@ -71,7 +83,7 @@ class ReaderBench(Bench):
         defined = Signal(layout, name="defined")
         element, values = defined.element, walked.values
         y, x = (values[name].as_signed() for name in ("y", "x"))
-        inside = (y >= 0) & (y < op.h) & (x >= 0) & (x < op.w)
+        inside = (y >= 0) & (y < op.h) & (x >= 0) & (x < op.w) | (op.opcode != Opcode.VEC)
         m.d.comb += [
             defined.valid.eq(1),
             defined.ask_second.eq(op.add & self._moved(m)),
@@ -86,10 +98,15 @@ class ReaderBench(Bench):
             element.tag.end.eq(walked.ends),
             element.tag.dst.eq(values["dst"]),
         ]
+        if config.softmax:
+            m.d.comb += [
+                element.row.eq(walked.at_start("ox", "g")),
+                defined.note.eq(self.dut.sequence.note),
+            ]
         coming = self.peek("skid.i__payload", layout.size)
         self.claim("the element that comes", ~walked.on | (coming == defined.as_value()))
         self.claim("as many lane groups as there are", ~walked.on | (walked.count["g"] == config.groups))
-        place = self.peek("index", (config.groups - 1).bit_length())
+        place = self.peek("$signal#12", (config.groups - 1).bit_length())
         self.claim("lane groups begin at 0", walked.on | (place == 0))
         self.pop = self.granted.valid
         there = self.request.valid
@@ -200,8 +217,9 @@ class ReaderBench(Bench):
         """Vectors of the parameter block are read in their order, ahead of everything else."""
         granted, port = self.granted, self.dut.scratchpad
         done = Signal(range(PARAMETER_VECTORS + 1), name="parameters", init=PARAMETER_VECTORS)
+        without = self.dut.instruction.payload.opcode == Opcode.NORMALISE
         with m.If(self.load):
-            m.d.sync += done.eq(0)
+            m.d.sync += done.eq(Mux(without, PARAMETER_VECTORS, 0))
         with m.Elif(granted.parameter):
             m.d.sync += done.eq(done + 1)
         self.claim("one of its vectors", ~granted.parameter | (done < PARAMETER_VECTORS))
@@ -246,6 +264,33 @@ class ReaderBench(Bench):
             self.claim(f"on the way {stage}", self.peek(f"arrival_{stage}", layout.size) == due)
         self.claim("it arrives", self.dut.arrival.as_value() == due)
 
+    def _follow(self) -> None:
+        """Stages that follow the sequence are told where the loops stand, and what is granted."""
+        sequence, walked, request = self.dut.sequence, self.walked, self.request
+        place, grant, tag = sequence.place, sequence.grant, self.request.element.tag
+        self.claim("a new instruction is told", sequence.load == self.load)
+        self.claim("a step is told", sequence.step == walked.step)
+        held = sequence.may_step & ~sequence.hold
+        self.claim("it steps if it may and is not held", sequence.step == held)
+        self.claim("it may behind no end", ~sequence.may_step | walked.on)
+        for loop in ("ob", "ox", "g"):
+            self.claim(f"first of {loop}", ~walked.on | (place[f"first_{loop}"] == walked.first[loop]))
+        for loop in ("oy", "ox", "g"):
+            self.claim(f"last of {loop}", ~walked.on | (place[f"last_{loop}"] == walked.last[loop]))
+        told = {
+            "granted": self.pop,
+            "dst": tag.dst,
+            "first": tag.index == 0,
+            "last": tag.last,
+            "end": tag.end,
+            "alignment": request.second[: len(grant.alignment)],
+        }
+        for name, value in told.items():
+            self.claim(f"{name} is told", grant[name] == value)
+        self.claim("its note is told", grant.note.as_value() == request.note.as_value())
+        ours = self.pop & (self.op.opcode == Opcode.SOFTMAX)
+        self.cover("a second vector of scores", ours & tag.last & (request.second == 5) & (tag.dst == 3))
+
     def _settings(self, m: Module) -> None:
         """Later stages see the fields of the instruction whose elements they work on."""
         settling = self.peek("settling", 4)
@@ -275,7 +320,7 @@ class ReaderBench(Bench):
         m.d.comb += [found[field].eq(op[field]) for field in ("source", "h", "w", "pad", "signal")]
         m.d.comb += [found.settings[field].eq(op[field]) for field, _ in settings_layout(self.config)]
         m.d.comb += [
-            found.bounded.eq(1),
+            found.bounded.eq(op.opcode == Opcode.VEC),
             found.second.eq(op.add),
             found.same_row.eq(op.b_oy == 0),
             found.same_column.eq(op.b_ox == 0),
@@ -286,7 +331,7 @@ class ReaderBench(Bench):
 
 
 def _reads_none(op: Any) -> Value:
-    reads_none: Value = (op.source == Source.ACCUMULATOR) & ~op.add
+    reads_none: Value = (op.opcode == Opcode.VEC) & (op.source == Source.ACCUMULATOR) & ~op.add
     return reads_none
 
 
@@ -295,8 +340,8 @@ def _but(request: Any) -> Value:
     return Cat(*(Value.cast(request[name]) for name, _ in request.shape() if name != "ask_second"))
 
 
-def _reader() -> Bench:
-    return ReaderBench(SMALLEST.replace(lanes=1, lookup_tables=0))
+def _reader(softmax: int = 0) -> Bench:
+    return ReaderBench(SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=softmax))
 
 
 def properties() -> Iterator[Property]:
@@ -308,5 +353,15 @@ def properties() -> Iterator[Property]:
         "operand; later stages are told with the data what it is, and have the fields of its instruction.",
         _reader,
         Induction(4),
+        cover=22,
+    )
+    yield Property(
+        "vector/vec_reader",
+        "reads of SOFTMAX, NORMALISE and VEC",
+        "In any mix of them, each reads its parameter block, if it has one, then all elements in the order of its "
+        "loops; what is noted of a vector goes with it, and the address of its alignment; later stages are told with "
+        "the data what it is, have the fields of its instruction, and are told where the loops stand.",
+        partial(_reader, 8),
+        Induction(2),
         cover=22,
     )

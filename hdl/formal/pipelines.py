@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Shape, Signal, Value
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Shape, Signal, Value
+from amaranth.lib import wiring
 
 
 def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False) -> Value:
@@ -28,3 +31,12 @@ def settled(m: Module, cycles: int, name: str = "settled") -> Signal:
 def implies(condition: Value, then: Value) -> Value:
     """`then` holds wherever `condition` does."""
     return ~condition.bool() | then.bool()
+
+
+def connect_all(m: Module, dut: Any) -> None:
+    """Connect all outputs of a unit. Benches that do have the same netlist of it, so that `--mutants` shows the faults
+    that one of them does not see to the others."""
+    members = dut.signature.flatten(dut)
+    outputs = Cat(*(Value.cast(value) for _, member, value in members if member.flow is wiring.Out))
+    connected = Signal(len(outputs), name="all_outputs")
+    m.d.comb += connected.eq(outputs)

@@ -30,6 +30,11 @@ from weft.hdl.formal import (
     semaphores,
     sequential_processor,
     sequential_rows,
+    softmax_kinds,
+    softmax_pipe,
+    softmax_probabilities,
+    softmax_sequence,
+    softmax_way,
     states,
     transfers,
     transposition,
@@ -66,6 +71,11 @@ def properties() -> Iterator[Property]:
         instruct_vec_reader,
         instruct_vec,
         instruct_registers,
+        softmax_probabilities,
+        softmax_pipe,
+        softmax_way,
+        softmax_sequence,
+        softmax_kinds,
     )
     for module in (*basic, *units, *instructions, *sequential):
         yield from module.properties()
