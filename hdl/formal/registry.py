@@ -17,6 +17,12 @@ from weft.hdl.formal import (
     instruct_store,
     instruct_vec,
     instruct_vec_reader,
+    kernel_addresses,
+    kernel_division,
+    kernel_lanes,
+    kernel_microcode,
+    kernel_order,
+    kernel_unit,
     loops,
     matrix,
     memories,
@@ -45,5 +51,6 @@ def properties() -> Iterator[Property]:
         instruct_vec,
         instruct_registers,
     )
-    for module in (*basic, *units, *instructions):
+    kernels = (kernel_lanes, kernel_division, kernel_order, kernel_addresses, kernel_microcode, kernel_unit)
+    for module in (*basic, *units, *instructions, *kernels):
         yield from module.properties()
