@@ -131,6 +131,6 @@ def properties() -> Iterator[Property]:
             "in the memory that the instruction names: the operand's first one plus a stride for each block, row and "
             "column before it.",
             partial(_addresses, config),
-            Induction(4),
+            Induction(2),
             cover=64,
         )

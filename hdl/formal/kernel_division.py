@@ -235,6 +235,6 @@ def properties() -> Iterator[Property]:
             "Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, "
             "step by step; all lanes are written once, when they are complete, where the micro-operation says.",
             partial(_divide, config),
-            Induction(4),
+            Induction(3),
             cover=2 * (KERNEL_DIVISION + KERNEL_ROOT) + 8,
         )

@@ -90,6 +90,6 @@ def properties() -> Iterator[Property]:
         "Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; it is "
         "told when all of them are there.",
         _microcode,
-        Induction(3),
+        Induction(2),
         cover=16,
     )

@@ -138,8 +138,9 @@ def properties() -> Iterator[Property]:
             f"order, {groups}",
             "Micro-operations are read and follow each other as their loops and the instruction's counts define it; "
             "each is issued once for each lane group of each row of its strip, in order, with its column; the next one "
-            "begins as soon as registers allow it, and no sooner; the end comes with the last issue of all.",
+            "begins as many slots later as the latencies of the arithmetic tell; the end comes with the last issue of "
+            "all.",
             partial(_order, config),
-            Induction(4),
+            Induction(2),
             cover=64,
         )

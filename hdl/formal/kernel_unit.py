@@ -119,7 +119,7 @@ def properties() -> Iterator[Property]:
         "cycle in which what it reads is granted; results go on, and the end with the last one or with the last "
         "word of a MICROCODE.",
         _engine,
-        Induction(4),
+        Induction(2),
         cover=32,
         proven=("sequence", "sequence.memory", "lanes", "skid"),
     )

@@ -20,6 +20,7 @@ from weft.hdl.formal import (
     kernel_addresses,
     kernel_division,
     kernel_lanes,
+    kernel_memories,
     kernel_microcode,
     kernel_order,
     kernel_unit,
@@ -51,6 +52,14 @@ def properties() -> Iterator[Property]:
         instruct_vec,
         instruct_registers,
     )
-    kernels = (kernel_lanes, kernel_division, kernel_order, kernel_addresses, kernel_microcode, kernel_unit)
+    kernels = (
+        kernel_lanes,
+        kernel_division,
+        kernel_order,
+        kernel_addresses,
+        kernel_microcode,
+        kernel_unit,
+        kernel_memories,
+    )
     for module in (*basic, *units, *instructions, *kernels):
         yield from module.properties()
