@@ -133,4 +133,5 @@ def properties() -> Iterator[Property]:
             partial(_addresses, config),
             Induction(2),
             cover=64,
+            part=config.groups > 1,  # MICROCODE is proven with one lane group
         )

@@ -143,4 +143,5 @@ def properties() -> Iterator[Property]:
             partial(_order, config),
             Induction(2),
             cover=64,
+            part=config.groups > 1,  # MICROCODE is proven with one lane group
         )
