@@ -158,7 +158,7 @@ class RoundingBench(LanesBench):
         due = ago(m, limited, cycles, f"result{lane}")
         self.claim(f"MUL of lane {lane}", implies(multiplied, result == due))
         for name, seen in {"largest": most, "least": LEAST, "some": 77}.items():
-            self.cover(f"MUL of lane {lane}, {name}", multiplied & (result == seen))
+            self.cover(f"MUL of lane {lane} {name}", multiplied & (result == seen))
 
 
 class ResultBench(LanesBench):

@@ -23,6 +23,7 @@ from weft.hdl.formal import (
     kernel_memories,
     kernel_microcode,
     kernel_order,
+    kernel_share,
     kernel_spacing,
     kernel_unit,
     loops,
@@ -61,6 +62,7 @@ def properties() -> Iterator[Property]:
         kernel_addresses,
         kernel_microcode,
         kernel_unit,
+        kernel_share,
         kernel_memories,
     )
     for module in (*basic, *units, *instructions, *kernels):
