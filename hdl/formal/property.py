@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from amaranth.hdl import Assert, Assume, Elaboratable, Module, Mux, ResetSignal, ShapeLike, Signal, Value
+from amaranth.hdl import (
+    Assert,
+    Assume,
+    Elaboratable,
+    Fragment,
+    Module,
+    Mux,
+    ResetSignal,
+    ShapeLike,
+    Signal,
+    Value,
+)
 from amaranth.lib import wiring
 
 CLAIM, COVER = "claim_", "cover_"
@@ -109,6 +120,10 @@ class Bench(Elaboratable):
         """Connect the unit, and say what is assumed and claimed."""
         raise NotImplementedError
 
+    def middle(self) -> Elaboratable | Fragment:
+        """What stands in the middle: the unit, or what is made of it."""
+        return self.dut
+
     def free(self, shape: ShapeLike, name: str) -> Any:
         """A signal of any value in every cycle."""
         signal = Signal(shape, name=name)
@@ -134,6 +149,8 @@ class Bench(Elaboratable):
     def peek(self, path: str, width: int) -> Signal:
         """A signal inside the unit, by the names of the submodules on the way to it and its own, as ``ram.level``; one
         that has none by its number among those in the order of the source, from 0, as ``ram.$signal#2``."""
+        if path in self.peeks:  # a second input would stand for nothing, as a signal has one input
+            return self.peeks[path]
         signal = self.free(width, "peek_" + path.replace(".", "_").replace("#", "_"))
         self.peeks[path] = signal
         return signal
@@ -159,7 +176,7 @@ class Bench(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules[self.DUT] = self.dut
+        m.submodules[self.DUT] = self.middle()
         self.watch(m)
         m.d.comb += [signal.eq(value) for signal, value in self._values]
         m.d.comb += [Assume(value) for value in self.assumptions]

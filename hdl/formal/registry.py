@@ -20,6 +20,15 @@ from weft.hdl.formal import (
     instruct_vec,
     instruct_vec_reader,
     lookups,
+    kernel_addresses,
+    kernel_division,
+    kernel_lanes,
+    kernel_memories,
+    kernel_microcode,
+    kernel_order,
+    kernel_share,
+    kernel_spacing,
+    kernel_unit,
     loops,
     matrix,
     memories,
@@ -77,5 +86,16 @@ def properties() -> Iterator[Property]:
         softmax_sequence,
         softmax_kinds,
     )
-    for module in (*basic, *units, *instructions, *sequential):
+    kernels = (
+        kernel_lanes,
+        kernel_division,
+        kernel_order,
+        kernel_spacing,
+        kernel_addresses,
+        kernel_microcode,
+        kernel_unit,
+        kernel_share,
+        kernel_memories,
+    )
+    for module in (*basic, *units, *instructions, *kernels, *sequential):
         yield from module.properties()

@@ -1,0 +1,50 @@
+"""Memories as their ports: proofs of what is around a memory do not need what it holds."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Elaboratable, Fragment, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+
+from weft.hdl.formal.property import Bench
+
+
+class CutMemories:
+    """A platform of Amaranth on which a read of a memory returns any value in every cycle.
+
+    What is proven of a unit on it holds whatever its memories hold. That a read returns what was written last is a
+    property of Amaranth's memories then, and not proven.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def get_memory(self, memory: Memory) -> Module:
+        """Called by `Memory` when it is elaborated."""
+        m = Module()
+        for port in memory.read_ports:
+            value = Value.cast(port.data)
+            read = self._bench.free(len(value), f"read_{len(self._bench.inputs)}")
+            m.d.comb += value.eq(read)
+        return m
+
+
+class CutBench(Bench):
+    """A bench of a unit whose memories are cut.
+
+    All outputs of the unit are connected, whichever of them are claimed anything of, so that benches have the same
+    netlist of it: each is shown the faults that others do not see.
+    """
+
+    def middle(self) -> Elaboratable | Fragment:
+        return Fragment.get(self.dut, CutMemories(self))
+
+    def free_inputs(self, m: Module, *but: str) -> None:
+        super().free_inputs(m, *but)
+        outputs = [
+            Value.cast(value)
+            for _, member, value in self.dut.signature.flatten(self.dut)
+            if member.flow is wiring.Out
+        ]
+        seen = Signal(sum(len(value) for value in outputs), name="outputs")
+        m.d.comb += seen.eq(Cat(outputs))
