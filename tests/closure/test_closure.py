@@ -18,11 +18,20 @@ from closure.extremes import MOST, extremes
 from support.core_arithmetic import KERNELS, arithmetic
 from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed, words_of
 from support.core_directed import ORIGINS, directed, distant
-from support.core_observed import GROUPS, LOOPS, Observed, long_loops, observed
+from support.core_observed import (
+    GROUPS,
+    LOOPS,
+    MOST_OF_SEQUENTIAL,
+    Observed,
+    iterations,
+    long_loops,
+    observed,
+)
+from support.core_pairs import beside
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY, PROGRAM
 
-from weft.hdl.isa import Kernel, Load, Mm, Queue, Store, Vec
+from weft.hdl.isa import Instruction, Kernel, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.memmap import Reg
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -118,6 +127,21 @@ def test_what_instructions_leave_is_stored(name: str) -> None:
         assert np.array_equal(dumped[: len(rows)].transpose(0, 2, 1).copy().view("<i4")[:, :, 0], rows)
 
 
+@pytest.mark.parametrize("kind", [Load, Mm, Vec])
+def test_long_loops_of_the_sequential_core_end(kind: type[Instruction]) -> None:
+    """No instruction of a program for it has more iterations than it may; of those for the pipelined core some have."""
+
+    def most(limit: int | None) -> int:
+        made = Observed(FULL, 3, (kind,))
+        made.prologue()
+        made.most = limit or made.most
+        drawn = [made.draw(kind) for _ in range(200)]
+        return max(iterations(item) for item in drawn)
+
+    assert most(None) > MOST_OF_SEQUENTIAL
+    assert most(MOST_OF_SEQUENTIAL) <= MOST_OF_SEQUENTIAL
+
+
 @pytest.mark.long
 def test_time_does_not_depend_on_who_ran_before() -> None:
     """Memory of a limited bandwidth saves up some of it, which a program finds that comes later on the same device."""
@@ -177,6 +201,20 @@ def test_pairs_are_of_two_units_and_in_order() -> None:
     assert counts[Point("pair", "LOAD", "MM")] == 1
     assert counts[Point("pair", "MM", "LOAD")] == 0
     assert counts[Point("field", "LOAD", "base=0")] == 2
+
+
+def test_microcode_is_under_way_beside_every_other_unit() -> None:
+    """Those pairs that random programs do not have; and a core without kernels, or a sequential one, has none."""
+    (scenario,) = beside(Core(FULL))
+    found = {(first.OPCODE.name, second.OPCODE.name) for first, second in fields.pairs(scenario.steps[0])}
+    assert found >= {
+        ("LOAD", "MICROCODE"),
+        ("STORE", "MICROCODE"),
+        ("MICROCODE", "MM"),
+        ("MICROCODE", "STORE"),
+    }
+    assert not list(beside(Core(SMALL)))
+    assert not list(beside(Core(FULL.replace(loops=0), sequential=True)))
 
 
 def test_limits_are_reached() -> None:

@@ -201,7 +201,7 @@ def counted(core: Core, name: str, made: Generator, program: list[Instruction], 
         return seen | counters_of(device)
 
     bench.fresh = False
-    return Step(name, run, expected, program)
+    return Step(name, run, expected, program, model.intervals)
 
 
 def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:

@@ -108,7 +108,7 @@ class Observed(Generator):
             return drawn
         loop, count = self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
         long = self._stretched(drawn, loop, count)
-        return long if math.prod(getattr(long, name) for name in _counts(kind)) <= self.most else drawn
+        return long if iterations(long) <= self.most else drawn
 
     def build_loops(self) -> None:
         """The prologue, and for each kind and each of its loops instructions of which only that is long, in each
@@ -245,9 +245,10 @@ class Observed(Generator):
         self._other_kernels()
 
 
-def _counts(kind: type[Instruction]) -> set[str]:
-    """The fields of a kind that say how often a loop goes round."""
-    return {loop.count for operand in kind.OPERANDS for loop in operand.loops if isinstance(loop.count, str)}
+def iterations(instruction: Instruction) -> int:
+    """Of all loops of an instruction but those over bytes and lanes."""
+    names = [*LOOPS.get(type(instruction), ()), *(("ry", "rx") if isinstance(instruction, Vec) else ())]
+    return math.prod(getattr(instruction, name) for name in names)
 
 
 def four_bytes(**operand: int) -> list[MicroOp]:

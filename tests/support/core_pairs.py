@@ -1,0 +1,60 @@
+"""MICROCODE beside the other units. It takes a few cycles only, in which hardly any random program begins another
+instruction, or has a long one under way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from support.core_cases import Benches, Core, Scenario, counted
+from support.random_programs import Generator
+from weft.hdl.checker.program import check
+from weft.hdl.isa import End, Instruction, Microcode, Mm, Source, Store, Vec
+
+SEMAPHORES = (1 << 0, 1 << 5, 1 << 10)
+"""Those that a `Generator` does not use: they would be for an order within a queue."""
+TURNS = 4
+"""Of each pair, with more instructions of MICROCODE each time."""
+
+
+def beside(core: Core) -> Iterator[Scenario]:
+    """A program in which MICROCODE comes while LOAD and STORE work, and MM and STORE begin while it does."""
+    if core.sequential or Microcode().unsupported(core.config):
+        return
+    bench = Benches(core).of({"latency": 1})
+    made = Generator(core.config, 7000, serial=True)
+    made.prologue()
+    for turn in range(TURNS):
+        assert made.append(dataclasses.replace(made.dump(), offset=turn))
+        _add(made, _microcode(made))
+        whole = next(item for item in made.program if item.OPCODE.name == "LOAD" and not item.wait)
+        assert made.append(dataclasses.replace(whole, signal=0, rows=1, length=1, run=1))
+        _signals(made, SEMAPHORES[2])
+        assert made.append(dataclasses.replace(whole, signal=0))
+        _add(made, dataclasses.replace(_microcode(made), wait=SEMAPHORES[2]))
+        for semaphore, second in zip(SEMAPHORES, (Mm(), Store(base=6, offset=0x100)), strict=False):
+            assert made.append(Vec(source=Source.SCRATCHPAD, params=made.block(), src=8, ox=40 + turn))
+            _signals(made, semaphore)
+            for _ in range(turn + 1):
+                _add(made, _microcode(made))
+            _add(made, dataclasses.replace(second, wait=semaphore))
+    assert made.append(made.dump())
+    yield Scenario("beside", bench, [counted(core, "beside", made, made.program, bench)])
+
+
+def _signals(made: Generator, semaphore: int) -> None:
+    """The last instruction gives this semaphore, too."""
+    last = made.program[-1]
+    made.program[-1] = dataclasses.replace(last, signal=last.signal | semaphore)
+
+
+def _microcode(made: Generator) -> Instruction:
+    return made.draw(Microcode)
+
+
+def _add(made: Generator, instruction: Instruction) -> None:
+    """As it is, without an order among units."""
+    made.program = [*made.program, instruction]
+    check([*made.program, End()], made.config)
+    assert instruction.QUEUE is not None
+    made.last[instruction.QUEUE] = len(made.program) - 1
