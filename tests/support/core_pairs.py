@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from support.core_cases import Benches, Core, Scenario, counted
 from support.random_programs import Generator
 from weft.hdl.checker.program import check
-from weft.hdl.isa import End, Instruction, Microcode, Mm, Source, Store, Vec
+from weft.hdl.isa import End, Instruction, Load, Microcode, Mm, Source, Store, Vec
 
 SEMAPHORES = (1 << 0, 1 << 5, 1 << 10)
 """Those that a `Generator` does not use: they would be for an order within a queue."""
@@ -27,7 +27,7 @@ def beside(core: Core) -> Iterator[Scenario]:
     for turn in range(TURNS):
         assert made.append(dataclasses.replace(made.dump(), offset=turn))
         _add(made, _microcode(made))
-        whole = next(item for item in made.program if item.OPCODE.name == "LOAD" and not item.wait)
+        whole = next(item for item in made.program if isinstance(item, Load) and not item.wait)
         assert made.append(dataclasses.replace(whole, signal=0, rows=1, length=1, run=1))
         _signals(made, SEMAPHORES[2])
         assert made.append(dataclasses.replace(whole, signal=0))
