@@ -17,6 +17,8 @@ COLUMNS = (0x2A, 0x155, 0x2AA, 0x555, 0xAAA)
 """Of a row, in vectors."""
 LOADS = 120
 """That are drawn; for some none is valid."""
+OVERLAPPING = (0x55, 0xAA, 0x155, 0x1AA)
+"""Bytes of pixels of which the next one begins a third further on: there is a pass over the row for each vector."""
 PIXELS = (0xAAAA, 0xAAAA - 32, 0xAAAA - 512)
 """Of large transfers, each of two bytes."""
 SUMS = 4
@@ -73,6 +75,13 @@ class Large(Observed):
             any(self.append(dataclasses.replace(item, **self._large(item))) for item in drawn)
             if turn % 8 == 7:
                 self.observe()
+        for length in OVERLAPPING:
+            vectors = -(-length // self.config.n)
+            places = {"dst_vector": 1, "dst_pixel": vectors, "pixels": min(3, self.scratchpad // vectors)}
+            fields = places | {"length": length, "pitch": length // 3, "before": length // 4, "run": length}
+            if places["pixels"] > 1:
+                assert self.append(Load(base=0, offset=length, fill=length % 100, **fields))
+        self.observe()
 
     def build_store(self) -> None:
         """Pixels that follow each other in memory are one transfer, here of more than 64 KiB, and of odd and even
