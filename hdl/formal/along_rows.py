@@ -117,11 +117,12 @@ class AlongBench(Bench):
 
 def properties() -> Iterator[Property]:
     yield Property(
-        "matrix/taps",
-        "sums of two taps in rows of 4",
+        "matrix/array",
+        "sums of two taps along rows of 4",
         "Element k of the row of C is the sum of products of element k of this row of A and the one before, for those "
         "since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle "
         "in which products of the array come.",
         AlongBench,
         Induction(12),
+        part=True,
     )
