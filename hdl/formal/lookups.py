@@ -9,7 +9,7 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.hdl.formal.pipelines import ago, implies
-from weft.hdl.formal.property import Bench, Induction, Property
+from weft.hdl.formal.property import OPENED, Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.isa import Lookup
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -28,7 +28,7 @@ class _OpenLookup(VecLookup):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.place = Signal(range(LOOKUP_ENTRIES * config.lookup_tables))
-        self.shown = Signal(8)
+        self.shown = Signal(8, name=f"{OPENED}table")
 
     def elaborate(self, platform: object) -> Module:
         m = super().elaborate(platform)

@@ -22,6 +22,9 @@ from amaranth.lib import wiring
 
 CLAIM, COVER = "claim_", "cover_"
 """Begin the names of the signals that say whether something holds, or is reached."""
+OPENED = "opened_"
+"""Begins the names of signals with which a unit is given more ports for its memories, to show what these hold. Faults
+are none of theirs."""
 
 
 @dataclass(frozen=True)

@@ -298,12 +298,13 @@ def properties() -> Iterator[Property]:
         "finished and counters have settled, and is reported until the next start.",
         RunBench,
         cover=2 * SETTLING,
+        proven=("state",),
     )
     claim = (
         "Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in "
         "those bytes that are written."
     )
-    yield Property("control/control", "writes", claim, WriteBench)
+    yield Property("control/control", "writes", claim, WriteBench, proven=("state",))
     yield Property(
         "control/control",
         "reads",
@@ -311,6 +312,7 @@ def properties() -> Iterator[Property]:
         "counter that passes; it comes at once or with the counter.",
         ReadBench,
         cover=2 * SETTLING,
+        proven=("state",),
     )
     claim = "Words of counters pass in order, one a cycle, or with a memory of 16 bits in two."
     every = tuple(Counter)

@@ -11,7 +11,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
-from weft.hdl.formal.property import Bench, Induction, Invariant, Property
+from weft.hdl.formal.property import OPENED, Bench, Induction, Invariant, Property
 from weft.hdl.formal.streams import Order, stable, within
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
 from weft.hdl.isa.config import Config
@@ -100,7 +100,7 @@ class _OpenDispatcher(Dispatcher):
         self.config = config
         values = 32 * len(self._named)
         self.slots = [Signal(range(config.queue_depth), name=f"slot{k}") for k in range(2)]
-        self.held = [Signal(WORD_BITS + values, name=f"held{k}") for k in range(2)]
+        self.held = [Signal(WORD_BITS + values, name=f"{OPENED}held{k}") for k in range(2)]
 
     def elaborate(self, platform: object) -> Module:
         m = super().elaborate(platform)
@@ -226,6 +226,8 @@ class WaitBench(DispatcherBench):
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
         self.free_inputs(m)
+        if self.config.queue_depth > 1:  # not looked at, but so that both benches have the same unit
+            m.d.comb += [slot.eq(self.free(len(slot), f"any_slot{k}")) for k, slot in enumerate(dut.slots)]
         written, _index, last = self.parts(m)
         pop = instruction.valid & instruction.ready
         inside = Signal(range(self.most + 2))

@@ -10,7 +10,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.formal.pipelines import ago, implies
-from weft.hdl.formal.property import Bench, Induction, Property
+from weft.hdl.formal.property import OPENED, Bench, Induction, Property
 from weft.hdl.sequential.micro import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.micro import Out as Target
 from weft.hdl.sequential.processor import JUMP_LAYOUT, Processor, word_layout
@@ -41,7 +41,7 @@ class _OpenProcessor(Processor):
     def __init__(self) -> None:
         super().__init__([0] * _WORDS, _OPERAND_BITS, [0] * _DEPTH, _DEPTH)
         self.words = _AnyWords(word_layout(_OPERAND_BITS).size)
-        self.place, self.shown = Signal(range(_DEPTH)), Signal(32)
+        self.place, self.shown = Signal(range(_DEPTH)), Signal(32, name=f"{OPENED}memory")
 
     def _words(self, width: int) -> Any:
         return self.words

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.hdl.formal.pipelines import ago, implies
-from weft.hdl.formal.property import Bench, Induction, Property
+from weft.hdl.formal.property import OPENED, Bench, Induction, Property
 from weft.hdl.formal.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.load.transpose import Transposer
@@ -31,7 +31,7 @@ class _OpenTransposer(Transposer):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.place = Signal(3)
-        self.shown = [Signal(8, name=f"shown{lane}") for lane in range(config.n)]
+        self.shown = [Signal(8, name=f"{OPENED}lane{lane}") for lane in range(config.n)]
 
     def elaborate(self, platform: object) -> Module:
         m = super().elaborate(platform)

@@ -18,7 +18,7 @@ from amaranth.back import rtlil
 from amaranth.hdl import Fragment
 
 from weft.hdl.errors import WeftError
-from weft.hdl.formal.property import Bench
+from weft.hdl.formal.property import OPENED, Bench
 from weft.hdl.verilog import without_zeros
 from weft.sim.yosys_process import failure, work
 
@@ -91,11 +91,11 @@ def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
 
 def mutations(found: Source, folder: Path, count: int, seed: int, but: Iterable[str] = ()) -> list[str]:
     """Commands of Yosys, each of which changes one bit inside the unit: inverts it, ties it, or makes it depend on
-    another. Submodules that `but` names are left out."""
+    another. Submodules that `but` names are left out, and what shows memories to a bench."""
     (folder / "bench.il").write_text(found.text)
     _run(folder, {"peeks": {}, "mutations": count, "seed": seed, "but": list(but)})
     lines = (folder / "mutations.txt").read_text().splitlines()
-    return [line for line in lines if line.startswith("mutate ")]
+    return [line for line in lines if line.startswith("mutate ") and f"-wire {OPENED}" not in line]
 
 
 def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
