@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Elaboratable, Fragment, Module, Signal, Value
-from amaranth.lib import wiring
+from amaranth.hdl import Elaboratable, Fragment, Module, Value
 from amaranth.lib.memory import Memory
 
+from weft.hdl.formal.pipelines import connect_all
 from weft.hdl.formal.property import Bench
 
 
@@ -41,10 +41,4 @@ class CutBench(Bench):
 
     def free_inputs(self, m: Module, *but: str) -> None:
         super().free_inputs(m, *but)
-        outputs = [
-            Value.cast(value)
-            for _, member, value in self.dut.signature.flatten(self.dut)
-            if member.flow is wiring.Out
-        ]
-        seen = Signal(sum(len(value) for value in outputs), name="outputs")
-        m.d.comb += seen.eq(Cat(outputs))
+        connect_all(m, self.dut, "outputs")

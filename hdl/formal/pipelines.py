@@ -33,10 +33,10 @@ def implies(condition: Value, then: Value) -> Value:
     return ~condition.bool() | then.bool()
 
 
-def connect_all(m: Module, dut: Any) -> None:
+def connect_all(m: Module, dut: Any, name: str = "all_outputs") -> None:
     """Connect all outputs of a unit. Benches that do have the same netlist of it, so that `--mutants` shows the faults
     that one of them does not see to the others."""
     members = dut.signature.flatten(dut)
     outputs = Cat(*(Value.cast(value) for _, member, value in members if member.flow is wiring.Out))
-    connected = Signal(len(outputs), name="all_outputs")
+    connected = Signal(len(outputs), name=name)
     m.d.comb += connected.eq(outputs)
