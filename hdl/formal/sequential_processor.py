@@ -218,9 +218,7 @@ class WordsBench(Bench):
         m.d.comb += rest.eq(Cat(current, dut.port[Port.WORD]) >> position)
         values = [Mux(signs, rest[:count].as_signed(), rest[:count]) for count in WIDTHS]
         field = Signal(32, name="field_value")
-        m.d.comb += field.eq(
-            Array([Value.cast(value)[:32] if len(value) == 32 else value for value in values])[word.out]
-        )
+        m.d.comb += field.eq(Array(values)[word.out])
         is_field = self.there & (word.function == Function.FIELD)
         with m.If(self.free_ & is_field):
             m.d.sync += position.eq(end)
