@@ -8,7 +8,7 @@ from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel_arithmetic import sizes
 from weft.hdl.formal.kernel_course import OPERANDS
 from weft.hdl.formal.kernel_order import OrderBench
 from weft.hdl.formal.property import Bench, Induction, Property
@@ -121,9 +121,7 @@ def _addresses(config: Config) -> Bench:
 
 
 def properties() -> Iterator[Property]:
-    for lanes in (2, 1):
-        config = KERNEL_SMALLEST.replace(lanes=lanes)
-        groups = f"{config.groups} lane group{'s' if config.groups > 1 else ''}"
+    for config, groups in sizes():
         yield Property(
             "vector/kernel_sequence",
             f"addresses, {groups}",

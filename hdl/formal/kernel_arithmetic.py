@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
@@ -29,6 +30,13 @@ _PRODUCT = 32 + MULTIPLIER_BITS
 _PRODUCT_CYCLES = 2
 
 
+def sizes() -> Iterator[tuple[Config, str]]:
+    """Configurations with one and with two lane groups, and what to call them."""
+    for lanes in (2, 1):
+        config = KERNEL_SMALLEST.replace(lanes=lanes)
+        yield config, f"{config.groups} lane group{'s' if config.groups > 1 else ''}"
+
+
 class LanesBench(CutBench):
     """The lanes in free inputs: each cycle has any micro-operation, for any place, or none; registers hold anything."""
 
@@ -51,9 +59,7 @@ class LanesBench(CutBench):
 
     def lane(self, path: str, lane: int, width: int = 32) -> Value:
         """A lane of a signal inside the unit."""
-        if path not in self.peeks:
-            self.peek(path, width * self.config.lanes)
-        return self.peeks[path].word_select(lane, width)
+        return self.peek(path, width * self.config.lanes).word_select(lane, width)
 
     def element(self, issue: Any, lane: int) -> Value:
         """The number of a lane's element in its vector."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel_arithmetic import sizes
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
@@ -127,9 +127,7 @@ class DivideBench(Bench):
         self.claim("top", implies(ready, self.top == (self.normal << (moved << 1))[:32]))
 
     def exponent_of(self) -> Signal:
-        if "exponent" not in self.peeks:
-            self.peek("exponent", 6)
-        return self.peeks["exponent"]
+        return self.peek("exponent", 6)
 
     def _rooted(self, m: Module) -> None:
         base, square = self.peek("base", _BITS), self.peek("square", _BITS + 2)
@@ -200,11 +198,7 @@ class DivideBench(Bench):
                 f"lane {lane} is known", implies(self.works & ~self.uniform, known == (self.index > lane))
             )
             self.claim(f"lanes of one {lane}", implies(self.works & self.uniform, ~known))
-            place = (
-                self.peek("packed", (MULTIPLIER_BITS + 6) * config.lanes)[:]
-                if not lane
-                else self.peeks["packed"]
-            )
+            place = self.peek("packed", (MULTIPLIER_BITS + 6) * config.lanes)
             for index in range(lane + 1, config.lanes):
                 kept = place.word_select(config.lanes - index + lane, MULTIPLIER_BITS + 6)
                 here = self.works & ~self.uniform & (self.index == index)
@@ -226,9 +220,7 @@ def _divide(config: Config) -> Bench:
 
 
 def properties() -> Iterator[Property]:
-    for lanes in (2, 1):
-        config = KERNEL_SMALLEST.replace(lanes=lanes)
-        groups = f"{config.groups} lane group{'s' if config.groups > 1 else ''}"
+    for config, groups in sizes():
         yield Property(
             "vector/kernel_divide",
             f"results, {groups}",

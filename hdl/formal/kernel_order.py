@@ -8,7 +8,7 @@ from functools import partial
 from amaranth.hdl import Module, Value
 from amaranth.lib import data
 
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel_arithmetic import sizes
 from weft.hdl.formal.kernel_course import CourseBench
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Induction, Property
@@ -130,9 +130,7 @@ def _order(config: Config) -> Bench:
 
 
 def properties() -> Iterator[Property]:
-    for lanes in (2, 1):
-        config = KERNEL_SMALLEST.replace(lanes=lanes)
-        groups = f"{config.groups} lane group{'s' if config.groups > 1 else ''}"
+    for config, groups in sizes():
         yield Property(
             "vector/kernel_sequence",
             f"order, {groups}",

@@ -7,7 +7,7 @@ from functools import partial
 
 from amaranth.hdl import Module, Signal
 
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel_arithmetic import sizes
 from weft.hdl.formal.kernel_order import OrderBench
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
@@ -62,9 +62,7 @@ def _spacing(config: Config) -> Bench:
 
 
 def properties() -> Iterator[Property]:
-    for lanes in (2, 1):
-        config = KERNEL_SMALLEST.replace(lanes=lanes)
-        groups = f"{config.groups} lane group{'s' if config.groups > 1 else ''}"
+    for config, groups in sizes():
         yield Property(
             "vector/kernel_sequence",
             f"spacing, {groups}",

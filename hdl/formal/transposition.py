@@ -237,7 +237,7 @@ class TransposeBench(Bench):
         self.under_way = Signal(2, name="under_way")
         m.d.comb += self.under_way.eq(self.valids[0] + self.valids[1] + dut.scratchpad.valid)
         self._control()
-        end, self.stage = self._stage(m, begins, self.total - 1, "end"), None
+        end = self._stage(m, begins, self.total - 1, "end")
         unread = self.on & (end == 0)
         self._group(unread)
         self.stage = stage = self._stage(m, begins, self.number, "watched")

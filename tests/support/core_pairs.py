@@ -11,8 +11,8 @@ from support.random_programs import Generator
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Instruction, Load, Microcode, Mm, Source, Store, Vec
 
-SEMAPHORES = (1 << 0, 1 << 5, 1 << 10)
-"""Those that a `Generator` does not use: they would be for an order within a queue."""
+TO_MM, TO_STORE, FROM_LOAD = 1 << 0, 1 << 5, 1 << 10
+"""Semaphores of VEC. They are those that a `Generator` does not use: they would be for an order within a queue."""
 TURNS = 4
 """Of each pair, with more instructions of MICROCODE each time."""
 
@@ -26,17 +26,17 @@ def beside(core: Core) -> Iterator[Scenario]:
     made.prologue()
     for turn in range(TURNS):
         assert made.append(dataclasses.replace(made.dump(), offset=turn))
-        _add(made, _microcode(made))
+        _add(made, made.draw(Microcode))
         whole = next(item for item in made.program if isinstance(item, Load) and not item.wait)
         assert made.append(dataclasses.replace(whole, signal=0, rows=1, length=1, run=1))
-        _signals(made, SEMAPHORES[2])
+        _signals(made, FROM_LOAD)
         assert made.append(dataclasses.replace(whole, signal=0))
-        _add(made, dataclasses.replace(_microcode(made), wait=SEMAPHORES[2]))
-        for semaphore, second in zip(SEMAPHORES, (Mm(), Store(base=6, offset=0x100)), strict=False):
+        _add(made, dataclasses.replace(made.draw(Microcode), wait=FROM_LOAD))
+        for semaphore, second in ((TO_MM, Mm()), (TO_STORE, Store(base=6, offset=0x100))):
             assert made.append(Vec(source=Source.SCRATCHPAD, params=made.block(), src=8, ox=40 + turn))
             _signals(made, semaphore)
             for _ in range(turn + 1):
-                _add(made, _microcode(made))
+                _add(made, made.draw(Microcode))
             _add(made, dataclasses.replace(second, wait=semaphore))
     assert made.append(made.dump())
     yield Scenario("beside", bench, [counted(core, "beside", made, made.program, bench)])
@@ -46,10 +46,6 @@ def _signals(made: Generator, semaphore: int) -> None:
     """The last instruction gives this semaphore, too."""
     last = made.program[-1]
     made.program[-1] = dataclasses.replace(last, signal=last.signal | semaphore)
-
-
-def _microcode(made: Generator) -> Instruction:
-    return made.draw(Microcode)
 
 
 def _add(made: Generator, instruction: Instruction) -> None:
