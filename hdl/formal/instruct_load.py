@@ -214,15 +214,18 @@ class PlacesBench(Bench):
         self.claim("where it goes", ~cut | (told.address == due[: len(told.address)]))
         self.claim("its signal", ~cut | (told.signal == due[len(told.address) :]))
         if self.config.softmax:
-            self._transposed(m, walked, told, cut)
+            self._transposed(m, walked, told, cut, fill)
         self.cover("the last one", cut & (told.signal != 0) & ~walked.on)
-        del fill
 
-    def _transposed(self, m: Module, walked: Walked, told: Any, cut: Value) -> None:
+    def _transposed(self, m: Module, walked: Walked, told: Any, cut: Value, fill: Value) -> None:
         """What is told to the transposer with each vector."""
         op = self.dut.unpack.payload
-        names = {"fill": "fill", "transpose": "transpose"}
-        names |= {"dst_group": "dst_rows", "dst_pixel": "dst_outer", "dst_vector": "dst_inner"}
+        names = {
+            "transpose": "transpose",
+            "dst_group": "dst_rows",
+            "dst_pixel": "dst_outer",
+            "dst_vector": "dst_inner",
+        }
         fields = {name: Signal.like(Value.cast(op[of]), name=f"{name}_of_it") for name, of in names.items()}
         with m.If(walked.load):
             m.d.sync += [field.eq(op[names[name]]) for name, field in fields.items()]
@@ -230,6 +233,7 @@ class PlacesBench(Bench):
         kept = layout(self.peeks["op"])
         for name, field in fields.items():
             self.claim(f"{name} is kept", ~walked.on | (Value.cast(kept[names[name]]) == field))
+        for name, field in (fields | {"fill": fill}).items():
             value = ago(m, field, 2, f"{name}_due")
             self.claim(f"{name} is told", ~cut | (Value.cast(told[name]) == value))
         ends = ago(m, Cat(walked.ends, walked.last["inner"]), 2, "ends")

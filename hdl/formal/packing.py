@@ -54,7 +54,7 @@ class PackerBench(Bench):
         self.offset = Signal(range(self.bus))
         m.d.comb += self.offset.eq(vector.pointer % self.bus)
         self.end = Signal(range(self.bus + dut.config.n + 1))
-        m.d.comb += self.end.eq(self.offset + vector.count)
+        m.d.comb += self.end.eq(self._end(vector))
         stable(m, self, dut.beat, "beat")
         self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
         self._vectors(m)
@@ -74,10 +74,9 @@ class PackerBench(Bench):
     def _beats(self, m: Module) -> None:
         """Count the beats that have to come for the vectors that went in: those that these fill, and the last one of
         a run."""
-        beat, last = self.dut.beat, self.dut.vector.payload.last
+        beat = self.dut.beat
         self.due, more = Signal(range(8)), Signal(2)
-        over = (self.end % self.bus != 0) & last
-        m.d.comb += more.eq((self.end // self.bus) + over)
+        m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
         m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
         self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
         self.claim("no more beats than there is room for", self.due <= 5)

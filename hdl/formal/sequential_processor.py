@@ -82,6 +82,8 @@ class WordsBench(Bench):
         self.accumulator, self.index = self.peek("accumulator", 32).as_signed(), self.peek("index", 4)
         self.place = self.constant(m, range(_DEPTH), "place")
         m.d.comb += dut.place.eq(self.place)
+        # The address that a word reads; the index register is what all words ahead leave, as is claimed.
+        self.at = Mux(self.indexed, self.index | self.word.operand[0], self.word.operand[:4])
         self._pipeline(m)
         self._waits()
         self._operand(m)
@@ -109,10 +111,9 @@ class WordsBench(Bench):
         word, layout = self.word, self.layout
         self.chosen, self.executed = Signal(layout, name="word_chosen"), Signal(layout, name="word_executed")
         there, runs = Signal(name="is_chosen"), Signal(name="is_executed")
-        at = Mux(self.indexed, self.index | word.operand[0], word.operand[:4])
         coming = Signal(layout, name="coming")
         m.d.comb += coming.eq(word)
-        m.d.comb += coming.operand.eq(Cat(at, word.operand[4:]))
+        m.d.comb += coming.operand.eq(Cat(self.at, word.operand[4:]))
         takes = self.goes & ~word.jump
         with m.If(self.free_):
             m.d.sync += [there.eq(takes), self.chosen.eq(Mux(takes, coming.as_value(), 0))]
@@ -149,14 +150,13 @@ class WordsBench(Bench):
     def _waits(self) -> None:
         """What is to be done when a word, which needs it, goes on."""
         word, ahead, dut = self.word, (self.chosen, self.executed), self.dut
-        at = Mux(self.indexed, self.index | word.operand[0], word.operand[:4])
         idle = self._idle(ahead[0]) & self._idle(ahead[1])
         gives = self._gives(ahead[0]) | self._gives(ahead[1])
         calculates = self.goes & ~word.jump
         for number, other in enumerate(ahead):
             index = (other.out == Target.INDEX) & (other.function != Function.FIELD)
             self.claim(f"the index register is there {number}", implies(calculates & self.indexed, ~index))
-            written = other.write & (other.operand[:4] == at)
+            written = other.write & (other.operand[:4] == self.at)
             self.claim(f"what it reads is written {number}", implies(calculates & self.reads, ~written))
         own = self.jump.condition == Condition.ALWAYS
         decides = self.goes & word.jump & ~own
@@ -279,10 +279,9 @@ class WordsBench(Bench):
                     m.d.sync += content.word_select(byte, 8).eq(dut.write_data.word_select(byte, 8))
         self.claim("others write when words do not", dut.write_ready == ~word.write)
         self.claim("data memory", implies(known, dut.shown == content))
-        at = Mux(self.indexed, self.index | self.word.operand[0], self.word.operand[:4])
         was, due = Signal(name="reads_it"), Signal(32, name="read_of_it", reset_less=True)
         with m.If(self.free_):
-            m.d.sync += [was.eq(self.goes & self.reads & known & (at == self.place)), due.eq(content)]
+            m.d.sync += [was.eq(self.goes & self.reads & known & (self.at == self.place)), due.eq(content)]
         self.claim("a word reads what was written last", implies(was, self.read == due))
         idle = ~self.started | self.word.jump
         self.claim("others read when words do not", dut.read_ready == (dut.read_valid & idle & self.free_))

@@ -30,12 +30,9 @@ if __name__ == "__main__":
 from closure import fields, sections
 from closure.cores import CORES, component
 from closure.extremes import extremes
-from support.core_arithmetic import arithmetic
 from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
-from support.core_large import large
-from support.core_observed import long_loops
-from support.core_pairs import beside
+from support.core_special import special
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -120,7 +117,7 @@ def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:
         yield 0, scenario
     yield 0, wild(core, 1)
     yield 0, extremes(core, benches.of({"latency": 1}))
-    for scenario in (*long_loops(core), *arithmetic(core), *large(core), *beside(core)):
+    for scenario in special(core):
         yield 0, scenario
     for seed in itertools.count():
         for scenario in scenarios(core, range(seed, seed + 1), LENGTH[core.sequential], benches):

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from closure.extremes import extremes
-from support.core_arithmetic import arithmetic
 from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
-from support.core_large import large
-from support.core_observed import long_loops, observed
-from support.core_pairs import beside
+from support.core_observed import observed
+from support.core_special import special
 from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
@@ -80,7 +78,7 @@ def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
     made = [*scenarios(core, seeds, count), *observed(core, fewer, OBSERVED)]
     if 0 in seeds:
         made += [*directed(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
-        made += [*long_loops(core), *arithmetic(core), *large(core), *beside(core)]
+        made += special(core)
     result = KillSet(core, found.verilog, made)
     if fault := result.killer(0):
         raise KillError(f"the core without a mutation fails: {fault}")
