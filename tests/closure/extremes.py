@@ -16,6 +16,7 @@ from support.random_programs import Generator
 
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import (
+    BASES,
     INSTRUCTIONS,
     End,
     Instruction,
@@ -33,7 +34,8 @@ from weft.hdl.isa import (
     Vec,
     places,
 )
-from weft.hdl.isa.loops import SLOTS
+from weft.hdl.isa.encoding import PROGRAM_REGISTERS
+from weft.hdl.isa.loops import READ_BYTES, SLOTS
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import EXECUTE
 
@@ -74,6 +76,7 @@ def extremes(core: Core, bench: Bench) -> Scenario:
     steps += [_all_semaphores(core, bench, half, queue) for half in range(2) for queue in Queue]
     if core.config.loops:
         steps += [_registers(core, bench), *(_addresses(core, bench, other) for other in (15, 3))]
+        steps.append(_counts(core, bench))
     return Scenario("extremes", bench, steps)
 
 
@@ -274,6 +277,31 @@ def _addresses(core: Core, bench: Bench, other: int) -> Step:
     made.image = bytes(image)
     check([*made.program, End()], core.config)
     return compared("registers that are addresses", made, made.program, bench)
+
+
+def _counts(core: Core, bench: Bench) -> Step:
+    """READ gives as many registers as it says their numbers, and the next one keeps its own: stores show each."""
+    made, pick, turn = _generator(core, 79), random.Random(79), 0
+    image = bytearray(made.image)
+    assert made.append(made.dump())
+    made.program.append(SetRegisters(register0=3, mode0=1, value0=0))
+    for count in range(1, READ_BYTES // 4 + 1):
+        words, last = WORDS + READ_BYTES * count, PROGRAM_REGISTERS - count
+        first = pick.randrange(BASES, last) if last > BASES else BASES
+        numbers = [pick.getrandbits(32) for _ in range(min(count + 1, PROGRAM_REGISTERS - first))]
+        image[words : words + 4 * count] = b"".join(
+            number.to_bytes(4, "little") for number in numbers[:count]
+        )
+        for number in numbers[count:]:
+            made.program.append(SetRegisters(register0=first + count, mode0=1, value0=_signed(number)))
+        made.program.append(ReadRegisters(base=3, offset=words, first=first, count=count))
+        for index, number in enumerate(numbers):
+            place = (OUTPUT + 64 * turn - number) % (1 << 32)
+            made.program.append(Store(base=first + index, offset=place, src=turn % made.scratchpad))
+            turn += 1
+    made.image = bytes(image)
+    check([*made.program, End()], core.config)
+    return compared("counts of registers that are read", made, made.program, bench)
 
 
 def _signed(number: int) -> int:

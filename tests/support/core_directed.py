@@ -47,7 +47,8 @@ def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
     yield faults(core, seed)
     yield broken(core, seed, latency=2)
     yield broken(core, seed, latency=40)
-    yield broken(core, seed, latency=8, origin=ORIGINS[0])
+    for origin in ORIGINS[:2]:
+        yield broken(core, seed, latency=8, origin=origin)
     yield from distant(core, seed)
 
 
@@ -121,23 +122,21 @@ def waiting(core: Core) -> Scenario:
             taker = takers[semaphore % len(takers)]
             give = dataclasses.replace(quick[giver], signal=bit)
             take = dataclasses.replace(quick[taker], wait=bit)
-            steps.append(
-                _ends([take, give, give, give, take, take], f"semaphore {semaphore} of {giver.name}")
-            )
+            steps.append(ends([take, give, give, give, take, take], f"semaphore {semaphore} of {giver.name}"))
             if not core.sequential:
                 other = dataclasses.replace(quick[giver], signal=0xFFFF ^ bit)
-                steps.append(_ends([take, other], f"{taker.name} without semaphore {semaphore}", never=True))
+                steps.append(ends([take, other], f"{taker.name} without semaphore {semaphore}", never=True))
                 if giver is Queue.LOAD:
-                    steps.append(_ends([give, take, take], f"{taker.name} with one {semaphore}", never=True))
+                    steps.append(ends([give, take, take], f"{taker.name} with one {semaphore}", never=True))
     # As many as a semaphore counts, of all of them, and back.
     every = (1 << SEMAPHORES) - 1
     give = dataclasses.replace(quick[Queue.LOAD], signal=every)
     take = dataclasses.replace(quick[Queue.VEC], wait=every)
-    steps.append(_ends([*[give] * SEMAPHORE_MAX, *[take] * SEMAPHORE_MAX], "all semaphores", most=4 * LONG))
+    steps.append(ends([*[give] * SEMAPHORE_MAX, *[take] * SEMAPHORE_MAX], "all semaphores", most=4 * LONG))
     return Scenario("waiting", Benches(core).of({"latency": 2}), steps)
 
 
-def _ends(program: list[Instruction], name: str, *, never: bool = False, most: int = 4000) -> Step:
+def ends(program: list[Instruction], name: str, *, never: bool = False, most: int = 4000) -> Step:
     """Whether a program ends in a short time, of `most` cycles; where it does not, the core is reset."""
     words = words_of(program)
 

@@ -1,0 +1,130 @@
+"""That scenarios for rare numbers and times have what they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from closure import extremes
+from closure.cores import FULL, SMALL
+from support.core_balanced import LIMITS, Balanced, balanced
+from support.core_cases import Benches, Core, Scenario
+from support.core_crowded import SEEDS, crowded
+from support.core_directed import ends
+from support.core_nested import LOOPS, Nested, nested
+from support.core_signals import KINDS, MASKS, signals
+from support.random_instructions import DUMP
+from support.random_programs import MEMORY
+
+from weft.hdl.isa import Instruction, Kernel, Load, Mm, Store, Vec
+from weft.hdl.isa.int4 import FACTOR_PLACES
+from weft.hdl.isa.memmap import Counter
+from weft.sim.rtl.covered import HostedRtl
+
+
+def of_kind(scenario: Scenario, kind: type[Instruction]) -> list[Instruction]:
+    return [item for step in scenario.steps for item in step.program if isinstance(item, kind)]
+
+
+def runs(scenarios: Iterable[Scenario]) -> list[dict[Counter, int]]:
+    """The counters of the core behind each scenario, all of which it passes."""
+    found = []
+    for scenario in scenarios:
+        with HostedRtl(SMALL, MEMORY, **scenario.bench.memory) as device:
+            assert [step.fault(device) for step in scenario.steps] == [None] * len(scenario.steps)
+            found.append(device.counters())
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind in (Mm, Kernel) else ()) for kind in LOOPS]
+)
+def test_each_loop_is_long_within_another(kind: type[Instruction]) -> None:
+    made = Nested(FULL, 8000, (kind,))
+    made.build_nested()
+    drawn = [item for item in made.program if isinstance(item, kind)]
+    for loop in LOOPS[kind]:
+        outer = LOOPS[kind][: LOOPS[kind].index(loop)]
+        within = [item for item in drawn if getattr(item, loop) > 16]
+        assert len(within) >= 2
+        if outer:
+            assert any(math.prod(getattr(item, name) for name in outer) > 1 for item in within)
+
+
+def test_loops_within_loops_take_the_time_of_the_cycle_model() -> None:
+    runs(item for item in nested(Core(SMALL)) if item.name.endswith((Vec.__name__, Load.__name__)))
+
+
+def test_sums_show_both_of_their_terms() -> None:
+    made = Balanced(SMALL, 9000, (Vec,))
+    made.share = 2
+    made.build_sums()
+    stored = made.memories.dram[DUMP : DUMP + made.stored].reshape(-1, SMALL.scratchpad_size * SMALL.n)
+    results = np.concatenate([after[before != after] for before, after in itertools.pairwise(stored)])
+    saturated = np.isin(results.astype(np.int8), (-128, 127)).mean()
+    assert len(results) > 500
+    assert saturated < 0.4
+    assert len({item.b_mantissa.bit_length() for item in made.program if isinstance(item, Vec)}) > 8
+
+
+def test_values_of_4_bits_meet_factors_that_saturate() -> None:
+    """-8 times -128 is the only product that does."""
+    made = Balanced(FULL, 9000, (Vec,))
+    made.build_blocks()
+    assert 0x88 in LIMITS
+    assert 0x80 in LIMITS
+    assert 8 * 128 >> FACTOR_PLACES == 128
+    loads = [item for item in made.program if isinstance(item, Load) and item.blocks]
+    stored = made.memories.dram[DUMP : DUMP + made.stored].astype(np.int8)
+    assert len(loads) == 30
+    assert (stored == 127).sum() > 100
+
+
+def test_balanced_programs_are_right() -> None:
+    assert len(runs(balanced(Core(SMALL)))) == 2
+
+
+def test_units_wait_for_memories() -> None:
+    counters = runs(crowded(Core(SMALL)))
+    assert len(counters) == len(SEEDS[Load])
+    assert all(item[Counter.LOAD_PORT] > 0 and item[Counter.VEC_PORT] > 0 for item in counters)
+
+
+def test_a_kernel_runs_while_products_read() -> None:
+    """Neither waits for the other."""
+    scenario = next(crowded(Core(FULL)))
+    program = scenario.steps[0].program
+    first = next(index for index, item in enumerate(program) if isinstance(item, Mm))
+    beside = [item for item in program[first + 1 : first + 7] if isinstance(item, (Kernel, Store))]
+    assert [item.wait & program[first].signal for item in beside if isinstance(item, Kernel)] == [0] * 5
+
+
+def test_signals_are_of_all_kinds_but_kernels() -> None:
+    (scenario,) = signals(Core(FULL))
+    kinds = {type(item.program[0]) for item in scenario.steps if item.program}
+    assert {type(item) for item in KINDS} == kinds
+    assert len(scenario.steps) == len(KINDS) * (len(MASKS) + 16)
+
+
+def test_a_signal_that_is_lost_is_seen() -> None:
+    (scenario,) = signals(Core(SMALL))
+    step = next(step for step in scenario.steps if step.program[0].signal == 0x5555)
+    given, taken = step.program
+    lost = ends([dataclasses.replace(given, signal=0x5554), taken], "one is lost")
+    more = ends([dataclasses.replace(given, signal=0x5555), taken], "none is lost", never=True)
+    with HostedRtl(SMALL, MEMORY, latency=2) as device:
+        assert [item.fault(device) for item in (step, lost, more)] == [
+            None,
+            "one is lost: not done",
+            "none is lost: done, 2",
+        ]
+
+
+def test_registers_are_read_in_every_count() -> None:
+    step = extremes._counts(Core(FULL), Benches(Core(FULL)).of({"latency": 1}))
+    places = [(item.base, item.offset) for item in step.program if isinstance(item, Store)]
+    assert len(set(places)) > sum(range(1, 9))

@@ -1,0 +1,155 @@
+"""Requantisations and quotients whose results show every bit of what goes into them.
+
+Of random parameters most results are saturated, or so small that few bits of the operands count. Here both terms of a
+sum are of the same size, and shifts leave a byte of them. Values of 4 bits and their factors are at their limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from support.core_cases import Benches, Core, Scenario, compared
+from support.core_large import Large
+from support.core_observed import Observed
+from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
+from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Load, Mm, Normalise, Reduce, Softmax, Source, Vec
+
+FIRST = 0x1000
+"""Where parameter blocks are in memory, and other loads read."""
+LIMITS = (0x88, 0x80, 0x7F, 0x77, 0x08, 0x78)
+"""Bytes that are factors, or pairs of values, at their limits."""
+SUMS, LOADS, VECS = 50, 30, 80
+"""Instructions, or pairs of them, of a program."""
+SEQUENTIAL = 4
+"""On the sequential core, which takes some hundred cycles for a vector, programs have one of so many of them."""
+TRIES = 300
+
+
+class Balanced(Large):
+    """Builds programs of one kind each. Parameters are those of `Large`.
+
+    Attributes
+    ----------
+    share : int
+        One of so many instructions is drawn.
+    """
+
+    share = 1
+
+    def build_sums(self) -> None:
+        """Of two terms in `Vec`, each behind a load of its own parameters; the second one is 0 beside powers of two."""
+        self.prologue()
+        n, totals = self.config.n, itertools.cycle(range(self.config.mantissa_bits + 30))
+        size = BLOCKS * PARAMETER_VECTORS * n
+        for turn in range(VECS // self.share):
+            most, alone = self.config.mantissa_bits, turn % 2 == 0
+            width = 0 if alone else self.random.randrange(most + 1)
+            words = [
+                powers(self.random, most, next(totals)) if alone else column(self.random, most, width)
+                for _ in range(BLOCKS * n)
+            ]
+            place = {"base": 7, "offset": FIRST + size * turn, "dst": self.scratchpad, "dst_vector": 1}
+            self._to_memory(FIRST + size * turn, block_of(words[:n]) + block_of(words[n:]))
+            assert self.append(Load(run=size, length=size, **place))
+            b_mantissa = self.random.randrange(1 << width >> 1, 1 << width)
+            self._one(Vec, b_mantissa=b_mantissa, params=self.scratchpad)
+
+    def build_quotients(self) -> None:
+        """Sums of few probabilities, one for each row state, and many results of each."""
+        self.prologue()
+        for _ in range(SUMS // self.share):
+            for kind in (Mm, Softmax, Normalise):
+                self._one(kind)
+
+    def build_blocks(self) -> None:
+        """Loads of values of 4 bits in blocks, which are at their limits, and so are the factors."""
+        self.prologue()
+        pick = self.random
+        self._to_memory(0, bytes(pick.choice((*LIMITS, pick.randrange(256))) for _ in range(0x7000)))
+        for _ in range(LOADS // self.share):
+            self._one(Load, blocks=1)
+
+    def vec(self) -> dict[str, Any]:
+        whole = {
+            "low": -128,
+            "high": 127,
+            "source": Source.SCRATCHPAD,
+            "reduce": Reduce.NONE,
+            "ry": 1,
+            "rx": 1,
+        }
+        return super().vec() | whole | {"add": 1, "multiply": 0, "ob": BLOCKS, "oy": 2, "ox": 9}
+
+    def softmax(self) -> dict[str, Any]:
+        rows = min(self.config.row_states, 16)
+        counts = {"ob": self.random.choice([2, 9, 33]), "oy": rows, "ox": 1}
+        return super().softmax() | counts | {"first": 1, "final": 0, "params": self.block()}
+
+    def normalise(self) -> dict[str, Any]:
+        rows = min(self.config.row_states, 16)
+        whole = {"ob": 1, "oy": rows, "ox": 12, "low": -128, "high": 127, "source": Source.ACCUMULATOR}
+        return super().normalise() | whole | {"exponent": self.random.randrange(-2, 9)}
+
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        """No loops are stretched."""
+        return super(Observed, self).draw(kind)
+
+    def _one(self, kind: type[Instruction], **fields: int) -> None:
+        """One with these fields that is valid, and what it leaves."""
+        for _ in range(TRIES):
+            drawn = self.draw(kind)
+            if all(vars(drawn)[name] for name in fields if name == "blocks") and self.append(
+                dataclasses.replace(drawn, **fields)
+            ):
+                if kind is not Mm and kind is not Softmax:
+                    self._observed()
+                return
+        raise AssertionError(f"no {kind.__name__} with {fields} is valid")
+
+    def _observed(self) -> None:
+        if self.stored + self._size() <= MEMORY - DUMP:
+            self.observe()
+
+    def _to_memory(self, address: int, content: bytes) -> None:
+        """Bytes that the host puts there before the program."""
+        self.memories.dram[address : address + len(content)] = list(content)
+        image = bytearray(self.image)
+        image[address : address + len(content)] = content
+        self.image = bytes(image)
+
+
+def column(pick: random.Random, most: int, width: int) -> int:
+    """The word of a column: a bias of any size, and a mantissa with which it is as large as a byte times a number of
+    `width` bits; the shift leaves about a byte. Mantissas have `most` bits at most."""
+    size = pick.randrange(32)
+    bits = min(most, max(0, width + 8 - max(8, size) + pick.randrange(-3, 4)))
+    shift = min(63, max(0, max(width + 8, max(8, size) + bits) - 8 + pick.randrange(-2, 4)))
+    bias, mantissa = pick.randrange(1 << size), pick.randrange(1 << bits)
+    return pick.choice((1, -1)) * bias & 0xFFFFFFFF | mantissa << 32 | shift << 56
+
+
+def powers(pick: random.Random, most: int, total: int) -> int:
+    """The word of a column whose bias and mantissa are powers of two with a product of ``2**total``, and whose shift
+    takes off the mantissa's power: of what is saturated one bit says so, and the rest is a byte."""
+    power = pick.randrange(max(0, total - 30), min(most - 1, total) + 1)
+    return 1 << total - power | 1 << 32 + power | power + pick.randrange(3) << 56
+
+
+def balanced(core: Core) -> Iterator[Scenario]:
+    """A program of each kind that the core has."""
+    config = core.config
+    kinds = [("sums of terms", Balanced.build_sums, True)]
+    kinds += [("quotients", Balanced.build_quotients, bool(config.softmax))]
+    kinds += [("blocks at their limits", Balanced.build_blocks, bool(config.blocks))]
+    for name, build, there in kinds:
+        if there:
+            bench = Benches(core).of({"latency": 3})
+            bench.fresh = False
+            made = Balanced(config, 9000, (Vec,))
+            made.share = SEQUENTIAL if core.sequential else 1
+            build(made)
+            yield Scenario(name, bench, [compared(name, made, made.program, bench)])

@@ -1,0 +1,153 @@
+"""Units that take the memories on the chip from each other: kernels and loads beside products, results and stores,
+without an order between them, and loads of both kinds one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from support.core_cases import Benches, Core, Scenario, Step, compared
+from support.kernel_model import random_kernel
+from support.random_programs import KERNELS, Generator
+from weft.hdl.isa import Instruction, Kernel, Load, Memory, MicroOp, Mm, Source, Store, Vec
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import Op
+
+TURNS = 8
+"""Of products and stores, each with other instructions beside them."""
+BESIDE = 5
+RESULTS = 4
+TRIES = 100
+SEEDS: dict[type[Instruction], range] = {Kernel: range(500, 502), Load: range(500, 508)}
+
+
+class Crowded(Generator):
+    """Builds a program in which long products and stores read the second bank of the scratchpad, and others work in the
+    first one. Parameters are those of `support.random_programs.Generator`."""
+
+    def __init__(self, config: Config, seed: int, *, serial: bool) -> None:
+        super().__init__(config, seed, serial=serial)
+        self.few = False
+
+    def build_beside(self, kind: type[Instruction]) -> None:
+        """With instructions of a kind beside them."""
+        self.prologue()
+        for turn in range(TURNS):
+            if kind is Kernel:
+                self._kernels(turn)
+            self._drawn(kind, 1)  # waits for the store of all, so that none of the others has to
+            others = [self._product(kind)] if kind is Kernel or turn % 2 else [self._results()] * RESULTS
+            for instruction in (*others, self._stored(turn)):
+                assert self.append(instruction)
+            self._drawn(kind, BESIDE)
+            assert self.append(self.dump())
+
+    def _drawn(self, kind: type[Instruction], count: int) -> None:
+        for _ in range(count):
+            assert any(self.append(self.draw(kind)) for _ in range(TRIES)), f"no {kind.__name__} is valid"
+
+    def size(self, memory: Memory) -> int:
+        """Others work in the first half of the first bank of the scratchpad: the second half is for results."""
+        return self.config.scratchpad_depth // 2 if memory is Memory.SCRATCHPAD else super().size(memory)
+
+    def kernel(self) -> dict[str, Any]:
+        """With many columns, of vectors where products read theirs."""
+        fields = super().kernel() | {
+            "source": Source.SCRATCHPAD,
+            "ox": 40,
+            "oy": self.random.choice([1, 3, 8]),
+        }
+        for name in ("src", "b", "c", "d"):
+            place = {name: self.config.scratchpad_depth + self.random.randrange(8)}
+            fields |= place | {f"{name}_{loop}": int(loop == "ox") for loop in ("ob", "oy", "ox")}
+        return fields | {
+            "dst": 0,
+            "dst_ob": 0,
+            "dst_oy": 0,
+            "dst_ox": 1,
+            "dst2": 60,
+            "dst2_oy": 0,
+            "dst2_ox": 0,
+            "dst2_ob": 0,
+        }
+
+    def load(self) -> dict[str, Any]:
+        """In turn one of many pixels that are transposed, where there are such, and one of few that are not, which
+        waits for the former while the next one comes."""
+        self.few = not self.few
+        wanted = int(self.config.softmax and not self.few)
+        fields = next(fields for fields in iter(super().load, None) if fields["transpose"] == wanted)
+        one = {"paged": 0, "table": 0, "page": 0, "int4": 0, "blocks": 0, "rows": 1, "line": 1, "before": 0}
+        fields |= one | {"base": 0, "offset": self.random.randrange(0x1000), "dst_pixel": 1}
+        if self.few:
+            return fields | {"pixels": self.random.randrange(1, 4), "length": 1, "pitch": 1, "run": 4}
+        length = self.config.n * self.random.randrange(1, self.config.transposed_vectors + 1)
+        pixels = self.random.randrange(1, 4 * self.config.n)
+        return fields | {"pixels": pixels, "length": length, "pitch": length, "run": length * pixels}
+
+    def _kernels(self, turn: int) -> None:
+        """Other micro-operations, then for each column its number, that is written, and a read, which may have to wait
+        when the next column's number comes."""
+        room = self.config.kernel // KERNELS
+        for start in self.kernels:
+            ops = random_kernel(self.random, self.config, range(8), range(4))[: room - 4]
+            ops = [dataclasses.replace(op, again=0, end=0) for op in ops]
+            column = [
+                MicroOp(op=Op.INDEX, b_immediate=1, immediate=turn, d=1),
+                MicroOp(op=Op.ADD, a=1, b=2, d=3),
+                MicroOp(op=Op.MUL, a=3, b_immediate=1, immediate=1, floor=1, d_memory=1, d=0),
+                MicroOp(
+                    op=Op.ADD,
+                    a_memory=1,
+                    a=0,
+                    b_immediate=1,
+                    immediate=0,
+                    d=2,
+                    again=1,
+                    target=len(ops),
+                    end=1,
+                ),
+            ]
+            self.put([*ops, *column], start)
+
+    def _product(self, kind: type[Instruction]) -> Instruction:
+        """That reads a few places of the upper half for a long time."""
+        first, r = self.config.scratchpad_depth, self.random
+        steps = {
+            "a": (first // 2 if kind is Kernel else first) + r.randrange(8),
+            "a_ox": 1,
+            "b": first + r.randrange(30),
+            "b_row": 1,
+        }
+        return Mm(
+            kc=100 if kind is Kernel else 20, nt=4, ox=8, c_ox=1, a_kc=r.randrange(2), h=1, w=1, **steps
+        )
+
+    def _results(self) -> Instruction:
+        """That go to the bank of loads, one after the other, from a place that does not change."""
+        quarter = self.scratchpad // 4
+        return Vec(
+            source=Source.SCRATCHPAD, src=2 * quarter, dst=quarter, dst_ox=1, ox=quarter, params=self.block()
+        )
+
+    def _stored(self, turn: int) -> Instruction:
+        first = self.config.scratchpad_depth
+        length = (self.scratchpad - first) * self.config.n
+        return Store(base=6, offset=0x4000 + turn, length=length, src=first, src_vector=1, signal=0)
+
+
+def crowded(core: Core) -> Iterator[Scenario]:
+    """Kernels, and loads, beside products and stores, with memories of several kinds."""
+    if core.sequential:
+        return
+    for kind, seeds in SEEDS.items():
+        if kind().unsupported(core.config):
+            continue
+        for seed in seeds:
+            bench = Benches(core).of({"latency": 1 + 8 * (seed % 2)})
+            bench.fresh = False
+            made, name = Crowded(core.config, seed, serial=False), f"beside {kind.__name__}"
+            made.build_beside(kind)
+            step: Step = compared(f"{name} {seed}", made, made.program, bench)
+            yield Scenario(step.name, bench, [step])

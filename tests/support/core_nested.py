@@ -1,0 +1,132 @@
+"""Long loops within other loops, so that their counters begin anew, and loads that fill the scratchpad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from support.core_cases import Benches, Core, Scenario, compared, counted
+from support.core_observed import Observed, iterations
+from weft.hdl.isa import Instruction, Kernel, Load, Mm, Reduce, Store, Vec, places
+
+LOOPS: dict[type[Instruction], tuple[str, ...]] = {
+    Mm: ("nt", "ky", "kx", "kc", "oy", "ox"),
+    Vec: ("ob", "oy", "ox", "ry", "rx"),
+    Kernel: ("ob", "oy", "ox"),
+    Store: ("rows", "pixels"),
+    Load: ("rows", "pixels"),
+}
+"""Outermost first."""
+COUNTS = (0xAAA, 0x555, 0x2AA, 0x155, 0xAA, 0x55, 0x2A, 0x15)
+"""Of the long loop: the two largest ones that are valid are taken, which have bits of both kinds in every place."""
+MOST = {False: 1 << 13, True: 1 << 10}
+"""Iterations of an instruction, by whether it is a `Kernel`."""
+TRIES = 200
+
+
+class Nested(Observed):
+    """Builds programs of instructions with a long loop in a short one. Parameters are those of `Observed`.
+
+    Attributes
+    ----------
+    counts : dict
+        Of the loops of the instruction that is drawn.
+    """
+
+    def __init__(self, *parameters: Any) -> None:
+        super().__init__(*parameters)
+        self.counts: dict[str, int] = {}
+
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        """With `counts`; operands and strides within the memories."""
+        drawn = super(Observed, self).draw(kind)
+        return (
+            drawn if all(vars(drawn)[name] == count for name, count in self.counts.items()) else Load(run=0)
+        )
+
+    def build_nested(self) -> None:
+        """For each loop the two largest counts that are valid, each with what the instruction leaves."""
+        self.prologue()
+        self.observe()
+        for kind in self._kinds:
+            for loop in LOOPS[kind]:
+                found = (count for count in COUNTS if self._append(kind, loop, count))
+                for _, _count in zip(range(2), found, strict=False):
+                    self.observe(accumulators=kind is Mm)
+
+    def mm(self) -> dict[str, Any]:
+        fields = super().mm() | self.counts
+        entries = math.prod(fields[name] for name in ("ky", "kx", "kc", "oy", "ox"))
+        return fields | ({} if entries <= self.config.alignments else {"align": 0, "alignment": 0})
+
+    def vec(self) -> dict[str, Any]:
+        fields = super().vec() | self.counts
+        if fields["ry"] * fields["rx"] == 1:
+            return fields
+        return fields | {
+            "reduce": self.random.choice([Reduce.SUM, Reduce.MAX]),
+            "multiply": 0,
+            "add": self.random.randrange(2),
+        }
+
+    def kernel(self) -> dict[str, Any]:
+        return super().kernel() | self.counts
+
+    def store(self) -> dict[str, Any]:
+        """In steps that keep it within the region of outputs."""
+        fields = super().store() | self.counts
+        rows, pixels = fields["rows"], fields["pixels"]
+        step = max(1, 0x3000 // (rows * pixels))
+        length = min(fields["length"], step)
+        return fields | {
+            "offset": 0x3C00,
+            "length": length,
+            "pitch": step,
+            "row_pitch": self.random.choice([step * pixels, -step * pixels, step]),
+        }
+
+    def load(self) -> dict[str, Any]:
+        """Of rows whose bytes reach to their last pixel, and which are within the region of inputs."""
+        fields, r = super().load() | self.counts, self.random
+        fields |= {"transpose": 0, "int4": 0, "blocks": 0, "length": r.randrange(1, self.config.n + 1)}
+        pitch = r.randrange(1, 2 * self.config.n)
+        needed = (fields["pixels"] - 1) * pitch + fields["length"]
+        before = r.choice([0, r.randrange(needed)])
+        return fields | {
+            "line": r.choice([1, 2, fields["rows"]]) if fields["rows"] % 2 == 0 else 1,
+            "pitch": pitch,
+            "run": max(1, needed - before - r.randrange(-9, 10)),
+            "before": before,
+            "row_pitch": r.randrange(-16, 17),
+            "skip": r.randrange(-16, 17),
+        }
+
+    def _append(self, kind: type[Instruction], loop: str, count: int) -> bool:
+        """Of many that are drawn the first that is valid."""
+        if count > places(kind.OPCODE)[loop].high:
+            return False
+        others = LOOPS[kind][: LOOPS[kind].index(loop)] or LOOPS[kind][1:]
+        for _ in range(TRIES):
+            self.counts = dict.fromkeys(LOOPS[kind], 1) | {self.random.choice(others): 2, loop: count}
+            drawn = self.draw(kind)
+            few = iterations(drawn) <= min(MOST[kind is Kernel], self.most)
+            if few and self.append(drawn):
+                return True
+        return False
+
+
+def nested(core: Core) -> Iterator[Scenario]:
+    """For each kind of instruction that has loops a program; all bytes, and counters but those of kernels, as in
+    `support.core_observed.long_loops`."""
+    for kind in LOOPS:
+        if kind().unsupported(core.config):
+            continue
+        bench = Benches(core).of({"latency": 1})
+        made, name = Nested(core.config, 8000, (kind,)), f"nested loops of {kind.__name__}"
+        if core.sequential:
+            made.most = 1 << 10
+        made.build_nested()
+        same = compared if kind is Kernel else partial(counted, core)
+        yield Scenario(name, bench, [same(name, made, made.program, bench)])
