@@ -99,6 +99,10 @@ class Large(Observed):
             "length": self.config.n,
         }
         assert self.append(Load(base=7, **far))
+        for power in range(
+            3, (MEMORY - 1).bit_length()
+        ):  # each bit of a count, with less than a vector beside it
+            assert self.append(Load(base=7, dst=power, run=(1 << power) + 1, length=self.config.n))
         self.observe()
 
     def build_store(self) -> None:
