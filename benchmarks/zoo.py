@@ -1,9 +1,10 @@
 """Whole networks as users have them: float ONNX models with random weights, quantised by ONNX Runtime.
 
 Nine architectures come from the files without weights that the onnx package carries for its own tests (`LIGHT`).
-ResNet-18, MobileNetV2, ShuffleNetV2, an encoder layer of ViT-Base, SqueezeNet 1.1 and YOLOv4-tiny are written here
-after their papers: K. He et al., arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; N. Ma et al., arXiv:1807.11164;
-A. Dosovitskiy et al., arXiv:2010.11929; F. Iandola et al., arXiv:1602.07360; C.-Y. Wang et al., arXiv:2011.08036.
+ResNet-18, MobileNetV2, ShuffleNetV2, an encoder layer of ViT-Base, SqueezeNet 1.1, YOLOv4-tiny and DeepLabv3 are
+written here after their papers: K. He et al., arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; N. Ma et al.,
+arXiv:1807.11164; A. Dosovitskiy et al., arXiv:2010.11929; F. Iandola et al., arXiv:1602.07360; C.-Y. Wang et al.,
+arXiv:2011.08036; L.-C. Chen et al., arXiv:1706.05587.
 """
 
 from __future__ import annotations
@@ -60,12 +61,14 @@ class _Net:
         stride: int = 1,
         groups: int = 1,
         gain: float = 2,
+        dilation: int = 1,
     ) -> str:
         fan = cin // groups * kernel**2
         weight = self.random((cout, cin // groups, kernel, kernel), np.sqrt(gain / fan))
         return self.node(
             "Conv", value, weight, self.random((cout,), 0.1),
-            kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[(kernel - 1) // 2] * 4, group=groups,
+            kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[dilation * (kernel - 1) // 2] * 4, group=groups,
+            dilations=[dilation] * 2,
         )  # fmt: skip
 
     def halves(self, value: str) -> tuple[str, str]:
@@ -89,20 +92,42 @@ class _Net:
         )
 
 
-def resnet18() -> onnx.ModelProto:
-    net = _Net("resnet18", (1, 3, 224, 224))
+def _residual_stages(net: _Net, strides: tuple[int, int, int, int]) -> str:
+    """ResNet-18 without its end; instead of a second half of the size, the last stage may have a dilation of 2."""
     value = net.node("Relu", net.conv("input", 3, 64, 7, 2))
     value, have = net.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), 64
-    for stage, channels in enumerate((64, 128, 256, 512)):
+    for stage, (channels, first) in enumerate(zip((64, 128, 256, 512), strides, strict=True)):
+        dilation = 2 if stage and first == 1 else 1
         for block in range(2):
-            stride = 2 if stage and not block else 1
-            inner = net.conv(
-                net.node("Relu", net.conv(value, have, channels, 3, stride)), channels, channels, 3
-            )
-            around = net.conv(value, have, channels, 1, stride) if stride == 2 else value
+            stride = 1 if block else first
+            inner = net.node("Relu", net.conv(value, have, channels, 3, stride, dilation=dilation))
+            inner = net.conv(inner, channels, channels, 3, dilation=dilation)
+            around = net.conv(value, have, channels, 1, stride) if have != channels else value
             value, have = net.node("Relu", net.node("Add", inner, around)), channels
-    value = net.node("Flatten", net.node("GlobalAveragePool", value))
+    return value
+
+
+def resnet18() -> onnx.ModelProto:
+    net = _Net("resnet18", (1, 3, 224, 224))
+    value = net.node("Flatten", net.node("GlobalAveragePool", _residual_stages(net, (1, 2, 2, 2))))
     return net.model(net.linear(value, 512, 1000), (1, 1000))
+
+
+def deeplab_v3(side: int = 257, classes: int = 21) -> onnx.ModelProto:
+    """A sixteenth of the image's size behind ResNet-18, and there atrous convolutions with the paper's rates; classes
+    of pixels of that size."""
+    net = _Net("deeplab_v3", (1, 3, side, side))
+    features, have, wide, small = _residual_stages(net, (1, 2, 2, 1)), 512, 256, (side + 15) // 16
+    branches = [net.node("Relu", net.conv(features, have, wide))]
+    branches += [net.node("Relu", net.conv(features, have, wide, 3, dilation=rate)) for rate in (6, 12, 18)]
+    pooled = net.node("Relu", net.conv(net.node("GlobalAveragePool", features), have, wide))
+    sizes = net.constant(np.array([1, wide, small, small], np.int64))
+    branches.append(
+        net.node("Resize", pooled, "", "", sizes, mode="nearest", coordinate_transformation_mode="asymmetric")
+    )
+    joined = net.node("Relu", net.conv(net.node("Concat", *branches, axis=1), 5 * wide, wide))
+    return net.model(net.conv(net.node("Relu", net.conv(joined, wide, wide, 3)), wide, classes),
+                     (1, classes, small, small))  # fmt: skip
 
 
 def mobilenet_v2() -> onnx.ModelProto:
@@ -292,6 +317,7 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], operator: str, inde
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "resnet18": resnet18,
+    "deeplab_v3": deeplab_v3,
     "mobilenet_v2": mobilenet_v2,
     "shufflenet_v2": shufflenet_v2,
     "vit_layer": vit_layer,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Rescale, View
 from weft.compiler.ir.views import channels, overlapping, whole
+from weft.compiler.substitution.borders import ways
 from weft.compiler.substitution.building import Builder, NotThere, on_bytes
 from weft.compiler.substitution.functions import KINDS, function_of, kind_of, weights_of
 from weft.compiler.substitution.matching import Match, matches
@@ -22,6 +23,11 @@ _LARGEST = 3
 """Operators of a side: larger ones are reached by several uses."""
 _TAKES_PLACE = Rule(parsed("first(cat(x, y))"), parsed("x"))
 _SIBLINGS = Rule(parsed("first(conv[a,f|g](x, outs(k, l)))"), parsed("conv[a,f](x, k)"))
+WITHOUT_PADDING = "conv[a,f](x, k) = parts of it without what is padding"
+"""What `weft.compiler.substitution.borders` does. It is no rule of terms: how many parts there are, and which elements
+of the kernel each has, is a matter of sizes."""
+_PARTS = 9
+"""Into which a convolution is split, at most: three rows of three."""
 
 
 class Move(NamedTuple):
@@ -87,6 +93,7 @@ class Moves:
         yield from self._by_rules(segment, places, op)
         yield from _taking_place(segment, places, op)
         yield from _siblings(segment, places, op)
+        yield from _without_padding(segment, op)
 
     def _by_rules(self, segment: DeviceSegment, places: Places, op: DeviceOp) -> Iterator[Move]:
         roots: list[tuple[str, View]] = []
@@ -195,3 +202,15 @@ def _joined(segment: DeviceSegment, op: Conv, other: Conv) -> DeviceSegment:
 
     ops = [(one if item is op else item).on(moved) for item in segment.ops if item is not other]
     return dataclasses.replace(segment, ops=tuple(ops))
+
+
+def _without_padding(segment: DeviceSegment, op: DeviceOp) -> Iterator[Move]:
+    """A convolution in parts of which each leaves out what is padding to it."""
+    if not isinstance(op, Conv) or kind_of(op) not in ("conv", "depth"):
+        return
+    at, name = segment.ops.index(op), namer(segment)
+    for parts in ways(op):
+        if len(parts) <= _PARTS:
+            named = [part.replace(name=name(part.name)) for part in parts]
+            ops = (*segment.ops[:at], *named, *segment.ops[at + 1 :])
+            yield Move(WITHOUT_PADDING, dataclasses.replace(segment, ops=ops))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.substitution.borders import useful
 from weft.compiler.substitution.moves import Move, Moves
 from weft.compiler.substitution.part_costs import (
     OF_THE_HOST,
@@ -116,13 +117,14 @@ class Search:
         return found
 
     def _idle(self, segment: DeviceSegment) -> dict[str, float]:
-        """By operator the cycles for which the array waits while it runs by itself: where these are most, most can be
-        saved, so the search begins there."""
+        """By operator the cycles for which the array waits, or multiplies padding, while it runs by itself: where these
+        are most, most can be saved, so the search begins there."""
         found: dict[str, float] = {}
         for op in segment.ops:
             if any(view.buffer.kind in OF_THE_HOST for view in op.sources):
                 continue
-            found[op.name] = (self._parts.of(part_with(segment, [op])) or 0) - op.macs / self._rate
+            products = useful(op) if isinstance(op, Conv) else op.macs
+            found[op.name] = (self._parts.of(part_with(segment, [op])) or 0) - products / self._rate
         return found
 
     def _around(self, before: DeviceSegment, behind: DeviceSegment) -> set[str]:

@@ -194,6 +194,16 @@ def dense_block(steps: int = 3) -> DeviceSegment:
     return made.segment()
 
 
+def atrous() -> DeviceSegment:
+    """A convolution of a dilation with which its outputs see few elements of its kernel, between two of one element."""
+    made = Drawn(8)
+    made.values = [made.view((1, 12, 12, 16), "input")]
+    value = made.conv(made.values[0], KERNELS[0], 16)
+    value = made.conv(value, Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6)), 32)
+    made.conv(value, KERNELS[0], 16)
+    return made.segment()
+
+
 def outputs(segment: DeviceSegment, seed: int, bits: int = 24) -> dict[str, np.ndarray]:
     """The contents of its outputs for random inputs, which do not depend on their order."""
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ import pytest
 from support import qdq_models
 from support.certified import differs, proven
 from support.commands import code
-from support.substitution_cases import dense_block, drawn, joined_maxima
+from support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 
 import weft
 from weft.boards.registry import BOARDS
@@ -116,7 +116,11 @@ def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed:
     return len(done.used)
 
 
-@pytest.mark.parametrize("segment", [joined_maxima(), dense_block(2)], ids=["joined maxima", "dense block"])
+@pytest.mark.parametrize(
+    "segment",
+    [joined_maxima(), dense_block(2), atrous()],
+    ids=["joined maxima", "dense block", "atrous convolution"],
+)
 def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     config = PRESETS["small"]
     (made,), done = substituted([segment], config, most=40, bandwidth=2)
