@@ -98,23 +98,39 @@ class Search:
         while waiting and found.whole:
             # What saved most when it was last looked at is looked at again, and stays if it still does.
             name = min(waiting, key=lambda item: (waiting[item], -idle.get(item, 0)))
-            op = next((item for item in found.segment.ops if item.name == name), None)
-            better = None if op is None else self._better(found.segment, op)
+            better = self._named(found.segment, name)
             if better is None:
                 del waiting[name]
             elif waiting[name] != -better[1].saved:
                 waiting[name] = -better[1].saved
             else:
-                before = found.segment
-                found.segment, used = better
-                self._check(before, found.segment, used.rules)
-                found.used.append(used)
-                progress(f"{name}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
-                for near in self._around(before, found.segment):
+                for near in self._around(found.segment, better[0]):
                     waiting[near] = -math.inf
+                self._stays(found, better, progress)
             found.whole = self._parts.asked < self._most
+        # What saves something though the search did not come to its end: most of its costs are known.
+        for name in sorted(
+            (item for item in waiting if waiting[item] > -math.inf), key=lambda item: waiting[item]
+        ):
+            if (better := self._named(found.segment, name)) is not None:
+                self._stays(found, better, progress)
         found.costs = self._parts.asked
         return found
+
+    def _named(self, segment: DeviceSegment, name: str) -> tuple[DeviceSegment, Used] | None:
+        """`_better` for the operator of a name, if it is still there."""
+        op = next((item for item in segment.ops if item.name == name), None)
+        return None if op is None else self._better(segment, op)
+
+    def _stays(
+        self, found: Searched, better: tuple[DeviceSegment, Used], progress: Callable[[str], None]
+    ) -> None:
+        """A chain of uses stays, and its part computes what it did."""
+        made, used = better
+        self._check(found.segment, made, used.rules)
+        found.segment = made
+        found.used.append(used)
+        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
 
     def _idle(self, segment: DeviceSegment) -> dict[str, float]:
         """By operator the cycles for which the array waits, or multiplies padding, while it runs by itself: where these

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.substitution_cases import dense_block, drawn, joined_maxima
+from support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 
 from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, Pool, Rescale
 from weft.compiler.substitution import search as module
@@ -66,6 +66,15 @@ def test_the_search_ends_when_it_has_asked_enough() -> None:
     few = Search(carried(), counted, BITS, RATE, 2).run(dense_block(2))
     assert not few.whole
     assert few.costs < whole.costs
+
+
+def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
+    def products(part: DeviceSegment) -> int:
+        return sum(op.macs for op in part.ops)
+
+    found = Search((), products, BITS, RATE, 2).run(atrous())
+    assert not found.whole
+    assert [item.operator for item in found.used] == ["op1"]
 
 
 def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
-from weft.hdl.formal.kernel_arithmetic import sizes
-from weft.hdl.formal.kernel_course import OPERANDS
-from weft.hdl.formal.kernel_order import OrderBench
+from weft.hdl.formal.kernel.arithmetic import sizes
+from weft.hdl.formal.kernel.course import OPERANDS
+from weft.hdl.formal.kernel.order import OrderBench
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa import Source
 from weft.hdl.isa.config import Config

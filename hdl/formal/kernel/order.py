@@ -8,8 +8,8 @@ from functools import partial
 from amaranth.hdl import Module, Value
 from amaranth.lib import data
 
-from weft.hdl.formal.kernel_arithmetic import sizes
-from weft.hdl.formal.kernel_course import CourseBench
+from weft.hdl.formal.kernel.arithmetic import sizes
+from weft.hdl.formal.kernel.course import CourseBench
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.hdl.formal.cuts import CutBench
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel.arithmetic import KERNEL_SMALLEST
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa import Microcode
 from weft.hdl.isa.config import Config

@@ -7,8 +7,8 @@ from functools import partial
 
 from amaranth.hdl import Module, Signal
 
-from weft.hdl.formal.kernel_arithmetic import sizes
-from weft.hdl.formal.kernel_order import OrderBench
+from weft.hdl.formal.kernel.arithmetic import sizes
+from weft.hdl.formal.kernel.order import OrderBench
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import STRIP_ROWS

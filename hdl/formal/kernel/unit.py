@@ -8,7 +8,7 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
 from weft.hdl.formal.cuts import CutBench
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel.arithmetic import KERNEL_SMALLEST
 from weft.hdl.formal.pipelines import implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.streams import Order

@@ -7,7 +7,7 @@ from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
-from weft.hdl.formal.kernel_arithmetic import sizes
+from weft.hdl.formal.kernel.arithmetic import sizes
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config

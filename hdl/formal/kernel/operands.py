@@ -6,7 +6,7 @@ from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.hdl.formal.kernel_arithmetic import CHOSEN, LanesBench, place
+from weft.hdl.formal.kernel.arithmetic import CHOSEN, LanesBench, place
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.isa.kernel import LEAST, SERIAL, SOURCES
 from weft.hdl.isa.latencies import READ_LATENCY

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from amaranth.hdl import Cat, Elaboratable, Module, Signal
 
-from weft.hdl.formal.kernel_arithmetic import KERNEL_SMALLEST
+from weft.hdl.formal.kernel.arithmetic import KERNEL_SMALLEST
 from weft.hdl.formal.pipelines import ago, implies
 from weft.hdl.formal.property import Bench, Property
 from weft.hdl.isa.kernel import MICRO_BITS, REGISTERS, STRIP_ROWS

@@ -7,7 +7,7 @@ from functools import partial
 
 from amaranth.hdl import Module
 
-from weft.hdl.formal.kernel_arithmetic import (
+from weft.hdl.formal.kernel.arithmetic import (
     KERNEL_SMALLEST,
     LanesBench,
     PlainBench,
@@ -15,7 +15,7 @@ from weft.hdl.formal.kernel_arithmetic import (
     ResultBench,
     RoundingBench,
 )
-from weft.hdl.formal.kernel_operands import OperandsBench
+from weft.hdl.formal.kernel.operands import OperandsBench
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import KERNEL_RESULT

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.hdl.formal.instruct_load import described, passes
+from weft.hdl.formal.instructions.load import described, passes
 from weft.hdl.formal.pipelines import ago
 from weft.hdl.formal.property import Bench, Bounded, Property
 from weft.hdl.formal.smallest import SMALLEST

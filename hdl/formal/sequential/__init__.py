@@ -1,0 +1,14 @@
+"""Properties of the sequential core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.hdl.formal.property import Property
+from weft.hdl.formal.sequential import processor, rows
+
+
+def properties() -> Iterator[Property]:
+    """All of them."""
+    for module in (rows, processor):
+        yield from module.properties()
