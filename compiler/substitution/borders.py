@@ -129,9 +129,11 @@ def _part(window: Window, axis: int, size: int, outputs: range) -> Part:
 
 
 def _window_of(window: Window, axis: int, part: Part) -> Window:
-    kernel, pad = list(window.kernel), list(window.pad)
-    kernel[axis], pad[axis], pad[axis + 2] = len(part.taps), part.before, part.behind
-    return dataclasses.replace(window, kernel=tuple(kernel), pad=tuple(pad))
+    (h, w), (top, left, bottom, right) = window.kernel, window.pad
+    taps, before, behind = len(part.taps), part.before, part.behind
+    if axis == 0:
+        return dataclasses.replace(window, kernel=(taps, w), pad=(before, left, behind, right))
+    return dataclasses.replace(window, kernel=(h, taps), pad=(top, before, bottom, behind))
 
 
 def _of_part(op: Conv, index: int, y: Part, x: Part) -> Conv:
