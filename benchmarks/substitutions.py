@@ -25,6 +25,7 @@ import weft
 CASES = (
     "squeezenet:default:16", "squeezenet:default:4", "squeezenet:small:2", "squeezenet:large:16",
     "squeezenet_1_1:default:16", "squeezenet_1_1:small:2", "yolov4_tiny:default:16", "vit_layer:default:2",
+    "deeplab_v3:default:16", "deeplab_v3:large:16", "resnet18:default:16",
 )  # fmt: skip
 BUDGETS = (
     "densenet121:default:16",

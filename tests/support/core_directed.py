@@ -262,12 +262,13 @@ def _cut_short(
 ) -> Callable[[HostedRtl, int | None], object]:
     """Run a program for some cycles, and reset the core; what is seen is what must not happen."""
     cycles = most if most == LONG else pick.randrange(50, most)
+    turned = pick.choice((0, 0xFFFF_FFFF))
 
     def run(device: HostedRtl, limit: int | None) -> object:
         start_at = at % (1 << 32)
         device.write(PROGRAM, words)
         for index in range(BASES):
-            device.set_base(index, 0x1111_1111 * index % (1 << 32))
+            device.set_base(index, 0x1111_1111 * index ^ turned)
         device.begin(start_at)
         try:
             device.wait(cycles)
