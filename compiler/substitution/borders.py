@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
-from weft.compiler.ir.graph import Conv, View, Window
+from weft.compiler.ir.graph import Conv, IrError, View, Window
 
 WORTH = 0.93
 """Share of the products of a convolution that its parts have at most: each part takes some time to begin."""
@@ -61,10 +61,10 @@ def split(op: Conv, rows: Ranges, columns: Ranges) -> list[Conv] | None:
 
     Raises
     ------
-    AssertionError
-        If an output would see other elements of input and kernel than before: a bug.
+    IrError
+        If an output would be the sum of other products than before: a bug, never the user's mistake.
     """
-    if op.pool is not None or op.epilogue is not None or op.src.step != (1, 1):
+    if op.pool is not None or op.epilogue is not None or 0 in op.src.step:
         return None
     (_, h, w, _), (_, oh, ow, _) = op.src.shape, op.dst.shape
     parts = [rows(op.window, 0, h, oh), columns(op.window, 1, w, ow)]
@@ -73,7 +73,8 @@ def split(op: Conv, rows: Ranges, columns: Ranges) -> list[Conv] | None:
     if all(len(own) == 1 and len(own[0].taps) == op.window.kernel[axis] for axis, own in enumerate(parts)):
         return None
     for axis, (own, size) in enumerate(zip(parts, (h, w), strict=True)):
-        assert same_products(op.window, axis, size, (oh, ow)[axis], own)
+        if not same_products(op.window, axis, size, (oh, ow)[axis], own):
+            raise IrError(f"parts of {op.name} along axis {axis} would add other products: {own}")
     return [_of_part(op, index, y, x) for index, (y, x) in enumerate(product(*parts))]
 
 
@@ -149,11 +150,10 @@ def _of_part(op: Conv, index: int, y: Part, x: Part) -> Conv:
 
 
 def box(view: View, rows: range, columns: range) -> View:
-    """Some rows and columns of a view, whose steps are 1."""
-    n, _, _, c = view.shape
-    return dataclasses.replace(
-        view, y=view.y + rows.start, x=view.x + columns.start, shape=(n, len(rows), len(columns), c)
-    )
+    """Some rows and columns of a view, which does not repeat any."""
+    (n, _, _, c), (down, right) = view.shape, view.step
+    y, x = view.y + rows.start * down, view.x + columns.start * right
+    return dataclasses.replace(view, y=y, x=x, shape=(n, len(rows), len(columns), c))
 
 
 def ways(op: Conv) -> Iterator[list[Conv]]:

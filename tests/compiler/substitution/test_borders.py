@@ -54,6 +54,28 @@ def test_parts_compute_the_same(case: tuple[Window, tuple[int, int]], groups: bo
             np.testing.assert_array_equal(values, wanted[name])
 
 
+@given(
+    drawn(), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.tuples(st.integers(1, 3), st.integers(1, 3))
+)
+def test_parts_of_what_is_not_packed(
+    case: tuple[Window, tuple[int, int]], apart: tuple[int, int], step: tuple[int, int]
+) -> None:
+    """Inputs are rows and columns of a larger image, some apart from each other, and so are outputs."""
+    window, size = case
+    _, op = convolution(window, size)
+
+    def spread(view: View, by: tuple[int, int]) -> View:
+        n, h, w, c = view.shape
+        shape = n, 2 + h * by[0], 1 + w * by[1], c + 2
+        return View(dataclasses.replace(view.buffer, shape=shape), view.shape, 1, 1, 2, by)
+
+    op = op.replace(src=spread(op.src, apart), dst=spread(op.dst, step))
+    wanted = outputs(DeviceSegment("one", (op,)), 1)
+    for parts in ways(op):
+        for name, values in outputs(DeviceSegment("parts", tuple(parts)), 1).items():
+            np.testing.assert_array_equal(values, wanted[name])
+
+
 @given(drawn())
 def test_each_output_of_a_part_sees_all_elements_of_its_kernel(case: tuple[Window, tuple[int, int]]) -> None:
     """Except where there is nothing that it sees."""
