@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -117,10 +117,10 @@ class Nested(Observed):
         return False
 
 
-def nested(core: Core) -> Iterator[Scenario]:
-    """For each kind of instruction that has loops a program; all bytes, and counters but those of kernels, as in
-    `support.core_observed.long_loops`."""
-    for kind in LOOPS:
+def nested(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[Scenario]:
+    """For each of the kinds of instructions that have loops a program; all bytes, and counters but those of kernels, as
+    in `support.core_observed.long_loops`."""
+    for kind in kinds:
         if kind().unsupported(core.config):
             continue
         bench = Benches(core).of({"latency": 1})
