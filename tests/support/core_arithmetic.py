@@ -17,7 +17,7 @@ from support.random_programs import Generator
 from weft.hdl.isa import Instruction, Kernel, MicroOp, Source, Vec
 from weft.hdl.isa.kernel import SERIAL, Op
 
-PROGRAMS, KERNELS = 4, 60
+PROGRAMS, KERNELS = 6, 60
 """Programs, and kernels of each: all of their results have room in the scratchpad."""
 REQUANTISED = 40
 """Instructions whose results are halfway."""
@@ -83,6 +83,10 @@ def _kernel(pick: random.Random) -> list[MicroOp]:
     op, sign = pick.choice(OPERATIONS), pick.choice((1, -1))
     number = sign * pick.choice(NUMBERS)
     second = pick.choice((1, -1)) * pick.choice(FACTORS if op is Op.MUL else NUMBERS)
+    place = pick.choice(PLACES)
+    if op is Op.MUL and pick.random() < 0.4:  # halfway between two results
+        place = pick.randrange(1, 18)
+        number, second = sign * (2 * pick.randrange(1 << 12) + 1), 1 << place - 1
     numbers = [
         MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
         MicroOp(
@@ -99,5 +103,5 @@ def _kernel(pick: random.Random) -> list[MicroOp]:
         computed = MicroOp(op=op, a=2, unsigned=pick.randrange(2), d=4)
     else:
         fields = {"floor": pick.randrange(2), "scaled": int(pick.random() < 0.2)} if op is Op.MUL else {}
-        computed = MicroOp(op=op, a=2, b=3, shift=pick.choice(PLACES) if op is Op.MUL else 0, d=4, **fields)
+        computed = MicroOp(op=op, a=2, b=3, shift=place if op is Op.MUL else 0, d=4, **fields)
     return [*numbers, computed, *four_bytes(a=4)]

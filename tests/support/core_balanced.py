@@ -6,17 +6,23 @@ sum are of the same size, and shifts leave a byte of them. Values of 4 bits and 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from support.core_cases import Benches, Core, Scenario, compared
 from support.core_large import Large
 from support.core_observed import Observed
 from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
 from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Load, Mm, Normalise, Reduce, Softmax, Source, Vec
+from weft.sim.device import DeviceError
+from weft.sim.golden.interpreter import EXECUTE
 
 FIRST = 0x1000
 """Where parameter blocks are in memory, and other loads read."""
@@ -26,6 +32,8 @@ SUMS, LOADS, VECS = 50, 30, 80
 """Instructions, or pairs of them, of a program."""
 SEQUENTIAL = 4
 """On the sequential core, which takes some hundred cycles for a vector, programs have one of so many of them."""
+EXPONENTS = range(-4, 20)
+"""Of `Normalise`."""
 TRIES = 300
 
 
@@ -62,8 +70,9 @@ class Balanced(Large):
         """Sums of few probabilities, one for each row state, and many results of each."""
         self.prologue()
         for _ in range(SUMS // self.share):
-            for kind in (Mm, Softmax, Normalise):
-                self._one(kind)
+            self._one(Mm)
+            self._one(Softmax)
+            self._normalised()
 
     def build_blocks(self) -> None:
         """Loads of values of 4 bits in blocks, which are at their limits, and so are the factors."""
@@ -92,7 +101,24 @@ class Balanced(Large):
     def normalise(self) -> dict[str, Any]:
         rows = min(self.config.row_states, 16)
         whole = {"ob": 1, "oy": rows, "ox": 12, "low": -128, "high": 127, "source": Source.ACCUMULATOR}
-        return super().normalise() | whole | {"exponent": self.random.randrange(-2, 9)}
+        return super().normalise() | whole | {"scaled": 0}
+
+    def _normalised(self) -> None:
+        """An instruction with the exponent with which it gives the most different results, and what it leaves."""
+        for _ in range(TRIES):
+            drawn, found = self.draw(Normalise), dict[int, int]()
+            for exponent in EXPONENTS:
+                trial = copy.deepcopy(self.memories)
+                with contextlib.suppress(DeviceError):
+                    EXECUTE[Normalise](trial, dataclasses.replace(drawn, exponent=exponent))
+                    found[exponent] = len(
+                        np.unique(trial.scratchpad[trial.scratchpad != self.memories.scratchpad])
+                    )
+            best = max(found, key=lambda item: found[item], default=0)
+            if found and self.append(dataclasses.replace(drawn, exponent=best)):
+                self._observed()
+                return
+        raise AssertionError("no Normalise is valid")
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         """No loops are stretched."""

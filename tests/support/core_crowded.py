@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, Step, compared
+from support.core_cases import Benches, Core, Scenario, Step, compared, counted
 from support.kernel_model import random_kernel
 from support.random_programs import KERNELS, Generator
 from weft.hdl.isa import Instruction, Kernel, Load, Memory, MicroOp, Mm, Source, Store, Vec
@@ -149,5 +150,6 @@ def crowded(core: Core) -> Iterator[Scenario]:
             bench.fresh = False
             made, name = Crowded(core.config, seed, serial=False), f"beside {kind.__name__}"
             made.build_beside(kind)
-            step: Step = compared(f"{name} {seed}", made, made.program, bench)
+            same = compared if kind is Kernel else partial(counted, core)
+            step: Step = same(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])

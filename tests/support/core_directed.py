@@ -55,7 +55,8 @@ def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
 def distant(core: Core, seed: int) -> Iterator[Scenario]:
     """Programs in memory that lies elsewhere on the bus: every bit of an address, and every carry, counts."""
     for number, origin in enumerate(ORIGINS):
-        bench = Benches(core).of({"latency": 1 + 5 * number, "origin": origin})
+        stalls = {"stall_probability": 0.5, "stall_seed": seed, "reordered": True} if number % 2 else {}
+        bench = Benches(core).of({"latency": 1 + 5 * number, "origin": origin, **stalls})
         made = WithoutNumbers(core.config, 3000 + seed + number, serial=number % 2 == 0)
         made.build(6 if core.sequential else 20)
         name = f"memory at {origin:#x}"

@@ -19,8 +19,9 @@ LOOPS: dict[type[Instruction], tuple[str, ...]] = {
     Load: ("rows", "pixels"),
 }
 """Outermost first."""
-COUNTS = (0xAAA, 0x555, 0x2AA, 0x155, 0xAA, 0x55, 0x2A, 0x15)
-"""Of the long loop: the two largest ones that are valid are taken, which have bits of both kinds in every place."""
+COUNTS = (0xAAC, 0x557, 0x2AC, 0x157, 0xAC, 0x57, 0x2C, 0x17)
+"""Of the long loop: the two largest ones that are valid are taken. Counters begin with 2 less, which has bits of both
+kinds in every place."""
 MOST = {False: 1 << 13, True: 1 << 10}
 """Iterations of an instruction, by whether it is a `Kernel`."""
 TRIES = 200
@@ -95,7 +96,7 @@ class Nested(Observed):
         needed = (fields["pixels"] - 1) * pitch + fields["length"]
         before = r.choice([0, r.randrange(needed)])
         return fields | {
-            "line": r.choice([1, 2, fields["rows"]]) if fields["rows"] % 2 == 0 else 1,
+            "line": r.choice([1, 2, fields["rows"] // 2]) if fields["rows"] % 2 == 0 else 1,
             "pitch": pitch,
             "run": max(1, needed - before - r.randrange(-9, 10)),
             "before": before,
