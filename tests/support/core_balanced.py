@@ -106,19 +106,19 @@ class Balanced(Large):
     def _normalised(self) -> None:
         """An instruction with the exponent with which it gives the most different results, and what it leaves."""
         for _ in range(TRIES):
-            drawn, found = self.draw(Normalise), dict[int, int]()
-            for exponent in EXPONENTS:
-                trial = copy.deepcopy(self.memories)
-                with contextlib.suppress(DeviceError):
-                    EXECUTE[Normalise](trial, dataclasses.replace(drawn, exponent=exponent))
-                    found[exponent] = len(
-                        np.unique(trial.scratchpad[trial.scratchpad != self.memories.scratchpad])
-                    )
-            best = max(found, key=lambda item: found[item], default=0)
-            if found and self.append(dataclasses.replace(drawn, exponent=best)):
+            drawn = self.draw(Normalise)
+            ways = [dataclasses.replace(drawn, **{"exponent": exponent}) for exponent in EXPONENTS]
+            if self.append(max(ways, key=self._results)):
                 self._observed()
                 return
         raise AssertionError("no Normalise is valid")
+
+    def _results(self, instruction: Instruction) -> int:
+        """How many different bytes it writes."""
+        trial, before = copy.deepcopy(self.memories), self.memories.scratchpad
+        with contextlib.suppress(DeviceError):
+            EXECUTE[Normalise](trial, instruction)
+        return len(np.unique(trial.scratchpad[trial.scratchpad != before]))
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         """No loops are stretched."""
