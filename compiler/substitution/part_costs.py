@@ -35,16 +35,20 @@ class PartCosts:
     ----------
     asked : int
         Parts whose cost was asked for.
+    closed : bool
+        Whether no others are asked for: parts whose cost is not known are none that can be compiled.
     """
 
     def __init__(self, cost: Cost) -> None:
-        self._cost, self.asked = cost, 0
+        self._cost, self.asked, self.closed = cost, 0, False
         self._known: dict[str, int | None] = {}
 
     def of(self, part: DeviceSegment) -> int | None:
         """The cycles of a part; None if it cannot be compiled."""
         key = shape_digest(part)
         if key not in self._known:
+            if self.closed:
+                return None
             self.asked += 1
             try:
                 self._known[key] = self._cost(part)

@@ -93,6 +93,7 @@ class Search:
         """The quickest segment that was found."""
         found = Searched(segment)
         waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
+        self._parts.closed = False
         idle = self._idle(segment)
         self._parts.asked = 0  # operators by themselves are no parts that are tried
         while waiting and found.whole:
@@ -108,7 +109,8 @@ class Search:
                     waiting[near] = -math.inf
                 self._stays(found, better, progress)
             found.whole = self._parts.asked < self._most
-        # What saves something though the search did not come to its end: most of its costs are known.
+        # What saves something though the search did not come to its end, as far as costs are known.
+        self._parts.closed = True
         for name in sorted(
             (item for item in waiting if waiting[item] > -math.inf), key=lambda item: waiting[item]
         ):

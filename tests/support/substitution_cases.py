@@ -194,12 +194,13 @@ def dense_block(steps: int = 3) -> DeviceSegment:
     return made.segment()
 
 
-def atrous() -> DeviceSegment:
-    """A convolution of a dilation with which its outputs see few elements of its kernel, between two of one element."""
+def atrous(count: int = 1) -> DeviceSegment:
+    """Convolutions of a dilation with which outputs see few elements of a kernel, between two of one element."""
     made = Drawn(8)
     made.values = [made.view((1, 12, 12, 16), "input")]
     value = made.conv(made.values[0], KERNELS[0], 16)
-    value = made.conv(value, Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6)), 32)
+    for _ in range(count):
+        value = made.conv(value, Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6)), 32)
     made.conv(value, KERNELS[0], 16)
     return made.segment()
 

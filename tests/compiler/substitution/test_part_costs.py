@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.substitution_cases import dense_block, drawn
+from support.substitution_cases import atrous, dense_block, drawn
 
 from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.substitution.part_costs import PartCosts, parts_of, shape_digest
@@ -75,3 +75,13 @@ def test_what_cannot_be_compiled_is_not_compared() -> None:
         raise CompileError("not here")
 
     assert PartCosts(refused).compared(segment, changed) is None
+
+
+def test_no_other_parts_are_asked_for_at_the_end() -> None:
+    first, other = atrous(), atrous(2)
+    costs = PartCosts(lambda part: len(part.ops))
+    assert costs.of(first) == 3
+    costs.closed = True
+    assert (costs.of(first), costs.of(other), costs.asked) == (3, None, 1)
+    costs.closed = False
+    assert costs.of(other) == 4

@@ -69,12 +69,17 @@ def test_the_search_ends_when_it_has_asked_enough() -> None:
 
 
 def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
+    asked: list[DeviceSegment] = []
+
     def products(part: DeviceSegment) -> int:
+        asked.append(part)
         return sum(op.macs for op in part.ops)
 
-    found = Search((), products, BITS, RATE, 2).run(atrous())
+    segment = atrous()
+    found = Search((), products, BITS, RATE, 2).run(segment)
     assert not found.whole
     assert [item.operator for item in found.used] == ["op1"]
+    assert len(asked) == found.costs + len(segment.ops)
 
 
 def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.MonkeyPatch) -> None:
