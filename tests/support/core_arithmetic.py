@@ -17,8 +17,9 @@ from support.random_programs import Generator
 from weft.hdl.isa import Instruction, Kernel, MicroOp, Source, Vec
 from weft.hdl.isa.kernel import SERIAL, Op
 
-PROGRAMS, KERNELS = 6, 60
-"""Programs, and kernels of each: all of their results have room in the scratchpad."""
+PROGRAMS, HALVES, KERNELS = 4, 2, 60
+"""Programs, others whose products are halfway between two results, and kernels of each: all of their results have room
+in the scratchpad."""
 REQUANTISED = 40
 """Instructions whose results are halfway."""
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 0x5555, 0x2AAAAA, 0x555555, (1 << 23) - 4)
@@ -60,17 +61,19 @@ def arithmetic(core: Core) -> Iterator[Scenario]:
     made = Halfway(core.config, 5000, (Vec,))
     made.build(REQUANTISED)
     yield Scenario("halfway", bench, [compared("halfway", made, made.program, bench)])
-    for seed in range(PROGRAMS if core.config.kernel else 0):
+    for seed in range(PROGRAMS + HALVES if core.config.kernel else 0):
         bench = Benches(core).of({"latency": 1 + 4 * seed})
         bench.fresh = False
-        yield Scenario(f"arithmetic {seed}", bench, [_program(core, 5000 + seed, bench)])
+        yield Scenario(
+            f"arithmetic {seed}", bench, [_program(core, 5000 + seed, bench, halves=seed >= PROGRAMS)]
+        )
 
 
-def _program(core: Core, seed: int, bench: Bench) -> Step:
+def _program(core: Core, seed: int, bench: Bench, *, halves: bool) -> Step:
     made, pick = Generator(core.config, seed, serial=True), random.Random(seed)
     made.prologue()
     for number in range(min(KERNELS, made.scratchpad // 4)):
-        made.put(_kernel(pick), 0)
+        made.put(_kernel(pick, halves), 0)
         assert made.append(
             Kernel(start=0, dst=4 * number, dst2=4 * number + 2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
         )
@@ -78,15 +81,15 @@ def _program(core: Core, seed: int, bench: Bench) -> Step:
     return compared(f"arithmetic {seed}", made, made.program, bench)
 
 
-def _kernel(pick: random.Random) -> list[MicroOp]:
-    """A number, an operation on it, and the four bytes of its result."""
+def _kernel(pick: random.Random, halves: bool) -> list[MicroOp]:
+    """A number, an operation on it, and the four bytes of its result; with `halves` a product that is often halfway."""
     op, sign = pick.choice(OPERATIONS), pick.choice((1, -1))
     number = sign * pick.choice(NUMBERS)
     second = pick.choice((1, -1)) * pick.choice(FACTORS if op is Op.MUL else NUMBERS)
-    place = pick.choice(PLACES)
-    if op is Op.MUL and pick.random() < 0.4:  # halfway between two results
-        place = pick.randrange(1, 18)
-        number, second = sign * (2 * pick.randrange(1 << 12) + 1), 1 << place - 1
+    places: tuple[int, ...] = PLACES
+    if halves:
+        op, places = Op.MUL, (pick.randrange(1, 18),)
+        number, second = sign * (2 * pick.randrange(1 << 12) + 1), 1 << places[0] - 1
     numbers = [
         MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
         MicroOp(
@@ -103,5 +106,5 @@ def _kernel(pick: random.Random) -> list[MicroOp]:
         computed = MicroOp(op=op, a=2, unsigned=pick.randrange(2), d=4)
     else:
         fields = {"floor": pick.randrange(2), "scaled": int(pick.random() < 0.2)} if op is Op.MUL else {}
-        computed = MicroOp(op=op, a=2, b=3, shift=place if op is Op.MUL else 0, d=4, **fields)
+        computed = MicroOp(op=op, a=2, b=3, shift=pick.choice(places) if op is Op.MUL else 0, d=4, **fields)
     return [*numbers, computed, *four_bytes(a=4)]
