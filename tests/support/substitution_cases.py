@@ -40,10 +40,12 @@ class Drawn:
     seed : int
     tables : bool
         Whether some operators have a table.
+    multiply : bool
+        Whether there are products and differences.
     """
 
-    def __init__(self, seed: int, tables: bool = True) -> None:
-        self.tables = tables
+    def __init__(self, seed: int, tables: bool = True, multiply: bool = True) -> None:
+        self.tables, self.multiply = tables, multiply
         self.rng = np.random.default_rng(seed)
         self.ops: list[DeviceOp] = []
         h, w, c = self.rng.integers(5, 9), self.rng.integers(5, 9), self.rng.integers(1, 6)
@@ -93,7 +95,7 @@ class Drawn:
 
     def pair(self, one: View, other: View) -> View:
         dst = self.view(one.shape)
-        if self.rng.integers(2):
+        if self.rng.integers(2) or not self.multiply:
             return self.put(
                 Add(
                     self.name(),
@@ -101,7 +103,7 @@ class Drawn:
                     other,
                     dst,
                     self.scale(),
-                    self.scale() * int(self.rng.choice([-1, 1])),
+                    self.scale() * int(self.rng.choice([-1, 1]) if self.multiply else 1),
                     self.zero(),
                     self.zero(),
                 )
@@ -158,9 +160,9 @@ class Drawn:
         return DeviceSegment("drawn", tuple(op.on(seen) for op in self.ops))
 
 
-def drawn(seed: int, size: int = 7, tables: bool = True) -> DeviceSegment:
+def drawn(seed: int, size: int = 7, tables: bool = True, multiply: bool = True) -> DeviceSegment:
     """A random segment of about so many operators."""
-    made = Drawn(seed, tables)
+    made = Drawn(seed, tables, multiply)
     while len(made.ops) < size:
         made.grown()
     return made.segment()

@@ -133,7 +133,10 @@ def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
 def test_random_segments(name: str) -> None:
     for seed in range(2):
         check(
-            drawn(70 + seed, 8, CONFIGS[name].lookup_tables > 0), CONFIGS[name], [None, 1, 2, 4][seed], seed
+            drawn(70 + seed, 8, CONFIGS[name].lookup_tables > 0, bool(CONFIGS[name].multiply)),
+            CONFIGS[name],
+            [None, 1, 2, 4][seed],
+            seed,
         )
 
 
@@ -142,7 +145,7 @@ def test_random_segments(name: str) -> None:
 def test_random_segments_on_every_configuration(name: str) -> None:
     uses = sum(
         check(
-            drawn(500 + seed, 10, CONFIGS[name].lookup_tables > 0),
+            drawn(500 + seed, 10, CONFIGS[name].lookup_tables > 0, bool(CONFIGS[name].multiply)),
             CONFIGS[name],
             [None, 1, 2, 4, 16, 64][seed % 6],
             seed,
