@@ -79,13 +79,14 @@ def split(op: Conv, rows: Ranges, columns: Ranges) -> list[Conv] | None:
 
 
 def useful(op: Conv) -> float:
-    """Products of a convolution of which no factor is padding."""
+    """Products of a convolution of which no factor is padding; all of them if it goes on with what it makes."""
+    if op.pool is not None or op.epilogue is not None:
+        return op.macs
     share = 1.0
     for axis in range(2):
-        size, outputs, window = op.src.shape[1 + axis], op.dst.shape[1 + axis], op.window
-        if op.pool is None and op.epilogue is None:
-            seen = sum(len(_taps(window, axis, size, at)) for at in range(outputs))
-            share *= seen / (outputs * window.kernel[axis])
+        size, outputs = op.src.shape[1 + axis], op.dst.shape[1 + axis]
+        seen = sum(len(_taps(op.window, axis, size, at)) for at in range(outputs))
+        share *= seen / (outputs * op.window.kernel[axis])
     return share * op.macs
 
 

@@ -26,10 +26,6 @@ from weft.hdl.isa.memmap import Counter
 from weft.sim.rtl.covered import HostedRtl
 
 
-def of_kind(scenario: Scenario, kind: type[Instruction]) -> list[Instruction]:
-    return [item for step in scenario.steps for item in step.program if isinstance(item, kind)]
-
-
 def runs(scenarios: Iterable[Scenario]) -> list[dict[Counter, int]]:
     """The counters of the core behind each scenario, all of which it passes."""
     found = []
