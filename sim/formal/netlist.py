@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from amaranth.back import rtlil
-from amaranth.hdl import Fragment
+from amaranth.hdl import Fragment, Value
+from amaranth.lib.wiring import Out
 
 from weft.hdl.errors import WeftError
 from weft.hdl.formal.property import OPENED, Bench
@@ -50,10 +51,20 @@ class NetlistError(WeftError, RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """A bench as RTLIL, and for inputs that stand for signals inside of it, these."""
+    """A bench as RTLIL.
+
+    Attributes
+    ----------
+    text : str
+    peeks : dict
+        For inputs that stand for signals inside of the bench, these.
+    outputs : tuple of str
+        The unit's, also those that the bench does not look at.
+    """
 
     text: str
     peeks: dict[str, str]
+    outputs: tuple[str, ...]
 
 
 def source(bench: Bench, *, covering: bool = False) -> Source:
@@ -63,8 +74,15 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
     fragment = Fragment.get(bench, None)
     outputs = bench.covers.values() if covering else ()
     text = rtlil.convert(fragment, name=TOP, ports=[*bench.inputs, *outputs], emit_src=False)
+    dut = bench.dut
     return Source(
-        without_zeros(text), {signal.name: f"{bench.DUT}.{path}" for path, signal in bench.peeks.items()}
+        without_zeros(text),
+        {signal.name: f"{bench.DUT}.{path}" for path, signal in bench.peeks.items()},
+        tuple(
+            Value.cast(value).name
+            for _path, member, value in dut.signature.flatten(dut)
+            if member.flow is Out
+        ),
     )
 
 
@@ -100,12 +118,14 @@ def mutations(found: Source, folder: Path, count: int, seed: int, but: Iterable[
 
 def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
     """Whether the unit after `mutation` is proven to compute the same: with the same in all registers and at the inputs
-    all signals are the same, also those that the bench does not look at. Clocks do not count, as a bench has one.
+    all that comes out of the unit and goes into registers is the same, also where the bench does not look at it.
+    Registers that nothing reads do not count, unless the bench does, nor do clocks, as a bench has one.
 
     False where no proof is found, too.
     """
     (folder / "bench.il").write_text(found.text)
-    _run(folder, {"peeks": {}, "same_after": mutation})
+    looked_at = [path.removeprefix(f"{Bench.DUT}.") for path in found.peeks.values()]
+    _run(folder, {"peeks": {}, "same_after": mutation, "kept": [*found.outputs, *looked_at]})
     return "Equivalence successfully proven!" in (folder / LOG).read_text()
 
 
@@ -147,6 +167,18 @@ def _connect(design: Any, path: str, port: str) -> None:
     module.connect(libyosys.SigSpec(wire), libyosys.SigSpec(signal))
 
 
+def _without_unread(design: Any, kept: Iterable[str]) -> None:
+    """Leave out what nothing reads, bit by bit, but the signals that are `kept`, and what they depend on."""
+    from pyosys import libyosys
+
+    inside = {str(name)[1:]: wire for name, wire in design.top_module().wires_.items()}
+    for path in kept:
+        if wire := inside.get(_unnamed(inside, path)):
+            wire.set_bool_attribute(libyosys.IdString("\\keep"), True)
+    for command in ("splitcells", "opt_clean -purge"):
+        libyosys.run_pass(command, design)
+
+
 def _work(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
@@ -166,14 +198,11 @@ def _work(job: dict[str, Any]) -> None:
     if "same_after" in job:
         whole = ("flatten", "memory_map", "async2sync")
         gold, gate = f"{TOP}.{Bench.DUT}", "gate"
-        run(
-            f"hierarchy -top {gold}",
-            "design -save before",
-            *whole,
-            "design -stash gold",
-            "design -load before",
-        )
-        run(job["same_after"], *whole, f"rename {gold} {gate}")
+        run(f"hierarchy -top {gold}", "design -save before", *whole)
+        _without_unread(design, job["kept"])
+        run("design -stash gold", "design -load before", job["same_after"], *whole)
+        _without_unread(design, job["kept"])
+        run(f"rename {gold} {gate}")
         run(
             f"design -copy-from gold -as gold {gold}", f"equiv_make gold {gate} equiv", "hierarchy -top equiv"
         )

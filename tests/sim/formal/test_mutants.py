@@ -92,6 +92,36 @@ def test_what_changes_nothing_is_no_fault(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.same, found.survivors, found.count) == (listed[:1], listed[1:], 1)
 
 
+class Half(wiring.Component):
+    """The lower of two bits, a cycle later; the upper one is kept as well, and nothing reads it."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "o": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        kept = Signal(2)
+        m.d.sync += kept.eq(self.a)
+        m.d.comb += self.o.eq(kept[0])
+        return m
+
+
+class Watched(Bench):
+    """Claims nothing."""
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+
+
+@pytest.mark.parametrize("bit", [0, 1])
+def test_what_nothing_reads_is_no_fault(bit: int, tmp_path: Path) -> None:
+    source = netlist.source(Watched(Half()))
+    register = re.search(r"cell \$s?dff (\S+)", netlist.logic(source))
+    assert register is not None
+    mutation = f"mutate -mode inv -module top.dut -cell {register[1]} -port Q -portbit {bit}"
+    assert netlist.changes_nothing(source, tmp_path, mutation) == (bit == 1)
+
+
 def test_other_units_are_not_shown_the_mutants() -> None:
     logic = netlist.logic(netlist.source(Part("sum")))
     assert logic == netlist.logic(netlist.source(Part("odd")))
