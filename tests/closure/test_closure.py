@@ -32,6 +32,7 @@ from support.random_instructions import DUMP
 from support.random_programs import MEMORY, PROGRAM
 
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Queue, Store, Vec
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Reg
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -91,18 +92,29 @@ def test_memory_may_be_anywhere() -> None:
         assert device.fault.address == MEMORY - 8
 
 
+def arithmetic_results(scenario: Scenario) -> np.ndarray:
+    """The numbers that the kernels of a program of `arithmetic` leave, an int32 for each element."""
+    (step,) = scenario.steps
+    assert isinstance(step.expected, bytes)
+    vectors = np.frombuffer(step.expected, np.uint8)[DUMP:][: FULL.scratchpad_size * FULL.n]
+    kernels = sum(isinstance(item, Kernel) for item in step.program)
+    results = vectors.reshape(-1, 4, FULL.n)[:kernels].transpose(0, 2, 1)
+    return results.copy().view("<i4").ravel()
+
+
 def test_arithmetic_at_its_corners() -> None:
     """On the golden interpreter: most results are different numbers, and some are at a limit."""
-    config = FULL
-    _, scenario = itertools.islice(arithmetic(Core(config)), 2)
-    memory = scenario.steps[0].expected
-    assert isinstance(memory, bytes)
-    vectors = np.frombuffer(memory, np.uint8)[DUMP:][: config.scratchpad_size * config.n].reshape(
-        -1, 4, config.n
-    )
-    results = vectors[:KERNELS][:, [0, 2, 1, 3]].transpose(0, 2, 1).copy().view("<i4")
+    _, scenario = itertools.islice(arithmetic(Core(FULL)), 2)
+    results = arithmetic_results(scenario)
     assert len(np.unique(results)) > KERNELS
-    assert {0, -1, (1 << 31) - 1, -(1 << 31)} <= set(results.ravel().tolist())
+    assert {0, -1, (1 << 31) - 1, -(1 << 31)} <= set(results.tolist())
+
+
+def test_quotients_of_the_largest_numbers() -> None:
+    """Of 2**31, which is the largest of 32 bits without its sign, of numbers next to that, and of half of it."""
+    *_, scenario = arithmetic(Core(FULL))
+    exponents = arithmetic_results(scenario) >> MULTIPLIER_BITS
+    assert {16, 31, 32} <= set(exponents.tolist())
 
 
 @pytest.mark.parametrize("name", GROUPS)

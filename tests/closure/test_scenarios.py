@@ -15,12 +15,13 @@ from support.core_balanced import LIMITS, Balanced, balanced
 from support.core_cases import Benches, Core, Scenario
 from support.core_crowded import SEEDS, crowded
 from support.core_directed import ends
+from support.core_large import SHORT_STORES, Large, WholeSums, large
 from support.core_nested import LOOPS, Nested, nested
 from support.core_signals import KINDS, MASKS, signals
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY
 
-from weft.hdl.isa import Instruction, Kernel, Load, Mm, Store, Vec
+from weft.hdl.isa import Instruction, Kernel, Load, Mm, Softmax, Store, Vec
 from weft.hdl.isa.int4 import FACTOR_PLACES
 from weft.hdl.isa.memmap import Counter
 from weft.sim.rtl.covered import HostedRtl
@@ -119,6 +120,30 @@ def test_a_signal_that_is_lost_is_seen() -> None:
             "one is lost: not done",
             "none is lost: done, 2",
         ]
+
+
+def test_sums_grow_to_the_largest_number_and_wrap() -> None:
+    seen: list[list[int]] = []
+
+    class Watched(WholeSums):
+        def observe(self, *, accumulators: bool = False) -> None:
+            super().observe(accumulators=accumulators)
+            seen.append([int(total) for total in self.memories.sums[:2]])
+
+    Watched(FULL, 6000, (Softmax,)).build_whole_sums()
+    growing, largest = zip(*seen, strict=True)
+    assert any(after < before for before, after in itertools.pairwise(growing))
+    assert max(largest) >= (1 << 32) - 128  # which rounds up beyond 24 bits where 8 bits are left off
+    assert 0 < largest[-1] < largest[-2]
+
+
+def test_short_stores_wait_for_memory_that_is_late() -> None:
+    scenario = next(item for item in large(Core(SMALL)) if "short" in item.name)
+    (counters,) = runs([scenario])
+    assert counters[Counter.STORE_BUSY] > 200 * SHORT_STORES / 4
+    made = Large(SMALL, 6000, (Store,))
+    made.build_short_stores()
+    assert sum(isinstance(item, Store) for item in made.program) == SHORT_STORES
 
 
 def test_registers_are_read_in_every_count() -> None:

@@ -6,11 +6,12 @@ Random programs compute with random numbers, of which few are 0, at a limit, or 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from support.core_cases import Bench, Benches, Core, Scenario, Step, compared
+from support.core_cases import Benches, Core, Scenario, compared
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import block_of
 from support.random_programs import Generator
@@ -26,6 +27,9 @@ NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 0x5555, 0x2AAAAA, 0x555555, (1 << 23) 
 """From which first operands count on, one for each element; their negatives as well."""
 FACTORS = (0, 1, 2, 3, 5, 0xAAAA, 0x15555, (1 << 17) - 1, 1 << 16, 1 << 17)
 PLACES = (0, 1, 2, 3, 5, 8, 16, 17, 24, 31, 32, 33, 47, 48, 63)
+HIGHEST = (0x400000, 0x555555, (1 << 23) - 8, -(1 << 23), -0x555555)
+"""Numbers that are moved up by 8 places, up to where 32 bits end; `LOWEST` are added to them."""
+LOWEST = (0, 1, 170)
 OPERATIONS = (*[Op.MUL] * 6, *[Op.RECIPROCAL, Op.RSQRT] * 2, Op.ADD, Op.SUB, Op.RSUB, Op.MIN, Op.MAX)
 
 
@@ -61,24 +65,39 @@ def arithmetic(core: Core) -> Iterator[Scenario]:
     made = Halfway(core.config, 5000, (Vec,))
     made.build(REQUANTISED)
     yield Scenario("halfway", bench, [compared("halfway", made, made.program, bench)])
-    for seed in range(PROGRAMS + HALVES if core.config.kernel else 0):
-        bench = Benches(core).of({"latency": 1 + 4 * seed})
-        bench.fresh = False
-        yield Scenario(
-            f"arithmetic {seed}", bench, [_program(core, 5000 + seed, bench, halves=seed >= PROGRAMS)]
-        )
+    if not core.config.kernel:
+        return
+    for seed in range(PROGRAMS + HALVES):
+        pick = random.Random(5000 + seed)
+        kernels = (_kernel(pick, seed >= PROGRAMS) for _ in range(KERNELS))
+        yield _computed(core, f"arithmetic {seed}", 5000 + seed, 1 + 4 * seed, kernels)
+    quotients = itertools.product(sorted(SERIAL), HIGHEST, LOWEST)
+    yield _computed(core, "large quotients", 5100, 1, itertools.starmap(_quotient, quotients))
 
 
-def _program(core: Core, seed: int, bench: Bench, *, halves: bool) -> Step:
-    made, pick = Generator(core.config, seed, serial=True), random.Random(seed)
+def _computed(core: Core, name: str, seed: int, latency: int, kernels: Iterable[list[MicroOp]]) -> Scenario:
+    """Kernels one after the other, as many as have room in the scratchpad, and all that they write."""
+    bench = Benches(core).of({"latency": latency})
+    bench.fresh = False
+    made = Generator(core.config, seed, serial=True)
     made.prologue()
-    for number in range(min(KERNELS, made.scratchpad // 4)):
-        made.put(_kernel(pick, halves), 0)
+    for number, ops in enumerate(itertools.islice(kernels, made.scratchpad // 4)):
+        made.put(ops, 0)
         assert made.append(
             Kernel(start=0, dst=4 * number, dst2=4 * number + 2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
         )
     assert made.append(made.dump())
-    return compared(f"arithmetic {seed}", made, made.program, bench)
+    return Scenario(name, bench, [compared(name, made, made.program, bench)])
+
+
+def _quotient(op: Op, number: int, lowest: int) -> list[MicroOp]:
+    """A number of more than 30 bits for each element, what a division makes of it, and the four bytes of that."""
+    return [
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
+        MicroOp(op=Op.ADD, a=1, shift=8, b_immediate=1, immediate=lowest, d=2),
+        MicroOp(op=op, a=2, d=4),
+        *four_bytes(a=4),
+    ]
 
 
 def _kernel(pick: random.Random, halves: bool) -> list[MicroOp]:

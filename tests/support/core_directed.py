@@ -225,6 +225,11 @@ def wild(core: Core, seed: int) -> Scenario:
         if turn % 2:
             steps.append(Step("after wild ones", lambda device, limit: carried_out(
                 device, good, words, limit), expected, good.program))  # fmt: skip
+    # Pixels of as many vectors as there may be, which follow each other or overlap.
+    for length, apart in product((0xFFFF, 0xAAAA, 0x5555), (0, 1, 3)):
+        most = Load(length=length, pixels=2, pitch=length - apart, run=0xFFFFFF, line=1, rows=2)
+        cut = _cut_short(words_of([most]), PROGRAM, random.Random(length))
+        steps.append(Step(f"wild pixels of {length}", cut, ""))
     steps.append(Step("a long wait", _cut_short(words_of([Load(wait=1)]), PROGRAM, pick, LONG), ""))
     return Scenario("wild", bench, steps)
 

@@ -1,16 +1,18 @@
-"""Programs with what is large: sums of long rows of scores, columns of long rows, fields of loads, and transfers of
-more than 64 KiB."""
+"""Programs with what is large: sums of long rows of scores, columns of long rows, fields of loads, transfers of more
+than 64 KiB, and many transfers that memory is slow to take."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from support.core_cases import Benches, Core, Scenario, compared
 from support.core_observed import Observed, four_bytes
-from support.random_instructions import DUMP, MEMORY, block_of
+from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
 from support.random_programs import Generator
-from weft.hdl.isa import Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
+from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import Op
 
 COLUMNS = (0x2A, 0x155, 0x2AA, 0x555, 0xAAA)
@@ -23,6 +25,14 @@ OVERLAPPING = (0x55, 0xAA, 0x155, 0x1AA)
 """Bytes of pixels of which the next one begins a third further on: there is a pass over the row for each vector."""
 PIXELS = (0xAAAA, 0xAAAA - 32, 0xAAAA - 512)
 """Of large transfers, each of two bytes."""
+MOST = 4095
+"""Vectors of a row, as many as an instruction has."""
+WHOLE_PARTS = 5
+"""Of a row, each of `MOST` vectors: with N = 4 its sum of probabilities is beyond 32 bits."""
+LARGEST_SUM = (1 << 32) - 1
+SHORT_STORES = 40
+LATE: dict[str, dict[str, Any]] = {"short stores": {"latency": 200}}
+"""By program a memory that confirms late."""
 SUMS = 4
 """Of each number of columns."""
 NORMALISED = 4
@@ -60,11 +70,47 @@ class Large(Observed):
                 row |= state | {"relative": 0, "length": (1 << 15) - 1}
                 row |= {"source": Source.SCRATCHPAD, "params": self.block()}
                 self._drawn(Softmax, row, "ob")
-            for _ in range(NORMALISED):
-                self._drawn(
-                    Normalise, state | {"ob": 1, "oy": 1, "ox": 1, "scaled": 0, "exponent": -(turn % 8)}, "oy"
-                )
-            self.observe()
+            self._results(state["state"], -(turn % 8))
+
+    def build_whole_sums(self) -> None:
+        """Rows whose sums grow as far as they can, in parts as long as an instruction's: one until it wraps, with
+        keys far below the maximum on the way, and one to the largest number that there is, and beyond."""
+        self.prologue()
+        self.observe()
+        for turn in range(WHOLE_PARTS):
+            self._row(0, turn == 0, MOST)
+            self._row(0, False, 2, equal=False)
+            self._results(0, -turn)
+        one = 256 * whole(self.config)
+        vectors = LARGEST_SUM // one
+        for part in range(0, vectors, MOST):
+            self._row(1, part == 0, min(MOST, vectors - part))
+        self._row(1, False, (LARGEST_SUM - vectors * one) // (one >> octaves(self.config)), equal=False)
+        self._results(1, 0)
+        self._row(1, False, 1)
+        self._results(1, 0)
+
+    def _row(
+        self, state: int, first: bool, vectors: int, *, equal: bool = True, length: int = 1 << 14
+    ) -> None:
+        """A part of a row, all of whose scores are `equal`, or lower."""
+        params = self.scratchpad + (0 if equal else PARAMETER_VECTORS)
+        fields = {"ob": vectors, "oy": 1, "ox": 1, "state": state, "first": int(first)}
+        fields |= {
+            "final": 0,
+            "length": 1 << 14,
+            "causal": 0,
+            "relative": 0,
+            "source": Source.SCRATCHPAD,
+            "params": params,
+        }
+        self._drawn(Softmax, fields, "ob")
+
+    def _results(self, state: int, exponent: int) -> None:
+        for _ in range(NORMALISED):
+            fields = {"state": state, "ob": 1, "oy": 1, "ox": 1, "scaled": 0, "exponent": exponent}
+            self._drawn(Normalise, fields, "oy")
+        self.observe()
 
     def build_columns(self) -> None:
         """The numbers of elements of long rows, of which the last column's stay."""
@@ -104,6 +150,13 @@ class Large(Observed):
         ):  # each bit of a count, with less than a vector beside it
             assert self.append(Load(base=7, dst=power, run=(1 << power) + 1, length=self.config.n))
         self.observe()
+        size, n = self.config.scratchpad_size, self.config.n
+        # All of the scratchpad: by two pixels that have almost all bytes in common, and by as many rows as it has.
+        half = {"length": size // 2 * n, "run": size * n, "dst_vector": 1, "dst_pixel": size // 2}
+        assert self.append(Load(base=7, pixels=2, pitch=(size // 2 - 1) * n, **half))
+        assert self.append(dataclasses.replace(self.dump(), offset=self.stored))
+        assert self.append(Load(base=7, rows=size, row_pitch=n + 1, run=n, length=n, dst_row=1))
+        self.observe()
 
     def build_store(self) -> None:
         """Pixels that follow each other in memory are one transfer, here of more than 64 KiB, and of odd and even
@@ -113,6 +166,13 @@ class Large(Observed):
             assert 2 * pixels < MEMORY - DUMP
             assert self.append(Store(base=6, src=source, pixels=pixels, length=2, pitch=2))
 
+    def build_short_stores(self) -> None:
+        """Of a few bytes each, one after the other."""
+        self.prologue()
+        for turn in range(SHORT_STORES):
+            place = turn * (self.config.bus_bytes + 1)
+            assert self.append(Store(base=6, offset=place, src=turn, length=1 + turn % self.config.n))
+
     def _drawn(self, kind: type[Softmax] | type[Normalise], fields: dict[str, int], loop: str) -> None:
         """One with these fields that is valid; along the loop it stays where it is."""
         for _ in range(300):
@@ -121,6 +181,31 @@ class Large(Observed):
             if self.append(dataclasses.replace(drawn, **dict.fromkeys(strides, 0) | fields)):
                 return
         raise AssertionError(f"no {kind.__name__} with {fields} is valid")
+
+
+class WholeSums(Large):
+    """`Large` whose first parameter block makes 0 of every score, and whose second makes them lower by `octaves`.
+    Parameters are those of `Observed`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._blocks = iter(range(BLOCKS))
+
+    def parameters(self) -> bytes:
+        """Bytes of elements are too small to change what is rounded."""
+        bits = self.config.mantissa_bits
+        lower = -(octaves(self.config) << 17) & 0xFFFFFFFF | 1 << 32 + bits - 1 | bits + 9 << 56
+        return block_of([lower * next(self._blocks)] * self.config.n)
+
+
+def whole(config: Config) -> int:
+    """What a vector of keys that are all at the maximum adds to a row's sum, which has 8 bits behind the point."""
+    return config.n * config.exp2_table[0]
+
+
+def octaves(config: Config) -> int:
+    """So many octaves lower, a vector of keys adds less than 128 to the bits of a sum, and more than 63."""
+    return whole(config).bit_length() + 1
 
 
 def _again(ops: list[MicroOp]) -> list[MicroOp]:
@@ -133,11 +218,14 @@ def large(core: Core) -> Iterator[Scenario]:
     kinds = [("store", Store, Large.build_store), ("loads", Load, Large.build_loads)]
     kinds += [("sums", Softmax, Large.build_sums)] if core.config.softmax else []
     kinds += [("columns", Kernel, Large.build_columns)] if core.config.kernel else []
+    if not core.sequential:  # which has one access at a time, and takes some hundred cycles for each column
+        kinds += [("short stores", Store, Large.build_short_stores)]
+        kinds += [("whole sums", Softmax, Large.build_whole_sums)] if core.config.softmax else []
     for name, kind, build in kinds:
-        bench = Benches(core).of({"latency": 2})
+        bench = Benches(core).of(LATE.get(name, {"latency": 2}))
         bench.fresh = False
-        made = Large(core.config, 6000, (Load, Vec, kind))
-        if core.sequential:  # some hundred cycles for each column
+        made = (WholeSums if build is Large.build_whole_sums else Large)(core.config, 6000, (Load, Vec, kind))
+        if core.sequential:
             made.columns = COLUMNS[:2]
         build(made)
         step = compared(f"large {name}", made, made.program, bench)
