@@ -19,7 +19,7 @@ from weft.hdl.errors import WeftError
 from weft.sim.rtl.covered import HostedRtl
 from weft.sim.rtl.mutated import Mutated, chosen
 
-SECONDS = 120
+SECONDS = 240
 """After which a mutant is given up, and counts as one that no scenario tells from the core."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from closure import extremes
 from closure.cores import FULL, SMALL
 from support.core_balanced import LIMITS, Balanced, balanced
 from support.core_cases import Benches, Core, Scenario
-from support.core_crowded import SEEDS, crowded
+from support.core_corners import KINDS as CORNERS
+from support.core_corners import Apart, Corners, Kind, corners
+from support.core_crowded import REFUSED, SEEDS, crowded
 from support.core_directed import ends
 from support.core_large import SHORT_STORES, Large, WholeSums, large
 from support.core_nested import LOOPS, Nested, nested
@@ -21,17 +24,18 @@ from support.core_signals import KINDS, MASKS, signals
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY
 
-from weft.hdl.isa import Instruction, Kernel, Load, Mm, Softmax, Store, Vec
+from weft.hdl.isa import Instruction, Kernel, Load, Mm, Normalise, Softmax, Store, Vec
+from weft.hdl.isa.config import Config
 from weft.hdl.isa.int4 import FACTOR_PLACES
 from weft.hdl.isa.memmap import Counter
 from weft.sim.rtl.covered import HostedRtl
 
 
-def runs(scenarios: Iterable[Scenario]) -> list[dict[Counter, int]]:
+def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Counter, int]]:
     """The counters of the core behind each scenario, all of which it passes."""
     found = []
     for scenario in scenarios:
-        with HostedRtl(SMALL, MEMORY, **scenario.bench.memory) as device:
+        with HostedRtl(config, MEMORY, **scenario.bench.memory) as device:
             assert [step.fault(device) for step in scenario.steps] == [None] * len(scenario.steps)
             found.append(device.counters())
     return found
@@ -88,8 +92,56 @@ def test_balanced_programs_are_right() -> None:
 
 def test_units_wait_for_memories() -> None:
     counters = runs(crowded(Core(SMALL)))
-    assert len(counters) == len(SEEDS[Load])
-    assert all(item[Counter.LOAD_PORT] > 0 and item[Counter.VEC_PORT] > 0 for item in counters)
+    loads = len(SEEDS[Load])
+    assert len(counters) == loads + len(REFUSED[Softmax])
+    assert all(item[Counter.LOAD_PORT] > 0 for item in counters[:loads])
+    assert all(item[Counter.VEC_PORT] > 0 for item in counters)
+
+
+@pytest.mark.long
+def test_kernels_are_refused_what_they_read_and_write_right() -> None:
+    scenarios = list(crowded(Core(FULL)))
+    for counters in runs(scenarios[-len(REFUSED[Kernel]) - len(REFUSED[Softmax]) :], FULL):
+        assert counters[Counter.VEC_PORT] > 5000
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind.needs is Normalise else ()) for kind in CORNERS],
+)
+def test_corners_are_right(kind: Kind) -> None:
+    first = next(corners(Core(SMALL), [kind]))
+    assert len(runs([first])) == 1
+
+
+@pytest.mark.long
+def test_corners_are_right_of_a_core_with_everything() -> None:
+    assert len(runs(corners(Core(FULL)), FULL)) > len(CORNERS)
+
+
+def test_masks_end_far_in_a_row_and_begin_ahead_of_it() -> None:
+    made = Corners(FULL, 7000, (Load,))
+    made.build_masks()
+    drawn = [item for item in made.program if isinstance(item, Softmax)]
+    assert any(item.causal and not item.relative and item.diagonal < -1 for item in drawn)
+    assert any(not item.causal and not item.relative and item.length > 128 for item in drawn)
+
+
+@pytest.mark.long
+def test_quotients_show_the_last_bit_of_their_factor() -> None:
+    """Of each sum and scale some results are others if it is another one."""
+    seen = []
+
+    class Watched(Apart):
+        def drawn(self, kind: type[Instruction], change: Callable[[], Any], *, observe: bool = True) -> None:
+            fields = change()
+            if "scale" in fields:
+                seen.append(self._sharpness(fields["state"], fields["scale"], self.scratchpad // 2))
+            super().drawn(kind, change, observe=observe)
+
+    Watched(FULL, 7000, (Load,)).build_quotients()
+    assert len(seen) > 100
+    assert np.mean(seen) > 2
 
 
 def test_a_kernel_runs_while_products_read() -> None:

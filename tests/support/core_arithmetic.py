@@ -30,6 +30,9 @@ PLACES = (0, 1, 2, 3, 5, 8, 16, 17, 24, 31, 32, 33, 47, 48, 63)
 HIGHEST = (0x400000, 0x555555, (1 << 23) - 8, -(1 << 23), -0x555555)
 """Numbers that are moved up by 8 places, up to where 32 bits end; `LOWEST` are added to them."""
 LOWEST = (0, 1, 170)
+LIMITS = ((65537, 65535, 1), (65537, -65535, 1), (599479, 14329, 2), (599479, -14329, 2))
+"""Numbers, factors, and places of products that are 2**31 - 1/2 and 2**31 - 1/4, and the negatives of these."""
+POWERS = (*range(5, 32, 2), *range(4, 31, 2), 0, 1)
 OPERATIONS = (*[Op.MUL] * 6, *[Op.RECIPROCAL, Op.RSQRT] * 2, Op.ADD, Op.SUB, Op.RSUB, Op.MIN, Op.MAX)
 
 
@@ -73,6 +76,17 @@ def arithmetic(core: Core) -> Iterator[Scenario]:
         yield _computed(core, f"arithmetic {seed}", 5000 + seed, 1 + 4 * seed, kernels)
     quotients = itertools.product(sorted(SERIAL), HIGHEST, LOWEST)
     yield _computed(core, "large quotients", 5100, 1, itertools.starmap(_quotient, quotients))
+    yield _computed(
+        core,
+        "quotients of powers of two",
+        5200,
+        1,
+        itertools.starmap(_of_power, itertools.product(SERIAL, POWERS)),
+    )
+    limits = itertools.product(LIMITS, range(core.config.n))
+    yield _computed(core, "products at the limit", 5400, 1, itertools.starmap(_at_limit, limits))
+    pick = random.Random(5300)
+    yield _computed(core, "products with exponents", 5300, 1, (_scaled(pick) for _ in range(KERNELS)))
 
 
 def _computed(core: Core, name: str, seed: int, latency: int, kernels: Iterable[list[MicroOp]]) -> Scenario:
@@ -96,6 +110,42 @@ def _quotient(op: Op, number: int, lowest: int) -> list[MicroOp]:
         MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
         MicroOp(op=Op.ADD, a=1, shift=8, b_immediate=1, immediate=lowest, d=2),
         MicroOp(op=op, a=2, d=4),
+        *four_bytes(a=4),
+    ]
+
+
+def _of_power(op: Op, power: int) -> list[MicroOp]:
+    """A power of two, or the least of all numbers, what a division makes of it, and the four bytes of that."""
+    number, places = (
+        (1 << power, 0) if power < 23 else (1 << 22, power - 22) if power < 31 else (-(1 << 23), 8)
+    )
+    return [
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
+        MicroOp(op=Op.ADD, a=1, shift=places, b_immediate=1, d=2),
+        MicroOp(op=op, a=2, d=4),
+        *four_bytes(a=4),
+    ]
+
+
+def _at_limit(limit: tuple[int, int, int], element: int) -> list[MicroOp]:
+    """A product of which that of one element is rounded to 2**31, and the four bytes of that."""
+    number, factor, places = limit
+    return [
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=number - element, d=1),
+        MicroOp(op=Op.MUL, a=1, b_immediate=1, immediate=factor, shift=places, d=4),
+        *four_bytes(a=4),
+    ]
+
+
+def _scaled(pick: random.Random) -> list[MicroOp]:
+    """A number times the quotient of another one, with its exponent, and the four bytes of that."""
+    first, second = (pick.randrange(1, 1 << pick.randrange(4, 23)) for _ in range(2))
+    fields = {"shift": pick.randrange(16), "scaled": 1, "floor": pick.randrange(2)}
+    return [
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=first, d=1),
+        MicroOp(op=Op.INDEX, b_immediate=1, immediate=second, d=2),
+        MicroOp(op=pick.choice(SERIAL), a=2, d=3),
+        MicroOp(op=Op.MUL, a=1, b=3, d=4, **fields),
         *four_bytes(a=4),
     ]
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from support.core_cases import Benches, Core, Scenario, Step, carried_out, words_of
 from support.random_programs import PROGRAM, WithoutDivision
-from weft.hdl.isa import BASES, Instruction, Load, Store
+from weft.hdl.isa import BASES, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.memmap import DECERR, SLVERR, WATCHDOG_CYCLES, Counter, Fault, FaultUnit, Reg, Status
 from weft.sim.device import DeviceError
 from weft.sim.rtl.covered import HostedRtl
@@ -113,10 +113,17 @@ def _begin(device: HostedRtl, words: bytes) -> None:
 
 
 def _stops(core: Core, words: bytes, pick: random.Random) -> list[tuple[str, Run]]:
-    waiting = words_of([Load(base=0, run=1, wait=1)])
+    waiting = {
+        kind: words_of([kind(wait=1)])
+        for kind in (Load, Mm, Vec, Store)
+        if not kind().unsupported(core.config)
+    }
     return [
         *((f"stop {cycles}", _stopped(words, cycles)) for cycles in (0, *pick.sample(range(20, 600), 4))),
-        *([] if core.sequential else [("stop of what waits", _stopped(waiting, 50))]),
+        *(
+            (f"stop of a {kind.__name__} that waits", _stopped(program, 50))
+            for kind, program in ({} if core.sequential else waiting).items()
+        ),
     ]
 
 

@@ -1,5 +1,5 @@
-"""Units that take the memories on the chip from each other: kernels and loads beside products, results and stores,
-without an order between them, and loads of both kinds one after the other."""
+"""Units that take the memories on the chip from each other: kernels, rows of scores and loads beside products, results
+and stores, without an order between them, and loads of both kinds one after the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from typing import Any
 from support.core_cases import Benches, Core, Scenario, Step, compared, counted
 from support.kernel_model import random_kernel
 from support.random_programs import KERNELS, Generator
-from weft.hdl.isa import Instruction, Kernel, Load, Memory, MicroOp, Mm, Source, Store, Vec
+from weft.hdl.isa import (
+    Instruction,
+    Kernel,
+    Load,
+    Memory,
+    MicroOp,
+    Mm,
+    Normalise,
+    Softmax,
+    Source,
+    Store,
+    Vec,
+)
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.kernel import Op
+from weft.hdl.isa.kernel import STRIP_ROWS, Op
 
 TURNS = 8
 """Of products and stores, each with other instructions beside them."""
@@ -21,6 +33,12 @@ BESIDE = 5
 RESULTS = 4
 TRIES = 100
 SEEDS: dict[type[Instruction], range] = {Kernel: range(500, 502), Load: range(500, 508)}
+MANY = 40
+"""Columns."""
+PLACES = 4
+"""For the results of kernels, of a row of vectors each."""
+REFUSED: dict[type[Instruction], range] = {Kernel: range(510, 513), Softmax: range(510, 513)}
+"""Seeds, by what is beside others, of `Crowded` and `Refused`."""
 
 
 class Crowded(Generator):
@@ -38,11 +56,19 @@ class Crowded(Generator):
             if kind is Kernel:
                 self._kernels(turn)
             self._drawn(kind, 1)  # waits for the store of all, so that none of the others has to
-            others = [self._product(kind)] if kind is Kernel or turn % 2 else [self._results()] * RESULTS
+            others = [self._product(kind)] if kind is not Load or turn % 2 else [self._results()] * RESULTS
             for instruction in (*others, self._stored(turn)):
                 assert self.append(instruction)
             self._drawn(kind, BESIDE)
+            self._behind(kind)
             assert self.append(self.dump())
+
+    def timed(self, kind: type[Instruction]) -> bool:
+        """Whether the cycle model knows to the cycle how long a program takes, as it does not of divisions."""
+        return kind is Load
+
+    def _behind(self, kind: type[Instruction]) -> None:
+        """What shows more of the work of those that were beside others."""
 
     def _drawn(self, kind: type[Instruction], count: int) -> None:
         for _ in range(count):
@@ -116,13 +142,13 @@ class Crowded(Generator):
         """That reads a few places of the upper half for a long time."""
         first, r = self.config.scratchpad_depth, self.random
         steps = {
-            "a": (first // 2 if kind is Kernel else first) + r.randrange(8),
+            "a": (first // 2 if kind is not Load else first) + r.randrange(8),
             "a_ox": 1,
             "b": first + r.randrange(30),
             "b_row": 1,
         }
         return Mm(
-            kc=100 if kind is Kernel else 20, nt=4, ox=8, c_ox=1, a_kc=r.randrange(2), h=1, w=1, **steps
+            kc=100 if kind is not Load else 20, nt=4, ox=8, c_ox=1, a_kc=r.randrange(2), h=1, w=1, **steps
         )
 
     def _results(self) -> Instruction:
@@ -138,18 +164,101 @@ class Crowded(Generator):
         return Store(base=6, offset=0x4000 + turn, length=length, src=first, src_vector=1, signal=0)
 
 
+class Refused(Crowded):
+    """Kernels each of which writes in places of its own, right behind a read that may be refused, and other reads
+    behind that; and rows of scores, whose sums show in quotients. Parameters are those of `Crowded`."""
+
+    def __init__(self, config: Config, seed: int, *, serial: bool) -> None:
+        super().__init__(config, seed, serial=serial)
+        self.turn, self.banks = 0, False
+
+    def kernel(self) -> dict[str, Any]:
+        """Of a whole strip of rows, in other places than the ones before; the second kernel's columns are many, and it
+        reads accumulators."""
+        self.turn = (self.turn + 1) % (2 * PLACES)
+        fields = super().kernel() | {"ob": 1, "oy": STRIP_ROWS, "ox": 1 + self.turn % 2}
+        if fields["start"] != self.kernels[0]:
+            source = {"source": Source.ACCUMULATOR, "src": STRIP_ROWS, "src_oy": 1, "src_ox": 0, "src_ob": 0}
+            fields |= source | {"ox": MANY}
+        for name, first in (("dst", 0), ("dst2", PLACES)):
+            place = {name: (first + self.turn // 2) * STRIP_ROWS, f"{name}_oy": 1}
+            fields |= place | {f"{name}_ox": 0, f"{name}_ob": 0}
+        return fields
+
+    def timed(self, kind: type[Instruction]) -> bool:
+        return kind is Kernel
+
+    def softmax(self) -> dict[str, Any]:
+        """Of as many rows as there are states, of vectors where products read theirs."""
+        r, rows = self.random, self.config.row_states
+        place = {"src": self.config.scratchpad_depth + r.randrange(8), "dst": r.randrange(8)}
+        steps = {"src_ob": rows, "src_ox": 1, "src_oy": 0, "dst_ob": 0, "dst_oy": 0, "dst_ox": 1}
+        states = {"state": 0, "state_oy": 0, "state_ox": 1, "register": 0, "relative": 0, "causal": 0}
+        fields = {"ob": 3, "oy": 1, "ox": rows, "source": Source.SCRATCHPAD, "params": self.block()}
+        fields |= {"first": 1, "final": 0, "length": r.randrange(3 * self.config.n + 1), "diagonal": 0}
+        return fields | place | steps | states
+
+    def _kernels(self, turn: int) -> None:
+        """For each column a number, a vector to which that is added and which is written at once, and another one; and
+        for each of many columns the numbers of its elements, which are written, and a read ahead of the next one's."""
+        shown = {"b_immediate": 1, "immediate": 1, "floor": 1, "d_memory": 1}
+        few = [
+            MicroOp(op=Op.INDEX, b_immediate=1, immediate=turn, d=1),
+            MicroOp(op=Op.ADD, a_memory=1, a=0, b=1, d=2),
+            MicroOp(op=Op.MUL, a=2, d=0, **shown),
+            MicroOp(op=Op.ADD, a_memory=1, a=1, b=2, d=3),
+            MicroOp(op=Op.ADD, a_memory=1, a=6, b=3, d=4),
+            MicroOp(op=Op.MUL, a=4, d=1, again=1, end=1, **shown),
+        ]
+        many = [
+            MicroOp(op=Op.INDEX, b_immediate=1, immediate=turn - MANY * self.config.n, d=1),
+            MicroOp(op=Op.MUL, a=1, d=0, **shown),
+            MicroOp(op=Op.ADD, a_memory=1, a=0, b=1, d=2, again=1, end=1),
+        ]
+        for start, ops in zip(self.kernels, (few, many), strict=True):
+            self.put(ops, start)
+
+    def _product(self, kind: type[Instruction]) -> Instruction:
+        """In turn one that reads its second operand in all cycles but one of five, and one whose rows go to both banks
+        of accumulators in turn."""
+        self.banks = not self.banks
+        rows = {"ox": self.config.n + 1}
+        if self.banks:
+            rows = {
+                "c": 0,
+                "c_ox": self.config.accumulator_depth,
+                "c_oy": 1,
+                "ox": 2,
+                "oy": self.config.n // 2 + 1,
+            }
+        return dataclasses.replace(super()._product(kind), kc=300, a_kc=0, **rows)
+
+    def _behind(self, kind: type[Instruction]) -> None:
+        if kind is not Softmax:
+            return
+        bits = max(int(total).bit_length() for total in self.memories.sums)
+        fields = {"ob": 1, "oy": self.config.row_states, "ox": 1, "state": 0, "state_oy": 1, "state_ob": 0}
+        fields |= {"scaled": 1, "exponent": 17 - bits, "v_zero": 0, "zero": 0, "low": -128, "high": 127}
+        fields |= {"source": Source.SCRATCHPAD, "src": 0, "src_oy": 1, "dst": 32, "dst_oy": 1}
+        drawn = (dataclasses.replace(self.draw(Normalise), **fields) for _ in range(TRIES))
+        assert any(self.append(item) for item in drawn)
+
+
 def crowded(core: Core) -> Iterator[Scenario]:
     """Kernels, and loads, beside products and stores, with memories of several kinds."""
     if core.sequential:
         return
-    for kind, seeds in SEEDS.items():
+    for builder, (kind, seeds) in (
+        *((Crowded, item) for item in SEEDS.items()),
+        *((Refused, item) for item in REFUSED.items()),
+    ):
         if kind().unsupported(core.config):
             continue
         for seed in seeds:
             bench = Benches(core).of({"latency": 1 + 8 * (seed % 2)})
             bench.fresh = False
-            made, name = Crowded(core.config, seed, serial=False), f"beside {kind.__name__}"
+            made, name = builder(core.config, seed, serial=False), f"beside {kind.__name__}"
             made.build_beside(kind)
-            same = compared if kind is Kernel else partial(counted, core)
+            same = partial(counted, core) if made.timed(kind) else compared
             step: Step = same(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from support.core_arithmetic import arithmetic
 from support.core_balanced import balanced
 from support.core_cases import Core, Scenario
+from support.core_corners import corners
 from support.core_crowded import crowded
 from support.core_large import large
 from support.core_nested import nested
@@ -16,7 +17,7 @@ from support.core_signals import signals
 
 
 def special(core: Core) -> Iterator[Scenario]:
-    """Long loops, within others as well, the corners of arithmetic, large transfers and sums, pairs of instructions,
-    units that meet at a memory, and signals."""
-    for kind in (long_loops, nested, arithmetic, balanced, large, beside, crowded, signals):
+    """Long loops, within others as well, the corners of arithmetic and of operands, large transfers and sums, pairs of
+    instructions, units that meet at a memory, and signals."""
+    for kind in (long_loops, nested, arithmetic, balanced, large, beside, crowded, signals, corners):
         yield from kind(core)
