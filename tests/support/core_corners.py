@@ -50,6 +50,9 @@ FAR = 24
 """Rows of a transfer, each a burst of its own."""
 
 
+Fields = dict[str, Any]
+
+
 class Corners(Observed):
     """Builds a program of one kind. Parameters are those of `Observed`.
 
@@ -76,10 +79,13 @@ class Corners(Observed):
         return steps | {bound.name: r.randrange(10), bound.limit: r.randrange(4, 12)}
 
     def drawn(
-        self, kind: type[Instruction], change: Callable[[], dict[str, Any]], *, observe: bool = True
+        self, kind: type[Instruction], change: Fields | Callable[[], Fields], *, observe: bool = True
     ) -> None:
-        """One of a kind that is valid with what `change` draws, and what it leaves."""
-        tried = (dataclasses.replace(self.draw(kind), **change()) for _ in range(TRIES))
+        """One of a kind that is valid with fields that are given, or drawn with it, and what it leaves."""
+        tried = (
+            dataclasses.replace(self.draw(kind), **(change() if callable(change) else change))
+            for _ in range(TRIES)
+        )
         assert any(self.append(item) for item in tried), f"no {kind.__name__} is valid"
         if observe:
             self.observe(accumulators=kind is Mm)
@@ -136,7 +142,7 @@ class Corners(Observed):
         """Such steps of products."""
         self.prologue()
         for _ in range(WINDOWS):
-            self.drawn(Mm, dict)
+            self.drawn(Mm, {})
 
     def _window(self) -> dict[str, Any]:
         r = self.random
@@ -155,7 +161,7 @@ class Corners(Observed):
             if step <= 2:  # the other way round
                 place |= {"c_oy": 1, "c_ox": step, "oy": 1, "ox": ox}
                 rows = {}
-            self.drawn(Mm, lambda fields=place | rows: fields | {"accumulate": 1, "align": 0, "depthwise": 0})
+            self.drawn(Mm, place | rows | {"accumulate": 1, "align": 0, "depthwise": 0})
 
     def build_operands(self) -> None:
         """Kernels that read all vectors of all operands in every column, and write a number that depends on each."""
@@ -168,7 +174,7 @@ class Corners(Observed):
             last = four_bytes(a=1)
             self.put([*ops, *last[:-1], dataclasses.replace(last[-1], again=1, target=0)], 0)
             # Bytes in the scratchpad, as all other operands.
-            self.drawn(Kernel, lambda: {"start": 0, "source": Source.SCRATCHPAD})
+            self.drawn(Kernel, {"start": 0, "source": Source.SCRATCHPAD})
 
     def build_words(self) -> None:
         """Kernels whose micro-operations all have large numbers, and such as are written from the last one to the
@@ -177,7 +183,7 @@ class Corners(Observed):
         for number in range(WORDS):
             ops = self._wide(2 * MICRO_OPS)
             self._put_backwards(ops) if number % 2 else self.put(ops, 0)
-            self.drawn(Kernel, lambda: {"start": 0})
+            self.drawn(Kernel, {"start": 0})
 
     def _wide(self, count: int) -> list[MicroOp]:
         """Sums of numbers of 24 bits, and their bytes; other columns begin behind the first ones of them."""
@@ -217,17 +223,19 @@ class Corners(Observed):
             for _ in range(SCALES):
                 tried = (r.randrange(1 << 15, 1 << 16) for _ in range(TRIED))
                 scale = {"scale": max(tried, key=lambda number: self._sharpness(state, number, half))}
-                self.drawn(Normalise, lambda fields=many | scale: fields, observe=False)
+                self.drawn(Normalise, many | scale, observe=False)
                 self._store(half, half)
             few = result | {"ox": 8, "v_zero": r.randrange(-128, 0), "exponent": 8 + turn % 2}
-            self.drawn(Normalise, lambda fields=few: fields)
+            self.drawn(Normalise, few)
 
     def _sharpness(self, state: int, scale: int, vectors: int) -> int:
         """How many bytes have another quotient if the last bit of the factor for all of them is another one."""
         _, factor = reciprocal(self.memories.sums[[state]], scale)
         offset = 128 if self.config.probability_bits == 8 else 0
         elements = self.memories.scratchpad[:vectors].astype(np.int8).astype(np.int64) + offset
-        quotients = [round_half_even(elements * (factor + other), np.int64(17)) for other in (-1, 0, 1)]
+        quotients = [
+            round_half_even(elements * (factor + other), np.full_like(elements, 17)) for other in (-1, 0, 1)
+        ]
         return int(sum((quotients[1] != other).sum() for other in (quotients[0], quotients[2])))
 
     def _store(self, first: int, vectors: int) -> None:
@@ -243,7 +251,7 @@ class Corners(Observed):
         for part in range(PARTS):
             count = self.random.randrange(2, 400)
             row = still | {"ob": count, "first": int(part == 0)}
-            self.drawn(Softmax, lambda fields=row: fields, observe=False)
+            self.drawn(Softmax, row, observe=False)
 
     def build_far(self) -> None:
         """Transfers of many bursts, one after the other."""

@@ -231,7 +231,8 @@ class Refused(Crowded):
                 "ox": 2,
                 "oy": self.config.n // 2 + 1,
             }
-        return dataclasses.replace(super()._product(kind), kc=300, a_kc=0, **rows)
+        fields: dict[str, Any] = rows | {"kc": 300, "a_kc": 0}
+        return dataclasses.replace(super()._product(kind), **fields)
 
     def _behind(self, kind: type[Instruction]) -> None:
         if kind is not Softmax:

@@ -70,7 +70,7 @@ class Large(Observed):
                 row |= state | {"relative": 0, "length": (1 << 15) - 1}
                 row |= {"source": Source.SCRATCHPAD, "params": self.block()}
                 self._drawn(Softmax, row, "ob")
-            self._results(state["state"], -(turn % 8))
+            self._quotients(state["state"], -(turn % 8))
 
     def build_whole_sums(self) -> None:
         """Rows whose sums grow as far as they can, in parts as long as an instruction's: one until it wraps, with
@@ -80,15 +80,15 @@ class Large(Observed):
         for turn in range(WHOLE_PARTS):
             self._row(0, turn == 0, MOST)
             self._row(0, False, 2, equal=False)
-            self._results(0, -turn)
+            self._quotients(0, -turn)
         one = 256 * whole(self.config)
         vectors = LARGEST_SUM // one
         for part in range(0, vectors, MOST):
             self._row(1, part == 0, min(MOST, vectors - part))
         self._row(1, False, (LARGEST_SUM - vectors * one) // (one >> octaves(self.config)), equal=False)
-        self._results(1, 0)
+        self._quotients(1, 0)
         self._row(1, False, 1)
-        self._results(1, 0)
+        self._quotients(1, 0)
 
     def _row(
         self, state: int, first: bool, vectors: int, *, equal: bool = True, length: int = 1 << 14
@@ -106,7 +106,7 @@ class Large(Observed):
         }
         self._drawn(Softmax, fields, "ob")
 
-    def _results(self, state: int, exponent: int) -> None:
+    def _quotients(self, state: int, exponent: int) -> None:
         for _ in range(NORMALISED):
             fields = {"state": state, "ob": 1, "oy": 1, "ox": 1, "scaled": 0, "exponent": exponent}
             self._drawn(Normalise, fields, "oy")
