@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from weft.hdl.files.cache import entry
+from weft.hdl.files.cache import cache_root, entry, is_whole
 from weft.hdl.formal.property import Bounded, Method, Property
 from weft.sim.formal import engines, netlist
 from weft.sim.formal.prove import RESULT, digest
@@ -88,7 +88,7 @@ def mutants(
     """Prove `item` of `count` mutants of its unit, each in about `seconds` at most, or take what was found before.
 
     Of the properties `beside` it those of the same unit with the same parameters, of which each claims a part of what
-    there is to claim, are shown the mutants that `item` does not see.
+    there is to claim, are shown the mutants that `item` does not see. What was found is not kept if some took too long.
 
     Raises what `weft.sim.formal.prove.prove` does.
     """
@@ -97,18 +97,23 @@ def mutants(
     logic = netlist.logic(own.found)
     shown = [own, *(other for other in others if netlist.logic(other.found) == logic)]
 
-    def fill(folder: Path) -> None:
-        verdicts = dict(_each(shown, count, seed, seconds))
-        killed, others, unproven, *rest = (
-            [command for command, verdict in verdicts.items() if verdict is kind] for kind in _Verdict
-        )
-        made = Mutants(item.title, len(killed), len(others), len(unproven), *rest)
-        (folder / RESULT).write_text(json.dumps(asdict(made), indent=1))
-
     digests = "-".join(digest(one.item, one.found) for one in shown)
-    named = hashlib.sha256(digests.encode()).hexdigest()[:24]
-    folder = entry(f"mutants-{named}-{count}-{seed}-{seconds:g}", fill)
-    return Mutants(**json.loads((folder / RESULT).read_text()))
+    hashed = hashlib.sha256(digests.encode()).hexdigest()[:24]
+    named = f"mutants-{hashed}-{count}-{seed}-{seconds:g}"
+    if is_whole(there := cache_root() / named):
+        return Mutants(**json.loads((there / RESULT).read_text()))
+    verdicts = dict(_each(shown, count, seed, seconds))
+    killed, beside_it, unproven, *rest = (
+        [command for command, verdict in verdicts.items() if verdict is kind] for kind in _Verdict
+    )
+    made = Mutants(item.title, len(killed), len(beside_it), len(unproven), *rest)
+    if not made.undecided:
+        entry(named, lambda folder: _write(folder, made))
+    return made
+
+
+def _write(folder: Path, found: Mutants) -> None:
+    (folder / RESULT).write_text(json.dumps(asdict(found), indent=1))
 
 
 def _each(shown: list[_Shown], count: int, seed: int, seconds: float) -> Iterator[tuple[str, _Verdict]]:

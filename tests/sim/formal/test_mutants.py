@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.formal import queues
 from weft.hdl.formal.property import OPENED, Bench, Property
 from weft.hdl.lib.skid_buffer import SkidBuffer
-from weft.sim.formal import netlist
+from weft.sim.formal import engines, netlist
 from weft.sim.formal.mutants import mutants
 
 
@@ -90,6 +90,18 @@ def test_what_changes_nothing_is_no_fault(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(netlist, "mutations", lambda *given: listed)
     found = mutants(part("sum"), 2, 1)
     assert (found.same, found.survivors, found.count) == (listed[:1], listed[1:], 1)
+
+
+def test_what_takes_too_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was found of all is kept."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    with monkeypatch.context() as hurried:
+        hurried.setattr(engines, "decide", lambda *given: engines.Verdict(None, "no time"))
+        assert len(mutants(part("sum"), 3, 1).undecided) == 3
+    found = mutants(part("sum"), 3, 1)
+    assert (found.seen, len(found.survivors), found.undecided) == (2, 1, [])
+    monkeypatch.setattr(engines, "decide", lambda *given: engines.Verdict(None, "no time"))
+    assert mutants(part("sum"), 3, 1) == found
 
 
 class Half(wiring.Component):
