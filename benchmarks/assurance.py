@@ -41,7 +41,7 @@ HEADER = "| what | counted | with |\n| --- | --- | --- |\n"
 FAULTS = 24
 """Of a compiler, in each program."""
 Section = dict[str, Any]
-"""``with`` is the command that counts it again, ``rows`` are pairs of what and how much."""
+"""``with`` is the command that counts it again, ``rows`` are what, how much, and a command if it is another one."""
 
 
 def properties(options: argparse.Namespace) -> Section:
@@ -181,9 +181,9 @@ def measured() -> dict[str, Section]:
 def table(sections: dict[str, Section]) -> str:
     """The table, with the parts in the order of their names."""
     lines = [
-        f"| {what} | {count} | `{section['with']}` |\n"
+        f"| {what} | {count} | `{(command or [section['with']])[0]}` |\n"
         for _, section in sorted(sections.items())
-        for what, count in section["rows"]
+        for what, count, *command in section["rows"]
     ]
     return HEADER + "".join(lines)
 

@@ -228,7 +228,7 @@ def main() -> int:
     for item in useless:
         print(f"{UNREACHED.name}, line {item.line}: explains nothing that is not covered")
     if options.write:
-        sections.write(options.write, "coverage", section(closures, runs, options.minutes))
+        sections.write(options.write, "coverage", section(closures, runs, options.minutes), names)
     return 1 if lacking or useless else 0
 
 

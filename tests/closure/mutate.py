@@ -60,10 +60,13 @@ class Result:
         Those that were tried.
     verdicts : dict
         By number what killed it, `EQUAL`, or nothing if it survives.
+    drawn : int
+        How many there are, of which these are the first.
     """
 
     mutants: list[Mutant]
     verdicts: dict[int, str]
+    drawn: int
 
     def survivors(self) -> list[Mutant]:
         return [mutant for mutant in self.mutants if not self.verdicts[mutant.number]]
@@ -101,7 +104,7 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
             if done % 50 == 0:
                 print(f"  {name}: {done} of {len(open_)}", flush=True)
     mutants = [mutant for mutant in found.mutants if mutant.number in set(numbers)]
-    return Result(mutants, {number: kept.final(number) for number in numbers})
+    return Result(mutants, {number: kept.final(number) for number in numbers}, len(found.mutants))
 
 
 def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> tuple[str, Any]:
@@ -166,9 +169,11 @@ def section(results: dict[str, Result], command: str, why: list[Explanation]) ->
     for name, result in results.items():
         killed, same, left = result.totals()
         explained = sum(_explained(name, mutant, why) is not None for mutant in result.survivors())
+        some = len(result.mutants) < result.drawn
+        which = f"the first {len(result.mutants):,} of {result.drawn:,} mutants" if some else "mutants"
         rows.append(
             [
-                f"{name} core, mutants of its gates that programs see",
+                f"{name} core, {which} of its gates that programs see",
                 f"{killed:,} of {killed + left:,} ({100 * killed / max(1, killed + left):.1f} %), "
                 f"{explained:,} explained; {same:,} more are the same hardware",
             ]
@@ -233,7 +238,7 @@ def main() -> int:
         print(f"survives, and is not explained: {name} {' '.join(place(mutant))} ({mutant.command})")
     print(f"{time.monotonic() - begin:.0f} s")
     if options.write:
-        sections.write(options.write, "mutants_hardware", section(results, command_of(options), why))
+        sections.write(options.write, "mutants_hardware", section(results, command_of(options), why), results)
     return 1 if lacking else 0
 
 

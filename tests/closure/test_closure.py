@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +258,33 @@ def test_sections_leave_the_others(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"one": {"a": 3}, "two": {"b": 2}}
 
 
+def test_sections_of_a_core_leave_the_other_one(tmp_path: Path) -> None:
+    path = tmp_path / "assurance.json"
+
+    def write(count: int, command: str, *cores: str) -> dict[str, Any]:
+        rows = [[f"{core} core, bits", f"{count}"] for core in cores]
+        section = {"with": command, "rows": rows, "details": dict.fromkeys(cores, count)}
+        sections.write(path, "made", section, cores)
+        return json.loads(path.read_text())["made"]
+
+    write(1, "both", "pipelined", "sequential")
+    assert write(2, "one", "pipelined") == {
+        "with": "one",
+        "rows": [["pipelined core, bits", "2"], ["sequential core, bits", "1", "both"]],
+        "details": {"pipelined": 2, "sequential": 1},
+    }
+    assert write(3, "other", "sequential")["rows"] == [
+        ["pipelined core, bits", "2", "one"],
+        ["sequential core, bits", "3"],
+    ]
+    assert write(4, "other", "pipelined")["rows"] == [
+        ["pipelined core, bits", "4"],
+        ["sequential core, bits", "3"],
+    ]
+    both = [["pipelined core, bits", "5"], ["sequential core, bits", "5"]]
+    assert write(5, "both", "pipelined", "sequential")["rows"] == both
+
+
 class _Kills(kill.KillSet):
     """A kill set whose mutants do as their numbers say."""
 
@@ -275,7 +303,7 @@ def test_verdicts_come_from_processes_of_their_own() -> None:
 def test_results_are_counted_by_unit() -> None:
     mutants = [Mutant(index, unit, "mutate -mode inv -module weft -cell c -port A -portbit 3")
                for index, unit in enumerate(("a", "a", "a", "b"), 1)]  # fmt: skip
-    result = mutate.Result(mutants, {1: "bytes", 2: mutate.EQUAL, 3: "", 4: "cycles"})
+    result = mutate.Result(mutants, {1: "bytes", 2: mutate.EQUAL, 3: "", 4: "cycles"}, 4)
     assert result.counted() == {"a": [1, 1, 1], "b": [1, 0, 0]}
     assert mutate.place(mutants[0]) == Point("mutant", "a", "c A[3]")
     assert "of the other 3 2 killed, 66.7 %, 1 survive" in next(mutate.table("some", result))
@@ -288,6 +316,9 @@ def test_results_are_counted_by_unit() -> None:
             "2 of 3 (66.7 %), 1 explained; 1 more are the same hardware",
         ]
     ]
+    part = dataclasses.replace(result, drawn=1000)
+    (row,) = mutate.section({"some": part}, "make", [])["rows"]
+    assert row[0] == "some core, the first 4 of 1,000 mutants of its gates that programs see"
 
 
 def test_coverage_is_counted_in_rows() -> None:
