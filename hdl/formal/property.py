@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -151,10 +152,11 @@ class Bench(Elaboratable):
 
     def peek(self, path: str, width: int) -> Signal:
         """A signal inside the unit, by the names of the submodules on the way to it and its own, as ``ram.level``; one
-        that has none by its number among those in the order of the source, from 0, as ``ram.$signal#2``."""
+        that has none by its number among those in the order of the source, from 0, as ``ram.$signal#2``; and words of
+        memories by their addresses, as ``ram[3]``."""
         if path in self.peeks:  # a second input would stand for nothing, as a signal has one input
             return self.peeks[path]
-        signal = self.free(width, "peek_" + path.replace(".", "_").replace("#", "_"))
+        signal = self.free(width, "peek_" + re.sub(r"[.#\[\]]", "_", path))
         self.peeks[path] = signal
         return signal
 

@@ -8,15 +8,11 @@ from types import SimpleNamespace
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.hdl.formal.property import Bench, Bounded, Induction, Property
+from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, assume_stable, stable, within
 from weft.hdl.isa import Load, registers
 from weft.hdl.load.pages import PageReader
-
-_PAGE_CYCLES = 12
-"""So far the reader of page tables is looked at where a word of the bus has several entries: that two of them wait for
-their beats, with their places, is not told to induction. Both are there in 5 cycles."""
 
 
 class PageBench(Bench):
@@ -145,6 +141,8 @@ class PageBench(Bench):
         self.claim("an entry for one that has asked", ~has_next | asked)
         self.claim("an entry for one that is paged", ~(dut.busy & lacks) | op.paged)
         self.claim("it has its entry", ~dut.busy | lacks | ~op.paged | has)
+        if bus > 4:
+            self._places(first, asked & ~has_next, place, here)
         expected = Signal(layout)
         m.d.comb += [expected.eq(op), expected.offset.eq(op.offset + Mux(op.paged & ~lacks, entry, 0))]
         self.claim(
@@ -154,6 +152,17 @@ class PageBench(Bench):
         self.cover(
             "a second entry", located.valid & op.paged & has_next & (entry > 77) & (entry_next > entry)
         )
+
+    def _places(self, first: Value, second: Value, place: Value, here: Value) -> None:
+        """Claim where in their words the entries are that have not come: that of the `first` instruction, and behind it
+        that of the `second` one."""
+        level, front = self.peek("places.level", 2), self.peek("places.consume", 1)
+        words = [self.peek(f"places.storage[{at}]", len(place) - 2) for at in range(2)]
+        head, behind = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
+        self.claim("places of those that have not come", level == first + second)
+        self.claim("the queue of places", (self.peek("places.produce", 1) ^ front) == level[0])
+        self.claim("the place of the first", ~first | (head == place >> 2))
+        self.claim("the place of the second", ~second | (Mux(first, behind, head) == here >> 2))
 
 
 def _pages(bus: int, loops: int, entries: bool) -> Bench:
@@ -176,5 +185,5 @@ def properties() -> Iterator[Property]:
             "Each instruction comes out as it was, once and in order, with its entry as part of its offset if it is "
             "paged: the first beat is for the first one that asked, and so on; the entry is where its address says.",
             partial(_pages, bus, loops, True),
-            Induction(6) if bus == 4 else Bounded(_PAGE_CYCLES),
+            Induction(6),
         )

@@ -26,7 +26,6 @@ from weft.sim.yosys_process import failure, work
 TOP = "top"
 FLAT, AIG, MAP, LOG = "flat.il", "flat.aig", "flat.map", "log.txt"
 _PREPARE = (
-    "memory_map",
     "chformal -lower",
     "async2sync",
     "setundef -undriven -anyseq",
@@ -210,7 +209,7 @@ def _work(job: dict[str, Any]) -> None:
         return
     if job["mutation"]:
         run(job["mutation"])
-    run("flatten")
+    run("flatten", "memory_map")
     for port, path in job["peeks"].items():
         _connect(design, path, port)
     run(*_PREPARE)
