@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.hdl.formal.pipelines import ago, connect_all, implies
-from weft.hdl.formal.property import Bench, Bounded, Induction, Property
+from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.isa.config import Config
 from weft.hdl.vector.probabilities import PEAK_BITS, PROBABILITY, sum_latency, sum_width, tree_stages
@@ -95,13 +95,17 @@ class WayBench(PipeBench):
             m.d.sync += [age.eq(1), vector.eq(dut.vector)]
         groups = config.groups
         out = self.ends + PROBABILITY
-        for name, cycles in (
-            ("dst", out),
-            ("state", self.event),
-            ("alignment", self.event + ALIGNED),
-            ("state", written),
+        for cycles, *names in (
+            (out, "dst"),
+            (self.event, "state", "fresh"),
+            (self.event + ALIGNED, "alignment", "end"),
+            (written, "state"),
         ):
-            self._inside(f"tap_{name}_{cycles}", cycles // groups + 2, 1, cycles)
+            tap, words = f"tap_{names[0]}_{cycles}", cycles // groups + 2
+            self._inside(tap, words, 1, cycles)
+            kept = Cat(*(Value.cast(vector[name]) for name in names))
+            self._keeps(m, tap, words, kept, mark & self.pushed, age, cycles)
+        self.claim("the watched vector was pushed", (age == 0) | Array(since)[age])
         # Its probabilities.
         comes = dut.p_valid & (dut.p_index == groups - 1)
         self.claim("a vector of probabilities for each, and no other", comes == since[out])
@@ -128,6 +132,23 @@ class WayBench(PipeBench):
         self.claim("nothing else has", implies(dut.ended, since[aligned]))
         self.cover("a vector's write", (age == written) & (back == 3) & since[written - groups])
         self.cover("the last one", there & dut.ended & (alignment.address == 5))
+
+    def _keeps(
+        self, m: Module, tap: str, words: int, kept: Value, pushed: Value, age: Value, cycles: int
+    ) -> None:
+        """Claim where in a tap the watched vector is, and that it stays there for so many cycles, as induction needs
+        it: none of this is promised to users."""
+        bits = max(words - 1, 1).bit_length()
+        at, to = Signal(bits, name=f"{tap}_at"), self.peek(f"{tap}.$signature__addr", bits)
+        with m.If((age == 0) & pushed):
+            m.d.sync += at.eq(to)
+        behind: Value = Const(1)
+        for cycle in range(1, cycles):
+            behind = behind + (self.since[cycle] & (cycle < age))
+        there = (age != 0) & (age <= cycles)
+        word = Array(self.peek(f"{tap}.ram[{place}]", len(kept)) for place in range(1 << bits))[at]
+        self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == behind[:bits]))
+        self.claim(f"word in {tap}", implies(there, word == kept))
 
     def _state(self, name: str, width: int) -> Signal:
         return self.peek(f"states.{name}", width)
@@ -211,7 +232,7 @@ def properties() -> Iterator[Property]:
             f"the way of vectors of {name}",
             _WAY,
             partial(_bench, WayBench, lanes, _NEAR),
-            Induction(18) if lanes == 1 else Bounded(24),  # that takes longer than four minutes
+            Induction(18),
             cover=24,
             proven=("probabilities", "states"),
         )
@@ -241,7 +262,7 @@ def properties() -> Iterator[Property]:
         "the way of vectors in the unit",
         f"{_WAY} With as many cycles from a grant to its scores as there are in the vector unit.",
         partial(_bench, WayBench, 1, _ENTRY),
-        Bounded(32),
+        Induction(28),
         cover=32,
         proven=("probabilities", "states"),
     )
