@@ -318,6 +318,7 @@ def properties() -> Iterator[Property]:
                 "Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, "
                 "and the others are dropped.",
                 partial(StopBench, SMALLEST.replace(queue_depth=depth), queue),
+                part=True,
             )
     for bus_bytes in (4, 8):
         yield Property(
