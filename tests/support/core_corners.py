@@ -156,12 +156,12 @@ class Corners(Observed):
         for ox, step in BESIDE:
             if 3 * step + ox > self.config.accumulator_size:
                 continue
-            rows = {"ox": min(ox, step), "oy": 3} if step > 1 else {"ox": ox, "oy": 1}
-            place = {"c": 0, "c_nt": 0, "c_oy": step, "c_ox": 1, "nt": 1, "kc": 2, "ky": 1, "kx": 1}
-            if step <= 2:  # the other way round
-                place |= {"c_oy": 1, "c_ox": step, "oy": 1, "ox": ox}
-                rows = {}
-            self.drawn(Mm, place | rows | {"accumulate": 1, "align": 0, "depthwise": 0})
+            place = {"c": 0, "c_nt": 0, "nt": 1, "kc": 2, "ky": 1, "kx": 1}
+            if step > 2:
+                place |= {"oy": 3, "c_oy": step, "ox": min(ox, step), "c_ox": 1}
+            else:  # the other way round
+                place |= {"oy": 1, "c_oy": 1, "ox": ox, "c_ox": step}
+            self.drawn(Mm, place | {"accumulate": 1, "align": 0, "depthwise": 0})
 
     def build_operands(self) -> None:
         """Kernels that read all vectors of all operands in every column, and write a number that depends on each."""
