@@ -184,6 +184,7 @@ class Corners(Observed):
             ops = self._wide(2 * MICRO_OPS)
             self._put_backwards(ops) if number % 2 else self.put(ops, 0)
             self.drawn(Kernel, {"start": 0})
+        self.drawn(Kernel, {"start": 0, "dst2": 0})  # which in most kernels is behind other operands
 
     def _wide(self, count: int) -> list[MicroOp]:
         """Sums of numbers of 24 bits, and their bytes; other columns begin behind the first ones of them."""

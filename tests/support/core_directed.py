@@ -21,7 +21,9 @@ from weft.hdl.isa import (
     Mm,
     Queue,
     ReadRegisters,
+    Softmax,
     Store,
+    Table,
     Vec,
     places,
     required,
@@ -230,6 +232,18 @@ def wild(core: Core, seed: int) -> Scenario:
         most = Load(length=length, pixels=2, pitch=length - apart, run=0xFFFFFF, line=1, rows=2)
         cut = _cut_short(words_of([most]), PROGRAM, random.Random(length))
         steps.append(Step(f"wild pixels of {length}", cut, ""))
+    if config.softmax:  # a table of numbers that no probability of 7 bits is, and one of none
+        vectors, n = config.table_depth // config.n, config.n
+        pixels = {"pixels": vectors, "pitch": n, "length": n, "dst_pixel": 1, "before": vectors * n}
+        for fill in (-1, 0):
+            table = [
+                Load(fill=fill, signal=1, **pixels),
+                Table(vectors=vectors, wait=1),
+                Softmax(length=4 * n, ob=4),
+            ]
+            steps.append(
+                Step("wild table", _cut_short(words_of(table), PROGRAM, random.Random(1), cycles=4000), "")
+            )
     steps.append(Step("a long wait", _cut_short(words_of([Load(wait=1)]), PROGRAM, pick, LONG), ""))
     return Scenario("wild", bench, steps)
 
@@ -264,10 +278,10 @@ def _supported(kind: type[Instruction], config: Config, values: dict[str, int]) 
 
 
 def _cut_short(
-    words: bytes, at: int, pick: random.Random, most: int = 700
+    words: bytes, at: int, pick: random.Random, cycles: int = 0
 ) -> Callable[[HostedRtl, int | None], object]:
-    """Run a program for some cycles, and reset the core; what is seen is what must not happen."""
-    cycles = most if most == LONG else pick.randrange(50, most)
+    """Run a program for so many cycles, or for some, and reset the core; what is seen is what must not happen."""
+    cycles = cycles or pick.randrange(50, 700)
     turned = pick.choice((0, 0xFFFF_FFFF))
 
     def run(device: HostedRtl, limit: int | None) -> object:
