@@ -167,9 +167,9 @@ def table(closures: dict[str, Closure]) -> Iterator[str]:
 
 
 def section(
-    closures: dict[str, Closure], runs: dict[str, dict[str, Covered]], minutes: float
+    closures: dict[str, Closure], runs: dict[str, dict[str, Covered]], command: str
 ) -> dict[str, Any]:
-    """For the file of results."""
+    """For the file of results, which `command` gives."""
     rows = [
         [f"{name} core, {_KINDS[kind]}", _counted(found, kind)]
         for name, found in closures.items()
@@ -183,7 +183,14 @@ def section(
         }
         for name in closures
     }
-    return {"with": f"make coverage MINUTES={minutes:g}", "rows": rows, "details": details}
+    return {"with": command, "rows": rows, "details": details}
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """What a user types for the same result."""
+    if options.core:
+        return f"python tests/closure/cover.py --core {options.core} --minutes {options.minutes:g}"
+    return f"make coverage MINUTES={options.minutes:g}"
 
 
 def _counted(found: Closure, kind: str) -> str:
@@ -228,7 +235,7 @@ def main() -> int:
     for item in useless:
         print(f"{UNREACHED.name}, line {item.line}: explains nothing that is not covered")
     if options.write:
-        sections.write(options.write, "coverage", section(closures, runs, options.minutes), names)
+        sections.write(options.write, "coverage", section(closures, runs, command_of(options)), names)
     return 1 if lacking or useless else 0
 
 

@@ -324,8 +324,11 @@ def test_results_are_counted_by_unit() -> None:
 def test_coverage_is_counted_in_rows() -> None:
     counts = {Point("line", "a", "1"): 3, Point("line", "a", "2"): 0, Point("line", "a", "3"): 0}
     found = close("one", counts, set(), [Explanation(1, "one", "line", "a", "2", "why")])
-    section = cover.section({"one": found}, {"one": {}}, 5)
+    both = argparse.Namespace(core=None, minutes=5.0)
+    section = cover.section({"one": found}, {"one": {}}, cover.command_of(both))
     assert section["with"] == "make coverage MINUTES=5"
+    one = argparse.Namespace(core="one", minutes=5.0)
+    assert cover.command_of(one) == "python tests/closure/cover.py --core one --minutes 5"
     assert section["rows"] == [["one core, lines of Verilog that run", "1 of 3 (33.3 %), 1 explained, 1 not"]]
 
 
