@@ -104,27 +104,22 @@ def _computed(core: Core, name: str, seed: int, latency: int, kernels: Iterable[
     return Scenario(name, bench, [compared(name, made, made.program, bench)])
 
 
-def _quotient(op: Op, number: int, lowest: int) -> list[MicroOp]:
-    """A number of more than 30 bits for each element, what a division makes of it, and the four bytes of that."""
+def _quotient(op: Op, number: int, lowest: int, places: int = 8) -> list[MicroOp]:
+    """A number that is moved up for each element, what a division makes of it, and the four bytes of that."""
     return [
         MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
-        MicroOp(op=Op.ADD, a=1, shift=8, b_immediate=1, immediate=lowest, d=2),
+        MicroOp(op=Op.ADD, a=1, shift=places, b_immediate=1, immediate=lowest, d=2),
         MicroOp(op=op, a=2, d=4),
         *four_bytes(a=4),
     ]
 
 
 def _of_power(op: Op, power: int) -> list[MicroOp]:
-    """A power of two, or the least of all numbers, what a division makes of it, and the four bytes of that."""
-    number, places = (
-        (1 << power, 0) if power < 23 else (1 << 22, power - 22) if power < 31 else (-(1 << 23), 8)
-    )
-    return [
-        MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
-        MicroOp(op=Op.ADD, a=1, shift=places, b_immediate=1, d=2),
-        MicroOp(op=op, a=2, d=4),
-        *four_bytes(a=4),
-    ]
+    """That of a power of two, or of the least of all numbers."""
+    if power == 31:
+        return _quotient(op, -(1 << 23), 0)
+    low = min(power, 22)
+    return _quotient(op, 1 << low, 0, power - low)
 
 
 def _at_limit(limit: tuple[int, int, int], element: int) -> list[MicroOp]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from support.core_cases import Benches, Core, Scenario, compared, counted
 from support.core_directed import ORIGINS
+from support.core_large import again
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import block_of
 from weft.hdl.isa import (
@@ -44,6 +45,7 @@ RUNS = (257, 300, 426, 511, 700, 1025, 2730, 5461)
 BESIDE = [(ox, step) for step in (1, 2, 4, 8, 16) for ox in range(2, 10)]
 """Rows of accumulators one after the other, and how far the same number of rows lies behind."""
 TRIED = 40
+"""Scales, of which the one is taken whose quotients show most."""
 SUMS, PARTS, SCALES = 36, 2, 4
 """Of rows with hundreds of keys in each of their parts, which have hundreds of quotients of each scale."""
 FAR = 24
@@ -171,8 +173,7 @@ class Corners(Observed):
             ops = [MicroOp(op=Op.INDEX, b_immediate=1, immediate=r.randrange(-100, 100), d=1)]
             for operand in range(8):
                 ops.append(MicroOp(op=Op.ADD, a_memory=1, a=operand, shift=r.randrange(24), b=1, d=1))
-            last = four_bytes(a=1)
-            self.put([*ops, *last[:-1], dataclasses.replace(last[-1], again=1, target=0)], 0)
+            self.put(again([*ops, *four_bytes(a=1)]), 0)
             # Bytes in the scratchpad, as all other operands.
             self.drawn(Kernel, {"start": 0, "source": Source.SCRATCHPAD})
 
@@ -193,9 +194,7 @@ class Corners(Observed):
         while len(ops) < count:
             op, number = r.choice([Op.ADD, Op.SUB, Op.RSUB]), r.randrange(-(1 << 23), 1 << 23)
             ops.append(MicroOp(op=op, a=1, shift=r.randrange(3), b_immediate=1, immediate=number, d=1))
-        last = four_bytes(a=1)
-        target = r.choice([0b0010, 0b0101, 0b0110, 0b1011, 0b1101])
-        return [*ops, *last[:-1], dataclasses.replace(last[-1], again=1, target=target)]
+        return again([*ops, *four_bytes(a=1)], r.choice([0b0010, 0b0101, 0b0110, 0b1011, 0b1101]))
 
     def _put_backwards(self, ops: Sequence[MicroOp]) -> None:
         kernels, self.kernels = self.kernels, []

@@ -116,7 +116,7 @@ class Large(Observed):
         """The numbers of elements of long rows, of which the last column's stay."""
         self.prologue()
         index = MicroOp(op=Op.INDEX, b_immediate=1, immediate=0, d=1)
-        self.put([index, *_again(four_bytes(a=1))], 0)
+        self.put([index, *again(four_bytes(a=1))], 0)
         for columns in self.columns:
             assert self.append(
                 Kernel(start=0, ox=columns, dst=0, dst2=2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
@@ -208,9 +208,9 @@ def octaves(config: Config) -> int:
     return whole(config).bit_length() + 1
 
 
-def _again(ops: list[MicroOp]) -> list[MicroOp]:
-    """A kernel's end that goes back to its begin for each column."""
-    return [*ops[:-1], dataclasses.replace(ops[-1], again=1, target=0)]
+def again(ops: list[MicroOp], target: int = 0) -> list[MicroOp]:
+    """A kernel whose end goes back to one of its micro-operations for each column."""
+    return [*ops[:-1], dataclasses.replace(ops[-1], again=1, target=target)]
 
 
 def large(core: Core) -> Iterator[Scenario]:
