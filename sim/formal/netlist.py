@@ -88,13 +88,18 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
 def logic(found: Source) -> str:
     """The cells of the unit and how they are connected: two benches with the same can be given the same mutations.
 
-    Wires are left out, as they differ by what a bench connects.
+    Wires are left out, and the order of connections, as both differ by what a bench looks at.
     """
     modules = re.findall(
         rf"^module \\{TOP}\.{Bench.DUT}(?:\.\S+)?$.*?^end$", found.text, re.MULTILINE | re.DOTALL
     )
-    lines = "\n".join(modules).splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("  wire ", "  attribute ")) and line)
+    return "\n".join(line for module in modules for line in _logic_of(module.splitlines()))
+
+
+def _logic_of(lines: list[str]) -> list[str]:
+    """The lines of a module but its wires; a stable sort puts its connections, which are not indented, last."""
+    kept = [line for line in lines if not line.startswith(("  wire ", "  attribute ")) and line]
+    return sorted(kept, key=lambda line: line if line.startswith("connect ") else "")
 
 
 def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:

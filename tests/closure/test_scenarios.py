@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -133,10 +133,9 @@ def test_quotients_show_the_last_bit_of_their_factor() -> None:
     seen = []
 
     class Watched(Apart):
-        def drawn(self, kind: type[Instruction], change: Callable[[], Any], *, observe: bool = True) -> None:
-            fields = change()
-            if "scale" in fields:
-                seen.append(self._sharpness(fields["state"], fields["scale"], self.scratchpad // 2))
+        def drawn(self, kind: type[Instruction], change: Any, *, observe: bool = True) -> None:
+            if kind is Normalise and "scale" in change:
+                seen.append(self._sharpness(change["state"], change["scale"], self.scratchpad // 2))
             super().drawn(kind, change, observe=observe)
 
     Watched(FULL, 7000, (Load,)).build_quotients()

@@ -12,7 +12,7 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.formal import queues
+from weft.hdl.formal import queues, states
 from weft.hdl.formal.property import OPENED, Bench, Property
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.sim.formal import engines, netlist
@@ -138,6 +138,12 @@ def test_other_units_are_not_shown_the_mutants() -> None:
     logic = netlist.logic(netlist.source(Part("sum")))
     assert logic == netlist.logic(netlist.source(Part("odd")))
     assert logic != netlist.logic(netlist.source(next(queues.properties()).bench()))
+
+
+def test_what_a_bench_looks_at_does_not_make_another_unit() -> None:
+    """Amaranth writes connections in another order then."""
+    update, memory = (netlist.logic(netlist.source(item.bench())) for item in states.properties())
+    assert update == memory
 
 
 class Outer(wiring.Component):
