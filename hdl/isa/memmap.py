@@ -15,8 +15,8 @@ VERSION = 6
 
 START, STOP, START_LIST = 1, 2, 4
 """Bits of CONTROL."""
-SLVERR, DECERR = 2, 3
-"""Responses of AXI4 that are errors."""
+EXOKAY, SLVERR, DECERR = 1, 2, 3
+"""Responses of AXI4 that are errors; the first of them because the core asks for nothing exclusive."""
 
 
 class Reg(enum.IntEnum):
@@ -87,7 +87,7 @@ class Fault:
     ----------
     unit : FaultUnit
     response : int
-        AXI's: `SLVERR` or `DECERR`.
+        AXI's: `SLVERR` or `DECERR`; or `EXOKAY`, which is no answer to what the core asks for, and no better.
     address : int or None
         Byte address of the burst, a multiple of the bus width; of the bus word on the sequential core, whose bursts
         have one. None if more bursts were on their way than the core keeps the addresses of.
@@ -115,7 +115,7 @@ class Fault:
             FaultUnit.STORE: "STORE's write",
         }[self.unit]
         where = "" if self.address is None else f" at {self.address:#x}"
-        answer = {SLVERR: "SLVERR", DECERR: "DECERR"}.get(self.response, f"the response {self.response}")
+        answer = {EXOKAY: "EXOKAY", SLVERR: "SLVERR", DECERR: "DECERR"}.get(self.response, "OKAY")
         return f"memory answered {what}{where} with {answer}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -110,6 +111,33 @@ def reached(folder: Path, depth: int, seconds: float) -> dict[str, int | None]:
         found = _ASSERTED.search(said)
         frames[name] = int(found[1]) if found else None
     return frames
+
+
+def simplified(folder: Path, file: str, result: str, seconds: float) -> list[int]:
+    """Merge signals of a netlist without assumptions that are equal in all cycles, by ABC's `scorr`, and write it as
+    the file `result`; as it was if that takes much longer than `seconds`. Returns the literals of its outputs: 0 is
+    false for ever, 1 true.
+
+    Raises `EngineError`.
+    """
+    _abc(folder, f"scorr; write_aiger {result}", seconds, file)
+    if not (folder / result).exists():
+        shutil.copy(folder / file, folder / result)
+    raw = (folder / result).read_bytes()
+    head, rest = raw.split(b"\n", 1)
+    latches, outputs = map(int, head.split()[3:5])
+    return [int(line) for line in rest.split(b"\n", latches + outputs)[latches:-1]]
+
+
+def never(folder: Path, file: str, index: int, seconds: float) -> bool:
+    """Whether it is proven in about `seconds` that an output of a netlist without assumptions, by its number, is never
+    1, by property directed reachability.
+
+    Raises `EngineError`.
+    """
+    one = folder / "one.aig"
+    one.write_bytes(of_one_output((folder / file).read_bytes(), index))
+    return "Property proved" in _abc(folder, f"scorr; pdr -T {max(int(seconds), 1)}", seconds, one.name)
 
 
 def of_one_output(raw: bytes, index: int) -> bytes:

@@ -15,6 +15,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
     DECERR,
     ERRORS,
+    EXOKAY,
     MAGIC,
     SLVERR,
     START,
@@ -314,7 +315,7 @@ class RtlDevice(Closing, Device):
         address, size : int
             DRAM bytes.
         response : int or None
-            AXI's: 2 is SLVERR, 3 is DECERR. None: there is no answer at all.
+            AXI's: 1 is EXOKAY, which nobody asked for, 2 is SLVERR, 3 is DECERR. None: there is no answer at all.
         reads, writes : bool
             Of which of the two.
 
@@ -326,9 +327,9 @@ class RtlDevice(Closing, Device):
             If the response is none of these.
         """
         self._range(address, size)
-        if response not in (None, SLVERR, DECERR):
+        if response not in (None, EXOKAY, SLVERR, DECERR):
             raise ValueError(
-                f"memory answers with {SLVERR} (SLVERR), {DECERR} (DECERR) or None, not {response}"
+                f"memory answers with {EXOKAY} (EXOKAY), {SLVERR} (SLVERR), {DECERR} (DECERR) or None, not {response}"
             )
         self._library.weft_fault(self._handle, address, address + size, response or 0, reads, writes)
         self._check_memory()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,71 @@ def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dic
     return found
 
 
-def _cut(module: Any, yosys: Any) -> None:
-    """Take registers and memories out of a module."""
+def cut(module: Any, yosys: Any, kept: Collection[str] = ()) -> None:
+    """Take memories out of a module, and registers but those whose cells are `kept`. What goes to a port of a
+    memory counts while that is enabled."""
     for cell in list(module.cells_.values()):
         kind = str(cell.type)
-        if not (kind.startswith("$mem") or "dff" in kind):
+        if not (kind.startswith("$mem") or "dff" in kind) or str(cell.name) in kept:
             continue
+        asked = _asked(module, yosys, cell) if kind.startswith("$mem") else {}
         for port, signal in list(cell.connections().items()):
             name = f"\\cut {cell.name!s} {port!s}".replace(" ", "/")
             wire = module.addWire(yosys.IdString(name), signal.size())
             if cell.output(port):
                 wire.port_input = True
                 module.connect(signal, yosys.SigSpec(wire))
+                _without_init(signal)
             else:
                 wire.port_output = True
-                module.connect(yosys.SigSpec(wire), signal)
+                module.connect(yosys.SigSpec(wire), asked.get(str(port), signal))
         module.remove(cell)
     module.fixup_ports()
+
+
+def _asked(module: Any, yosys: Any, memory: Any) -> dict[str, Any]:
+    """By port of a memory's cell its addresses and data, 0 where that port of the memory is not enabled."""
+    ports = {str(port): signal for port, signal in memory.connections().items()}
+    found = {}
+    for kind, number in (("RD", ports["\\RD_CLK"].size()), ("WR", ports["\\WR_CLK"].size())):
+        enable, address = ports[f"\\{kind}_EN"], ports[f"\\{kind}_ADDR"]
+        if not number:
+            continue
+        own, width = enable.size() // number, address.size() // number
+        masks = yosys.SigSpec()
+        for index in range(number):
+            some = module.addWire(
+                yosys.IdString(f"\\asked {memory.name!s} {kind} {index}".replace(" ", "/")), 1
+            )
+            module.addReduceOr(
+                yosys.IdString(f"{some.name!s}/or"), enable.extract(index * own, own), yosys.SigSpec(some)
+            )
+            for _ in range(width):
+                masks.append(yosys.SigSpec(some))
+        found[f"\\{kind}_ADDR"] = _masked(module, yosys, f"{memory.name!s} {kind}_ADDR", address, masks)
+        if kind == "WR":
+            data = ports["\\WR_DATA"]
+            found["\\WR_DATA"] = _masked(module, yosys, f"{memory.name!s} WR_DATA", data, enable)
+    return found
+
+
+def _masked(module: Any, yosys: Any, name: str, signal: Any, mask: Any) -> Any:
+    wire = module.addWire(yosys.IdString(f"\\asked {name}".replace(" ", "/")), signal.size())
+    module.addAnd(yosys.IdString(f"{wire.name!s}/and"), signal, mask, yosys.SigSpec(wire))
+    return yosys.SigSpec(wire)
+
+
+def _without_init(signal: Any) -> None:
+    """Wires of inputs have no value to begin with."""
+    for bit in signal.to_sigbit_vector():
+        if bit.is_wire():
+            kept = {name: value for name, value in bit.wire.attributes.items() if str(name) != "\\init"}
+            bit.wire.attributes = kept
+
+
+def output_of(register: Any) -> Any:
+    """What a register drives."""
+    return next(signal for port, signal in register.connections().items() if register.output(port))
 
 
 def _work(job: dict[str, Any]) -> None:
@@ -78,8 +126,7 @@ def _work(job: dict[str, Any]) -> None:
     run(f"read_rtlil {job['plain']}", f"copy {TOP} gold", f"rename {TOP} gate")
     run(job["command"].replace(f"-module {TOP} ", "-module gate "))
     for module in list(design.modules_.values()):
-        _cut(module, libyosys)
-    run("setattr -unset init w:*")
+        cut(module, libyosys)
     run("miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr", "opt_merge -nomux", "opt -full",
         f"sat -timeout {job['seconds']} -prove trigger 0 miter")  # fmt: skip
 

@@ -2,9 +2,10 @@
 
 One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and programs, register accesses and faults
 must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
-(`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`), and of those that
-few programs do not tell from the core it is proven by SAT which are (`weft.sim.rtl.equivalence`). What more programs do
-not tell from it either survives, and must be explained in ``survivors.txt`` next to this file. Its lines have the form
+(`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`). Of those that few
+programs do not tell from the core, it is proven by SAT which are (`weft.sim.rtl.equivalence`); of those that more
+programs do not tell from it either, which are the same from a reset on (`weft.sim.rtl.reachable`). What is left
+survives, and must be explained in ``survivors.txt`` next to this file. Its lines have the form
 ``core mutant unit place | reason``, where a place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
@@ -19,7 +20,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from support.core_cases import Core
 from weft.sim.rtl.coverage import Explanation, Point, explanations
 from weft.sim.rtl.equivalence import equal
 from weft.sim.rtl.mutated import PLAIN, Mutant, Mutated, mutated
+from weft.sim.rtl.reachable import same_from_reset
 from weft.sim.rtl.unread import unread
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
@@ -48,6 +50,8 @@ LENGTH = {False: 20, True: 6}
 """Random instructions of a program, by whether the core is the sequential one."""
 EQUAL = "equal"
 """The verdict of a mutant that is proven to be the same hardware."""
+_Stage = tuple[str, Callable[[list[int], int], Iterator[tuple[int, str]]]]
+"""The name of a stage, and what yields verdicts of mutants with so many jobs."""
 
 
 @dataclass
@@ -85,17 +89,18 @@ class Result:
         return killed, same, left
 
 
-def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 3) -> Result:
+def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 4) -> Result:
     """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
-    programs, SAT, more programs. What nothing reads comes before all."""
+    programs, SAT, more programs, induction. What nothing reads comes before all."""
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Verdicts(found)
     every = [
         _by_reading(found),
         _by_programs(core, found, PROGRAMS, 0),
-        _by_sat(found),
+        _by_proof("SAT", found, equal),
         _by_programs(core, found, MORE, PROGRAMS),
+        _by_proof("induction", found, same_from_reset),
     ]
     for name, judge in every[: 1 + stages]:
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
@@ -107,7 +112,7 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
     return Result(mutants, {number: kept.final(number) for number in numbers}, len(found.mutants))
 
 
-def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> tuple[str, Any]:
+def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> _Stage:
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
         if numbers:
             kills = kill.kill_set(core, found, range(first, first + programs), LENGTH[core.sequential])
@@ -116,7 +121,7 @@ def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> tuple
     return f"programs {first} to {first + programs - 1}", judge
 
 
-def _by_reading(found: Mutated) -> tuple[str, Any]:
+def _by_reading(found: Mutated) -> _Stage:
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
         if numbers:
             same = unread(found.folder / PLAIN, found.mutants)
@@ -125,15 +130,17 @@ def _by_reading(found: Mutated) -> tuple[str, Any]:
     return "reading", judge
 
 
-def _by_sat(found: Mutated) -> tuple[str, Any]:
+def _by_proof(
+    name: str, found: Mutated, prove: Callable[[Path, list[Mutant]], Mapping[int, bool | None]]
+) -> _Stage:
     by_number = {mutant.number: mutant for mutant in found.mutants}
 
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
         for number in numbers:
-            same = equal(found.folder / PLAIN, [by_number[number]])
+            same = prove(found.folder / PLAIN, [by_number[number]])
             yield number, EQUAL if same[number] else ""
 
-    return "SAT", judge
+    return name, judge
 
 
 class _Verdicts:
@@ -218,7 +225,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", choices=list(CORES), help="only this one")
     parser.add_argument("--tried", type=int, help="try only so many of them")
-    parser.add_argument("--stages", type=int, default=3, help="1: programs, 2: and SAT, 3: and more programs")
+    stages = "1: programs, 2: and SAT, 3: and more programs, 4: and induction"
+    parser.add_argument("--stages", type=int, default=4, help=stages)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", type=Path, help="put the results into this file")
     options = parser.parse_args()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from support.core_cases import Benches, Core, Scenario, Step, carried_out, words_of
-from support.random_programs import PROGRAM, WithoutDivision
-from weft.hdl.isa import BASES, Instruction, Load, Mm, Store, Vec
-from weft.hdl.isa.memmap import DECERR, SLVERR, WATCHDOG_CYCLES, Counter, Fault, FaultUnit, Reg, Status
+from support.random_programs import MEMORY, PROGRAM, WithoutDivision
+from weft.hdl.isa import BASES, WORD_BYTES, Instruction, Load, LoopStart, Mm, Store, Vec
+from weft.hdl.isa.memmap import (
+    DECERR,
+    EXOKAY,
+    SLVERR,
+    WATCHDOG_CYCLES,
+    Counter,
+    Fault,
+    FaultUnit,
+    Reg,
+    Status,
+)
 from weft.sim.device import DeviceError
 from weft.sim.rtl.covered import HostedRtl
 
@@ -21,6 +32,8 @@ LIMITS = (0xFF, 0x55, 0xAA, 0xFF, 0x00)
 """Of the watchdog, which no good program comes near."""
 UNITS = 3
 """Of the watchdog's time, after which it ends what hangs, or up to one later: what is wrong with one shows in three."""
+CHUNK, CHUNKS = 500, 100
+"""Cycles until it is looked at again whether a transfer has met an error, and how often that is done at most."""
 Run = Callable[[HostedRtl, int | None], object]
 
 
@@ -46,7 +59,7 @@ def broken(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
 
     none = Fault(FaultUnit.NONE, 0, None)
     steps = [Step("watched", watched, [(most, expected, none) for most in LIMITS], good.program)]
-    runs = [*_errors(core, pick), *_stops(core, words, pick)]
+    runs = [*_errors(core, pick), *_far(core), *_stops(core, words, pick)]
     runs.append(("watchdog", partial(_hangs, core)))
     for name, run in runs:
         steps.append(Step(name, run, ""))
@@ -55,11 +68,12 @@ def broken(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
 
 
 def _errors(core: Core, pick: random.Random) -> list[tuple[str, Run]]:
+    responses = itertools.cycle((SLVERR, EXOKAY, DECERR))
     size = core.config.bus_bytes
     vectors = -(-size // core.config.n)
     found = []
     for number, behind in (*((number, 0) for number in (0, 1, 5, 14, 15, 16, 17, 100)), (0, 14), (1, 13)):
-        at, response = BASE + min(number, ROWS - 1) * PITCH, pick.choice([SLVERR, DECERR])
+        at, response = BASE + min(number, ROWS - 1) * PITCH, next(responses)
         row = {"rows": min(number + 1 + behind, ROWS), "row_pitch": PITCH, "length": size}
         load = Load(base=0, run=size, dst_vector=1, dst_row=vectors, **row)
         store = Store(base=1, src_vector=1, src_row=vectors, **row)
@@ -68,15 +82,58 @@ def _errors(core: Core, pick: random.Random) -> list[tuple[str, Run]]:
             told = {Fault(unit, response, at)} | ({Fault(unit, response, None)} if number >= 15 else set())
             found.append((f"{unit.name} {number}, {behind} behind", _fails([item], at, response, told)))
     for number in (0, 1, 9, 44):
-        at, response = PROGRAM + 32 * number, pick.choice([SLVERR, DECERR])
+        at, response = PROGRAM + 32 * number, next(responses)
         told = {Fault(FaultUnit.FETCH, response, at - back) for back in range(0, 256, size)}
         found.append((f"FETCH {number}", _fails([Load(base=0, run=1)] * 64, at, response, told)))
     paged = Load(base=2, paged=1, table=3, page=5, run=size, length=size, dst_vector=1)
     if not paged.unsupported(core.config):
-        at, response = (BASE + 20) // size * size, pick.choice([SLVERR, DECERR])
+        at, response = (BASE + 20) // size * size, next(responses)
         unit = FaultUnit.LOAD if core.sequential else FaultUnit.PAGE
         found.append(("PAGE", _fails([paged], BASE + 20, response, {Fault(unit, response, at)})))
     return found
+
+
+def _far(core: Core) -> list[tuple[str, Run]]:
+    """Transfers and jumps of a power of two and little more, of which all but the beginning lies where memory answers
+    with errors: without that bit they are short, and meet none."""
+    size, slow = core.config.bus_bytes, core.sequential
+    found = []
+    for bit in range(6, 0 if slow else 24):  # the sequential core reads no more than it needs
+        load, at = Load(base=0, run=(1 << bit) + 2 * size), BASE + 4 * size
+        found.append(
+            (f"LOAD of {load.run} bytes", _begins(FaultUnit.LOAD, load, at, range(BASE, at + 1, size)))
+        )
+    for bit in range(6, 27 if slow else 31):
+        pixels = 1 << max(0, bit - 15)
+        length, at = (1 << bit) // pixels + 1, BASE + pixels + 4 * size
+        store = Store(base=0, pixels=pixels, pitch=length, length=length)
+        found.append(
+            (f"STORE {pixels} times {length}", _begins(FaultUnit.STORE, store, at, range(BASE, at + 1, size)))
+        )
+    for bit in range(4, 16 if core.config.loops else 0):
+        jump, at = LoopStart(register=8, skip=1 << bit), PROGRAM + WORD_BYTES * (1 + (1 << bit))  # it holds 0
+        found.append((f"LOOP over {jump.skip}", _begins(FaultUnit.FETCH, jump, at, [at])))
+    return found
+
+
+def _begins(unit: FaultUnit, item: Instruction, at: int, bursts: Iterable[int]) -> Run:
+    """What would take too long to come to its end, but tells that it met an error `at` that place, in one of the
+    `bursts`."""
+    told = {Fault(unit, SLVERR, place) for place in (None, *bursts)}
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        if at < MEMORY:  # behind it, memory answers so anyway
+            device.break_memory(at, 1)
+        _begin(device, words_of([item]))
+        for _ in range(CHUNKS):
+            device._library.weft_run(device._handle, CHUNK)
+            if (fault := device.fault).unit is not FaultUnit.NONE or device._status() & Status.DONE:
+                break
+        device.reset()
+        device.mend_memory()
+        return "" if fault in told else f"told is {fault}"
+
+    return run
 
 
 def _fails(program: list[Instruction], at: int, response: int, told: set[Fault]) -> Run:

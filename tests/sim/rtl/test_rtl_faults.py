@@ -8,7 +8,7 @@ from support.random_programs import MEMORY, PROGRAM
 
 from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.memmap import DECERR, WATCHDOG_CYCLES, Counter, Status
+from weft.hdl.isa.memmap import DECERR, EXOKAY, WATCHDOG_CYCLES, Counter, Status
 from weft.sim.device import DeviceError
 from weft.sim.rtl.device import RtlDevice
 
@@ -59,13 +59,13 @@ def test_nothing_begins_behind_an_error(rows: int, sequential: bool) -> None:
         assert device.counters()[Counter.WRITE_BEATS] == 0
         # A STORE that failed: the LOAD behind it does not read.
         device.mend_memory()
-        device.break_memory(0x4000, 1, reads=False)
+        device.break_memory(0x4000, 1, response=EXOKAY, reads=False)
         start(
             device,
             Store(offset=0x4000, pixels=rows, pitch=N, length=N, src_pixel=1, signal=1),
             Load(rows=100, offset=0x1000, wait=1, **VECTORS),
         )
-        with pytest.raises(DeviceError, match="memory answered STORE's write at 0x4000 with SLVERR"):
+        with pytest.raises(DeviceError, match="memory answered STORE's write at 0x4000 with EXOKAY"):
             device.wait()
         assert device.counters()[Counter.LOAD_BUSY] == 0
 
@@ -160,8 +160,8 @@ def test_a_long_instruction_is_no_hang(sequential: bool) -> None:
 
 def test_wrong_faults() -> None:
     with RtlDevice(CONFIG, MEMORY) as device:
-        with pytest.raises(ValueError, match=r"2 \(SLVERR\), 3 \(DECERR\) or None, not 1"):
-            device.break_memory(0, 4, response=1)
+        with pytest.raises(ValueError, match=r"2 \(SLVERR\), 3 \(DECERR\) or None, not 4"):
+            device.break_memory(0, 4, response=4)
         with pytest.raises(DeviceError, match="do not lie in a memory"):
             device.break_memory(MEMORY, 4)
         with pytest.raises(DeviceError, match="0 to 255 units, not 256"):
