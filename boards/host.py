@@ -183,6 +183,10 @@ class BoardDevice(PolledDevice):
             self.contents.clear()  # Nobody knows what such a program has written.
         self.contents.load(address, payload, name)
 
+    def unload(self, address: int, size: int) -> None:
+        """What was loaded there counts no more: a program writes to this memory."""
+        self.contents.forget(address, size)
+
     def confirm(self) -> None:
         """Raise `DeviceError` if what was loaded is not there any more, though programs have run since that was looked
         at: then their results may be wrong."""

@@ -108,6 +108,10 @@ class Device(Protocol):
         device need not write it."""
         self.write(address, payload)
 
+    def unload(self, address: int, size: int) -> None:
+        """What was loaded there counts no more: a program writes to this memory."""
+        return None
+
     def confirm(self) -> None:
         """Raise `DeviceError` if what was loaded is not there any more, so that results since may be wrong. Only
         devices whose memory may lose what it holds look."""

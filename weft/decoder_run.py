@@ -116,6 +116,8 @@ class DecoderMemory:
         Addresses of the blocks' records, of pages, and of logits.
     bases : tuple of int
         The values of base registers.
+    written : tuple of int
+        Address and bytes of what programs and hosts write to.
     memory_bytes : int
         Of all.
 
@@ -141,6 +143,7 @@ class DecoderMemory:
         self.program = Program(decoder, entry, frame)
         self.prompts = Program(prompts, other, frame) if prompts else None
         self.bases = (constants, self.records, frame, self.cache, between, self.logits)
+        self.written = (frame, other - frame)
         self.memory_bytes = at
         if at > _ADDRESSES:
             raise InputError(
@@ -162,6 +165,7 @@ class DecoderRun:
     def __init__(self, memory: DecoderMemory, device: Device) -> None:
         self.memory, self.device = memory, device
         contents = memory.decoder.contents
+        device.unload(*memory.written)
         device.load(memory.bases[0], bytes(contents.constants), "the constants")
         device.load(memory.records, bytes(contents.records), "the weights")
         for program in (memory.program, memory.prompts):

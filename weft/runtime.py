@@ -80,7 +80,8 @@ class Image:
         device.wait(timeout)
 
     def load(self, device: Device) -> None:
-        """Load the program, unless the device has kept it.
+        """Load the program, unless the device has kept it. What other programs have loaded where this one writes counts
+        no more: they have to be loaded anew.
 
         Raises
         ------
@@ -89,6 +90,9 @@ class Image:
         """
         if runs_in_turn(device):
             check_sequence(self.program.instructions)
+        for base, size in self.program.areas.sizes.items():
+            if base != CONSTANTS:
+                device.unload(self.bases[base], size)
         if self.kept is None:
             constants, code = self.program.constants, self.program.code
             device.load(self.bases[CONSTANTS], constants, "the weights")

@@ -22,7 +22,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from weft.sim.rtl.equivalence import cut, output_of
 from weft.sim.rtl.mutated import Mutant, MutationError
 from weft.sim.yosys_process import failure, work
 
-SECONDS = 60
-"""Of each of the two provers, for each mutant."""
+SECONDS = 30
+"""Of each of the two provers, for each round."""
 _AIG, _MAP, _SIMPLE = "miter.aig", "miter.map", "simple.aig"
 _DIFFERS = "trigger"
 """Yosys' name of the output that says whether any other differs."""
@@ -83,7 +83,7 @@ def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
             }
             if open_ <= more or turn == _ROUNDS - 1:
                 return engines.never(folder, _SIMPLE, outputs[_DIFFERS], seconds)
-            more |= open_
+        more |= open_
     raise AssertionError("the last round ends it")
 
 
@@ -213,32 +213,35 @@ class _Miter:
             found.append(bit)
         return found
 
-    def flags(self, registers: Iterable[str]) -> Iterator[tuple[Any, Any]]:
-        """Of each bit of short registers of the core itself, and the opposite."""
-        for name in registers:
-            signal = self.register("gold", name)
-            if signal.size() <= _FLAG:
-                for bit in signal.to_sigbit_vector():
-                    flag = self._yosys.SigSpec(bit, 1)
-                    yield flag, self.new("addNot", flag)
+    def flags(self, names: Iterable[str], *, short: bool) -> list[tuple[Any, Any]]:
+        """Of registers of the core itself each bit of `short` ones, or whether longer ones are 0; and the opposite."""
+        found: list[Any] = []
+        for signal in (self.register("gold", name) for name in names):
+            if short and signal.size() <= _FLAG:
+                found += [self._yosys.SigSpec(bit, 1) for bit in signal.to_sigbit_vector()]
+            elif not short and signal.size() > _FLAG:
+                wire = self.module.addWire(self._yosys.IdString(f"\\some${next(self._numbers)}"), 1)
+                some = self._yosys.SigSpec(wire)
+                self.module.addReduceOr(self._yosys.IdString(f"$some${next(self._numbers)}"), signal, some)
+                found.append(some)
+        return [(flag, self.new("addNot", flag)) for flag in found]
 
-    def observe(self, kept: Iterable[str], near: Iterable[str]) -> None:
-        """Add the signals: of the registers that are near, and of pairs of flags."""
-        flags = list(self.flags(sorted(kept)))
+    def observe(self, kept: list[str], near: Iterable[str]) -> None:
+        """Add the signals: of the registers that are near with each bit, and of pairs of flags."""
+        bits, zeros = (self.flags(kept, short=short) for short in (True, False))
         left = _MOST
         for name in near:
             gold, gate = (self.register(side, name) for side in ("gold", "gate"))
-            left -= 2 * len(flags) * gold.size()
+            left -= 2 * len(bits) * gold.size()
             if left < 0:
                 break
             differs = self.new("addXor", gold, gate)
-            for flag in itertools.chain(*flags):
+            for flag in itertools.chain(*bits):
                 self.new("addAnd", differs, self.repeated(flag, gold.size()), port=True)
-        for one, other in itertools.combinations(flags, 2):
+        pairs = itertools.chain(itertools.combinations(bits, 2), itertools.product(bits, zeros))
+        for one, other in itertools.islice(pairs, max(left, 0) // 4):
             for first, second in itertools.product(one, other):
-                left -= 1
-                if left > 0:
-                    self.new("addAnd", first, second, port=True)
+                self.new("addAnd", first, second, port=True)
         self.module.fixup_ports()
 
 
@@ -268,7 +271,7 @@ def _work(job: dict[str, Any]) -> None:
         _without_inits(module)
         cut(module, libyosys, kept)
     run("miter -equiv -flatten -make_outcmp gold gate miter", "hierarchy -top miter")
-    _Miter(design.top_module(), libyosys).observe(kept, near)
+    _Miter(design.top_module(), libyosys).observe(sorted(kept), near)
     run("opt_expr", "opt_merge -nomux", "opt -full", "dffunmap", "async2sync", "techmap", "opt_clean", "aigmap",
         "opt_clean", f"write_aiger -zinit -map {_MAP} {_AIG}")  # fmt: skip
 
