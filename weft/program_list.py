@@ -112,6 +112,8 @@ class ProgramList:
             )
             for program in self._programs
         ]
+        for image in self.images:
+            image.unload(device)
         device.write(self.address, encode_list(runs, self.config))
         device.start_list(self.address)
 

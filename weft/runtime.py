@@ -80,8 +80,7 @@ class Image:
         device.wait(timeout)
 
     def load(self, device: Device) -> None:
-        """Load the program, unless the device has kept it. What other programs have loaded where this one writes counts
-        no more: they have to be loaded anew.
+        """Load the program, unless the device has kept it.
 
         Raises
         ------
@@ -90,13 +89,16 @@ class Image:
         """
         if runs_in_turn(device):
             check_sequence(self.program.instructions)
-        for base, size in self.program.areas.sizes.items():
-            if base != CONSTANTS:
-                device.unload(self.bases[base], size)
         if self.kept is None:
             constants, code = self.program.constants, self.program.code
             device.load(self.bases[CONSTANTS], constants, "the weights")
             device.load(self.bases[CONSTANTS] + len(constants), code, "the code")
+
+    def unload(self, device: Device) -> None:
+        """What other programs have loaded where this one writes counts no more: they have to be loaded anew."""
+        for base, size in self.program.areas.sizes.items():
+            if base != CONSTANTS:
+                device.unload(self.bases[base], size)
 
     def write(self, device: Device, contents: dict[str, np.ndarray]) -> None:
         """Write the contents of input buffers."""
@@ -106,6 +108,7 @@ class Image:
     def start(self, device: Device, registers: Mapping[int, int] | None = None) -> None:
         """Start the program, which is loaded and has its inputs."""
         program = self.program
+        self.unload(device)
         for base, value in ({**self.bases, **(registers or {})}).items():
             device.set_base(base, value)
         device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.looking_device import Looking
 from support.qdq_models import feeds
 from support.small_models import small
 
@@ -89,6 +90,16 @@ def run(device: Device, order: list[int]) -> list[tuple[int, int]]:
 
 def memory(config: weft.Config = CONFIG) -> int:
     return side_by_side([part for _, part in parts(config)])[-1].memory_bytes + 4096
+
+
+def test_a_list_writes_where_another_program_was_loaded() -> None:
+    """What that has loaded there is not looked at before the next start."""
+    device = Looking(CONFIG, memory())
+    for image in side_by_side([part for _, part in parts()]):
+        for base in image.bases.keys() - {CONSTANTS}:
+            device.load(image.bases[base], b"weft" * 4, "another program")
+    run(device, [0, 1, 0])
+    run(device, [1])
 
 
 def test_two_models_run_by_one_start() -> None:

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from support.looking_device import Looking
 from support.memory_cases import cases
 
 from weft.hdl.isa.config import PRESETS
-from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-
-
-class Looking(GoldenDevice):
-    """Looks before each start, as boards do, whether memory holds what was loaded; and what is there is not loaded."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        super().__init__(PRESETS["tiny"], memory_bytes)
-        self.regions: dict[int, bytes] = {}
-        self.kept_regions = 0
-
-    def load(self, address: int, payload: bytes, name: str = "what was loaded") -> None:
-        if self.regions.get(address) == payload:
-            self.kept_regions += 1
-            return
-        self.write(address, payload)
-        self.regions[address] = payload
-
-    def write(self, address: int, payload: bytes) -> None:
-        self.unload(address, len(payload))
-        super().write(address, payload)
-
-    def unload(self, address: int, size: int) -> None:
-        for at, region in list(self.regions.items()):
-            if at < address + size and address < at + len(region):
-                del self.regions[at]
-
-    def start(self, program: int) -> None:
-        if any(self.read(at, len(region)) != region for at, region in self.regions.items()):
-            raise DeviceError("what was loaded is not there any more")
-        super().start(program)
 
 
 def test_programs_by_turns() -> None:
     made = [(image, inputs) for _, image, inputs in cases(PRESETS["tiny"], 3, 2, 8.0)]
-    device = Looking(max(image.memory_bytes for image, _ in made))
+    device = Looking(PRESETS["tiny"], max(image.memory_bytes for image, _ in made))
     alone = []
     for image, inputs in made:
         image.run(own := GoldenDevice(PRESETS["tiny"], image.memory_bytes), inputs)
