@@ -61,7 +61,6 @@ def cut(module: Any, yosys: Any, kept: Collection[str] = ()) -> None:
             if cell.output(port):
                 wire.port_input = True
                 module.connect(signal, yosys.SigSpec(wire))
-                _without_init(signal)
             else:
                 wire.port_output = True
                 module.connect(yosys.SigSpec(wire), asked.get(str(port), signal))
@@ -101,14 +100,6 @@ def _masked(module: Any, yosys: Any, name: str, signal: Any, mask: Any) -> Any:
     return yosys.SigSpec(wire)
 
 
-def _without_init(signal: Any) -> None:
-    """Wires of inputs have no value to begin with."""
-    for bit in signal.to_sigbit_vector():
-        if bit.is_wire():
-            kept = {name: value for name, value in bit.wire.attributes.items() if str(name) != "\\init"}
-            bit.wire.attributes = kept
-
-
 def output_of(register: Any) -> Any:
     """What a register drives."""
     return next(signal for port, signal in register.connections().items() if register.output(port))
@@ -127,6 +118,7 @@ def _work(job: dict[str, Any]) -> None:
     run(job["command"].replace(f"-module {TOP} ", "-module gate "))
     for module in list(design.modules_.values()):
         cut(module, libyosys)
+    run("setattr -unset init w:*")
     run("miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr", "opt_merge -nomux", "opt -full",
         f"sat -timeout {job['seconds']} -prove trigger 0 miter")  # fmt: skip
 

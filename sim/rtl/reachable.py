@@ -22,6 +22,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from weft.sim.rtl.equivalence import cut, output_of
 from weft.sim.rtl.mutated import Mutant, MutationError
 from weft.sim.yosys_process import failure, work
 
-SECONDS = 30
-"""Of each of the two provers, for each round."""
+SECONDS = 120
+"""For each mutant: no round begins behind that, and no prover takes much longer than what is left."""
 _AIG, _MAP, _SIMPLE = "miter.aig", "miter.map", "simple.aig"
 _DIFFERS = "trigger"
 """Yosys' name of the output that says whether any other differs."""
@@ -59,6 +60,7 @@ def same_from_reset(plain: Path, mutants: Iterable[Mutant], seconds: int = SECON
 def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
     """In rounds: where it cannot be excluded that other registers get something else, their units stay as well."""
     more: set[str] = set()
+    end = time.monotonic() + seconds
     for turn in range(_ROUNDS):
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             folder = Path(temporary)
@@ -73,7 +75,7 @@ def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
                 raise MutationError(failure(said))
             names = re.findall(r"^output (\d+) 0 (.*)$", (folder / _MAP).read_text(), re.MULTILINE)
             outputs = {name: int(index) for index, name in names}
-            literals = engines.simplified(folder, _AIG, _SIMPLE, seconds)
+            literals = engines.simplified(folder, _AIG, _SIMPLE, max(1.0, (end - time.monotonic()) / 2))
             if literals[outputs[_DIFFERS]] == 0:
                 return True
             open_ = {
@@ -81,8 +83,9 @@ def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
                 for name, index in outputs.items()
                 if name.startswith("cmp") and literals[index] != 1
             }
-            if open_ <= more or turn == _ROUNDS - 1:
-                return engines.never(folder, _SIMPLE, outputs[_DIFFERS], seconds)
+            left = end - time.monotonic()
+            if open_ <= more or turn == _ROUNDS - 1 or left < 0:
+                return left > 0 and engines.never(folder, _SIMPLE, outputs[_DIFFERS], left)
         more |= open_
     raise AssertionError("the last round ends it")
 
@@ -245,14 +248,18 @@ class _Miter:
         self.module.fixup_ports()
 
 
-def _without_inits(module: Any) -> None:
-    """Wires that a mutation has between them and their register have no value to begin with."""
+def _without_inits(module: Any, yosys: Any) -> None:
+    """Bits have no value to begin with that no register drives any more, or not without a mutation in between."""
     driven = {name for cell in module.cells_.values() if _register(cell) for name in _bits(output_of(cell))}
     for wire in module.wires_.values():
-        if any((str(wire.name), index) not in driven for index in range(wire.width)):
-            wire.attributes = {
-                name: value for name, value in wire.attributes.items() if str(name) != "\\init"
-            }
+        begins = {str(name): value for name, value in wire.attributes.items()}.get("\\init")
+        if begins is None or all((str(wire.name), index) in driven for index in range(wire.width)):
+            continue
+        bits = reversed(begins.as_string())  # the highest bit is the first one in text
+        known = [bit if (str(wire.name), index) in driven else "x" for index, bit in enumerate(bits)]
+        others = {name: value for name, value in wire.attributes.items() if str(name) != "\\init"}
+        init = yosys.Const.from_string("".join(reversed(known)))
+        wire.attributes = others | ({} if init.is_fully_undef() else {yosys.IdString("\\init"): init})
 
 
 def _work(job: dict[str, Any]) -> None:
@@ -268,8 +275,8 @@ def _work(job: dict[str, Any]) -> None:
     kept, near = _scope(_Reach(design.top_module()), job["pin"][0], job["more"])
     run(f"copy {TOP} gold", f"rename {TOP} gate", job["command"].replace(f"-module {TOP} ", "-module gate "))
     for module in list(design.modules_.values()):
-        _without_inits(module)
         cut(module, libyosys, kept)
+        _without_inits(module, libyosys)
     run("miter -equiv -flatten -make_outcmp gold gate miter", "hierarchy -top miter")
     _Miter(design.top_module(), libyosys).observe(sorted(kept), near)
     run("opt_expr", "opt_merge -nomux", "opt -full", "dffunmap", "async2sync", "techmap", "opt_clean", "aigmap",

@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,9 @@ def _by_proof(
     by_number = {mutant.number: mutant for mutant in found.mutants}
 
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
-        for number in numbers:
-            same = prove(found.folder / PLAIN, [by_number[number]])
-            yield number, EQUAL if same[number] else ""
+        with ThreadPoolExecutor(jobs) as pool:  # the provers are processes of their own
+            for same in pool.map(lambda number: prove(found.folder / PLAIN, [by_number[number]]), numbers):
+                yield from ((number, EQUAL if value else "") for number, value in same.items())
 
     return name, judge
 

@@ -39,7 +39,7 @@ from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.coverage import Explanation, Point, close, explanations
 from weft.sim.rtl.covered import HostedRtl
-from weft.sim.rtl.mutated import Mutant, mutated
+from weft.sim.rtl.mutated import Mutant, Mutated, mutated
 from weft.sim.timing.device import Interval
 
 SEQUENTIAL = Core(SMALL.replace(probability_bits=0, lookup_tables=0, int4=0), sequential=True)
@@ -366,6 +366,17 @@ def test_mutants_are_of_all_units() -> None:
         "semaphores",
     }
     assert len({mutant.command for mutant in found.mutants}) == 1000
+
+
+def test_proofs_of_mutants_are_verdicts() -> None:
+    """A mutant of which nothing is found is not the same hardware."""
+    found = Mutated("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))
+    _, judge = mutate._by_proof(
+        "all",
+        found,
+        lambda plain, some: {item.number: [True, False, None, True][item.number] for item in some},
+    )
+    assert list(judge([3, 2, 1], 2)) == [(3, mutate.EQUAL), (2, ""), (1, "")]
 
 
 def test_the_command_of_a_part_of_the_mutants() -> None:
