@@ -97,9 +97,22 @@ def logic(found: Source) -> str:
 
 
 def _logic_of(lines: list[str]) -> list[str]:
-    """The lines of a module but its wires; a stable sort puts its connections, which are not indented, last."""
-    kept = [line for line in lines if not line.startswith(("  wire ", "  attribute ")) and line]
-    return sorted(kept, key=lambda line: line if line.startswith("connect ") else "")
+    """The lines of a module but its wires, without the numbers of what has no name; those of a cell are sorted, and a
+    stable sort puts the module's own connections, which are not indented, last."""
+    found: list[str] = []
+    cell: list[str] | None = None
+    for line in (re.sub(r"\\port\$\d+", r"\\port", line) for line in lines if line):
+        if line.startswith("  cell "):
+            found.append(line)
+            cell = []
+        elif cell is not None and line == "  end":
+            found += [*sorted(cell), line]
+            cell = None
+        elif cell is not None:
+            cell.append(line)
+        elif not line.startswith(("  wire ", "  attribute ")):
+            found.append(line)
+    return sorted(found, key=lambda line: line if line.startswith("connect ") else "")
 
 
 def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
