@@ -7,7 +7,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.bus.burst import BurstSplitter
+from weft.hdl.bus.burst import BurstSplitter, run_layout
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.int4 import FACTORS_SHIFT
@@ -49,12 +49,11 @@ class LoadRequests(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.splitter = BurstSplitter(config, beats=BURST_BEATS)
         super().__init__(
             {
                 "instruction": In(stream.Signature(Load.layout())),
                 **({} if config.loops else register_port(Load, config)),
-                "run": Out(self.splitter.run.signature.flip()),
+                "run": Out(stream.Signature(run_layout())),
                 "unpack": Out(stream.Signature(unpack_layout(config))),
             }
         )
@@ -196,7 +195,7 @@ class LoadUnit(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.requests = requests = LoadRequests(self.config)
-        m.submodules.splitter = splitter = requests.splitter
+        m.submodules.splitter = splitter = BurstSplitter(self.config, beats=BURST_BEATS)
         m.submodules.unpacker = unpacker = Unpacker(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)
         m.submodules.queue = queue = register_or_fifo(unpack_layout(self.config).size, depth)

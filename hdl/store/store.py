@@ -7,7 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.bus.burst import PAGE, BurstSplitter
+from weft.hdl.bus.burst import PAGE, BurstSplitter, run_layout
 from weft.hdl.isa import SEMAPHORES, Store
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
@@ -28,6 +28,8 @@ READS = READ_LATENCY + 2
 """Vectors on their way from the scratchpad; covers the read latency and the queue behind it."""
 
 _POINTER = (PAGE - 1).bit_length()
+_TAG = 1 + SEMAPHORES
+"""Bits that go with a run: whether it is the last one of its instruction, and that one's signal mask."""
 
 
 def read_layout(config: Config) -> data.StructLayout:
@@ -69,12 +71,11 @@ class StoreRequests(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.splitter = BurstSplitter(config, tag=1 + SEMAPHORES)
         super().__init__(
             {
                 "instruction": In(stream.Signature(Store.layout())),
                 **register_port(Store, config),
-                "run": Out(self.splitter.run.signature.flip()),
+                "run": Out(stream.Signature(run_layout(_TAG))),
                 "read": Out(stream.Signature(read_layout(config))),
                 "busy": Out(1),
             }
@@ -270,7 +271,7 @@ class StoreUnit(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.requests = requests = StoreRequests(self.config)
-        m.submodules.splitter = splitter = requests.splitter
+        m.submodules.splitter = splitter = BurstSplitter(self.config, tag=_TAG)
         m.submodules.reader = reader = StoreReader(self.config)
         m.submodules.packer = packer = Packer(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)

@@ -184,4 +184,5 @@ def properties() -> Iterator[Property]:
         partial(_bytes, 1),
         Bounded(_CYCLES),
         cover=_CYCLES,
+        part=True,
     )
