@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from support.qdq_models import feeds
+from support.looking_device import Looking
+from support.qdq_models import Builder, feeds, finished
 from support.small_models import small
 
 import weft
@@ -63,3 +65,39 @@ def test_results_are_confirmed_before_any_is_told(
     with expected:
         assert len(board_run.run_on_board(program, inputs, None, None, lambda text: None)) == runs
     assert device.log == ["start"] * runs + ["confirm"]
+
+
+class LookingBoard(Looking):
+    """A board in all that `weft run` tells of it."""
+
+    identity, port, repeated, transfer = Forgetful.identity, Forgetful.port, 0, Transfer()
+
+
+def in_two_parts() -> onnx.ModelProto:
+    """A layer with many weights, and behind what the host computes one with many outputs, which lie where the code of
+    the first one was."""
+    builder = Builder(np.random.default_rng(6))
+    first = builder.conv(builder.input((1, 8, 8, 8)), 32, (7, 7), pads=[3, 3, 3, 3])
+    chosen = builder.node("Hardmax", [builder.dequantise(first)])
+    return finished(
+        builder, builder.conv(builder.quantise(chosen, (1, 32, 8, 8), 1 / 128, 0, False), 128, (1, 1))
+    )
+
+
+def test_parts_with_the_host_between_them_leave_each_other_what_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = weft.compile(in_two_parts(), BOARD.config, memory=BOARD.name)
+    assert len(program.device_programs) == 2
+    device = LookingBoard(BOARD.config, max(Image(part).memory_bytes for part in program.device_programs))
+
+    @contextlib.contextmanager
+    def opened(*given: Any) -> Iterator[GoldenDevice]:
+        yield device
+
+    monkeypatch.setattr(board_run, "opened", opened)
+    inputs = [feeds(in_two_parts(), np.random.default_rng(seed)) for seed in range(3)]
+    found = board_run.run_on_board(program, inputs, None, None, lambda text: None)
+    for run, result in zip(inputs, found, strict=True):
+        for name, wanted in program.run(run).outputs.items():
+            assert np.array_equal(result.outputs[name], wanted)
