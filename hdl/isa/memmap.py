@@ -16,6 +16,7 @@ VERSION = 6
 START, STOP, START_LIST = 1, 2, 4
 """Bits of CONTROL."""
 EXOKAY, SLVERR, DECERR = 1, 2, 3
+RESPONSES = {EXOKAY: "EXOKAY", SLVERR: "SLVERR", DECERR: "DECERR"}
 """Responses of AXI4 that are errors; the first of them because the core asks for nothing exclusive."""
 
 
@@ -115,7 +116,7 @@ class Fault:
             FaultUnit.STORE: "STORE's write",
         }[self.unit]
         where = "" if self.address is None else f" at {self.address:#x}"
-        answer = {EXOKAY: "EXOKAY", SLVERR: "SLVERR", DECERR: "DECERR"}.get(self.response, "OKAY")
+        answer = RESPONSES.get(self.response, "OKAY")
         return f"memory answered {what}{where} with {answer}"
 
 

@@ -13,10 +13,9 @@ from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
-    DECERR,
     ERRORS,
-    EXOKAY,
     MAGIC,
+    RESPONSES,
     SLVERR,
     START,
     START_LIST,
@@ -327,9 +326,10 @@ class RtlDevice(Closing, Device):
             If the response is none of these.
         """
         self._range(address, size)
-        if response not in (None, EXOKAY, SLVERR, DECERR):
+        if response is not None and response not in RESPONSES:
             raise ValueError(
-                f"memory answers with {EXOKAY} (EXOKAY), {SLVERR} (SLVERR), {DECERR} (DECERR) or None, not {response}"
+                f"memory answers with {', '.join(f'{number} ({name})' for number, name in RESPONSES.items())} or None, "
+                f"not {response}"
             )
         self._library.weft_fault(self._handle, address, address + size, response or 0, reads, writes)
         self._check_memory()

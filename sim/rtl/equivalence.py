@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from weft.sim.rtl.connections import is_memory, is_register
 from weft.sim.rtl.device import TOP
 from weft.sim.rtl.mutated import Mutant, MutationError
 from weft.sim.yosys_process import failure, work
@@ -51,10 +52,9 @@ def cut(module: Any, yosys: Any, kept: Collection[str] = ()) -> None:
     """Take memories out of a module, and registers but those whose cells are `kept`. What goes to a port of a
     memory counts while that is enabled."""
     for cell in list(module.cells_.values()):
-        kind = str(cell.type)
-        if not (kind.startswith("$mem") or "dff" in kind) or str(cell.name) in kept:
+        if not (is_memory(cell) or is_register(cell)) or str(cell.name) in kept:
             continue
-        asked = _asked(module, yosys, cell) if kind.startswith("$mem") else {}
+        asked = _asked(module, yosys, cell) if is_memory(cell) else {}
         for port, signal in list(cell.connections().items()):
             name = f"\\cut {cell.name!s} {port!s}".replace(" ", "/")
             wire = module.addWire(yosys.IdString(name), signal.size())

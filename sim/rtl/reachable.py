@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.sim.formal import engines
+from weft.sim.rtl.connections import Connections, bits_of, is_memory, is_register
 from weft.sim.rtl.device import TOP
 from weft.sim.rtl.equivalence import cut, output_of
 from weft.sim.rtl.mutated import Mutant, MutationError
@@ -99,20 +100,18 @@ class _Reach:
     """What of a flat module depends on what, by the names of cells."""
 
     def __init__(self, module: Any) -> None:
-        self.registers = {str(cell.name): _names(cell) for cell in module.cells_.values() if _register(cell)}
-        self._memories = {str(cell.name) for cell in module.cells_.values() if _memory(cell)}
+        self.registers = {
+            str(cell.name): _names(cell) for cell in module.cells_.values() if is_register(cell)
+        }
+        self._memories = {str(cell.name) for cell in module.cells_.values() if is_memory(cell)}
         readers = collections.defaultdict(set)
         drives: dict[str, list[Any]] = {}
-        resolved = {
-            left: right
-            for one, other in module.connections_
-            for left, right in zip(_bits(one), _bits(other), strict=True)
-        }
+        connections = Connections(module)
         for cell in module.cells_.values():
             name = str(cell.name)
             drives[name] = []
             for port, signal in cell.connections().items():
-                bits = [_resolve(bit, resolved) for bit in _bits(signal)]
+                bits = connections.sources(signal)
                 if cell.output(port):
                     drives[name] += bits
                 else:
@@ -135,27 +134,9 @@ class _Reach:
         return found
 
 
-def _bits(signal: Any) -> list[tuple[str, int] | None]:
-    return [(str(bit.wire.name), bit.offset) if bit.is_wire() else None for bit in signal.to_sigbit_vector()]
-
-
-def _resolve(bit: tuple[str, int] | None, behind: dict[Any, Any]) -> tuple[str, int] | None:
-    while bit in behind:
-        bit = behind[bit]
-    return bit
-
-
-def _memory(cell: Any) -> bool:
-    return str(cell.type).startswith("$mem")
-
-
-def _register(cell: Any) -> bool:
-    return "dff" in str(cell.type)
-
-
 def _names(cell: Any) -> set[str]:
     """Of the wires that a register drives."""
-    return {str(bit.wire.name) for bit in output_of(cell).to_sigbit_vector() if bit.is_wire()}
+    return {bit[0] for bit in bits_of(output_of(cell)) if bit}
 
 
 def _unit(name: str) -> tuple[str, ...]:
@@ -250,7 +231,9 @@ class _Miter:
 
 def _without_inits(module: Any, yosys: Any) -> None:
     """Bits have no value to begin with that no register drives any more, or not without a mutation in between."""
-    driven = {name for cell in module.cells_.values() if _register(cell) for name in _bits(output_of(cell))}
+    driven = {
+        name for cell in module.cells_.values() if is_register(cell) for name in bits_of(output_of(cell))
+    }
     for wire in module.wires_.values():
         begins = {str(name): value for name, value in wire.attributes.items()}.get("\\init")
         if begins is None or all((str(wire.name), index) in driven for index in range(wire.width)):

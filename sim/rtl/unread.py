@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from weft.sim.rtl.connections import Bit, Connections
 from weft.sim.rtl.mutated import Mutant, MutationError
 from weft.sim.yosys_process import failure, work
 
 _FOUND = "unread.json"
 _BITWISE = {"$and", "$or", "$xor", "$xnor", "$not", "$pos", "$mux", "$pmux"}
 _UPWARD = {"$add", "$sub", "$neg", "$mul", "$shl", "$sshl"}
-_Bit = tuple[str, int]
 _Pin = tuple[str, str, int]
 
 
@@ -48,19 +48,15 @@ class _Netlist:
 
     def __init__(self, module: Any) -> None:
         self.kinds: dict[str, str] = {}
-        self.inputs: dict[str, dict[str, list[_Bit | None]]] = {}
-        self.outputs: dict[str, dict[str, list[_Bit | None]]] = {}
+        self.inputs: dict[str, dict[str, list[Bit | None]]] = {}
+        self.outputs: dict[str, dict[str, list[Bit | None]]] = {}
         self.words: dict[str, int] = {}
-        self.drivers: dict[_Bit, _Pin] = {}
-        self._behind = {
-            self._bit(left): self._bit(right)
-            for one, other in module.connections_
-            for left, right in zip(one.to_sigbit_vector(), other.to_sigbit_vector(), strict=True)
-        }
+        self.drivers: dict[Bit, _Pin] = {}
+        self._connections = Connections(module)
         for cell in module.cells_.values():
             self._add(cell)
         self.ends = [
-            self._source((str(name), index))
+            self._connections.source((str(name), index))
             for name, wire in module.wires_.items()
             if wire.port_output
             for index in range(wire.width)
@@ -71,7 +67,7 @@ class _Netlist:
         self.kinds[name] = str(cell.type)
         self.inputs[name], self.outputs[name] = {}, {}
         for port, signal in cell.connections().items():
-            bits = [self._source(self._bit(bit)) for bit in signal.to_sigbit_vector()]
+            bits = self._connections.sources(signal)
             key = str(port).removeprefix("\\")
             if cell.output(port):
                 self.outputs[name][key] = bits
@@ -81,14 +77,6 @@ class _Netlist:
         if self.kinds[name].startswith("$mem"):
             ports = len(self.inputs[name]["RD_CLK"])
             self.words[name] = len(self.outputs[name]["RD_DATA"]) // ports
-
-    def _bit(self, bit: Any) -> _Bit | None:
-        return (str(bit.wire.name), bit.offset) if bit.is_wire() else None
-
-    def _source(self, bit: _Bit | None) -> _Bit | None:
-        while bit in self._behind:
-            bit = self._behind[bit]
-        return bit
 
     def read_by(self, pin: _Pin) -> Iterator[_Pin]:
         """The inputs that an output of a cell depends on."""

@@ -14,7 +14,7 @@ from support.bit_flips import flipping
 from support.random_programs import MEMORY, PROGRAM, Generator
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import DECERR, EXOKAY, SLVERR, Counter, Fault, FaultUnit, Reg, Status
+from weft.hdl.isa.memmap import RESPONSES, Counter, Fault, FaultUnit, Reg, Status
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice, core_verilog
@@ -101,16 +101,14 @@ def _break_somewhere(device: RtlDevice, pick: random.Random, size: int) -> tuple
     length = pick.choice([1, 64, 1024])
     at = first + pick.randrange(max(1, room - length))
     store = unit is FaultUnit.STORE
-    device.break_memory(
-        at, length, response=pick.choice([EXOKAY, SLVERR, DECERR]), reads=not store, writes=store
-    )
+    device.break_memory(at, length, response=pick.choice(list(RESPONSES)), reads=not store, writes=store)
     return at, length, unit
 
 
 def _check_fault(fault: Fault, unit: FaultUnit, at: int, length: int, sequential: bool) -> None:
     """`length` bytes from `at` on are broken for `unit`: that burst has some of them."""
     assert fault.unit is unit
-    assert fault.response in (EXOKAY, SLVERR, DECERR)
+    assert fault.response in RESPONSES
     if fault.address is not None:
         assert fault.address < at + length
         assert fault.address >> 12 in (at >> 12, at + length >> 12)

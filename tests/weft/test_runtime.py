@@ -21,9 +21,8 @@ def test_programs_by_turns() -> None:
     rng = np.random.default_rng(4)
     for index in [*range(len(made)), *rng.permutation(len(made)), *np.repeat(rng.permutation(len(made)), 2)]:
         image, inputs = made[index]
-        for name, values in alone[
-            index
-        ].items():  # outputs may have bytes that are not written, as before a first run
+        # Outputs may have bytes that are not written: they are as before a first run.
+        for name, values in alone[index].items():
             GoldenDevice.write(device, image.address(name), bytes(values.size))
         image.run(device, inputs)
         assert all(np.array_equal(image.read(device, name), values) for name, values in alone[index].items())

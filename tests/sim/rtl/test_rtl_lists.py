@@ -14,7 +14,7 @@ from support.random_programs import MEMORY, PROGRAM, Generator
 
 from weft.hdl.isa import End, Load, Store
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import DECERR, EXOKAY, SLVERR, START, START_LIST, Counter, Listed, Reg, Status
+from weft.hdl.isa.memmap import RESPONSES, START, START_LIST, Counter, Listed, Reg, Status
 from weft.hdl.isa.program_lists import MARK, Record, encode_list, pitch
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.device import DeviceError
@@ -159,7 +159,7 @@ def errors(seeds: Iterable[int]) -> Tally[str]:
 def _break_somewhere(device: RtlDevice, made: ProgramList, pick: random.Random) -> tuple[int | None, bool]:
     """Break a descriptor, a record or some of a program's memory. Returns at which place of the list that is met if it
     is certain, and whether as a read of the descriptor."""
-    response = pick.choice([EXOKAY, SLVERR, DECERR])
+    response = pick.choice(list(RESPONSES))
     if pick.random() < 0.5:
         place, reads = pick.randrange(len(made.order)), pick.random() < 0.5
         at = made.address + place * pitch(made.config) + (0 if reads else 48)
