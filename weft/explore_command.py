@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,9 @@ from weft.errors import InputError
 from weft.options import Shapes, board_names, real, shapes_of, whole
 
 if TYPE_CHECKING:
+    from weft.explore.checks import Check, Confirmed, Name, Outcome
     from weft.explore.explore import Exploration
+    from weft.explore.output import Output
 
 
 def command(
@@ -86,8 +89,9 @@ def command(
     shape: Shapes = [],  # noqa: B006
 ) -> None:
     """Search for configurations and programs that no other beats in time and resources, by the cycle model."""
+    from weft.explore.checks import SYNTHESISED, VERIFIED
     from weft.explore.explore import explore
-    from weft.explore.output import Output, confirm, models_of, show
+    from weft.explore.output import Output, models_of, show
     from weft.explore.place import places
     from weft.explore.space import Space
     from weft.explore.workers import WorkersError
@@ -103,6 +107,7 @@ def command(
         _limits(limit),
         (sampler, seed),
     )
+    jobs = jobs or os.cpu_count() or 1
     end = None if minutes is None else 60 * minutes
     with _Bar(trials, end) as told:
         found = explore(
@@ -112,7 +117,7 @@ def command(
             seconds=float("inf") if end is None else end,
             sampler=sampler,
             seed=seed,
-            jobs=jobs or os.cpu_count() or 1,
+            jobs=jobs,
             scheduler=scheduler,
             told=told,
         )
@@ -123,12 +128,32 @@ def command(
     if found.interrupted:
         reports.tell("what was found is kept, and the same command goes on")
         raise KeyboardInterrupt
-    if verify or synth:
+    wanted = [what for what, is_wanted in ((VERIFIED, verify), (SYNTHESISED, synth)) if is_wanted]
+    if wanted and not _confirm(out, found, wanted, seed, jobs, scheduler):
+        raise typer.Exit(1)
+
+
+def _confirm(
+    out: Output, found: Exploration, wanted: Sequence[str], seed: int, jobs: int, scheduler: str | None
+) -> bool:
+    """Confirm the front, and tell; what is known is in the folder all the time."""
+    from weft.explore.checks import GIVEN_UP, carry_out, checks_of, confirmed
+    from weft.explore.explore import RESULTS
+    from weft.explore.output import show_check
+    from weft.explore.workers import Workers
+
+    def told(name: Name, check: Check, outcome: Outcome, known: Confirmed) -> None:
+        show_check(name, check, outcome)
+        out.write(found, known)
+
+    checks = checks_of(found, out.task.models, seed, wanted, out.folder / RESULTS)
+    workers = Workers(jobs, carry_out, GIVEN_UP, scheduler)
+    try:
         with reports.progress() as progress:
-            confirmed, good = confirm(found, out.task.models, seed, verify, synth, progress)
-        out.write(found, confirmed)
-        if not good:
-            raise typer.Exit(1)
+            return confirmed(checks, workers, told, progress)
+    except KeyboardInterrupt:
+        reports.tell("what was confirmed is kept, and the same command goes on")
+        raise
 
 
 def _limits(texts: list[str]) -> dict[str, float]:

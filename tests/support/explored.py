@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from support import qdq_models
-from weft.explore.evaluate import Job
+from weft.explore.evaluate import Job, timed
 from weft.explore.explore import Task
 from weft.explore.output import models_of
 from weft.explore.place import Place, places
@@ -55,6 +55,13 @@ def drawn(rng: np.random.Generator, space: Space) -> Config:
 
 def job(made: Task, config: Config, place: Place, folder: Path) -> Job:
     return Job(made.models, config, place, Point.of(config, place).clock, str(folder))
+
+
+def measured(made: Task, config: Config, folder: Path) -> Measured:
+    """What is known of `config` at the only place of a search."""
+    (place,) = made.places
+    point = Point.of(config, place)
+    return Measured(point, point.resources(), timed(job(made, config, place, folder)))
 
 
 def entries(folder: Path) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,6 @@ CYCLES = 100_000
 """Of the largest layer that is run on the RTL."""
 NEAR = 0.10
 """By which part of the estimate synthesis may differ from it."""
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Counted:
         )
 
 
-def run(item: Measured, models: Models, seed: int = 0, progress: Progress = lambda text: None) -> Run:
+def run(item: Measured, models: Models, seed: int = 0) -> Run:
     """Run the largest layer of at most `CYCLES` cycles by itself, on random inputs, on RTL, golden interpreter and
     cycle model; attention only if there is no convolution, as its cycles depend on data. The memory is a plain one, of
     the latency and the bandwidth that programs for a board are planned for: the RTL's memory is no SDRAM.
@@ -125,13 +124,12 @@ def run(item: Measured, models: Models, seed: int = 0, progress: Progress = lamb
         image.run(model, contents)
         cycles = model.counters()[Counter.CYCLES]
         if cycles <= CYCLES:
-            progress(f"{op.name} on the RTL of {item.point.config.n} x {item.point.config.n}")
             differ, rtl = _compared(item, image, contents)
             return Run(op.name, differ, rtl, cycles, _within(item, program))
     return Run("")
 
 
-def synthesised(item: Measured, progress: Progress = lambda text: None) -> Counted:
+def synthesised(item: Measured) -> Counted:
     """Synthesise the configuration for the board, or for the one whose estimates are those of the place, at that
     board's clock.
 
@@ -141,7 +139,7 @@ def synthesised(item: Measured, progress: Progress = lambda text: None) -> Count
         If a tool fails, or is not installed.
     """
     place = item.point.place
-    counted = needs(place.similar, item.point.config, progress)
+    counted = needs(place.similar, item.point.config)
     there = None if place.board is None else place.board.available
     lacking = (name for name, count in counted.items() if there and count > getattr(there, name))
     return Counted(counted, item.need, tuple(lacking))

@@ -14,13 +14,13 @@ import numpy as np
 from weft.boards.board import BoardError
 from weft.errors import InputError
 from weft.explore.bounds import Roofline
-from weft.explore.evaluate import Job, Models, kept, relevant, unused
+from weft.explore.evaluate import Job, Models, evaluate, kept, relevant, unused
 from weft.explore.front import dominates, front, values
 from weft.explore.place import Place
 from weft.explore.point import OBJECTIVES, Measured, Point, Timing
 from weft.explore.space import Space
 from weft.explore.study import Study
-from weft.explore.workers import Workers, WorkersError
+from weft.explore.workers import DIED, Workers, WorkersError
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.hdl.sequential.core import check_config
 
@@ -30,6 +30,8 @@ IN_VAIN = 400
 """Proposals in a row without one to measure, after which a space counts as searched."""
 WAIT = 0.5
 """Seconds between looks at the clock."""
+RESULTS = "results"
+"""The folder below a search's for what workers have found."""
 
 
 class SpaceError(InputError):
@@ -196,7 +198,7 @@ class Search:
         Where results are kept.
     """
 
-    def __init__(self, task: Task, study: Study, workers: Workers, folder: Path) -> None:
+    def __init__(self, task: Task, study: Study, workers: Workers[Job, Timing], folder: Path) -> None:
         self.task, self.study, self.workers, self.folder = task, study, workers, folder
         self.found = Exploration(task.objectives)
         self._roofline = Roofline.of(task.models)
@@ -390,7 +392,8 @@ def explore(
     """
     task.feasible(seed)
     study = Study(folder / "journal.log", "weft", task.space, task.places, task.objectives, sampler, seed)
-    search = Search(task, study, Workers(jobs, scheduler), folder / "results")
+    workers = Workers(jobs, evaluate, Timing(refused=DIED), scheduler)
+    search = Search(task, study, workers, folder / RESULTS)
     found = search.run(trials, seconds, told)
     if not found.measured and not found.interrupted and not found.lost and found.excluded:
         raise SpaceError(no_solution(found.excluded))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,8 @@ import msgspec
 
 from weft import files
 from weft import report as reports
-from weft.boards.board import BoardError
-from weft.boards.tools import ToolError
 from weft.errors import FileError
-from weft.explore.confirm import Counted, Run, run, synthesised
+from weft.explore.checks import Check, Confirmed, Name, Outcome
 from weft.explore.evaluate import Models
 from weft.explore.explore import Exploration, Task
 from weft.explore.front import dominates, values
@@ -25,17 +23,10 @@ from weft.explore.plot import page
 from weft.explore.point import OBJECTIVES, PICOJOULES, Measured
 from weft.explore.space import Space
 from weft.hdl.files import schema
-from weft.hdl.isa.config import Config
-from weft.sim.device import DeviceError
-from weft.sim.verilator.verilate import BuildError
 from weft.tuning import sources_digest
 
 FORMAT = "weft exploration 1"
 FILE, PLOT, MODELS = "exploration.json", "front.html", "models"
-
-
-Confirmed = dict[tuple[Config, str], dict[str, Any]]
-"""By `Point.key`."""
 
 
 class _About(msgspec.Struct):
@@ -197,31 +188,12 @@ def _show_references(found: Exploration, units: Sequence[str]) -> None:
         reports.say(f"no solutions, and not among them: {said}")
 
 
-def confirm(
-    found: Exploration, models: Models, seed: int, verify: bool, synth: bool, progress: reports.Progress
-) -> tuple[Confirmed, bool]:
-    """Confirm the points of the front, and tell; what was found, and whether all of it is as it should be."""
-    made: Confirmed = {}
-    good = True
-    for item in found.front:
-        name = f"{item.point.config.n} x {item.point.config.n} on {item.point.place.name}"
-        known = made.setdefault(item.point.key, {})
-        steps: dict[str, Callable[[], Run | Counted]] = {}
-        if verify:
-            steps["verified"] = lambda item=item: run(item, models, seed, progress)  # type: ignore[misc]
-        if synth:
-            steps["synthesised"] = lambda item=item: synthesised(item, progress)  # type: ignore[misc]
-        for what, step in steps.items():
-            progress(f"{name}: {what}")
-            try:
-                result = step()
-            except (BoardError, BuildError, DeviceError, ToolError) as error:
-                known[what], told = {"failed": str(error), "good": False}, str(error)
-            else:
-                known[what], told = result.described(), result.told
-            good &= known[what]["good"]
-            reports.say(f"{name}, {what}: {told}{'' if known[what]['good'] else ' (not as it should be)'}")
-    return made, good
+def show_check(name: Name, check: Check, outcome: Outcome) -> None:
+    """Say what a check of a point of the front has found."""
+    config, (number, what) = check.item.point.config, name
+    where = f"number {number}, {config.n} x {config.n} on {check.item.point.place.name}"
+    good = "" if outcome.described["good"] else " (not as it should be)"
+    reports.say(f"{where}, {what}: {outcome.told}{good}")
 
 
 def references(found: Exploration) -> list[tuple[Measured, int]]:

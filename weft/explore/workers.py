@@ -7,14 +7,13 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from weft.errors import FileError
-from weft.explore.evaluate import Job, evaluate
-from weft.explore.point import Timing
 from weft.hdl.errors import WeftError
 
 LIVES = 4
@@ -24,19 +23,25 @@ SECONDS = 10.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Variables that tell libraries how many threads to start."""
 DIED = f"{LIVES} workers died of it"
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 class WorkersError(WeftError, ValueError):
     """The workers are lost; the sentence says which, and that results are kept."""
 
 
-class Workers:
+class Workers(Generic[Job, Result]):
     """Jobs under way. A job whose worker dies is given to another one.
 
     Parameters
     ----------
     count : int
         Processes of this machine, if there is no scheduler.
+    work : callable
+        Does a job, and returns its result: a function of a module, as processes find it by name.
+    died : object
+        The result of a job of which `LIVES` workers died.
     scheduler : str, optional
         The address of Dask's, for example ``tcp://127.0.0.1:8786``. Its workers must see the folder of results under
         the same name. They may come and go.
@@ -49,11 +54,13 @@ class Workers:
         If the scheduler does not answer.
     """
 
-    def __init__(self, count: int, scheduler: str | None = None) -> None:
-        self._count, self._scheduler = count, scheduler
+    def __init__(
+        self, count: int, work: Callable[[Job], Result], died: Result, scheduler: str | None = None
+    ) -> None:
+        self._count, self._work, self._died, self._scheduler = count, work, died, scheduler
         self._client = None if scheduler is None else _client(scheduler)
         self._pool: Executor | None = None
-        self._running: dict[Future[Timing], tuple[Any, Job, int]] = {}
+        self._running: dict[Future[Result], tuple[Any, Job, int]] = {}
 
     @property
     def room(self) -> int:
@@ -77,11 +84,11 @@ class Workers:
         while True:
             with contextlib.suppress(BrokenProcessPool):
                 with _one_thread():
-                    self._running[self._executor().submit(evaluate, job)] = name, job, lives
+                    self._running[self._executor().submit(_do, self._work, job)] = name, job, lives
                 return
             self._pool = None
 
-    def done(self, seconds: float) -> Iterator[tuple[Any, Timing]]:
+    def done(self, seconds: float) -> Iterator[tuple[Any, Result]]:
         """Names and results of jobs that have ended, after so many seconds at most.
 
         Raises `WorkersError` if the scheduler is gone, and whatever a job raises that is not about its configuration.
@@ -100,12 +107,12 @@ class Workers:
             except Exception as error:
                 if type(error).__name__ != "KilledWorker":
                     raise
-                yield name, Timing(refused=DIED)
+                yield name, self._died
         for name, job, lives in broken:
             if lives:
                 self.add(name, job, lives)
             else:
-                yield name, Timing(refused=DIED)
+                yield name, self._died
         if self._client is not None and self._client.status != "running":
             raise WorkersError(self._lost())
 
@@ -137,8 +144,18 @@ class Workers:
 
 
 def _quietly() -> None:
-    """Interrupts are for the process that waits for this one."""
+    """Interrupts are for the process that waits for this one, which ends it: then what it has started ends, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+
+
+def _do(work: Callable[[Job], Result], job: Job) -> Result:
+    """Do a job. If the process is ended meanwhile, tools that the job has started are ended on the way to here, and no
+    other job is begun."""
+    try:
+        return work(job)
+    except SystemExit:
+        os._exit(1)
 
 
 @contextlib.contextmanager

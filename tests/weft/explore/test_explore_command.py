@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.explored import VALUES, entries, model
 
+import weft.explore.checks as checks
 import weft.explore.workers as workers
 from weft import cli
+from weft.explore.checks import Check, Name, Outcome
 from weft.explore.space import FORMAT
+from weft.explore.workers import WorkersError
 from weft.hdl.isa.config import PRESETS, Config
 
 SMALL = {name: list(known) for name, known in VALUES.items()} | {
@@ -133,3 +138,60 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
     assert "points measured" in said
     assert len(points(out)) > 6
     assert not list(out.glob(".*"))
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> tuple[object, ...]:
+    """A search of which the only point of the front is the smallest preset, to be confirmed."""
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"format": FORMAT, "base": "tiny", "fields": {"n": [4]}}))
+    out = tmp_path / "out"
+    about = (model(tmp_path), "-o", out, "--space", path, "--trials", 1, "--objectives", "lut", "--jobs", 2)
+    return ("explore", *about, "--verify")
+
+
+def test_the_front_is_confirmed(
+    tmp_path: Path, one: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what was confirmed is kept."""
+    for _ in range(2):
+        assert call(*one) == 0
+        assert "number 1, 4 x 4 on memory, verified: " in capsys.readouterr().out
+        (best,) = (item for item in points(tmp_path / "out") if item["front"])
+        assert best["verified"]["good"]
+        assert best["verified"]["rtl"] == best["verified"]["model"] > 0
+        assert "synthesised" not in best
+    assert len(list((tmp_path / "out" / "results").glob("run-*"))) == 1
+
+
+def test_a_front_that_is_not_as_it_should_be(
+    one: tuple[object, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends with 1, an interrupt with what was found, and a scheduler that is lost with 2."""
+    told = Outcome("3 bytes differ", {"good": False})
+
+    def bad(
+        wanted: Mapping[Name, Check], workers: object, tell: Callable[..., None], progress: object
+    ) -> bool:
+        ((name, check),) = wanted.items()
+        tell(name, check, told, {check.item.point.key: {check.what: told.described}})
+        return False
+
+    monkeypatch.setattr(checks, "confirmed", bad)
+    assert call(*one) == 1
+    assert "verified: 3 bytes differ (not as it should be)" in capsys.readouterr().out
+    found = (WorkersError("the scheduler is lost"), KeyboardInterrupt())
+
+    def fails(*given: object, error: BaseException) -> bool:
+        bad(*given)  # type: ignore[arg-type]
+        raise error
+
+    monkeypatch.setattr(checks, "confirmed", partial(fails, error=found[0]))
+    assert call(*one) == 2
+    assert "the scheduler is lost" in capsys.readouterr().err
+    monkeypatch.setattr(checks, "confirmed", partial(fails, error=found[1]))
+    with pytest.raises(KeyboardInterrupt):
+        cli.main([str(item) for item in one])
+    assert "what was confirmed is kept, and the same command goes on" in capsys.readouterr().err
+    (best,) = (item for item in points(Path(str(one[3]))) if item["front"])
+    assert best["verified"] == {"good": False}

@@ -12,28 +12,20 @@ import numpy as np
 import onnx
 import pytest
 from support import attention_models
-from support.explored import OBJECTIVES, job, model, task
+from support.explored import OBJECTIVES, measured, model, task
 
 import weft.explore.confirm as confirming
-import weft.explore.output as output
 from weft.boards.family import Resources
 from weft.boards.registry import BOARDS
 from weft.boards.tools import ToolError
 from weft.examples import attention
 from weft.explore.confirm import Counted, Run, run, synthesised
-from weft.explore.evaluate import Models, timed
-from weft.explore.explore import Exploration, Task
-from weft.explore.output import confirm, models_of
+from weft.explore.evaluate import Models
+from weft.explore.explore import Task
+from weft.explore.output import models_of
 from weft.explore.place import MEMORY, Place
 from weft.explore.point import Measured, Point, Timing
 from weft.hdl.isa.config import PRESETS, Config
-from weft.sim.device import DeviceError
-
-
-def measured(made: Task, config: Config, folder: Path) -> Measured:
-    (place,) = made.places
-    point = Point.of(config, place)
-    return Measured(point, point.resources(), timed(job(made, config, place, folder)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +57,7 @@ def test_attention_on_the_rtl(tmp_path: Path) -> None:
 
 
 def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a byte, in a cycle, and in what is told of a front."""
+    """In a byte, and in a cycle."""
     made = task(tmp_path)
     item = measured(made, PRESETS["tiny"], tmp_path)
     compared = confirming._compared
@@ -77,9 +69,6 @@ def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         found = run(item, made.models)
         assert not found.good
         assert said in found.told
-        known, good = confirm(Exploration(OBJECTIVES, [item]), made.models, 0, True, False, lambda text: None)
-        assert not good
-        assert known[item.point.key]["verified"]["good"] is False
 
 
 def test_the_golden_interpreter_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,25 +101,6 @@ def test_no_layer_is_small_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = run(measured(made, PRESETS["tiny"], tmp_path), made.models)
     assert found == Run("")
     assert found.told == "nothing was run: no layer with multiplications takes 100 cycles or fewer"
-
-
-def test_a_point_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = task(tmp_path)
-    items = [measured(made, PRESETS["tiny"].replace(lanes=lanes), tmp_path) for lanes in (1, 2)]
-    found = Exploration(("cycles", "lut"), items)
-    assert len(found.front) == 2
-    first = found.front[0]
-
-    def run(item: Measured, *given: object) -> Run:
-        if item is first:
-            raise DeviceError("no end")
-        return Run("layer", rtl=1, model=1)
-
-    monkeypatch.setattr(output, "run", run)
-    known, good = confirm(found, made.models, 0, True, False, lambda text: None)
-    assert not good
-    assert known[first.point.key]["verified"] == {"failed": "no end", "good": False}
-    assert known[found.front[1].point.key]["verified"]["good"]
 
 
 def test_how_near_synthesis_is() -> None:

@@ -10,20 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.explored import VALUES, drawn, entries, job, numbers, task
 
 import weft.explore.workers as workers
-from weft.explore.evaluate import kept, timed
+from weft.boards import tools
+from weft.explore.evaluate import Job, evaluate, kept, timed
 from weft.explore.explore import Exploration, explore
+from weft.explore.point import Timing
 from weft.explore.space import Space
 from weft.explore.workers import DIED, THREADS, Workers, WorkersError
 from weft.hdl.isa.config import PRESETS
 
 SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
+
+
+def pool_of(count: int) -> Workers[Job, Timing]:
+    return Workers(count, evaluate, Timing(refused=DIED))
 
 
 def children(process: int) -> list[int]:
@@ -37,7 +43,7 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
     first, second = THREADS
     monkeypatch.setenv(first, "7")
     monkeypatch.delenv(second, raising=False)
-    made, pool = task(tmp_path, space=SPACE), Workers(1)
+    made, pool = task(tmp_path, space=SPACE), pool_of(1)
     pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
     (process,) = pool.processes
     found = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
@@ -45,13 +51,13 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.environ[first] == "7"
     assert second not in os.environ
     pool.close()
-    assert not Workers(1).processes
+    assert not pool_of(1).processes
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
     """Each job is done by another one, and the result is what it is."""
     made = task(tmp_path, space=SPACE)
-    pool = Workers(2)
+    pool = pool_of(2)
     configs = [PRESETS["tiny"].replace(queue_depth=1 << count) for count in range(5)]
     for config in configs:
         pool.add(config, job(made, config, made.places[0], tmp_path / "results"))
@@ -79,17 +85,53 @@ def _die(job: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_job_that_kills_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_kills_its_workers() -> None:
     """It is given up, and says so."""
-    monkeypatch.setattr(workers, "evaluate", _die)
-    made = task(tmp_path, space=SPACE)
-    pool = Workers(1)
-    pool.add("deadly", job(made, PRESETS["tiny"], made.places[0], tmp_path))
+    pool = Workers(1, _die, DIED)
+    pool.add("deadly", "job")
     found: list[tuple[str, str]] = []
     while pool.running:
-        found += [(name, timing.refused) for name, timing in pool.done(0.2)]
+        found += pool.done(0.2)
     pool.close()
     assert found == [("deadly", DIED)]
+
+
+def _start_a_tool(folder: str) -> str:
+    """One that would go on for longer than any test, and tells its number in a file."""
+    count = len(list(Path(folder).iterdir()))
+    tool = f"import os, pathlib, time; pathlib.Path('{folder}/{count}').write_text(str(os.getpid())); time.sleep(900)"
+    tools.run("tool", [sys.executable, "-c", tool], Path(folder).parent)
+    return "done"
+
+
+def test_tools_end_with_what_waits_for_them(tmp_path: Path) -> None:
+    """With the workers, and without another job being begun."""
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    pool = Workers(1, _start_a_tool, DIED)
+    for name in range(3):
+        pool.add(name, str(folder))
+    _within(30, lambda: any(path.read_text() for path in folder.iterdir()))
+    (process,) = pool.processes
+    (path,) = folder.iterdir()
+    tool = int(path.read_text())
+    assert Path(f"/proc/{tool}").exists()
+    pool.close()
+    _within(30, lambda: not any(_alive(number) for number in (tool, process)))
+    assert list(folder.iterdir()) == [path]
+
+
+def _alive(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_two_searches_share_the_work(tmp_path: Path) -> None:
@@ -201,12 +243,12 @@ def test_a_scheduler_that_dies(tmp_path: Path) -> None:
 def test_results_that_are_damaged_are_made_anew(tmp_path: Path) -> None:
     made = task(tmp_path, space=SPACE)
     work = job(made, PRESETS["tiny"], made.places[0], tmp_path / "results")
-    first = workers.evaluate(work)
+    first = evaluate(work)
     path = tmp_path / "results" / f"point-{work.key}" / "timing.json"
     for damage in (b"{", b"", b'{"cycles": "x"}'):
         path.write_bytes(damage)
         assert kept(work) is None
-        assert workers.evaluate(work) == first
+        assert evaluate(work) == first
 
 
 def test_keys_tell_all_that_counts(tmp_path: Path) -> None:

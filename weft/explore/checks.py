@@ -1,0 +1,159 @@
+"""Points of a front confirmed by workers, several at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft.boards.board import BoardError
+from weft.boards.tools import ToolError
+from weft.explore import confirm
+from weft.explore.confirm import Counted, Run
+from weft.explore.evaluate import Models
+from weft.explore.explore import Exploration
+from weft.explore.point import Measured
+from weft.explore.workers import DIED, Workers
+from weft.hdl.files import schema
+from weft.hdl.files.cache import entry
+from weft.hdl.isa.config import Config
+from weft.sim.device import DeviceError
+from weft.sim.verilator.verilate import BuildError
+from weft.tuning import sources_digest
+
+VERIFIED, SYNTHESISED = "verified", "synthesised"
+"""What is done to a point: a layer of it is run on the RTL, or its hardware is synthesised."""
+WAIT = 0.5
+"""Seconds between looks at what has ended."""
+_FILE = "outcome.json"
+Name = tuple[int, str]
+"""The number of a point on the front, from 1 on, and what is done to it."""
+Confirmed = dict[tuple[Config, str], dict[str, Any]]
+"""By `Point.key` the outcomes of its checks, by what was done."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a check has found.
+
+    Attributes
+    ----------
+    told : str
+        A few words for people.
+    described : dict
+        As plain values; ``good`` is whether all is as it should be.
+    """
+
+    told: str
+    described: dict[str, Any]
+
+    @classmethod
+    def of(cls, found: Run | Counted) -> Outcome:
+        return cls(found.told, found.described())
+
+    @classmethod
+    def failed(cls, why: str) -> Outcome:
+        return cls(why, {"failed": why, "good": False})
+
+
+GIVEN_UP = Outcome.failed(DIED)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a worker is given.
+
+    Attributes
+    ----------
+    what : str
+        `VERIFIED` or `SYNTHESISED`.
+    seed : int
+        Of the inputs of a layer.
+    folder : str
+        Where outcomes are kept, for all workers.
+    """
+
+    what: str
+    item: Measured
+    models: Models
+    seed: int
+    folder: str
+
+    @property
+    def key(self) -> str:
+        """A hash of all that the outcome of a run depends on."""
+        point = self.item.point
+        own = hashlib.sha256(Path(confirm.__file__).read_bytes()).hexdigest()
+        about = (
+            sources_digest(), own, self.models.digests, self.models.shapes, point.config.to_dict(),
+            point.place.name, point.place.memory, self.seed,
+        )  # fmt: skip
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+
+
+def carry_out(check: Check) -> Outcome:
+    """Do what a check asks for. Outcomes of runs on the RTL are kept in its folder, counts of synthesis in the cache of
+    weft; what could not be done is tried again the next time."""
+    try:
+        return _run(check) if check.what == VERIFIED else Outcome.of(confirm.synthesised(check.item))
+    except (BoardError, BuildError, DeviceError, ToolError) as error:
+        return Outcome.failed(str(error))
+
+
+def _run(check: Check) -> Outcome:
+    def make(folder: Path) -> None:
+        found = Outcome.of(confirm.run(check.item, check.models, check.seed))
+        (folder / _FILE).write_bytes(msgspec.json.encode(found))
+
+    kept = entry(f"run-{check.key}", make, Path(check.folder)) / _FILE
+    return schema.decode(schema.read_bytes(kept), Outcome)
+
+
+def checks_of(
+    found: Exploration, models: Models, seed: int, wanted: Sequence[str], folder: Path
+) -> dict[Name, Check]:
+    """What is `wanted` of each point of the front: `VERIFIED`, `SYNTHESISED` or both."""
+    return {
+        (number, what): Check(what, item, models, seed, str(folder.resolve()))
+        for number, item in enumerate(found.front, 1)
+        for what in wanted
+    }
+
+
+def confirmed(
+    wanted: Mapping[Name, Check],
+    workers: Workers[Check, Outcome],
+    told: Callable[[Name, Check, Outcome, Confirmed], None],
+    progress: Callable[[str], None] = lambda text: None,
+) -> bool:
+    """Have workers do what is wanted; whether all is as it should be.
+
+    Parameters
+    ----------
+    told : callable
+        Told each outcome when it is known, with all that are known by then.
+
+    Raises
+    ------
+    weft.explore.workers.WorkersError
+        If the scheduler is lost.
+    """
+    known: Confirmed = {}
+    good, count = True, 0
+    for name, check in wanted.items():
+        workers.add(name, check)
+    try:
+        while workers.running:
+            progress(f"confirming points of the front: {count:,} of {len(wanted):,} checks done")
+            for name, outcome in workers.done(WAIT):
+                check, count = wanted[name], count + 1
+                known.setdefault(check.item.point.key, {})[check.what] = outcome.described
+                good &= outcome.described["good"]
+                told(name, check, outcome, known)
+    finally:
+        workers.close()
+    return good
