@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from weft.sim.timing import SequentialTimingDevice, TimingDevice
 from weft.sim.timing.hardware import NORMALISING
 
 CYCLES = 100_000
-"""Of the largest layer that is run on the RTL."""
+"""Of the largest layer that is run on the RTL, if there is one as short."""
+MOST = 2_000_000
+"""Cycles that the shortest layer may take where none is as short as that: small arrays are simulated quickly."""
 NEAR = 0.10
 """By which part of the estimate synthesis may differ from it."""
 
@@ -37,7 +39,7 @@ class Run:
     Attributes
     ----------
     layer : str
-        Its name; empty if there is none of at most `CYCLES`, or none with multiplications: nothing is confirmed then.
+        Its name; empty if there is none of at most `MOST` cycles with multiplications: nothing is confirmed then.
     differ : int
         Bytes of memory in which RTL and golden interpreter differ.
     rtl, model : int
@@ -54,7 +56,7 @@ class Run:
 
     @property
     def good(self) -> bool:
-        return self.differ == 0 and abs(self.rtl - self.model) <= self.within
+        return bool(self.layer) and self.differ == 0 and abs(self.rtl - self.model) <= self.within
 
     def described(self) -> dict[str, Any]:
         """As plain values."""
@@ -64,7 +66,7 @@ class Run:
     def told(self) -> str:
         """A few words for people."""
         if not self.layer:
-            return f"nothing was run: no layer with multiplications takes {CYCLES:,} cycles or fewer"
+            return f"nothing was run: no layer with multiplications takes {MOST:,} cycles or fewer"
         if self.differ:
             return f"{self.differ:,} bytes of {self.layer} differ"
         same = self.rtl == self.model
@@ -106,9 +108,10 @@ class Counted:
 
 
 def run(item: Measured, models: Models, seed: int = 0) -> Run:
-    """Run the largest layer of at most `CYCLES` cycles by itself, on random inputs, on RTL, golden interpreter and
-    cycle model; attention only if there is no convolution, as its cycles depend on data. The memory is a plain one, of
-    the latency and the bandwidth that programs for a board are planned for: the RTL's memory is no SDRAM.
+    """Run a layer by itself, on random inputs, on RTL, golden interpreter and cycle model: the largest one of at most
+    `CYCLES` cycles, or, where none is as short, the one with the fewest, if these are at most `MOST`; attention only if
+    there is no such convolution, as its cycles depend on data. The memory is a plain one, of the latency and the
+    bandwidth that programs for a board are planned for: the RTL's memory is no SDRAM.
 
     Raises
     ------
@@ -117,16 +120,11 @@ def run(item: Measured, models: Models, seed: int = 0) -> Run:
     weft.sim.verilator.verilate.BuildError
         If the RTL, or the cycle model, cannot be built.
     """
-    for op, program in _layers(item, models):
-        image = Image(program)
-        contents = _contents(program, seed)
-        model = _timing(item, image)
-        image.run(model, contents)
-        cycles = model.counters()[Counter.CYCLES]
-        if cycles <= CYCLES:
-            differ, rtl = _compared(item, image, contents)
-            return Run(op.name, differ, rtl, cycles, _within(item, program))
-    return Run("")
+    found = min(_tried(item, models, seed), key=lambda layer: layer.cycles, default=None)
+    if found is None or found.cycles > MOST:
+        return Run("")
+    differ, rtl = _compared(item, found.image, found.contents)
+    return Run(found.op.name, differ, rtl, found.cycles, _within(item, found.program))
 
 
 def synthesised(item: Measured) -> Counted:
@@ -145,14 +143,44 @@ def synthesised(item: Measured) -> Counted:
     return Counted(counted, item.need, tuple(lacking))
 
 
+class _Layer(NamedTuple):
+    op: DeviceOp
+    program: DeviceProgram
+    image: Image
+    contents: dict[str, np.ndarray]
+    cycles: int
+
+
+def _tried(item: Measured, models: Models, seed: int) -> Iterator[_Layer]:
+    """Layers with their cycles by the model, up to the first of at most `CYCLES`. What surely takes longer, and
+    attention, comes only if nothing before takes `MOST` or less."""
+    short = False
+    for op, program in _layers(item, models):
+        if short and (isinstance(op, Attention) or _is_long(op, item)):
+            return
+        image, contents = Image(program), _contents(program, seed)
+        model = _timing(item, image)
+        image.run(model, contents)
+        cycles = model.counters()[Counter.CYCLES]
+        yield _Layer(op, program, image, contents, cycles)
+        if cycles <= CYCLES:
+            return
+        short |= cycles <= MOST
+
+
+def _is_long(op: DeviceOp, item: Measured) -> bool:
+    return op.macs > CYCLES * item.point.config.n**2
+
+
 def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DeviceProgram]]:
-    """Operators with multiplications as programs of their own, of those that the array may do in `CYCLES`:
-    convolutions first, then the largest."""
+    """Operators with multiplications as programs of their own, of those that the array may do in `MOST` cycles:
+    convolutions first, of these the largest that it may do in `CYCLES`, then the others from the smallest on."""
     config, board = item.point.config, item.point.place.board
     bandwidth, room = item.point.place.memory[1], None if board is None else room_of(board.name, config)
     ops = [op for graph in models.graphs(config) for segment in device_segments(graph) for op in segment.ops]
-    ops = [op for op in ops if 0 < op.macs <= CYCLES * config.n**2]
-    for op in sorted(ops, key=lambda op: (isinstance(op, Attention), -op.macs)):
+    ops = [op for op in ops if 0 < op.macs <= MOST * config.n**2]
+    ops.sort(key=lambda op: (isinstance(op, Attention), op.macs if _is_long(op, item) else -op.macs))
+    for op in ops:
         try:
             program = compile_segment(
                 DeviceSegment(op.name, (_alone(op),)),

@@ -96,11 +96,39 @@ def test_the_golden_interpreter_is_asked(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_no_layer_is_small_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirming, "CYCLES", 100)
+    monkeypatch.setattr(confirming, "CYCLES", 50)
+    monkeypatch.setattr(confirming, "MOST", 100)
     made = task(tmp_path)
     found = run(measured(made, PRESETS["tiny"], tmp_path), made.models)
     assert found == Run("")
+    assert not found.good
     assert found.told == "nothing was run: no layer with multiplications takes 100 cycles or fewer"
+
+
+def test_the_shortest_layer_where_all_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the model's cycles, whether or not that is sure from multiplications alone; of others the largest."""
+    made = task(tmp_path)
+    item = measured(made, PRESETS["tiny"], tmp_path)
+    cycles = {op.name: cycles for op, _, _, _, cycles in every(item, made.models)}
+    shortest, longest = min(cycles, key=lambda name: cycles[name]), max(cycles, key=lambda name: cycles[name])
+    assert cycles[shortest] < cycles[longest]
+    assert run(item, made.models).layer == longest
+    for limit in (cycles[shortest] - 1, 1):
+        monkeypatch.setattr(confirming, "CYCLES", limit)
+        found = run(item, made.models)
+        assert found.layer == shortest
+        assert found.good
+        assert found.rtl == cycles[shortest]
+    monkeypatch.setattr(confirming, "CYCLES", cycles[shortest])
+    assert run(item, made.models).layer == shortest
+
+
+def every(item: Measured, models: Models) -> list[confirming._Layer]:
+    """All layers, as none is short enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confirming, "CYCLES", 1)
+        patch.setattr(confirming, "_is_long", lambda *given: False)
+        return list(confirming._tried(item, models, 0))
 
 
 def test_how_near_synthesis_is() -> None:
