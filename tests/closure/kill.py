@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from closure.extremes import extremes
 from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
+from support.core_long import SIZE, long
 from support.core_observed import observed
 from support.core_special import special
 from support.random_programs import MEMORY
@@ -42,17 +43,20 @@ class KillSet:
         With all mutants.
     scenarios : list of Scenario
         Short ones come first.
+    memory : int
+        Bytes of their devices' memory.
     """
 
     core: Core
     verilog: str
     scenarios: list[Scenario]
+    memory: int = MEMORY
 
     def open(self, scenario: Scenario) -> HostedRtl:
         """A device for `scenario`: the mutant that is chosen."""
         return HostedRtl(
             self.core.config,
-            MEMORY,
+            self.memory,
             verilog=self.verilog,
             sequential=self.core.sequential,
             **scenario.bench.memory,
@@ -79,11 +83,19 @@ def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
     if 0 in seeds:
         made += [*directed(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
         made += special(core)
-    result = KillSet(core, found.verilog, made)
+    return _checked(KillSet(core, found.verilog, made))
+
+
+def long_set(core: Core, found: Mutated) -> KillSet:
+    """Scenarios of millions of cycles. Raises `KillError`."""
+    return _checked(KillSet(core, found.verilog, long(core), SIZE))
+
+
+def _checked(result: KillSet) -> KillSet:
     if fault := result.killer(0):
         raise KillError(f"the core without a mutation fails: {fault}")
     # Its limits of time are known from here on. Most mutants die early, so short ones come first.
-    made.sort(key=lambda scenario: sum(step.cycles for step in scenario.steps))
+    result.scenarios.sort(key=lambda scenario: sum(step.cycles for step in scenario.steps))
     return result
 
 

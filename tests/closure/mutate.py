@@ -4,9 +4,9 @@ One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and
 must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
 (`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`). Of those that few
 programs do not tell from the core, it is proven by SAT which are (`weft.sim.rtl.equivalence`); of those that more
-programs do not tell from it either, which are the same from a reset on (`weft.sim.rtl.reachable`). What is left
-survives, and must be explained in ``survivors.txt`` next to this file. Its lines have the form
-``core mutant unit place | reason``, where a place is a cell, with port and bit.
+programs do not tell from it either, which are the same from a reset on (`weft.sim.rtl.reachable`). The last ones meet
+programs of millions of cycles. What is left survives, and must be explained in ``survivors.txt`` next to this file. Its
+lines have the form ``core mutant unit place | reason``, where a place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
 """
@@ -90,9 +90,9 @@ class Result:
         return killed, same, left
 
 
-def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 4) -> Result:
+def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 5) -> Result:
     """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
-    programs, SAT, more programs, induction. What nothing reads comes before all."""
+    programs, SAT, more programs, induction, long programs. What nothing reads comes before all."""
     found = mutated(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Verdicts(found)
@@ -102,6 +102,7 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
         _by_proof("SAT", found, equal),
         _by_programs(core, found, MORE, PROGRAMS),
         _by_proof("induction", found, same_from_reset),
+        _by_long_programs(core, found),
     ]
     for name, judge in every[: 1 + stages]:
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
@@ -120,6 +121,14 @@ def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> _Stag
             yield from kill.verdicts(kills, numbers, jobs)
 
     return f"programs {first} to {first + programs - 1}", judge
+
+
+def _by_long_programs(core: Core, found: Mutated) -> _Stage:
+    def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
+        if numbers:
+            yield from kill.verdicts(kill.long_set(core, found), numbers, jobs)
+
+    return "long programs", judge
 
 
 def _by_reading(found: Mutated) -> _Stage:
@@ -226,8 +235,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", choices=list(CORES), help="only this one")
     parser.add_argument("--tried", type=int, help="try only so many of them")
-    stages = "1: programs, 2: and SAT, 3: and more programs, 4: and induction"
-    parser.add_argument("--stages", type=int, default=4, help=stages)
+    stages = "1: programs, 2: and SAT, 3: and more programs, 4: and induction, 5: and long programs"
+    parser.add_argument("--stages", type=int, default=5, help=stages)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", type=Path, help="put the results into this file")
     options = parser.parse_args()

@@ -368,6 +368,17 @@ def test_mutants_are_of_all_units() -> None:
     assert len({mutant.command for mutant in found.mutants}) == 1000
 
 
+@pytest.mark.long
+def test_long_programs_see_what_others_do_not() -> None:
+    """A bit of the length of a pixel, of more bytes than are on chip."""
+    core = CORES["pipelined"]["full"]
+    found = mutated(component(core), 1000, 1)
+    (bit,) = (item.number for item in found.mutants if item.pin == ("\\load_queue.part6", "RD_DATA", 16))
+    ((number, verdict),) = kill.verdicts(kill.long_set(core, found), [bit], 1)
+    assert number == bit
+    assert verdict.startswith("long loads: ")
+
+
 def test_proofs_of_mutants_are_verdicts() -> None:
     """A mutant of which nothing is found is not the same hardware."""
     found = Mutated("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))

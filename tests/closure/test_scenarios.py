@@ -19,6 +19,7 @@ from support.core_corners import Apart, Corners, Kind, corners
 from support.core_crowded import REFUSED, SEEDS, crowded
 from support.core_directed import ends
 from support.core_large import SHORT_STORES, Large, WholeSums, large
+from support.core_long import SIZE, long
 from support.core_nested import LOOPS, Nested, nested
 from support.core_signals import KINDS, MASKS, signals
 from support.random_instructions import DUMP
@@ -31,11 +32,13 @@ from weft.hdl.isa.memmap import Counter
 from weft.sim.rtl.covered import HostedRtl
 
 
-def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Counter, int]]:
+def runs(
+    scenarios: Iterable[Scenario], config: Config = SMALL, memory: int = MEMORY
+) -> list[dict[Counter, int]]:
     """The counters of the core behind each scenario, all of which it passes."""
     found = []
     for scenario in scenarios:
-        with HostedRtl(config, MEMORY, **scenario.bench.memory) as device:
+        with HostedRtl(config, memory, **scenario.bench.memory) as device:
             assert [step.fault(device) for step in scenario.steps] == [None] * len(scenario.steps)
             found.append(device.counters())
     return found
@@ -201,3 +204,27 @@ def test_registers_are_read_in_every_count() -> None:
     step = extremes._counts(Core(FULL), Benches(Core(FULL)).of({"latency": 1}))
     places = [(item.base, item.offset) for item in step.program if isinstance(item, Store)]
     assert len(set(places)) > sum(range(1, 9))
+
+
+@pytest.mark.parametrize("config", [SMALL, FULL])
+def test_long_programs_have_large_counts(config: Config) -> None:
+    """Each bit of what counts pixels, rows and bytes, with and without the bit below it; and transfers of which all
+    bits of a count differ from those of shorter ones."""
+    items = [item for scenario in long(Core(config)) for step in scenario.steps for item in step.program]
+    loads = [item for item in items if isinstance(item, Load)]
+    for name, bits in (("pixels", range(9, 16)), ("length", range(9, 16)), ("rows", range(9, 12))):
+        counts = {getattr(item, name) for item in loads}
+        for bit in bits:
+            assert {0b10, 0b11} <= {count >> bit - 1 for count in counts}, (name, bit)
+    runs_ = {item.run for item in loads} | {
+        item.pixels * item.length for item in items if isinstance(item, Store)
+    }
+    assert max(runs_) >> 21 == 0b11
+    assert not long(Core(config, sequential=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", [SMALL, FULL])
+def test_long_programs_are_right(config: Config) -> None:
+    counters = runs(long(Core(config)), config, SIZE)
+    assert max(item[Counter.CYCLES] for item in counters) > 1 << 22

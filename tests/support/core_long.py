@@ -1,0 +1,141 @@
+"""Transfers of more bytes than there are on chip, to their end, and counts of millions of cycles: for what programs of
+less time do not tell from the core.
+
+LOADs write the same vectors again and again here. The program checker refuses that, and no compiler does it; but what
+comes last stays, in the golden interpreter as on the core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from support.core_cases import Bench, Core, Scenario, Step, counters_of, words_of
+from weft.hdl.isa import Instruction, Load, Store
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.sim.device import Device
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.covered import HostedRtl
+from weft.sim.timing import TimingDevice
+
+SIZE = 8 << 20
+"""Bytes of memory."""
+CODE, SEEN = 0x700000, 0x710000
+"""Where in it the program is, and where the scratchpad is stored. Ahead of both are random bytes."""
+LIMIT = 20_000_000
+"""Cycles in which a program is done."""
+SLOW = 1.5
+"""Bytes a cycle of a memory behind which the largest transfer takes more than 2**22 cycles."""
+OVERLAPPING = 1537
+"""Vectors of pixels that overlap, which are gone through once for each of their vectors."""
+PIXELS = (3 << 14) + 3
+WIDE = 128
+"""Bytes from one to the next of so many pixels: a row of 6 MiB, whose count has both of its highest bits."""
+
+
+def long(core: Core) -> list[Scenario]:
+    """Of the pipelined core; on the other one they would take hours."""
+    if core.sequential:
+        return []
+    config = core.config
+    found = []
+    for name, program in {"loads": _loads(config), "a wide row": _wide_row(config)}.items():
+        bench = Bench({"latency": 1}, GoldenDevice(config, SIZE))
+        found.append(Scenario(f"long {name}", bench, [_compared(name, program, bench)]))
+    slow = Bench({"latency": 1, "bytes_per_cycle": SLOW}, GoldenDevice(config, SIZE))
+    return [*found, Scenario("long stores", slow, [_counted(core, "stores", _stores(config), slow)])]
+
+
+def _counts(first: int, last: int) -> list[int]:
+    """A little more than each power of two, and than one and a half of it: one bit of a count, and two neighbours."""
+    return [count + 3 for bit in range(first, last) for count in (1 << bit, 3 << bit - 1)]
+
+
+def _loads(config: Config) -> list[Instruction]:
+    """Many pixels, rows, lines of rows, and vectors of a pixel, all of which go to one vector."""
+    n = config.n
+    row = {"row_pitch": n, "length": n, "run": n, "dst_row": 0}
+    found = [Load(pixels=count, run=count, dst_pixel=0) for count in _counts(8, 16)]
+    found += [Load(rows=count, **row) for count in _counts(8, 12)]
+    found += [Load(rows=3 * count, line=3, skip=n + 1, **row) for count in _counts(8, 10)]
+    found += [Load(length=count, run=count, dst_vector=0) for count in _counts(8, 16)]
+    length = OVERLAPPING * n
+    found.append(
+        Load(pixels=2, pitch=length - 1, length=length, run=2 * length - 1, dst_pixel=1, dst_vector=0)
+    )
+    return _observed(config, found)
+
+
+def _wide_row(config: Config) -> list[Instruction]:
+    load = Load(pixels=PIXELS, pitch=WIDE, length=config.n, run=(PIXELS - 1) * WIDE + config.n, dst_pixel=0)
+    return _observed(config, [load])
+
+
+def _stores(config: Config) -> list[Instruction]:
+    """Runs of 768 KiB and of 6 MiB, of what is in the scratchpad."""
+    n, vectors = config.n, config.scratchpad_size
+    fill = Load(pixels=vectors, pitch=n, length=n, run=vectors * n, dst_pixel=1)
+    return [
+        fill,
+        *(Store(pixels=PIXELS, pitch=size, length=size, src=3, src_vector=1) for size in (WIDE // 8, WIDE)),
+    ]
+
+
+def _observed(config: Config, items: Sequence[Load]) -> list[Instruction]:
+    """Each to vectors of its own, and behind it all of the scratchpad is stored."""
+    n, vectors = config.n, config.scratchpad_size
+    found: list[Instruction] = []
+    for turn, item in enumerate(items):
+        at = turn * vectors * n
+        assert SEEN + at + vectors * n <= SIZE
+        store = Store(base=1, offset=at, pixels=vectors, pitch=n, length=n, src_pixel=1)
+        found += [dataclasses.replace(item, dst=turn % (vectors - 2)), store]
+    return found
+
+
+def _in_order(items: Sequence[Instruction]) -> list[Instruction]:
+    """Each waits for the one before."""
+    return [
+        dataclasses.replace(item, wait=1 << (at - 1) % 2 if at else 0, signal=1 << at % 2)
+        for at, item in enumerate(items)
+    ]
+
+
+def _carried_out(device: Device, words: bytes, limit: int) -> bytes:
+    device.write(0, np.random.default_rng(1).bytes(CODE))
+    device.write(CODE, words)
+    device.set_base(0, 0)
+    device.set_base(1, SEEN)
+    device.start(CODE)
+    device.wait(limit)
+    return device.read(0, SIZE)
+
+
+def _compared(name: str, items: Sequence[Instruction], bench: Bench) -> Step:
+    program = _in_order(items)
+    words = words_of(program)
+    expected = _carried_out(bench.golden, words, LIMIT)
+    return Step(
+        f"long {name}",
+        lambda device, limit: _carried_out(device, words, limit or LIMIT),
+        expected,
+        program,
+    )
+
+
+def _counted(core: Core, name: str, items: Sequence[Instruction], bench: Bench) -> Step:
+    """All counters as well, by the cycle model."""
+    step = _compared(name, items, bench)
+    words = words_of(step.program)
+    model = TimingDevice(core.config, SIZE, **bench.memory)
+    _carried_out(model, words, LIMIT)
+    counters = counters_of(model)
+    assert counters[Counter.CYCLES.name] > 1 << 22
+
+    def run(device: HostedRtl, limit: int | None) -> object:
+        return {"memory": step.run(device, limit), **counters_of(device)}
+
+    return dataclasses.replace(step, run=run, expected={"memory": step.expected, **counters})
