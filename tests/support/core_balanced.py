@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class Balanced(Large):
         pick = self.random
         self._to_memory(0, bytes(pick.choice((*LIMITS, pick.randrange(256))) for _ in range(0x7000)))
         for _ in range(LOADS // self.share):
-            self._one(Load, blocks=1)
+            self._one(Load, lambda drawn: drawn.blocks)
 
     def vec(self) -> dict[str, Any]:
         whole = {
@@ -124,13 +124,13 @@ class Balanced(Large):
         """No loops are stretched."""
         return super(Observed, self).draw(kind)
 
-    def _one(self, kind: type[Instruction], **fields: int) -> None:
-        """One with these fields that is valid, and what it leaves."""
+    def _one(
+        self, kind: type[Instruction], wanted: Callable[[Any], Any] = lambda drawn: True, **fields: int
+    ) -> None:
+        """One that is wanted and, with these fields, valid, and what it leaves."""
         for _ in range(TRIES):
             drawn = self.draw(kind)
-            if all(vars(drawn)[name] for name in fields if name == "blocks") and self.append(
-                dataclasses.replace(drawn, **fields)
-            ):
+            if wanted(drawn) and self.append(dataclasses.replace(drawn, **fields)):
                 if kind is not Mm and kind is not Softmax:
                     self._observed()
                 return

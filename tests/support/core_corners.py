@@ -279,11 +279,12 @@ class Apart(Corners):
 
 @dataclass(frozen=True)
 class Kind:
-    """Programs of a name: the instruction that a core must have, and what builds them."""
+    """Programs of a name: the instruction that a core must have, what builds them, and of which class."""
 
     name: str
     needs: type[Instruction]
     build: Callable[[Corners], None]
+    made: type[Corners] = Corners
 
 
 KINDS = (
@@ -294,7 +295,7 @@ KINDS = (
     Kind("rows beside each other", Mm, Corners.build_beside),
     Kind("operands of kernels", Kernel, Corners.build_operands),
     Kind("words of kernels", Kernel, Corners.build_words),
-    Kind("quotients", Normalise, Corners.build_quotients),
+    Kind("quotients", Normalise, Corners.build_quotients, Apart),
 )
 
 
@@ -305,10 +306,9 @@ def corners(core: Core, kinds: Iterable[Kind] = KINDS) -> Iterator[Scenario]:
         return
     for kind in kinds:
         if not kind.needs().unsupported(core.config):
-            yield _scenario(core, kind.name, kind.build, {"latency": 2})
-    yield _scenario(
-        core, "narrow pixels", Corners.build_narrow, {"latency": 5, "bytes_per_cycle": 1.5}, timed=True
-    )
+            yield _scenario(core, kind, {"latency": 2})
+    narrow = Kind("narrow pixels", Store, Corners.build_narrow)
+    yield _scenario(core, narrow, {"latency": 5, "bytes_per_cycle": 1.5}, timed=True)
     for origin in ORIGINS:
         memory = {
             "latency": 3,
@@ -317,18 +317,14 @@ def corners(core: Core, kinds: Iterable[Kind] = KINDS) -> Iterator[Scenario]:
             "stall_seed": 5,
             "reordered": True,
         }
-        yield _scenario(core, f"transfers at {origin:#x}", Corners.build_far, memory)
+        yield _scenario(core, Kind(f"transfers at {origin:#x}", Store, Corners.build_far), memory)
 
 
-def _scenario(
-    core: Core, name: str, build: Callable[[Corners], None], memory: dict[str, Any], *, timed: bool = False
-) -> Scenario:
+def _scenario(core: Core, kind: Kind, memory: dict[str, Any], *, timed: bool = False) -> Scenario:
     """With `timed` counters must be those of the cycle model as well."""
     bench = Benches(core).of(memory)
     bench.fresh = False
-    made = (Apart if build is Corners.build_quotients else Corners)(core.config, 7000, (Load,))
-    build(made)
-    step = (
-        counted(core, name, made, made.program, bench) if timed else compared(name, made, made.program, bench)
-    )
-    return Scenario(name, bench, [step])
+    made = kind.made(core.config, 7000, (Load,))
+    kind.build(made)
+    given = (kind.name, made, made.program, bench)
+    return Scenario(kind.name, bench, [counted(core, *given) if timed else compared(*given)])

@@ -215,16 +215,16 @@ def again(ops: list[MicroOp], target: int = 0) -> list[MicroOp]:
 
 def large(core: Core) -> Iterator[Scenario]:
     """A program of each kind that the core has."""
-    kinds = [("store", Store, Large.build_store), ("loads", Load, Large.build_loads)]
-    kinds += [("sums", Softmax, Large.build_sums)] if core.config.softmax else []
-    kinds += [("columns", Kernel, Large.build_columns)] if core.config.kernel else []
+    kinds = [("store", Store, Large, Large.build_store), ("loads", Load, Large, Large.build_loads)]
+    kinds += [("sums", Softmax, Large, Large.build_sums)] if core.config.softmax else []
+    kinds += [("columns", Kernel, Large, Large.build_columns)] if core.config.kernel else []
     if not core.sequential:  # which has one access at a time, and takes some hundred cycles for each column
-        kinds += [("short stores", Store, Large.build_short_stores)]
-        kinds += [("whole sums", Softmax, Large.build_whole_sums)] if core.config.softmax else []
-    for name, kind, build in kinds:
+        kinds += [("short stores", Store, Large, Large.build_short_stores)]
+        kinds += [("whole sums", Softmax, WholeSums, Large.build_whole_sums)] if core.config.softmax else []
+    for name, kind, of, build in kinds:
         bench = Benches(core).of(LATE.get(name, {"latency": 2}))
         bench.fresh = False
-        made = (WholeSums if build is Large.build_whole_sums else Large)(core.config, 6000, (Load, Vec, kind))
+        made = of(core.config, 6000, (Load, Vec, kind))
         if core.sequential:
             made.columns = COLUMNS[:2]
         build(made)

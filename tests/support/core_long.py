@@ -62,7 +62,7 @@ def _loads(config: Config) -> list[Instruction]:
     found += [Load(rows=count, **row) for count in _counts(8, 12)]
     found += [Load(rows=3 * count, line=3, skip=n + 1, **row) for count in _counts(8, 10)]
     found += [Load(length=count, run=count, dst_vector=0) for count in _counts(8, 16)]
-    length = OVERLAPPING * n
+    length = OVERLAPPING * n + 1
     found.append(
         Load(pixels=2, pitch=length - 1, length=length, run=2 * length - 1, dst_pixel=1, dst_vector=0)
     )
