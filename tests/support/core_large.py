@@ -4,14 +4,25 @@ than 64 KiB, and many transfers that memory is slow to take."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.core_cases import Benches, Core, Scenario, compared
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
 from support.random_programs import Generator
-from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Load, MicroOp, Normalise, Softmax, Source, Store, Vec
+from weft.hdl.isa import (
+    PARAMETER_VECTORS,
+    Instruction,
+    Kernel,
+    Load,
+    MicroOp,
+    Normalise,
+    Softmax,
+    Source,
+    Store,
+    Vec,
+)
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import Op
 
@@ -215,7 +226,10 @@ def again(ops: list[MicroOp], target: int = 0) -> list[MicroOp]:
 
 def large(core: Core) -> Iterator[Scenario]:
     """A program of each kind that the core has."""
-    kinds = [("store", Store, Large, Large.build_store), ("loads", Load, Large, Large.build_loads)]
+    kinds: list[tuple[str, type[Instruction], type[Large], Callable[[Any], None]]] = [
+        ("store", Store, Large, Large.build_store),
+        ("loads", Load, Large, Large.build_loads),
+    ]
     kinds += [("sums", Softmax, Large, Large.build_sums)] if core.config.softmax else []
     kinds += [("columns", Kernel, Large, Large.build_columns)] if core.config.kernel else []
     if not core.sequential:  # which has one access at a time, and takes some hundred cycles for each column
