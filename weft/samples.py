@@ -20,6 +20,14 @@ Given = Mapping[str, Any] | np.ndarray | str | os.PathLike[str]
 """Arrays by the names of inputs, one array for a model of one input, or a .npz or .npy file with the same."""
 
 
+class FileArrays(dict[str, np.ndarray]):
+    """Arrays of samples by name, some of those of a `file`, which errors name."""
+
+    def __init__(self, file: str, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(arrays)
+        self.file = file
+
+
 @dataclass(frozen=True)
 class Samples:
     """For each input an array of (samples, \\*shape of the input), all of the same number of samples."""
@@ -50,6 +58,8 @@ def arrays_of(given: Given) -> tuple[dict[str | None, np.ndarray], str | None]:
     """
     if isinstance(given, str | os.PathLike):
         return _loaded(Path(given)), str(given)
+    if isinstance(given, FileArrays):
+        return dict(given), given.file
     if isinstance(given, Mapping):
         return {str(name): array_of(value, f"samples[{name!r}]") for name, value in given.items()}, None
     return {None: array_of(given, "samples")}, None

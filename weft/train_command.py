@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from weft.hdl.isa.config import Config
+    from weft.samples import FileArrays
     from weft.training.interface import Trained
 
 FORMAT = "weft train 1"
@@ -109,7 +110,7 @@ def train(
     reports.say(f"{output}: {model.name} with {len(made.constants)} trained constants")
 
 
-def _samples(path: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _samples(path: Path) -> tuple[FileArrays, np.ndarray]:
     """Arrays of inputs, and the labels.
 
     Raises
@@ -117,9 +118,9 @@ def _samples(path: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     FileError
         If the file has no labels, or is none.
     """
-    from weft.samples import arrays_of
+    from weft.samples import FileArrays, arrays_of
 
-    arrays = {str(name): value for name, value in arrays_of(path)[0].items()}
+    arrays = FileArrays(str(path), {str(name): value for name, value in arrays_of(path)[0].items()})
     if LABELS not in arrays:
         held = ", ".join(repr(name) for name in list(arrays)[:8])
         raise FileError(f"{path} has no array {LABELS!r} with the class of each sample; it has {held}")

@@ -22,6 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     x, labels = trained_nets.samples(model, 60)
     np.savez("data.npz", x=x, labels=labels)
     np.savez("unlabelled.npz", x=x)
+    np.savez("double.npz", x=x.astype(np.float64), labels=labels)
     np.savez("wrong.npz", x=x, labels=labels + 7)
     return tmp_path
 
@@ -67,6 +68,8 @@ def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
         (("--port", "/dev/null"), "data.npz", "--port and --on golden do not go together"),
         (("--report", "data.npz"), "data.npz", "data.npz"),
         ((), "missing.npz", "missing.npz"),
+        ((), "double.npz", "double.npz: array 'x' is float64, but the model takes float32"),
+        (("--held-out", "double.npz"), "data.npz", "double.npz: array 'x' is float64"),
     ],
 )
 def test_wrong_input(

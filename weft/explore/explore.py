@@ -30,8 +30,8 @@ IN_VAIN = 400
 """Proposals in a row without one to measure, after which a space counts as searched."""
 WAIT = 0.5
 """Seconds between looks at the clock."""
-RESULTS = "results"
-"""The folder below a search's for what workers have found."""
+RESULTS, JOURNAL = "results", "journal.log"
+"""Below a search's folder: what workers have found, and Optuna's journal, which is there once a search has begun."""
 
 
 class SpaceError(InputError):
@@ -391,8 +391,8 @@ def explore(
         If Optuna or Dask is needed and not installed, or the folder is of another search.
     """
     task.feasible(seed)
-    study = Study(folder / "journal.log", "weft", task.space, task.places, task.objectives, sampler, seed)
     workers = Workers(jobs, evaluate, Timing(refused=DIED), scheduler)
+    study = Study(folder / JOURNAL, "weft", task.space, task.places, task.objectives, sampler, seed)
     search = Search(task, study, workers, folder / RESULTS)
     found = search.run(trials, seconds, told)
     if not found.measured and not found.interrupted and not found.lost and found.excluded:

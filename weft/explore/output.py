@@ -16,7 +16,7 @@ from weft import report as reports
 from weft.errors import FileError
 from weft.explore.checks import Check, Confirmed, Name, Outcome
 from weft.explore.evaluate import Models
-from weft.explore.explore import Exploration, Task
+from weft.explore.explore import JOURNAL, Exploration, Task
 from weft.explore.front import dominates, values
 from weft.explore.place import Place
 from weft.explore.plot import page
@@ -75,7 +75,8 @@ class Output:
         limits: Mapping[str, float],
         search: tuple[str, int],
     ) -> Output:
-        """Raises `FileError` if the folder has the results of another search, or of another version of weft."""
+        """Raises `FileError` if the folder has the results of another search, or of another version of weft. A search
+        that was refused before it began has left none."""
         task = Task(models, space, where, objectives, limits)
         about = {
             "sources": sources_digest(),
@@ -94,7 +95,7 @@ class Output:
 
     def _check(self) -> None:
         path = self.folder / FILE
-        if not path.exists():
+        if not path.exists() or not (self.folder / JOURNAL).exists():
             files.write_json(path, {"format": FORMAT, "about": self.about})
             return
         try:

@@ -118,6 +118,18 @@ def test_another_search_in_the_same_folder(
     assert (tmp_path / "out" / "exploration.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("wrong", [["--limit", "lut=10"], ["--scheduler", "nonsense"]])
+def test_a_search_that_was_refused_is_not_in_the_way(
+    tmp_path: Path, space: Path, wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another one in the same folder."""
+    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    about = ("explore", model(tmp_path), "-o", tmp_path / "out", "--space", space, "--trials", 1)
+    assert call(*about, *wrong) == 2
+    assert call(*about, "--objectives", "cycles,ff") == 0
+    assert points(tmp_path / "out")
+
+
 def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
     out = tmp_path / "out"
     command = [
