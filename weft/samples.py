@@ -59,7 +59,7 @@ def arrays_of(given: Given) -> tuple[dict[str | None, np.ndarray], str | None]:
     if isinstance(given, str | os.PathLike):
         return _loaded(Path(given)), str(given)
     if isinstance(given, FileArrays):
-        return dict(given), given.file
+        return {**given}, given.file
     if isinstance(given, Mapping):
         return {str(name): array_of(value, f"samples[{name!r}]") for name, value in given.items()}, None
     return {None: array_of(given, "samples")}, None
