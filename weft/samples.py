@@ -58,10 +58,9 @@ def arrays_of(given: Given) -> tuple[dict[str | None, np.ndarray], str | None]:
     """
     if isinstance(given, str | os.PathLike):
         return _loaded(Path(given)), str(given)
-    if isinstance(given, FileArrays):
-        return {**given}, given.file
     if isinstance(given, Mapping):
-        return {str(name): array_of(value, f"samples[{name!r}]") for name, value in given.items()}, None
+        file = given.file if isinstance(given, FileArrays) else None
+        return {str(name): array_of(value, f"samples[{name!r}]") for name, value in given.items()}, file
     return {None: array_of(given, "samples")}, None
 
 
