@@ -10,8 +10,8 @@ two comments in a file.
 Of several seeds, from the board's own on, the fastest counts. Builds are kept, so that the second time takes no time.
 
 ``fit`` synthesises a number of configurations for each family and core (about a minute each), on the first board that
-has them, fits the weights of `weft.boards.estimate` to what they need, and writes those into ``boards/families``. With
-``--board`` only those of that board's family.
+has them, and each board's own configuration, fits the weights of `weft.boards.estimate` to what they need, and writes
+those into ``boards/families``. With ``--board`` only those of that board's family.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pages import rewrite
@@ -91,7 +92,7 @@ SEQUENTIAL: tuple[dict[str, int], ...] = (
     {**SOFTMAX, **EVERYTHING, "n": 8, "bus_bytes": 8},
 )
 CHANGES = {CoreKind.PIPELINED: PIPELINED, CoreKind.SEQUENTIAL: SEQUENTIAL}
-"""The configurations that are synthesised to fit estimates, as changes of `BASE`."""
+"""Configurations that are synthesised to fit estimates, as changes of `BASE`."""
 
 
 def fit(names: list[str] | None) -> int:
@@ -101,16 +102,24 @@ def fit(names: list[str] | None) -> int:
         cores = {}
         for board in (board for (of, _), board in chosen.items() if of is family):
             samples = []
-            for change in CHANGES[board.core]:
-                config, began = BASE.replace(**change), time.monotonic()
-                samples.append((board, config, needs(board, config)))
-                print(
-                    f"{board.name} {change}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True
-                )
+            for where, what, config in fitted_to(board):
+                began = time.monotonic()
+                samples.append((where, config, needs(where, config)))
+                print(f"{where.name} {what}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
             cores[board.core.value] = fits = estimate.fit(samples)
             print(family.name, board.core, {kind: f"within {fit.error:.0%}" for kind, fit in fits.items()})
         estimate.weights_file(family).write_text(estimate.text(cores), encoding="utf-8")
     return 0
+
+
+def fitted_to(board: Board) -> Iterator[tuple[Board, str, Config]]:
+    """The configurations that a family's estimates are fitted to, from the board that has changes of `BASE`: where
+    they are synthesised, and what they are."""
+    for change in CHANGES[board.core]:
+        yield board, str(change), BASE.replace(**change)
+    for other in BOARDS.values():
+        if other.family is board.family and other.core is board.core:
+            yield other, OWN, other.config
 
 
 def fastest(board: Board, config: Config, seeds: int) -> Built:

@@ -100,6 +100,17 @@ def test_what_does_not_fit_is_a_row_as_well(table: ModuleType, monkeypatch: pyte
     assert text.count("|") == table.HEADER.splitlines()[0].count("|")
 
 
+@pytest.mark.parametrize("name", BOARDS)
+def test_estimates_are_fitted_to_what_boards_have(table: ModuleType, name: str) -> None:
+    """As well as to one change at a time, all of them on one board."""
+    board = find(name)
+    samples = list(table.fitted_to(board))
+    assert (board, table.OWN, board.config) in samples
+    assert {(where.family, where.core) for where, _, _ in samples} == {(board.family, board.core)}
+    assert len([where for where, what, _ in samples if what != table.OWN]) == len(table.CHANGES[board.core])
+    assert {where.name for where, what, _ in samples if what != table.OWN} == {name}
+
+
 def test_boards_of_the_same_chip_share_rows(table: ModuleType) -> None:
     groups = table.alike(map(find, BOARDS))
     (shared,) = (group for group in groups if len(group) > 1)

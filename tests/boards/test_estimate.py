@@ -13,6 +13,7 @@ from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.gowin import GOWIN
 from weft.boards.families.ice40 import ICE40
 from weft.boards.family import Family, Resources
+from weft.boards.needs import needs as counted_needs
 from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -321,3 +322,14 @@ def test_damaged_weights(old: str, new: str, message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path}, which is part of weft, ")
     assert str(caught.value).endswith("; install weft again")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BOARDS)
+def test_own_configurations_take_what_is_estimated(name: str) -> None:
+    """Within a tenth, by synthesis: weights of hardware as it was before a change are seen here."""
+    board = BOARDS[name]
+    counted, estimated = counted_needs(board, board.config), estimate.estimate(board, board.config)
+    assert estimated is not None
+    for kind in ("lut", "ff", "dsp"):
+        assert getattr(counted, kind) == pytest.approx(getattr(estimated, kind), rel=0.1), kind
