@@ -184,15 +184,19 @@ def test_what_is_kept_is_of_the_same_point(
     assert all(carry_out(item).told.startswith("second") for item in others)
 
 
-def test_processes_do_the_same(found: Exploration, checks: dict[Name, Check]) -> None:
-    """Two of them, on the RTL."""
-    wanted = {name: check for name, check in checks.items() if check.what == VERIFIED}
+def test_processes_do_the_same(tmp_path: Path) -> None:
+    """Two of them, on the RTL, with other inputs."""
+    made = task(tmp_path)
+    item = measured(made, PRESETS["tiny"], tmp_path)
+    found = Exploration(("cycles",), [item])
+    both = [checks_of(found, made.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
+    wanted = {(number, VERIFIED): known[1, VERIFIED] for number, known in enumerate(both, 1)}
     told: dict[Name, Outcome] = {}
     workers = Workers(2, carry_out, GIVEN_UP)
     assert confirmed(wanted, workers, lambda name, check, outcome, known: told.update({name: outcome}))
     assert set(told) == set(wanted)
     assert not workers.running
-    for number, item in enumerate(found.front, 1):
-        expected = confirming.run(item, wanted[number, VERIFIED].models)
-        assert told[number, VERIFIED] == Outcome.of(expected)
-        assert expected.rtl == expected.model > 0
+    for (_, what), outcome in told.items():
+        assert what == VERIFIED
+        assert outcome.described["rtl"] == outcome.described["model"] > 0
+    assert told[1, VERIFIED] == Outcome.of(confirming.run(item, made.models, 0))
