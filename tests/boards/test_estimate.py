@@ -232,8 +232,8 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
 @pytest.mark.parametrize(
     ("changes", "synthesised"),
     [
-        ({}, Resources(lut=51766, ff=47441, dsp=134, ram=103)),
-        ({"scratchpad_banks": 2, "scratchpad_depth": 4096}, Resources(lut=50465, ff=46339, dsp=134, ram=103)),
+        ({}, Resources(lut=54378, ff=47980, dsp=134, ram=103)),
+        ({"scratchpad_banks": 2, "scratchpad_depth": 4096}, Resources(lut=53153, ff=46878, dsp=134, ram=103)),
     ],
 )
 def test_tables_products_and_the_kernel_engine_are_estimated(
