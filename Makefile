@@ -65,9 +65,10 @@ bench: $(VENV)/.test
 boards: $(VENV)/.test
 	$(BIN)/python benchmarks/boards.py --write docs/boards.md
 
-# After a change of the hardware: what `weft boards` and `weft build` know before synthesis.
+# After a change of the hardware: what `weft boards` and `weft build` know before synthesis. Clocks depend on it.
 estimates: $(VENV)/.test
 	$(BIN)/python benchmarks/boards.py fit
+	$(BIN)/python benchmarks/clocks.py
 
 clean:
 	rm -rf $(VENV) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
