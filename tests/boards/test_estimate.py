@@ -18,6 +18,8 @@ from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import PRESETS, Config
 
 TINY = Config.load("tiny")
+QUICK = "tang-nano-9k"
+"""A board whose own configuration is synthesised in seconds."""
 
 
 @pytest.mark.parametrize(
@@ -324,8 +326,9 @@ def test_damaged_weights(old: str, new: str, message: str) -> None:
     assert str(caught.value).endswith("; install weft again")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in BOARDS]
+)
 def test_own_configurations_take_what_is_estimated(name: str) -> None:
     """Within a tenth, by synthesis: weights of hardware as it was before a change are seen here."""
     board = BOARDS[name]
