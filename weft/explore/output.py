@@ -32,6 +32,7 @@ FILE, PLOT, MODELS = "exploration.json", "front.html", "models"
 class _About(msgspec.Struct):
     format: str
     about: dict[str, Any]
+    points: list[Any] = msgspec.field(default_factory=list)
 
 
 def models_of(folder: Path, paths: Sequence[Path], shapes: Mapping[str, int]) -> Models:
@@ -95,13 +96,17 @@ class Output:
 
     def _check(self) -> None:
         path = self.folder / FILE
-        if not path.exists() or not (self.folder / JOURNAL).exists():
-            files.write_json(path, {"format": FORMAT, "about": self.about})
+        if not path.exists():
+            self._begin()
             return
         try:
-            known = schema.decode(schema.read_bytes(path), _About, format=FORMAT).about
+            found = schema.decode(schema.read_bytes(path), _About, format=FORMAT)
         except schema.SchemaError as error:
             raise FileError(f"{path} is no result of a search: {error}; choose another --output") from None
+        if not found.points and not (self.folder / JOURNAL).exists():
+            self._begin()
+            return
+        known = found.about
         if known.get("sources") != self.about["sources"]:
             raise FileError(f"{path} is from another version of weft: choose another --output")
         for name, value in self.about.items():
@@ -110,6 +115,9 @@ class Output:
                     f"{path} is of a search with other {name} ({schema.shown(known.get(name))}): give the same, or "
                     "choose another --output"
                 )
+
+    def _begin(self) -> None:
+        files.write_json(self.folder / FILE, {"format": FORMAT, "about": self.about})
 
     def write(self, found: Exploration, confirmed: Confirmed | None = None) -> None:
         """Write the points and the picture, and of points what confirmed them, as plain values by name."""

@@ -241,11 +241,19 @@ def test_a_folder_of_another_search(tmp_path: Path) -> None:
             tmp_path, made.models, made.space, made.places, made.objectives, limits, ("nsga2", 0)
         )
 
-    output({}).write(Exploration(OBJECTIVES))
+    output({"lut": 1.0})
+    output({}).write(Exploration(OBJECTIVES))  # that search never began
+    (tmp_path / "journal.log").touch()
     output({})
     with pytest.raises(FileError, match="is of a search with other limits"):
         output({"lut": 1.0})
     path = tmp_path / "exploration.json"
+    with_points = json.dumps(json.loads(path.read_text()) | {"points": [{}]})
+    path.write_text(with_points)
+    (tmp_path / "journal.log").unlink()
+    with pytest.raises(FileError, match="is of a search with other limits"):
+        output({"lut": 1.0})
+    assert path.read_text() == with_points
     known = json.loads(path.read_text())
     for text, said in (
         (
