@@ -27,13 +27,13 @@ from typing import NamedTuple
 import numpy as np
 from zoo import NETWORKS, quantised
 
-from weft.explore.evaluate import Job, evaluate, relevant, unused
+from weft.explore.evaluate import Job, evaluators, relevant, unused
 from weft.explore.explore import Task
 from weft.explore.output import models_of
 from weft.explore.place import places
 from weft.explore.point import Point, Timing
 from weft.explore.space import Space
-from weft.explore.workers import DIED, Workers
+from weft.explore.workers import Workers
 
 
 def drawn(task: Task, count: int, seed: int) -> list[Point]:
@@ -56,7 +56,7 @@ class Spent(NamedTuple):
 def measured(jobs: Sequence[Job], count: int) -> Spent:
     """By so many processes, all of which are warm: each has done the first of the jobs, which does not count, for
     itself: where one has kept it, the others have nothing to do."""
-    workers = Workers(count, evaluate, Timing(refused=DIED))
+    workers = evaluators(count)
     for index in range(count):
         workers.add(("warm", index), dataclasses.replace(jobs[0], folder=f"{jobs[0].folder}-{index}"))
     _wait(workers)

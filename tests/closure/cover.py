@@ -33,7 +33,6 @@ from closure.extremes import extremes
 from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
 from support.core_special import special
-from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
 from weft.sim.rtl.constants import constants
@@ -90,7 +89,7 @@ def run(core: Core, seconds: float) -> Covered:
         found.seeds = seed + 1
         key = id(scenario.bench)
         device = devices.get(key) or CoveredRtl(
-            core.config, MEMORY, sequential=core.sequential, **scenario.bench.memory
+            core.config, scenario.bench.size, sequential=core.sequential, **scenario.bench.memory
         )
         before = device.cycles
         _carry_out(device, scenario)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from closure.extremes import extremes
 from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
-from support.core_long import SIZE, long
+from support.core_long import long
 from support.core_observed import observed
 from support.core_special import special
-from support.random_programs import MEMORY
 
 from weft.hdl.errors import WeftError
 from weft.sim.rtl.covered import HostedRtl
@@ -43,20 +42,17 @@ class KillSet:
         With all mutants.
     scenarios : list of Scenario
         Short ones come first.
-    memory : int
-        Bytes of their devices' memory.
     """
 
     core: Core
     verilog: str
     scenarios: list[Scenario]
-    memory: int = MEMORY
 
     def open(self, scenario: Scenario) -> HostedRtl:
         """A device for `scenario`: the mutant that is chosen."""
         return HostedRtl(
             self.core.config,
-            self.memory,
+            scenario.bench.size,
             verilog=self.verilog,
             sequential=self.core.sequential,
             **scenario.bench.memory,
@@ -88,7 +84,7 @@ def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
 
 def long_set(core: Core, found: Mutated) -> KillSet:
     """Scenarios of millions of cycles. Raises `KillError`."""
-    return _checked(KillSet(core, found.verilog, long(core), SIZE))
+    return _checked(KillSet(core, found.verilog, long(core)))
 
 
 def _checked(result: KillSet) -> KillSet:

@@ -51,8 +51,10 @@ LENGTH = {False: 20, True: 6}
 """Random instructions of a program, by whether the core is the sequential one."""
 EQUAL = "equal"
 """The verdict of a mutant that is proven to be the same hardware."""
-_Stage = tuple[str, Callable[[list[int], int], Iterator[tuple[int, str]]]]
-"""The name of a stage, and what yields verdicts of mutants with so many jobs."""
+_Judge = Callable[[list[int], int], Iterator[tuple[int, str]]]
+"""Yields verdicts of mutants, with so many jobs."""
+_Stage = tuple[str, _Judge]
+"""With its name."""
 
 
 @dataclass
@@ -115,20 +117,24 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
 
 
 def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> _Stage:
-    def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
-        if numbers:
-            kills = kill.kill_set(core, found, range(first, first + programs), LENGTH[core.sequential])
-            yield from kill.verdicts(kills, numbers, jobs)
-
-    return f"programs {first} to {first + programs - 1}", judge
+    seeds = range(first, first + programs)
+    return f"programs {first} to {first + programs - 1}", _killed_by(
+        lambda: kill.kill_set(core, found, seeds, LENGTH[core.sequential])
+    )
 
 
 def _by_long_programs(core: Core, found: Mutated) -> _Stage:
+    return "long programs", _killed_by(lambda: kill.long_set(core, found))
+
+
+def _killed_by(kills: Callable[[], kill.KillSet]) -> _Judge:
+    """Verdicts of scenarios that are made if there is any mutant for them."""
+
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
         if numbers:
-            yield from kill.verdicts(kill.long_set(core, found), numbers, jobs)
+            yield from kill.verdicts(kills(), numbers, jobs)
 
-    return "long programs", judge
+    return judge
 
 
 def _by_reading(found: Mutated) -> _Stage:

@@ -19,7 +19,7 @@ from support.core_corners import Apart, Corners, Kind, corners
 from support.core_crowded import REFUSED, SEEDS, crowded
 from support.core_directed import ends
 from support.core_large import SHORT_STORES, Large, WholeSums, large
-from support.core_long import SIZE, long
+from support.core_long import long
 from support.core_nested import LOOPS, Nested, nested
 from support.core_signals import KINDS, MASKS, signals
 from support.random_instructions import DUMP
@@ -32,13 +32,11 @@ from weft.hdl.isa.memmap import Counter
 from weft.sim.rtl.covered import HostedRtl
 
 
-def runs(
-    scenarios: Iterable[Scenario], config: Config = SMALL, memory: int = MEMORY
-) -> list[dict[Counter, int]]:
+def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Counter, int]]:
     """The counters of the core behind each scenario, all of which it passes."""
     found = []
     for scenario in scenarios:
-        with HostedRtl(config, memory, **scenario.bench.memory) as device:
+        with HostedRtl(config, scenario.bench.size, **scenario.bench.memory) as device:
             assert [step.fault(device) for step in scenario.steps] == [None] * len(scenario.steps)
             found.append(device.counters())
     return found
@@ -226,5 +224,5 @@ def test_long_programs_have_large_counts(config: Config) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("config", [SMALL, FULL])
 def test_long_programs_are_right(config: Config) -> None:
-    counters = runs(long(Core(config)), config, SIZE)
+    counters = runs(long(Core(config)), config)
     assert max(item[Counter.CYCLES] for item in counters) > 1 << 22

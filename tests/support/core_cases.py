@@ -10,7 +10,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from support.loop_programs import LoopProgram
 from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
@@ -96,6 +96,11 @@ class Bench:
     golden: GoldenDevice
     fresh: bool = True
 
+    @property
+    def size(self) -> int:
+        """Bytes of the memory."""
+        return self.golden.memory_bytes
+
 
 @dataclass
 class Scenario:
@@ -170,14 +175,21 @@ def start(device: Device, image: bytes, bases: list[int], words: bytes) -> None:
     device.start(PROGRAM)
 
 
-def carried_out(device: Device, made: Generator, words: bytes, limit: int | None) -> bytes:
+class Given(Protocol):
+    """What memory and base registers hold before a program, as a `Generator` has it."""
+
+    image: bytes
+    bases: list[int]
+
+
+def carried_out(device: Device, made: Given, words: bytes, limit: int | None) -> bytes:
     """All of memory behind a program."""
     start(device, made.image, made.bases, words)
     device.wait(limit or LIMIT)
-    return device.read(0, MEMORY)
+    return device.read(0, device.memory_bytes)
 
 
-def compared(name: str, made: Generator, program: list[Instruction], bench: Bench) -> Step:
+def compared(name: str, made: Given, program: list[Instruction], bench: Bench) -> Step:
     """A program in the memory of `made`, all of which must be that of the golden interpreter behind it."""
     words = words_of(program)
     expected = carried_out(bench.golden, made, words, None)
@@ -196,7 +208,7 @@ def counters_of(device: Device, first: int = 0) -> dict[str, int]:
     return found
 
 
-def counted(core: Core, name: str, made: Generator, program: list[Instruction], bench: Bench) -> Step:
+def counted(core: Core, name: str, made: Given, program: list[Instruction], bench: Bench) -> Step:
     """As `compared`, on a new device, and all counters must be those of the cycle model."""
     words, model = words_of(program), modelled(core, bench)
     carried_out(model, made, words, None)
@@ -243,8 +255,8 @@ def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
 def modelled(core: Core, bench: Bench) -> TimingDevice:
     """The cycle model of the bench's device; it keeps intervals of the pipelined core."""
     if core.sequential:
-        return SequentialTimingDevice(core.config, MEMORY, **bench.memory)
-    return TimingDevice(core.config, MEMORY, **bench.memory, trace=True)
+        return SequentialTimingDevice(core.config, bench.size, **bench.memory)
+    return TimingDevice(core.config, bench.size, **bench.memory, trace=True)
 
 
 def divided(core: Core, seed: int, count: int, bench: Bench) -> Scenario:

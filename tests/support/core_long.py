@@ -12,21 +12,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from support.core_cases import Bench, Core, Scenario, Step, counters_of, words_of
-from weft.hdl.isa import Instruction, Load, Store
+from support.core_cases import Bench, Core, Scenario, compared, counted
+from weft.hdl.isa import BASES, Instruction, Load, Store
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter
-from weft.sim.device import Device
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.covered import HostedRtl
-from weft.sim.timing import TimingDevice
 
 SIZE = 8 << 20
 """Bytes of memory."""
-CODE, SEEN = 0x700000, 0x710000
-"""Where in it the program is, and where the scratchpad is stored. Ahead of both are random bytes."""
-LIMIT = 20_000_000
-"""Cycles in which a program is done."""
+FIRST, SEEN = 0x100000, 0x710000
+"""Where in it transfers begin, behind the program, and where the scratchpad is stored, behind transfers."""
 SLOW = 1.5
 """Bytes a cycle of a memory behind which the largest transfer takes more than 2**22 cycles."""
 OVERLAPPING = 1537
@@ -40,13 +34,22 @@ def long(core: Core) -> list[Scenario]:
     """Of the pipelined core; on the other one they would take hours."""
     if core.sequential:
         return []
-    config = core.config
+    config, made = core.config, Contents()
     found = []
-    for name, program in {"loads": _loads(config), "a wide row": _wide_row(config)}.items():
+    for name, items in {"long loads": _loads(config), "a wide row": _wide_row(config)}.items():
         bench = Bench({"latency": 1}, GoldenDevice(config, SIZE))
-        found.append(Scenario(f"long {name}", bench, [_compared(name, program, bench)]))
+        found.append(Scenario(name, bench, [compared(name, made, _in_order(items), bench)]))
     slow = Bench({"latency": 1, "bytes_per_cycle": SLOW}, GoldenDevice(config, SIZE))
-    return [*found, Scenario("long stores", slow, [_counted(core, "stores", _stores(config), slow)])]
+    step = counted(core, "long stores", made, _in_order(_stores(config)), slow)
+    return [*found, Scenario(step.name, slow, [step])]
+
+
+class Contents:
+    """Random bytes up to what programs store last, and where transfers begin."""
+
+    def __init__(self) -> None:
+        self.image = np.random.default_rng(1).bytes(SEEN)
+        self.bases = [FIRST, SEEN, *[0] * (BASES - 2)]
 
 
 def _counts(first: int, last: int) -> list[int]:
@@ -102,40 +105,3 @@ def _in_order(items: Sequence[Instruction]) -> list[Instruction]:
         dataclasses.replace(item, wait=1 << (at - 1) % 2 if at else 0, signal=1 << at % 2)
         for at, item in enumerate(items)
     ]
-
-
-def _carried_out(device: Device, words: bytes, limit: int) -> bytes:
-    device.write(0, np.random.default_rng(1).bytes(CODE))
-    device.write(CODE, words)
-    device.set_base(0, 0)
-    device.set_base(1, SEEN)
-    device.start(CODE)
-    device.wait(limit)
-    return device.read(0, SIZE)
-
-
-def _compared(name: str, items: Sequence[Instruction], bench: Bench) -> Step:
-    program = _in_order(items)
-    words = words_of(program)
-    expected = _carried_out(bench.golden, words, LIMIT)
-    return Step(
-        f"long {name}",
-        lambda device, limit: _carried_out(device, words, limit or LIMIT),
-        expected,
-        program,
-    )
-
-
-def _counted(core: Core, name: str, items: Sequence[Instruction], bench: Bench) -> Step:
-    """All counters as well, by the cycle model."""
-    step = _compared(name, items, bench)
-    words = words_of(step.program)
-    model = TimingDevice(core.config, SIZE, **bench.memory)
-    _carried_out(model, words, LIMIT)
-    counters = counters_of(model)
-    assert counters[Counter.CYCLES.name] > 1 << 22
-
-    def run(device: HostedRtl, limit: int | None) -> object:
-        return {"memory": step.run(device, limit), **counters_of(device)}
-
-    return dataclasses.replace(step, run=run, expected={"memory": step.expected, **counters})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +11,20 @@ import msgspec
 
 from weft.boards.board import BoardError
 from weft.boards.tools import ToolError
-from weft.explore import confirm
+from weft.explore import confirm, results
 from weft.explore.confirm import Counted, Run
 from weft.explore.evaluate import Models
 from weft.explore.explore import Exploration
 from weft.explore.point import Measured
 from weft.explore.workers import DIED, Workers
-from weft.hdl.files import schema
-from weft.hdl.files.cache import entry
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
 from weft.sim.verilator.verilate import BuildError
-from weft.tuning import sources_digest
 
 VERIFIED, SYNTHESISED = "verified", "synthesised"
 """What is done to a point: a layer of it is run on the RTL, or its hardware is synthesised."""
 WAIT = 0.5
 """Seconds between looks at what has ended."""
-_FILE = "outcome.json"
 Name = tuple[int, str]
 """The number of a point on the front, from 1 on, and what is done to it."""
 Confirmed = dict[tuple[Config, str], dict[str, Any]]
@@ -87,12 +81,10 @@ class Check:
     def key(self) -> str:
         """A hash of all that the outcome of a run depends on."""
         point = self.item.point
-        own = hashlib.sha256(Path(confirm.__file__).read_bytes()).hexdigest()
-        about = (
-            sources_digest(), own, self.models.digests, self.models.shapes, point.config.to_dict(),
+        return results.key(
+            confirm.__file__, self.models.digests, self.models.shapes, point.config.to_dict(),
             point.place.name, point.place.memory, self.seed,
         )  # fmt: skip
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
 def carry_out(check: Check) -> Outcome:
@@ -105,12 +97,8 @@ def carry_out(check: Check) -> Outcome:
 
 
 def _run(check: Check) -> Outcome:
-    def make(folder: Path) -> None:
-        found = Outcome.of(confirm.run(check.item, check.models, check.seed))
-        (folder / _FILE).write_bytes(msgspec.json.encode(found))
-
-    kept = entry(f"run-{check.key}", make, Path(check.folder)) / _FILE
-    return schema.decode(schema.read_bytes(kept), Outcome)
+    path = Path(check.folder) / f"run-{check.key}" / "outcome.json"
+    return results.once(path, Outcome, lambda: Outcome.of(confirm.run(check.item, check.models, check.seed)))
 
 
 def checks_of(

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import msgspec
+from typing import Any, cast
 
 from weft.api import without_collection
 from weft.board_run import board_model
@@ -21,20 +17,16 @@ from weft.compiler.ir.model import Graph
 from weft.compiler.onnx.model import COMPLETE
 from weft.configurations import room_of
 from weft.estimate import placed
+from weft.explore import results
 from weft.explore.place import Place
 from weft.explore.point import Timing
+from weft.explore.workers import DIED, Workers
 from weft.hdl.files import schema
-from weft.hdl.files.cache import entry
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image, zeros
 from weft.sim.timing import TimingDevice
-from weft.tuning import sources_digest
 
-if TYPE_CHECKING:
-    pass
-
-_FILE = "timing.json"
 _GRAPHS = 8
 """Models that a worker keeps, and graphs of each."""
 
@@ -139,36 +131,33 @@ class Job:
     @property
     def key(self) -> str:
         """A hash of all that the result depends on."""
-        about = (
-            _sources(), self.models.digests, self.models.shapes, self.config.to_dict(),
+        return results.key(
+            __file__, self.models.digests, self.models.shapes, self.config.to_dict(),
             self.place.timing(self.clock),
         )  # fmt: skip
-        return hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:32]
 
-
-@cache
-def _sources() -> str:
-    """A hash of all sources that results depend on."""
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    return f"{sources_digest()} {own[:16]}"
+    @property
+    def path(self) -> Path:
+        """The file with its result."""
+        return Path(self.folder) / f"point-{self.key}" / "timing.json"
 
 
 def kept(job: Job) -> Timing | None:
     """The result of a job that some worker has done."""
     try:
-        return schema.decode(schema.read_bytes(Path(job.folder) / f"point-{job.key}" / _FILE), Timing)
+        return results.read(job.path, Timing)
     except (OSError, schema.SchemaError):
         return None
 
 
 def evaluate(job: Job) -> Timing:
     """Do the job, unless another worker has done it or is doing it; what is found is kept."""
+    return results.once(job.path, Timing, lambda: timed(job))
 
-    def make(folder: Path) -> None:
-        (folder / _FILE).write_bytes(msgspec.json.encode(timed(job)))
 
-    found = entry(f"point-{job.key}", make, Path(job.folder)) / _FILE
-    return schema.decode(schema.read_bytes(found), Timing)
+def evaluators(count: int, scheduler: str | None = None) -> Workers[Job, Timing]:
+    """Workers that `evaluate`."""
+    return Workers(count, evaluate, Timing(refused=DIED), scheduler)
 
 
 def timed(job: Job) -> Timing:

@@ -14,13 +14,13 @@ import numpy as np
 from weft.boards.board import BoardError
 from weft.errors import InputError
 from weft.explore.bounds import Roofline
-from weft.explore.evaluate import Job, Models, evaluate, kept, relevant, unused
+from weft.explore.evaluate import Job, Models, evaluators, kept, relevant, unused
 from weft.explore.front import dominates, front, values
 from weft.explore.place import Place
 from weft.explore.point import OBJECTIVES, Measured, Point, Timing
 from weft.explore.space import Space
 from weft.explore.study import Study
-from weft.explore.workers import DIED, Workers, WorkersError
+from weft.explore.workers import Workers, WorkersError
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.hdl.sequential.core import check_config
 
@@ -391,7 +391,7 @@ def explore(
         If Optuna or Dask is needed and not installed, or the folder is of another search.
     """
     task.feasible(seed)
-    workers = Workers(jobs, evaluate, Timing(refused=DIED), scheduler)
+    workers = evaluators(jobs, scheduler)
     study = Study(folder / JOURNAL, "weft", task.space, task.places, task.objectives, sampler, seed)
     search = Search(task, study, workers, folder / RESULTS)
     found = search.run(trials, seconds, told)

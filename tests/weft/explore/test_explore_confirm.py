@@ -121,6 +121,9 @@ def test_the_shortest_layer_where_all_are_long(tmp_path: Path, monkeypatch: pyte
         assert found.rtl == cycles[shortest]
     monkeypatch.setattr(confirming, "CYCLES", cycles[shortest])
     assert run(item, made.models).layer == shortest
+    monkeypatch.setattr(confirming, "CYCLES", 1)
+    monkeypatch.setattr(confirming, "_is_long", lambda *given: False)
+    assert run(item, made.models).layer == shortest
 
 
 def every(item: Measured, models: Models) -> list[confirming._Layer]:

@@ -8,13 +8,12 @@ import pytest
 from support.explored import task
 
 from weft.boards.family import Resources
-from weft.explore.evaluate import evaluate
+from weft.explore.evaluate import evaluators
 from weft.explore.explore import Exploration, Search
 from weft.explore.output import references, show
 from weft.explore.place import Place
 from weft.explore.point import Measured, Point, Timing
 from weft.explore.study import Study
-from weft.explore.workers import DIED, Workers
 from weft.hdl.isa.config import PRESETS, Config
 
 
@@ -54,7 +53,7 @@ def test_presets_that_are_no_solutions(tmp_path: Path) -> None:
     """Of a board, by its resources; and by what measuring them finds. The board's own configuration is one."""
     made = task(tmp_path, boards=["ulx3s-12f"])
     study = Study(tmp_path / "journal.log", "weft", made.space, made.places, made.objectives, "nsga2", seed=1)
-    search = Search(made, study, Workers(1, evaluate, Timing(refused=DIED)), tmp_path / "results")
+    search = Search(made, study, evaluators(1), tmp_path / "results")
     found = search.run(0, 60)
     fit = {item.origin for item in found.measured}
     assert "board ulx3s-12f" in fit

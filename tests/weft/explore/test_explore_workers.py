@@ -18,18 +18,13 @@ from support.explored import VALUES, drawn, entries, job, numbers, task
 
 import weft.explore.workers as workers
 from weft.boards import tools
-from weft.explore.evaluate import Job, evaluate, kept, timed
+from weft.explore.evaluate import evaluate, evaluators, kept, timed
 from weft.explore.explore import Exploration, explore
-from weft.explore.point import Timing
 from weft.explore.space import Space
 from weft.explore.workers import DIED, THREADS, Workers, WorkersError
 from weft.hdl.isa.config import PRESETS
 
 SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
-
-
-def pool_of(count: int) -> Workers[Job, Timing]:
-    return Workers(count, evaluate, Timing(refused=DIED))
 
 
 def children(process: int) -> list[int]:
@@ -43,7 +38,7 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
     first, second = THREADS
     monkeypatch.setenv(first, "7")
     monkeypatch.delenv(second, raising=False)
-    made, pool = task(tmp_path, space=SPACE), pool_of(1)
+    made, pool = task(tmp_path, space=SPACE), evaluators(1)
     pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
     (process,) = pool.processes
     found = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
@@ -51,13 +46,13 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.environ[first] == "7"
     assert second not in os.environ
     pool.close()
-    assert not pool_of(1).processes
+    assert not evaluators(1).processes
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
     """Each job is done by another one, and the result is what it is."""
     made = task(tmp_path, space=SPACE)
-    pool = pool_of(2)
+    pool = evaluators(2)
     configs = [PRESETS["tiny"].replace(queue_depth=1 << count) for count in range(5)]
     for config in configs:
         pool.add(config, job(made, config, made.places[0], tmp_path / "results"))
