@@ -1,13 +1,12 @@
-"""Configurations on boards: what they use, how fast they are, how long they take to build.
+"""Builds of the boards' own configurations: what they use, how fast they are, how long they take.
 
-    python benchmarks/boards.py [--board NAME ...] [--own | --config NAME ...] [--seeds 1] [--write docs/boards.md]
+    python benchmarks/boards.py [--board NAME ...] [--most 5] [--met 3]
     python benchmarks/boards.py fit [--board NAME ...]
 
-The table has a row for every configuration that fits a board by estimate: its own default and, without ``--own``, all
-presets. LUT and FF are what nextpnr placed; LUT/MAC and DSP/MAC are those of the whole design over N * N; peak is
-2 * N * N operations in every cycle of the board's clock. ``--write`` puts the table in the place of the one between the
-two comments in a file.
-Of several seeds, from the board's own on, the fastest counts. Builds are kept, so that the second time takes no time.
+Each board's own configuration is built with seeds of place and route from 1 on, until `--met` of them reach its clock
+or too many of `--most` do not. Every run is recorded in boards/builds.json as soon as it ends, and runs of the same
+hardware are not repeated, so that a command that was ended goes on where it was. The table in docs/boards.md is
+written from the records.
 
 ``fit`` synthesises a number of configurations for each family and core (about a minute each), on the first board that
 has them, and each board's own configuration, fits the weights of `weft.boards.estimate` to what they need, and writes
@@ -25,23 +24,23 @@ from pathlib import Path
 from pages import rewrite
 
 from weft.boards import estimate
-from weft.boards.board import Board, BoardError, CoreKind
-from weft.boards.build import Built, build
+from weft.boards.board import Board, CoreKind
+from weft.boards.build import build, elaborate
+from weft.boards.family import Resources
 from weft.boards.needs import needs
-from weft.boards.pll import PllError
+from weft.boards.records import Record, Run, read, write
 from weft.boards.registry import BOARDS, FAMILIES, alike, find, titles
-from weft.boards.tools import ToolCrash, ToolError
+from weft.boards.tools import ToolError
 from weft.hdl.files.cache import cache_root
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.isa.config import Config
 
-HEADER = (
-    "| board | configuration | LUT | FF | DSP | block RAM | LUT/MAC | DSP/MAC | MHz wanted | MHz reached | peak GOPS "
-    "| seed | build |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
-)
+PAGE = Path(__file__).parents[1] / "docs" / "boards.md"
 BEGIN, END = "<!-- make boards -->\n", "<!-- end -->\n"
+HEADER = (
+    "| board | array | LUT | FF | DSP | block RAM | MHz wanted | MHz reached by seed | peak GOPS | build | hardware |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
 OWN = "its own"
-SPARE = 2
-"""Seeds to try beyond those that were asked for, if a tool crashes."""
 BASE = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2, accumulator_depth=64,
               bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0, row_states=64,
               alignments=256, lookup_tables=0, multiply=0)  # fmt: skip
@@ -124,56 +123,58 @@ def fitted_to(board: Board) -> Iterator[tuple[Board, str, Config]]:
             yield other, OWN, other.config
 
 
-def fastest(board: Board, config: Config, seeds: int) -> Built:
-    """The fastest build of some seeds; where a tool crashes with all of them, the first of `SPARE` more that works."""
-    made: list[Built] = []
-    crash: ToolCrash | None = None
-    for index in range(seeds + SPARE):
-        if made and index >= seeds:
-            break
-        try:
-            made.append(
-                build(board, config, cache_root() / "boards", seed=board.seed + index, allow_timing_fail=True)
-            )
-        except ToolCrash as error:
-            crash = error
-    if crash is not None and not made:
-        raise crash
-    return max(made, key=lambda built: built.report["timing"]["fmax_hz"])
-
-
-def row(boards: list[Board], name: str, config: Config, seeds: int) -> str:
-    """A row of the table for boards that are `alike`, from the fastest of some seeds; a sentence if there is none."""
+def build_seeds(boards: list[Board], most: int, met: int) -> None:
+    """Build the own configuration of `boards`, which are alike, and record each run."""
     board = boards[-1]
-    head = f"| {titles(boards)} | {config.n} x {config.n} ({name if name == OWN else f'`{name}`'})"
-    try:
-        report = fastest(board, config, seeds).report
-    except (BoardError, ConfigError, PllError, ToolError) as error:
-        return f"{head} | {error} |" + " |" * 10
-    used = {kind: values["placed"] for kind, values in report["resources"].items()}
-    percent = [f"{used[kind]:,} ({values['percent']:.0f} %)" for kind, values in report["resources"].items()]
-    macs, minutes = config.n**2, report["seconds"]["total"] / 60
-    return (
-        f"{head} | {' | '.join(percent)} | {used['lut'] / macs:,.0f} | {used['dsp'] / macs:.2f} "
-        f"| {report['clock_hz'] / 1e6:g} | {report['timing']['fmax_hz'] / 1e6:.1f} | {report['peak_gops']:.1f} "
-        f"| {report['seed']} | {minutes:.0f} min |"
+    hardware = elaborate(board, board.config, board.clock).hardware
+    names = [board.name for board in boards]
+    known = next(
+        (record for record in read() if record.hardware == hardware and record.boards == names), None
     )
+    runs = list(known.runs) if known else []
+    resources = dict(known.resources) if known else {}
+    for seed in range(1, most + 1):
+        reached = sum(run.fmax_hz is not None and run.fmax_hz >= board.clock for run in runs)
+        if reached >= met or len(runs) - reached > most - met:
+            break
+        if seed in (run.seed for run in runs):
+            continue
+        began = time.monotonic()
+        try:
+            report = build(
+                board, board.config, cache_root() / "boards", seed=seed, allow_timing_fail=True
+            ).report
+        except ToolError as error:
+            print(f"{board.name}, seed {seed}: {error}", flush=True)
+            runs.append(Run(seed, None, time.monotonic() - began))
+        else:
+            resources = {kind: values["placed"] for kind, values in report["resources"].items()}
+            runs.append(Run(seed, report["timing"]["fmax_hz"], report["seconds"]["total"]))
+            print(f"{board.name}, seed {seed}: {report['timing']['fmax_hz'] / 1e6:.1f} MHz of {board.clock / 1e6:g}, "
+                  f"{report['seconds']['total'] / 60:.0f} min", flush=True)  # fmt: skip
+        others = [record for record in read() if not set(record.boards) & set(names)]
+        records = [*others, Record(names, hardware, board.clock, resources, runs)]
+        write(sorted(records, key=lambda record: list(BOARDS).index(record.boards[0])))
 
 
-def likely(board: Board, config: Config) -> bool:
-    """Whether the estimate itself, not only what it may be wrong by, lets `config` fit."""
-    need = estimate.estimate(board, config)
-    return need is not None and all(count <= getattr(board.available, kind) for kind, count in need.items())
-
-
-def configurations(board: Board, names: list[str] | None, own: bool) -> dict[str, Config]:
-    """Those of `names`; else the board's own and, unless only that is wanted, the presets that are `likely` to fit."""
-    if names:
-        return {name: Config.load(name) for name in names}
-    others = {} if own else PRESETS
-    return {OWN: board.config} | {
-        name: preset for name, preset in others.items() if preset != board.config and likely(board, preset)
-    }
+def row(record: Record) -> str:
+    """A row of the table."""
+    boards = [find(name) for name in record.boards]
+    board = boards[-1]
+    used = [
+        f"{record.resources[kind]:,} ({record.resources[kind] / getattr(board.available, kind):.0%})"
+        for kind in Resources.NAMES
+        if kind in record.resources
+    ]
+    clocks = [
+        f"{run.seed}: {run.fmax_hz / 1e6:.1f}" if run.fmax_hz else f"{run.seed}: failed"
+        for run in record.runs
+    ]
+    n = board.config.n
+    return (
+        f"| {titles(boards)} | {n} x {n} | {' | '.join(used)} | {record.clock_hz / 1e6:g} | {', '.join(clocks)} "
+        f"| {2 * n * n * record.clock_hz / 1e9:.1f} | {record.seconds / 60:.0f} min | `{record.hardware}` |"
+    )
 
 
 def main() -> int:
@@ -182,21 +183,14 @@ def main() -> int:
     )
     parser.add_argument("what", nargs="?", choices=("table", "fit"), default="table")
     parser.add_argument("--board", action="append", help="only this one; may be given again")
-    parser.add_argument("--config", action="append", help="only this one; may be given again")
-    parser.add_argument("--own", action="store_true", help="only each board's own configuration")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--write", type=Path, help="also put the table into this file")
+    parser.add_argument("--most", type=int, default=5, help="seeds to try")
+    parser.add_argument("--met", type=int, default=3, help="seeds that have to reach the clock")
     arguments = parser.parse_args()
     if arguments.what == "fit":
         return fit(arguments.board)
-    lines = [HEADER]
-    print(HEADER)
     for boards in alike(map(find, arguments.board or BOARDS)):
-        for name, config in configurations(boards[-1], arguments.config, arguments.own).items():
-            lines.append(row(boards, name, config, arguments.seeds))
-            print(lines[-1], flush=True)
-    if arguments.write:
-        rewrite(arguments.write, BEGIN, END, "\n".join(lines) + "\n")
+        build_seeds(boards, arguments.most, arguments.met)
+    rewrite(PAGE, BEGIN, END, "\n".join([HEADER, *map(row, read())]) + "\n")
     return 0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
+from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.port import PAGE, memory_port, write_layout
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import Config
+from weft.hdl.lib.block_fifo import BlockFifo
 from weft.hdl.lib.skid_buffer import SkidBuffer
 
 PIECE_BYTES = 256
@@ -63,10 +64,12 @@ class Pieces(wiring.Component):
         word = Signal(32 - align)
         more = Signal(8)  # beats after the first
         room = Signal(inside)  # words of the block of memory after the first
-        last, move = Signal(), Signal()
+        last = Signal()  # the words are the last of the burst; a register, as the core waits for it
+        move = Signal()
+        left = Signal(8)  # beats after the first, once this piece is cut off
         m.d.comb += [
             room.eq(~word[:inside]),
-            last.eq(more <= room),
+            left.eq(more - room - 1),
             move.eq(~self.piece.valid | self.piece.ready),
             self.burst.ready.eq(~active | (move & last)),
         ]
@@ -76,12 +79,14 @@ class Pieces(wiring.Component):
                 identity.eq(burst.id),
                 word.eq(burst.address >> align),
                 more.eq(burst.len),
+                last.eq(burst.len <= (~(burst.address >> align))[:inside]),
             ]
         with m.Elif(move):
             following = (word[inside:page] + 1)[: page - inside]
             m.d.sync += [
                 word.eq(Cat(Const(0, inside), following, word[page:])),
-                more.eq(more - room - 1),
+                more.eq(left),
+                last.eq(left[inside:] == 0),
             ]
         with m.If(move):
             m.d.sync += [
@@ -165,7 +170,7 @@ class AxiBridge(wiring.Component):
         pieces = self._pieces(m, "ar")
         piece = pieces.piece
         granted = Signal(name="read_granted")
-        m.submodules.read_words = words = SyncFIFOBuffered(width=config.widths.bus, depth=2 * longest)
+        m.submodules.read_words = words = BlockFifo(config.widths.bus, 2 * longest)
         layout = piece_layout(config)
         m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=self.pieces)
         room = Signal(range(2 * longest + 1), init=2 * longest)  # that no piece on its way will take
@@ -182,15 +187,15 @@ class AxiBridge(wiring.Component):
             piece.ready.eq(granted),
             order.w_data.eq(piece.payload),
             order.w_en.eq(granted),
-            words.w_data.eq(self.memory.read.payload),
-            words.w_en.eq(self.memory.read.valid),
+            words.i.payload.eq(self.memory.read.payload),
+            words.i.valid.eq(self.memory.read.valid),
             self.memory.read.ready.eq(1),
             ends.eq(beat == head.more),
-            axi.rvalid.eq(words.r_rdy),
-            axi.rdata.eq(words.r_data),
+            axi.rvalid.eq(words.o.valid),
+            axi.rdata.eq(words.o.payload),
             axi.rid.eq(head.id),
             axi.rlast.eq(ends & head.last),
-            words.r_en.eq(axi.rready),
+            words.o.ready.eq(axi.rready),
             order.r_en.eq(leaves & ends),
         ]
         with m.If(leaves):
@@ -204,7 +209,7 @@ class AxiBridge(wiring.Component):
         piece = pieces.piece
         granted = Signal(name="write_granted")
         width = write_layout(config.bus_bytes).size
-        m.submodules.write_words = words = SyncFIFOBuffered(width=width, depth=2 * longest)
+        m.submodules.write_words = words = BlockFifo(width, 2 * longest)
         layout = piece_layout(config)
         m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=self.pieces)
         here = Signal(range(2 * longest + 1))  # words that no piece has taken
@@ -221,12 +226,12 @@ class AxiBridge(wiring.Component):
             piece.ready.eq(granted),
             order.w_data.eq(piece.payload),
             order.w_en.eq(granted),
-            words.w_data.eq(Cat(axi.wdata, axi.wstrb)),
-            words.w_en.eq(axi.wvalid),
-            axi.wready.eq(words.w_rdy),
-            self.memory.write.payload.eq(words.r_data),
-            self.memory.write.valid.eq(words.r_rdy),
-            words.r_en.eq(self.memory.write.ready),
+            words.i.payload.eq(Cat(axi.wdata, axi.wstrb)),
+            words.i.valid.eq(axi.wvalid),
+            axi.wready.eq(words.i.ready),
+            self.memory.write.payload.eq(words.o.payload),
+            self.memory.write.valid.eq(words.o.valid),
+            words.o.ready.eq(self.memory.write.ready),
             axi.bvalid.eq((reports != 0) & head.last),
             axi.bid.eq(head.id),
             taken.eq((reports != 0) & (axi.bready | ~head.last)),

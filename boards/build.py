@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import inspect
 import json
 import re
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from weft.boards.estimate import check_estimate, too_large
 from weft.boards.family import Family, Resources
 from weft.boards.floorplan import floorplan
 from weft.boards.pll import Pll, ShiftedPll
+from weft.boards.records import expected_seconds, remedy
 from weft.boards.report import slower_line, timing, usage
 from weft.boards.sdram_eye import Eye, best_eye, eye_at
 from weft.boards.shell import Shell
@@ -28,6 +31,9 @@ from weft.hdl.isa.config import Config
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
 """What `build` leaves in its folder; the bitstream has the family's suffix."""
+NETLIST, TIMING = "top.json", "timing.json"
+PACKED, SYNTHESIS = "top.json.gz", "synthesis.json"
+"""What is kept of synthesis, for every seed."""
 
 MakeTop = Callable[[Board, Config, float, int], Any]
 """Makes a board's top component from the board, a configuration, the clock in Hz and the cycles a bit."""
@@ -92,6 +98,49 @@ class Design:
     clock: float
     line: Line
     eye: Eye | None = None
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """`files` without the attributes that say where in our sources something is defined."""
+        return {
+            name: re.sub(r"^ *attribute \\src .*\n", "", text, flags=re.M)
+            for name, text in self.files.items()
+        }
+
+    @property
+    def hardware(self) -> str:
+        """A hash of the hardware and its pads, of 16 hexadecimal digits, which new names of signals leave as it is."""
+        digest = hashlib.sha256()
+        for name, text in self.sources.items():
+            for line in _without_names(text) if name.endswith(".il") else [text]:
+                digest.update(line.encode())
+        return digest.hexdigest()[:16]
+
+
+def _without_names(rtlil: str) -> Iterator[str]:
+    """The lines of RTLIL with each module's names replaced by the order in which they occur. Names of cells from
+    libraries, of their ports and of parameters stay."""
+    modules = set(re.findall(r"^module (\S+)$", rtlil, flags=re.M))
+    numbers: dict[str, int] = {}
+    own = False  # the current cell is of a module of ours
+    for line in rtlil.splitlines(keepends=True):
+        words = line.split()
+        if not words or words[0] in ("attribute", "#"):
+            continue
+        if words[0] == "module":
+            numbers = {}
+        elif words[0] == "cell":
+            own = words[1] in modules
+            words = ["cell", "module" if own else words[1], str(numbers.setdefault(words[2], len(numbers)))]
+        elif words[0] in ("wire", "memory", "process"):
+            words[-1] = str(numbers.setdefault(words[-1], len(numbers)))
+        elif words[0] == "connect" and line.startswith("    "):  # of a cell
+            words[1:] = [*([] if own else words[1:2]), *(str(numbers.get(word, word)) for word in words[2:])]
+        elif words[:2] == ["parameter", "\\MEMID"]:
+            words[2] = str(numbers[words[2].strip('"')[1:]])
+        else:
+            words = [str(numbers.get(word, word)) for word in words]
+        yield " ".join(words) + "\n"
 
 
 def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_top) -> Design:
@@ -170,46 +219,74 @@ def build(
     weft.hdl.files.cache.CacheError
         If `cache` belongs to another user, or cannot be written.
     """
-    began = time.monotonic()
     board.family.fabric.multipliers.check(config)
     if estimated:
         check_estimate(board, config)
-    progress(f"generating the design for {board.title}")
+    progress(f"generating the design for {board.title}{_duration(board, config)}")
     design = elaborate(board, config, clock or board.clock, make)
     facts = {"config": config.to_dict(), "clock_hz": design.clock, "baud": design.line.baud, "seed": seed}
     if design.eye is not None:
         facts["sdram"] = design.eye.report()
-
-    def make_files(folder: Path) -> None:
-        for name, text in design.files.items():
-            (folder / name).write_text(text)
-        _run(board, config, folder, facts, progress, began)
-
-    target = entry(f"{board.name}-{key(board, design, seed)}", make_files, cache)
+    netlist = entry(
+        f"{board.name}-netlist-{key(board, design)}",
+        lambda folder: _synthesise(board, config, design, folder, progress),
+        cache,
+    )
+    target = entry(
+        f"{board.name}-{key(board, design, seed)}",
+        lambda folder: _place(board, config, netlist, folder, facts, progress),
+        cache,
+    )
     built = Built(target, target / bitstream_name(board), json.loads((target / REPORT).read_text()))
     if not (built.report["timing"]["met"] or allow_timing_fail):
-        raise TimingError(_too_slow(board, built.report))
+        raise TimingError(_too_slow(board, config, built.report))
     return built
 
 
-def _run(
+def _duration(board: Board, config: Config) -> str:
+    seconds = expected_seconds(board, config)
+    return "" if seconds is None else f"; the whole build takes about {max(round(seconds / 60), 1)} minutes"
+
+
+def _synthesise(
+    board: Board, config: Config, design: Design, folder: Path, progress: Callable[[str], None]
+) -> None:
+    """Leave the netlist and its statistics in `folder`."""
+    began = time.monotonic()
+    for name, text in design.files.items():
+        (folder / name).write_text(text)
+    notes = flow.synthesise(board, folder, progress)
+    check_synthesised(board, config, flow.synthesised(board.family, folder))
+    if board.dsp is not None:
+        board.dsp.pin(folder / NETLIST, config.n)
+    with (folder / NETLIST).open("rb") as raw, gzip.open(folder / PACKED, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(raw, packed)
+    (folder / NETLIST).unlink()
+    (folder / "top.il").unlink()
+    facts = {"notes": notes, "seconds": time.monotonic() - began}
+    (folder / SYNTHESIS).write_text(json.dumps(facts))
+
+
+def _place(
     board: Board,
     config: Config,
+    netlist: Path,
     folder: Path,
     facts: dict[str, Any],
     progress: Callable[[str], None],
-    began: float,
 ) -> None:
-    notes = flow.synthesise(board, folder, progress)
-    need = flow.synthesised(board.family, folder)
-    check_synthesised(board, config, need)
-    if board.dsp is not None:
-        board.dsp.pin(folder / "top.json", config.n)
-    synthesis_seconds = time.monotonic() - began
+    """Place and route the netlist of `_synthesise`; leave bitstream, report and floorplan in `folder`."""
+    began = time.monotonic()
+    family = board.family
+    for name in (f"top{family.constraints}", "stat.json"):
+        shutil.copyfile(netlist / name, folder / name)
+    with gzip.open(netlist / PACKED) as packed, (folder / NETLIST).open("wb") as raw:
+        shutil.copyfileobj(packed, raw)
+    synthesis = json.loads((netlist / SYNTHESIS).read_text())
+    need = flow.synthesised(family, folder)
     flow.place(board, folder, facts["clock_hz"], facts["seed"], progress)
     flow.pack(board, folder, progress)
-    family = board.family
-    raw = json.loads((folder / "timing.json").read_text())
+    raw_timing = json.loads((folder / TIMING).read_text())
     placed = "placed.json" if (folder / "placed.json").exists() else f"top{family.routed}"
     picture = floorplan(json.loads((folder / placed).read_text()), f"weft on {board.title}")
     (folder / FLOORPLAN).write_text(picture)
@@ -219,25 +296,28 @@ def _run(
         **facts,
         "macs_per_cycle": config.n * config.n,
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
-        "resources": usage(board, need, raw["utilization"]),
-        "timing": timing(raw, facts["clock_hz"], family.safe_clock),
-        "notes": [*board.family.notes, *slower_line(board, facts["clock_hz"]), *notes],
-        "seconds": {"synthesis": round(synthesis_seconds, 1), "total": round(time.monotonic() - began, 1)},
-        "tools": flow.tool_versions(board.family),
+        "resources": usage(board, need, raw_timing["utilization"]),
+        "timing": timing(raw_timing, facts["clock_hz"], family.safe_clock),
+        "notes": [*family.notes, *slower_line(board, facts["clock_hz"]), *synthesis["notes"]],
+        "seconds": {
+            "synthesis": round(synthesis["seconds"], 1),
+            "total": round(synthesis["seconds"] + time.monotonic() - began, 1),
+        },
+        "tools": flow.tool_versions(family),
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
     (folder / f"top{family.bitstream}").rename(folder / bitstream_name(board))
     # Large, and nothing that a later build needs.
-    for name in ("top.json", "placed.json", f"top{family.routed}"):
+    raw_timing.pop("detailed_net_timings", None)
+    (folder / TIMING).write_text(json.dumps(raw_timing))
+    for name in (NETLIST, "placed.json", f"top{family.routed}"):
         (folder / name).unlink(missing_ok=True)
 
 
-def key(board: Board, design: Design, seed: int) -> str:
-    """A hash of all that decides the result. Where in the sources a signal comes from does not."""
+def key(board: Board, design: Design, seed: int | None = None) -> str:
+    """A hash of all that decides the netlist; with `seed`, of all that decides the bitstream. Where in the sources a
+    signal comes from does not."""
     digest = hashlib.sha256()
-    files = {
-        name: re.sub(r"^ *attribute \\src .*\n", "", text, flags=re.M) for name, text in design.files.items()
-    }
     options = [
         *flow.synthesis_commands(board),
         *board.place,
@@ -248,14 +328,21 @@ def key(board: Board, design: Design, seed: int) -> str:
     ]
     described: list[Any] = [Family, board.family.place, *([type(board.dsp)] if board.dsp else [])]
     sources = [Path(__file__), Path(flow.__file__), *(Path(inspect.getfile(item)) for item in described)]
-    for item in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
+    for item in (
+        *design.sources.items(),
+        *options,
+        *flow.tool_versions(board.family),
+        *map(Path.read_text, sources),
+    ):
         digest.update(repr(item).encode())
     return digest.hexdigest()[:24]
 
 
-def _too_slow(board: Board, report: dict[str, Any]) -> str:
-    reached = report["timing"]
+def _too_slow(board: Board, config: Config, report: dict[str, Any]) -> str:
+    reached, clock, seed = report["timing"], report["clock_hz"], report["seed"]
+    advice = remedy(board, config, clock, seed, reached["fmax_hz"])
+    paths = "".join(f"\n  {path['ns']:.1f} ns into {path['unit']}" for path in reached["slowest"])
     return (
-        f"{board.name} reaches {reached['fmax_hz'] / 1e6:.1f} MHz but its clock is {report['clock_hz'] / 1e6:g} MHz: "
-        f"try another --seed, a lower --clock, or --allow-timing-fail"
+        f"{board.name} with seed {seed} reaches {reached['fmax_hz'] / 1e6:.1f} MHz but its clock is {clock / 1e6:g} "
+        f"MHz: {advice}, or keep it with --allow-timing-fail, which takes no time again. Slowest paths by unit:{paths}"
     )

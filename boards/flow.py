@@ -101,7 +101,7 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
     family = board.family
     megahertz = f"{family.requested_clock(clock) / 1e6:.3f}"
     options = (*board.place, "--json", "top.json", "--seed", str(seed), "--freq", megahertz, "--report", "timing.json",
-               "--timing-allow-fail")  # fmt: skip
+               "--detailed-timing-report", "--timing-allow-fail")  # fmt: skip
     command = family.place(options, f"top{family.constraints}", f"top{family.routed}")
     run("nextpnr", command, folder, line)
 

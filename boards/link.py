@@ -28,10 +28,12 @@ from weft.boards.port import memory_port
 from weft.boards.uart import Receiver, Transmitter, check_divisor
 from weft.hdl.control.control import AXI_LITE
 from weft.hdl.isa.config import Config
+from weft.hdl.lib.skid_buffer import SkidBuffer
 
 BUFFER = 2048
 _REGISTER = 4
-_ANSWER = stream.Signature(data.StructLayout({"data": 8, "last": 1}))
+_ANSWER_BYTE = data.StructLayout({"data": 8, "last": 1})
+_ANSWER = stream.Signature(_ANSWER_BYTE)
 
 
 def check_piece(bits: int) -> int:
@@ -207,18 +209,23 @@ class Link(wiring.Component):
         self, m: Module, deframer: Deframer, framer: Framer, received: Any, out: Any, between: Value
     ) -> None:
         """Both hosts by turns: `between` two requests, whose turn it is changes until one has a byte."""
-        inner, turn = self.inner, Signal(name="turn")
+        turn = Signal(name="turn")
+        # Registers both ways, as the FSMs of link and inner host are long paths by themselves.
+        m.submodules.inner_request = request = SkidBuffer(8)
+        m.submodules.inner_answer = answer = SkidBuffer(_ANSWER_BYTE)
+        wiring.connect(m, wiring.flipped(self.inner.request), request.i)
+        wiring.connect(m, answer.o, wiring.flipped(self.inner.answer))
         with m.If(between & ~received.valid):
             m.d.sync += turn.eq(~turn)
         m.d.comb += [
-            received.valid.eq(Mux(turn, inner.request.valid, deframer.byte.valid)),
-            received.payload.eq(Mux(turn, inner.request.payload, deframer.byte.payload)),
-            inner.request.ready.eq(received.ready & turn),
+            received.valid.eq(Mux(turn, request.o.valid, deframer.byte.valid)),
+            received.payload.eq(Mux(turn, request.o.payload, deframer.byte.payload)),
+            request.o.ready.eq(received.ready & turn),
             deframer.byte.ready.eq(received.ready & ~turn),
-            inner.answer.valid.eq(out.valid & turn),
+            answer.i.valid.eq(out.valid & turn),
             framer.byte.valid.eq(out.valid & ~turn),
-            out.ready.eq(Mux(turn, inner.answer.ready, framer.byte.ready)),
-            inner.answer.payload.eq(out.payload),
+            out.ready.eq(Mux(turn, answer.i.ready, framer.byte.ready)),
+            answer.i.payload.eq(out.payload),
             framer.byte.payload.eq(out.payload),
         ]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from weft.boards.board import RATE_ERROR, Board
 from weft.boards.family import Resources
+
+SHOWN = 10
+"""Units whose slowest paths a report has."""
 
 
 def slower_line(board: Board, clock: float) -> list[str]:
@@ -42,7 +46,7 @@ def timing(raw: dict[str, Any], clock: float, safe_clock: Callable[[float], floa
     """Clocks and critical path of nextpnr's report.
 
     ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: `safe_clock` of the slowest;
-    ``met``: whether that is at least `clock`; ``critical_path``: its steps.
+    ``met``: whether that is at least `clock`; ``critical_path``: its steps; ``slowest``: see `_slowest`.
     """
     clocks = {name.removeprefix("$glbnet$"): values["achieved"] * 1e6 for name, values in raw["fmax"].items()}
     # A design without a register to register path has no clock to speak of.
@@ -58,7 +62,28 @@ def timing(raw: dict[str, Any], clock: float, safe_clock: Callable[[float], floa
         "fmax_hz": round(fmax) if clocks else None,
         "met": fmax >= clock,
         "critical_path": [_step(step) for path in paths[:1] for step in path["path"]],
+        "slowest": _slowest(raw.get("detailed_net_timings", ()), str(slowest)),
     }
+
+
+def _slowest(nets: Iterable[dict[str, Any]], clock: str) -> list[dict[str, Any]]:
+    """The units with the slowest paths into their registers, `SHOWN` at most: ``ns``, ``unit``, and the ``net`` that
+    comes last. `nets` are nextpnr's, ``detailed_net_timings``; only registers of the named clock count."""
+    worst: dict[str, tuple[float, str]] = {}
+    for net in nets:
+        for end in net["endpoints"]:
+            if clock in end["event"] and clock in net["event"]:
+                unit = unit_of(end["cell"])
+                worst[unit] = max(worst.get(unit, (0.0, "")), (max(end["delay"]), net["net"]))
+    ranked = sorted(worst.items(), key=lambda item: item[1], reverse=True)[:SHOWN]
+    return [{"ns": round(ns, 2), "unit": unit, "net": net} for unit, (ns, net) in ranked]
+
+
+def unit_of(cell: str) -> str:
+    """The unit of a cell, from its name in the netlist: ``core.load.unpacker`` of
+    ``top.core.load.unpacker.at[4]_TRELLIS_FF_Q``."""
+    names = re.sub(r"[\[$].*|_(TRELLIS|SB|DFF|LUT|DP16|MULT|CCU|PFU|L6).*", "", cell).split(".")
+    return ".".join(names[1:-1] if names[0] == "top" else names[:-1]) or "top"
 
 
 def _step(step: dict[str, Any]) -> dict[str, Any]:

@@ -299,9 +299,9 @@ class SdramController(wiring.Component):
         m.submodules.calibrator = calibrator = self.calibrator
         assert calibrator is not None
         done, bus = calibrator.done, self.bus
-        ended = (
-            Signal()
-        )  # the same a cycle later, from a register of its own: words read are far from the calibrator
+        # A cycle later, from a register of its own: words read are far from the calibrator, and the scheduler's
+        # decisions are long paths. No unit of the bus is due in that cycle.
+        ended = Signal()
         m.d.sync += ended.eq(done)
         ours, theirs = calibrator.segment, splitter.segment
         m.d.comb += [
@@ -310,7 +310,7 @@ class SdramController(wiring.Component):
             theirs.ready.eq(scheduler.segment.ready & done),
             ours.ready.eq(scheduler.segment.ready & ~done),
             scheduler.restart.eq(calibrator.restart),
-            scheduler.have.eq(units.have | ~done),
+            scheduler.have.eq(units.have | ~ended),
             units.take.eq(scheduler.write & done),
             unit.data.eq(Mux(done, units.unit.data, calibrator.unit)),
             unit.strobe.eq(Mux(done, units.unit.strobe, calibrator.strobe.replicate(UNIT))),

@@ -22,7 +22,7 @@ RESOURCES = {
 }
 """By size."""
 # With softmax, look-up tables and products, but few lanes and short queues.
-SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
+SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=1, table_depth=512, row_states=32,
                                        alignments=128)  # fmt: skip
 """The configuration of boards with an LFE5U-12F or -25F."""
 MEMORY = Memory(MemoryKind.SDRAM, 32 << 20)

@@ -13,7 +13,7 @@ from weft.hdl.isa.config import Config
 
 # Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.
 # With a kernel engine, or with four banks of the scratchpad, it does not route.
-_LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=2, scratchpad_depth=4096,
+_LARGEST = Config.load("default").replace(lanes=4, queue_depth=1, scratchpad_banks=2, scratchpad_depth=4096,
                                           accumulator_banks=2, row_states=128, alignments=1024,
                                           lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
 # Loops, kernels and blocks of 4 bits, which decoders take, beside an array of 8 x 8: that takes twice as many weights a
@@ -23,7 +23,7 @@ _LANGUAGE = Config.load("small").replace(loops=1, kernel=256, int4=2, scratchpad
 CONFIGS = {
     "12f": (SMALLEST, 80e6, 1),
     "25f": (SMALLEST, 80e6, 1),
-    "45f": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
+    "45f": (Config.load("small").replace(queue_depth=1, lookup_tables=0, multiply=0), 70e6, 1),
     "85f": (_LARGEST, 75e6, 3),
     "85f-lm": (_LANGUAGE, 75e6, 1),
 }

@@ -54,6 +54,10 @@ class AxiManager(wiring.Component):
     Fetch goes before page, and page before load; a request that stands on the port stays until it is taken. Readers
     get their beats in the order of their requests, whatever order the IDs return in.
 
+    RREADY does not depend on RID or RVALID: a beat passes only while all readers are ready for one, so a reader that
+    is not makes the others wait. Every reader's ``beat.ready`` must come from registers and return without another
+    reader's beat.
+
     Parameters
     ----------
     config : Config
@@ -134,20 +138,20 @@ class AxiManager(wiring.Component):
         axi = self.axi
         free = Signal(name="read_free")
         chosen, chosen_id = Signal(BusRequest, name="read_chosen"), Signal.like(axi.arid, name="read_id")
+        ports = [getattr(self, name) for name in readers(self.config)]
         asked: Value = Const(0)  # by a reader of higher priority
         for name, identity in readers(self.config).items():
             request, beat = getattr(self, name).request, getattr(self, name).beat
-            mine = axi.rid == identity
             with m.If(~asked):
                 m.d.comb += [chosen.eq(request.payload), chosen_id.eq(identity)]
-            with m.If(mine):
-                m.d.comb += axi.rready.eq(beat.ready)
+            others_ready = Cat(other.beat.ready for other in ports if other.beat is not beat).all()
             m.d.comb += [
                 request.ready.eq(free & ~asked),
                 beat.payload.eq(axi.rdata),
-                beat.valid.eq(axi.rvalid & mine),
+                beat.valid.eq(axi.rvalid & (axi.rid == identity) & others_ready),
             ]
             asked = asked | request.valid
+        m.d.comb += axi.rready.eq(Cat(port.beat.ready for port in ports).all())
         address = self._channel(m, "ar", axi.arvalid, axi.arready, Cat(axi.arid, axi.araddr, axi.arlen))
         m.d.comb += [
             free.eq(address.ready),

@@ -13,8 +13,11 @@ from weft.hdl.isa.memmap import Counter
 
 WORDS = 2 * len(Counter)
 """Words of 32 bits that all counters take, low word first."""
-SETTLING = WORDS + 3
-"""Cycles after its last event until a counter is exact: its own register, that before the adder, and a round of it."""
+SETTLING = WORDS + 5
+"""Cycles after its last event until a counter is exact: two registers before its own, two before the adder, and a round
+of the adder."""
+CHOICES = 4
+"""Counters of which one is chosen in a cycle on the way to the adder; of more, a group is chosen in the cycle after."""
 
 
 class Counters(wiring.Component):
@@ -72,9 +75,11 @@ class Counters(wiring.Component):
         m.submodules.memory = memory = Memory(shape=self.bits, depth=words, init=[])
         update, write = memory.read_port(), memory.write_port()
         stale = Signal(init=1)  # what the memory holds, until the first round is over
-        word, following = Signal(range(words)), Signal(range(words))
+        # The word at the adder, and the words that follow in the next cycle and in the one after.
+        word = Signal(range(words))
+        next_word = Signal(range(words), init=int(len(counted) > CHOICES))
+        coming = Signal(range(words))
         high, slot = word[:chunks].any(), word[chunks:]
-        coming_high, coming_slot = following[:chunks].any(), following[chunks:]
         recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
         m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
 
@@ -84,24 +89,27 @@ class Counters(wiring.Component):
         if Counter.ARRAY_WINDOW in counted:
             window = self._window(m)
             recent[counted.index(Counter.ARRAY_WINDOW)] = Signal(32, name="recent_array_window")
+        coming_high, coming_slot = coming[:chunks].any(), coming[chunks:]
         for place, (counter, gathered) in enumerate(zip(counted, recent, strict=True)):
             added = window if counter is Counter.ARRAY_WINDOW else events[counter]
             moves = ~coming_high & (coming_slot == place)
             m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
         last = word == words - 1
-        m.d.comb += following.eq(Mux(last, 0, word + 1))
-        m.d.sync += [word.eq(following), stale.eq(stale & ~last)]
-        # Chosen a cycle before it is added: the one and the other are many levels of logic.
+        m.d.sync += [word.eq(next_word), stale.eq(stale & ~last)]
         moved, carry, total = Signal(32), Signal(), Signal(self.bits + 1)
-        m.d.sync += moved.eq(Array(recent)[coming_slot])
+        if len(counted) <= CHOICES:
+            m.d.comb += [next_word.eq(Mux(last, 0, word + 1)), coming.eq(next_word)]
+            m.d.sync += moved.eq(Array(recent)[coming_slot])
+        else:
+            self._choose(m, moved, recent, coming, next_word)
         with m.If(self.clear):
-            m.d.sync += [word.eq(0), stale.eq(1), moved.eq(0), *(gathered.eq(0) for gathered in recent)]
+            m.d.sync += [word.eq(0), stale.eq(1), *(signal.eq(0) for signal in (events, moved, *recent))]
 
         m.d.comb += [
             total.eq(Mux(stale, 0, update.data) + Mux(high, carry, moved)[: self.bits]),
-            update.addr.eq(following),
+            update.addr.eq(next_word),
             # Always; saying so spares synthesis the logic for reading a word while it is written.
-            update.en.eq(following != word),
+            update.en.eq(next_word != word),
             write.addr.eq(word),
             write.data.eq(total),
             write.en.eq(1),
@@ -114,14 +122,43 @@ class Counters(wiring.Component):
         m.d.sync += carry.eq(total[-1])
         return m
 
+    def _choose(
+        self, m: Module, moved: Signal, recent: list[Signal], coming: Signal, next_word: Signal
+    ) -> None:
+        """Choose `moved` in two cycles, as a choice among all counters and the sum are too much logic for one."""
+        words = len(recent) * 64 // self.bits
+        chunks = (64 // self.bits - 1).bit_length()
+        low = (CHOICES - 1).bit_length()
+        groups = [recent[first : first + CHOICES] for first in range(0, len(recent), CHOICES)]
+        chosen = [Signal(max(map(len, group)), name=f"chosen{index}") for index, group in enumerate(groups)]
+        m.d.comb += coming.eq(Mux(next_word == words - 1, 0, next_word + 1))
+        m.d.sync += [
+            next_word.eq(coming),
+            *(
+                signal.eq(Array(group)[coming[chunks:][:low]])
+                for signal, group in zip(chosen, groups, strict=True)
+            ),
+            moved.eq(Array(chosen)[next_word[chunks:][low:]]),
+        ]
+        with m.If(self.clear):
+            m.d.sync += [next_word.eq(1), *(signal.eq(0) for signal in chosen)]
+
     def _window(self, m: Module) -> Signal:
         """Cycles to add to ARRAY_WINDOW: at every write, those since the last one or the first row."""
-        opened, since, added = Signal(), Signal(32), Signal(32)
-        counting = self.enable & (opened | self.row)
-        m.d.sync += [opened.eq(counting | opened), since.eq(since + counting)]
-        with m.If(counting & self.write):
-            m.d.comb += added.eq(since + 1)
-            m.d.sync += since.eq(0)
+        enable = Signal()
+        row = Signal()
+        write = Signal()
+        opened = Signal()
+        counting = Signal()
+        since = Signal(32)
+        added = Signal(32)
+        m.d.comb += counting.eq(enable & (opened | row))
+        m.d.sync += [
+            Cat(enable, row, write).eq(Cat(self.enable, self.row, self.write)),
+            opened.eq(counting | opened),
+            since.eq(Mux(counting & write, 0, since + counting)),
+            added.eq(Mux(counting & write, since + 1, 0)),
+        ]
         with m.If(self.clear):
-            m.d.sync += [opened.eq(0), since.eq(0)]
+            m.d.sync += [signal.eq(0) for signal in (enable, opened, since, added)]
         return added

@@ -80,14 +80,16 @@ class AxiBench(Bench):
 
     def _read_beats(self) -> None:
         axi = self.dut.axi
+        ready = [port.beat.ready for port, _ in self.readers]
+        self.claim("a beat passes while all readers are ready", axi.rready == Cat(*ready).all())
         for index, (port, identity) in enumerate(self.readers):
-            mine = axi.rid == identity
+            beat = port.beat
+            comes = axi.rvalid & axi.rready & (axi.rid == identity)
             self.claim(
-                f"beats of ID {identity} alone are of reader {index}", port.beat.valid == (axi.rvalid & mine)
+                f"reader {index} takes the beats of ID {identity} alone", (beat.valid & beat.ready) == comes
             )
-            self.claim(f"reader {index} has the beat", ~port.beat.valid | (port.beat.payload == axi.rdata))
-            self.claim(f"reader {index} takes its beats", ~mine | (axi.rready == port.beat.ready))
-            self.cover(f"reader {index} takes a beat", port.beat.valid & port.beat.ready)
+            self.claim(f"reader {index} has the beat", ~beat.valid | (beat.payload == axi.rdata))
+            self.cover(f"reader {index} takes a beat", comes)
 
     def _writes(self, m: Module) -> None:
         axi, store = self.dut.axi, self.dut.store

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.hdl.control.control import Control
-from weft.hdl.control.counters import SETTLING, WORDS, Counters
+from weft.hdl.control.counters import CHOICES, SETTLING, WORDS, Counters
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.streams import within
 from weft.hdl.isa import BASES
@@ -247,12 +248,13 @@ class PassingBench(Bench):
 class CountersBench(PassingBench):
     """Some counters, of which events are counted here as well.
 
-    Assumed: no event counts in the cycle of a clear. A word has what happened up to three cycles before the first part
-    of its counter passes, ARRAY_WINDOW up to two.
+    A word has the events up to four cycles before the first part of its counter passes (three with few counters),
+    ARRAY_WINDOW up to five (four).
     """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
+        self.chosen_twice = len(dut.counted) > CHOICES
         self.free_inputs(m)
         at, step = self._passing(m)
         counts = Array(self._count(m, counter) for counter in dut.counted)
@@ -269,30 +271,39 @@ class CountersBench(PassingBench):
         if counter is Counter.ARRAY_WINDOW:
             return self._window(m, count)
         happens = dut.event[counter] & dut.enable
-        self.assume(~(dut.clear & happens))
-        one, two = (Signal(name=f"{counter.name.lower()}_{name}") for name in ("one", "two"))
-        m.d.sync += [one.eq(happens), two.eq(one), count.eq(count + two)]
+        delayed = Signal(2 + self.chosen_twice, name=f"{counter.name.lower()}_delayed")
+        m.d.sync += [delayed.eq(Cat(happens, delayed)), count.eq(count + delayed[-1])]
         with m.If(dut.clear):
-            m.d.sync += [one.eq(0), two.eq(0), count.eq(0)]
+            m.d.sync += [delayed.eq(0), count.eq(0)]
         return count
 
     def _window(self, m: Module, count: Signal) -> Signal:
         """Cycles from the first row to the last write, both included. Those since the last write, which the unit keeps
         in 32 bits and adds to others of the same round, are assumed to fit."""
         dut = self.dut
-        opened, cycles, window = Signal(), Signal(64), Signal(64)
-        since, apart = self.peek("$signal#2", 32), Signal(64)
+        opened = Signal()
+        cycles = Signal(64)
+        window = Signal(64)
+        passed = [Signal(64, name=f"window_{age}") for age in range(2 + self.chosen_twice)]
+        # The unit looks at its inputs a cycle later.
+        enable = Signal()
+        row = Signal()
+        write = Signal()
+        m.d.sync += Cat(enable, row, write).eq(Cat(dut.enable, dut.row, dut.write))
+        apart = Signal(64)
         m.d.comb += apart.eq(cycles - window)
         self.assume(apart < (1 << 32) - 8)
-        self.claim("opened", self.peek("$signal#1", 1) == opened)
-        self.claim("since the last write", since == apart)
-        m.d.sync += count.eq(window)
-        with m.If(dut.enable & (opened | dut.row)):
+        self.claim("opened", self.peek("opened", 1) == opened)
+        self.claim("since the last write", self.peek("since", 32) == apart)
+        for before, after in pairwise((window, *passed)):
+            m.d.sync += after.eq(before)
+        m.d.comb += count.eq(passed[-1])
+        with m.If(enable & (opened | row)):
             m.d.sync += [opened.eq(1), cycles.eq(cycles + 1)]
-            with m.If(dut.write):
+            with m.If(write):
                 m.d.sync += window.eq(cycles + 1)
         with m.If(dut.clear):
-            m.d.sync += [opened.eq(0), cycles.eq(0), window.eq(0), count.eq(0)]
+            m.d.sync += [signal.eq(0) for signal in (enable, opened, cycles, window, *passed)]
         return count
 
 
@@ -328,12 +339,13 @@ def properties() -> Iterator[Property]:
     ):
         yield Property("control/counters", name, claim, bench, cover=cover, part=True)
     claim = (
-        "A counter that passes has all events up to three cycles before since it was cleared, with carries, and none "
-        "twice, where no event counts in the cycle of the clear."
+        "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
+        "counters, with carries, and none twice."
     )
     cases = {
         "values of one": ((Counter.CYCLES,), 32),
         "values of two": ((Counter.CYCLES, Counter.VEC_PORT), 32),
+        "values of five": (tuple(Counter)[3:8], 32),
         "values of one, 16 bits": ((Counter.READ_BEATS,), 16),
     }
     for name, (counted, bits) in cases.items():
@@ -341,7 +353,7 @@ def properties() -> Iterator[Property]:
     yield Property(
         "control/counters",
         "window",
-        "ARRAY_WINDOW has the cycles from the first row to the last write that was two cycles before it passes, if "
+        "ARRAY_WINDOW has the cycles from the first row to the last write five cycles or more before it passes, if "
         "writes are less than 2**32 - 8 cycles apart.",
         partial(CountersBench, (Counter.ARRAY_WINDOW,), 32),
         Induction(12),

@@ -8,6 +8,9 @@ from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+BLOCK_RAM = {"ram_style": "block"}
+"""Attributes of a memory that synthesis is to put into block RAM, however small it is."""
+
 
 class BlockFifo(wiring.Component):
     """Words come out in the order they went in, two cycles later at the earliest; one goes in and one out a cycle.
@@ -34,7 +37,7 @@ class BlockFifo(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.ram = ram = Memory(shape=self.shape, depth=self.depth, init=[])
+        m.submodules.ram = ram = Memory(shape=self.shape, depth=self.depth, init=[], attrs=BLOCK_RAM)
         store, fetch = ram.write_port(), ram.read_port()
         # One bit more than an address: how often they wrapped tells full from empty.
         written, read = Signal(range(2 * self.depth)), Signal(range(2 * self.depth))

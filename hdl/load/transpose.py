@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES
 from weft.hdl.isa.config import Config
+from weft.hdl.lib.block_fifo import BLOCK_RAM
 from weft.hdl.lib.ports import scratchpad_write
 from weft.hdl.load.unpack import vector_layout
 
@@ -65,7 +66,8 @@ class Transposer(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         depth = 2 * len(self._panel) * self.config.n
-        lanes = [Memory(shape=8, depth=depth, init=[]) for _ in range(self.config.n)]
+        # As distributed memory, lanes take twice the LUTs of all else here, and their wires are long.
+        lanes = [Memory(shape=8, depth=depth, init=[], attrs=BLOCK_RAM) for _ in range(self.config.n)]
         for index, lane in enumerate(lanes):
             m.submodules[f"lane{index}"] = lane
         vector, port = self.vector.payload, self.scratchpad

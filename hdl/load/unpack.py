@@ -13,9 +13,9 @@ from weft.hdl.isa import SEMAPHORES
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.loopnest import LoopNest
 
-VECTORS = 4
-"""Vectors on their way through the unpacker's last stages and its queue: the cycles from cutting one to knowing that it
-left, so that a vector a cycle gets through."""
+VECTORS = 5
+"""Vectors between the decision to cut one and the output: as many as the cycles that one takes, so that a vector leaves
+in every cycle."""
 
 
 def unpack_layout(config: Config) -> data.StructLayout:
@@ -405,17 +405,18 @@ class Unpacker(wiring.Component):
 
     def _queue(self, m: Module, emit: Value, room: Signal, cut: Value, vector: Value) -> Value:
         """Bring vectors to the output; returns whether one is on its way."""
-        m.submodules.queue = queue = SyncFIFO(width=len(vector), depth=VECTORS)
-        free, following = (
-            Signal(range(VECTORS + 1), name=name, init=VECTORS) for name in ("free", "following")
-        )
+        m.submodules.queue = queue = SyncFIFO(width=len(vector), depth=VECTORS - 1)
+        output = self.vector
+        free = Signal(range(VECTORS + 1), init=VECTORS)
+        following = Signal(range(VECTORS + 1))
         m.d.comb += [
             queue.w_data.eq(vector),
             queue.w_en.eq(cut),
-            self.vector.payload.eq(queue.r_data),
-            self.vector.valid.eq(queue.r_rdy),
-            queue.r_en.eq(self.vector.ready),
-            following.eq(free - emit + (self.vector.valid & self.vector.ready)),
+            queue.r_en.eq(~output.valid | output.ready),
+            following.eq(free - emit + (output.valid & output.ready)),
         ]
+        # A register, because a word of distributed memory comes late and fans out to all lanes of the transposer.
+        with m.If(queue.r_en):
+            m.d.sync += [output.valid.eq(queue.r_rdy), Value.cast(output.payload).eq(queue.r_data)]
         m.d.sync += [free.eq(following), room.eq(following != 0)]
         return free != VECTORS

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// amaranth.lib.fifo.SyncFIFOBuffered, of whose entries only the number counts.
+// hdl/lib/block_fifo.py, of whose words only the number counts.
 struct BufferedLevel {
     unsigned most = 1, inner = 0;
     bool readable = false;
@@ -92,7 +92,7 @@ struct SdramBoard {
             pieces->align = log2_of(uint64_t(bus_bytes)), pieces->inside = log2_of(longest_);
             pieces->page = log2_of(uint64_t(p.page_bytes / bus_bytes));
         }
-        read_words_.most = write_words_.most = 2 * longest_ - 1;
+        read_words_.most = write_words_.most = 2 * longest_;
         room_ = 2 * longest_;
         read_order_.depth = write_order_.depth = unsigned(p.pieces);
         read_turns_.queue.depth = write_turns_.queue.depth = reports_depth_ = unsigned(p.commands);

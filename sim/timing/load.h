@@ -159,16 +159,16 @@ private:
     // it is taken from the unpacker.
     bool write(unsigned vec_write) {
         if (!p->softmax) {
-            const bool offered = unpacker.queue.readable();
-            const bool granted = offered && 1 + bank(unpacker.queue.head().address) != vec_write;
+            const bool offered = unpacker.valid;
+            const bool granted = offered && 1 + bank(unpacker.output.address) != vec_write;
             stall_port += offered && !granted;
-            plain.step(granted, unpacker.queue.head());
+            plain.step(granted, unpacker.output);
             return granted;
         }
-        if (!unpacker.queue.readable() && transposer.quiet()) return false;
+        if (!unpacker.valid && transposer.quiet()) return false;
         const bool granted = transposer.port && 1 + bank(transposer.at_port.address) != vec_write;
         stall_port += transposer.port && !granted;
-        return transposer.step(unpacker.queue.readable(), unpacker.queue.head(), granted);
+        return transposer.step(unpacker.valid, unpacker.output, granted);
     }
 
     void next_run() {

@@ -208,11 +208,12 @@ private:
 
     void look_at_bus(Wires& wires) {
         if (memory_on) memory.drive(now);
-        const bool beat = memory.read_valid;
+        // LOAD is the only reader that refuses beats, and makes the others wait when it does (hdl/bus/axi.py).
+        wires.read_ready = load.takes_beat();
+        const bool beat = memory.read_valid && wires.read_ready;
         const uint8_t reader = memory.read_id;
         wires.load_beat = beat && reader == LOADS, wires.page_beat = beat && reader == PAGES;
         wires.fetch_beat = beat && reader == FETCHES;
-        wires.read_ready = !wires.load_beat || load.takes_beat();
         wires.free = memory.ar.ready();
         wires.fetch_asks = fetch.ask || walker.asks(), wires.page_asks = load.pages.ask;
         wires.asks = wires.fetch_asks || wires.page_asks || (load_on && load.asks());

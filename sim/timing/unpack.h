@@ -31,10 +31,12 @@ struct Unpacker {
     unsigned wait = 0;
     bool near = false, some = false;
     int64_t front = 0, beats = 0, skip = 0, position = 0;
-    // Vectors that were decided on: two stages, a bit of `flying` each, and the queue; `free` places are left.
-    Vector flight[2];
+    // Vectors that were decided on: two stages, a bit of `flying` each, the queue, and the register at the output;
+    // `free` places are left.
+    Vector flight[2], output;
     unsigned flying = 0;
     Fifo<Vector, 8> queue;
+    bool valid = false;  // `output` holds a vector
     int64_t places = 0, free = 0;
     unsigned align = 4;
     int64_t bus = 16, n = 16;
@@ -44,7 +46,7 @@ struct Unpacker {
     void configure(int64_t vectors) { places = free = vectors; }
     bool busy() const { return active || free != places; }
 
-    // `next` is what the queue of descriptors offers; returns whether it is taken. `leaves`: the head of `queue` does.
+    // `next` is what the queue of descriptors offers; returns whether it is taken. `leaves`: `output` does.
     bool step(const Unpack* next, bool beat, bool leaves) {
         pops = stalls = false;
         if (!next && !busy()) return false;
@@ -83,7 +85,10 @@ private:
     int64_t walk_align_ = 0, done_ = 0, line_ = 0;
 
     void hand_on(bool emit, bool leaves) {
-        queue.step(flying & 2, flight[1], leaves);
+        const bool moves = (!valid || leaves) && queue.readable();
+        if (moves) output = queue.head();
+        valid = moves || (valid && !leaves);
+        queue.step(flying & 2, flight[1], moves);
         flight[1] = flight[0];
         flying = (flying << 1 | unsigned(emit)) & 3;
         free += int64_t(leaves) - int64_t(emit);

@@ -116,11 +116,14 @@ def test_the_report_has_the_eye_of_the_sdram_and_a_slower_line(
     """At 25 MHz neither the phase nor the baud rate are those of the board's own clock. The tools are left out."""
     told: dict[str, Any] = {}
 
-    def remember(board: Any, config: Config, folder: Path, facts: dict[str, Any], *rest: Any) -> None:
+    def remember(
+        board: Any, config: Config, netlist: Path, folder: Path, facts: dict[str, Any], *rest: Any
+    ) -> None:
         told.update(facts)
         (folder / building.REPORT).write_text(json.dumps(facts | {"timing": {"met": True}}))
 
-    monkeypatch.setattr(building, "_run", remember)
+    monkeypatch.setattr(building, "_synthesise", lambda *given: None)
+    monkeypatch.setattr(building, "_place", remember)
     board = BOARDS["ulx3s-25f"]
     for clock, capture in ((25e6, 1), (board.clock, 2)):
         build(board, CONFIG, tmp_path, make=small(), estimated=False, clock=clock)
@@ -146,9 +149,11 @@ def test_the_second_time_nothing_is_run(cache: Path, built: Built, monkeypatch: 
     monkeypatch.setattr(flow, "run", lambda *given: pytest.fail("a tool was run"))
     again = build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
     assert again == built
-    # And what differs is built again.
+    # And what differs is built again; another seed from the same netlist.
+    monkeypatch.setattr(flow, "synthesise", lambda *given: pytest.fail("Yosys was run"))
     with pytest.raises(pytest.fail.Exception, match="a tool was run"):
         build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK, seed=2)
+    monkeypatch.setattr(flow, "synthesise", lambda *given: pytest.fail("a tool was run"))
     with pytest.raises(pytest.fail.Exception, match="a tool was run"):
         build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=30e6)
 
@@ -170,13 +175,13 @@ def test_a_damaged_build_is_made_again(
 ) -> None:
     whole = {path.name: path.read_bytes() for path in built.folder.iterdir() if path.name != CONTENTS}
 
-    def again(board: Any, config: Config, folder: Path, *rest: Any) -> None:
+    def again(board: Any, config: Config, netlist: Path, folder: Path, *rest: Any) -> None:
         for file, content in whole.items():
             (folder / file).write_bytes(content)
         runs.append(board.name)
 
     runs: list[str] = []
-    monkeypatch.setattr(building, "_run", again)
+    monkeypatch.setattr(building, "_place", again)
     damage(built.folder / name, how)
     for _ in range(2):
         found = build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
@@ -201,15 +206,22 @@ def test_a_netlist_that_does_not_fit_is_not_placed(cache: Path, monkeypatch: pyt
     assert folders(cache) == before
 
 
-def test_a_slow_design_is_refused_unless_allowed(cache: Path) -> None:
+def test_a_slow_design_is_refused_unless_allowed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, arguments = BOARDS["icebreaker"], {"make": small(deep=8), "estimated": False, "clock": CLOCK}
     with pytest.raises(
         TimingError,
-        match=r"^icebreaker reaches [\d.]+ MHz but its clock is 24 MHz: try another --seed, a lower --clock, "
-        r"or --allow-timing-fail$",
-    ):
+        match=r"^icebreaker with seed 1 reaches ([\d.]+) MHz but its clock is 24 MHz: try --clock \d+, which this "
+        r"placement reached, or another --seed, or keep it with --allow-timing-fail, which takes no time again. "
+        r"Slowest paths by unit:(\n  [\d.]+ ns into [\w.$]+){1,10}$",
+    ) as caught:
         build(board, CONFIG, cache, **arguments)
+    monkeypatch.setattr(flow, "run", lambda *given: pytest.fail("a tool was run again"))
     slow = build(board, CONFIG, cache, allow_timing_fail=True, **arguments)
+    paths = slow.report["timing"]["slowest"]
+    assert [path["ns"] for path in paths] == sorted((path["ns"] for path in paths), reverse=True)
+    total = sum(step["ns"] for step in slow.report["timing"]["critical_path"])
+    assert paths[0]["ns"] == pytest.approx(total, abs=1)  # without the set-up time
+    assert f"{paths[0]['ns']:.1f} ns into {paths[0]['unit']}" in str(caught.value)
     assert slow.report["timing"]["met"] is False
     assert slow.report["timing"]["fmax_hz"] < CLOCK
     assert slow.bitstream.exists()
@@ -270,6 +282,27 @@ def test_where_a_signal_comes_from_does_not_count(monkeypatch: pytest.MonkeyPatc
     assert moved != design.files
     assert building.key(board, design, 1) == building.key(board, other, 1)
     assert building.key(board, design, 1) != building.key(board, design, 2)
+
+
+def test_names_of_signals_do_not_count_for_the_hardware() -> None:
+    """But what the hardware does, and its pads."""
+    board = BOARDS["icebreaker"]
+    design = building.elaborate(board, CONFIG, board.clock, small())
+
+    def changed(old: str, new: str) -> str:
+        text = design.files["top.il"]
+        assert re.search(old, text)
+        files = design.files | {"top.il": re.sub(old, new, text)}
+        return building.Design(files, design.clock, design.line).hardware
+
+    assert re.fullmatch(r"[0-9a-f]{16}", design.hardware)
+    for name in ("bits", "product1", "memory", "total"):
+        assert changed(rf"\\{name}\b", rf"\\other_{name}") == design.hardware
+    assert changed(r"test_board_build\.py:\d+", "elsewhere.py:1") == design.hardware
+    assert changed(r"cell \$mul ", "cell $add ") != design.hardware
+    assert changed(r"connect \\A \\bits", r"connect \\A \\total") != design.hardware
+    pads = {name: text + "\n" * (name != "top.il") for name, text in design.files.items()}
+    assert building.Design(pads, design.clock, design.line).hardware != design.hardware
 
 
 @pytest.mark.long

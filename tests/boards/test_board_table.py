@@ -1,17 +1,16 @@
-"""The table of `make boards`: its rows from builds' reports, and its place in a file."""
+"""`make boards`: seeds that are built and recorded, and the table of the records in a page."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from weft.boards.board import BoardError
+from weft.boards.records import read, write
 from weft.boards.registry import BOARDS, find, titles
 from weft.boards.tools import ToolCrash
 from weft.hdl.isa.config import Config
@@ -32,72 +31,96 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def built(fmax: float, seed: int) -> SimpleNamespace:
-    counts = {"lut": (1200, 40), "ff": (700, 10), "dsp": (8, 25), "ram": (3, 5.5)}
-    resources = {
-        kind: {"synthesised": 1, "placed": placed, "available": 0, "percent": percent}
-        for kind, (placed, percent) in counts.items()
-    }
-    report = {
-        "resources": resources,
-        "timing": {"fmax_hz": fmax},
-        "clock_hz": 24e6,
-        "peak_gops": 0.768,
-        "seed": seed,
-        "seconds": {"total": 150},
-    }
-    return SimpleNamespace(report=report)
+    counts = {"lut": 1200, "ff": 700, "dsp": 8, "ram": 3}
+    return SimpleNamespace(
+        report={
+            "resources": {kind: {"synthesised": 1, "placed": placed} for kind, placed in counts.items()},
+            "timing": {"fmax_hz": fmax},
+            "seed": seed,
+            "seconds": {"total": 150},
+        }
+    )
 
 
-def test_a_row_is_the_fastest_seeds(table: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = replace(find("icebreaker"), seed=1)
-    calls: list[tuple[Any, int]] = []
+@pytest.fixture
+def builds(table: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builds:
+    """Builds are recorded in a file of their own, and none is real."""
+    path = tmp_path / "builds.json"
+    write([], path)
+    monkeypatch.setattr(table, "read", lambda: read(path))
+    monkeypatch.setattr(table, "write", lambda records: write(records, path))
+    monkeypatch.setattr(table, "elaborate", lambda *_: SimpleNamespace(hardware="5" * 16))
+    found = Builds(path)
+    monkeypatch.setattr(table, "build", found.build)
+    return found
+
+
+class Builds:
+    """What seeds reach in MHz, 0 where the tool crashes; and the seeds that were built."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reached = {1: 25.0, 2: 19.5, 3: 21.0, 4: 20.9, 5: 30.0}
+        self.seeds: list[int] = []
 
     def build(
-        board: Any, config: Config, cache: Path, *, seed: int, allow_timing_fail: bool
+        self, board: Any, config: Config, cache: Path, *, seed: int, allow_timing_fail: bool
     ) -> SimpleNamespace:
         assert allow_timing_fail
-        calls.append((board.name, seed))
-        return built({1: 25e6, 2: 27.46e6, 3: 26e6}[seed], seed)
-
-    monkeypatch.setattr(table, "build", build)
-    assert table.row([board], table.OWN, board.config, 3) == (
-        "| iCEBreaker | 4 x 4 (its own) | 1,200 (40 %) | 700 (10 %) | 8 (25 %) | 3 (6 %) | 75 | 0.50 | 24 | 27.5 | 0.8 "
-        "| 2 | 2 min |"
-    )
-    assert calls == [("icebreaker", 1), ("icebreaker", 2), ("icebreaker", 3)]
+        assert config == board.config
+        self.seeds.append(seed)
+        if not self.reached[seed]:
+            raise ToolCrash("nextpnr crashed")
+        return built(self.reached[seed] * 1e6, seed)
 
 
 @pytest.mark.parametrize(
-    ("works", "seeds", "shown"), [(2, 1, "| 2 | 2 min |"), (9, 1, "crashed"), (2, 2, "| 2 |")]
+    ("reached", "seeds"),
+    [
+        ({}, [1, 2, 3, 4, 5]),
+        ({2: 22.0}, [1, 2, 3]),
+        ({1: 19.0, 3: 19.0}, [1, 2, 3]),
+        ({2: 0.0}, [1, 2, 3, 4, 5]),
+    ],
 )
-def test_where_a_tool_crashes_the_next_seed_is_tried(
-    table: ModuleType, monkeypatch: pytest.MonkeyPatch, works: int, seeds: int, shown: str
+def test_seeds_are_built_until_enough_are_met_or_missed(
+    table: ModuleType, builds: Builds, reached: dict[int, float], seeds: list[int]
 ) -> None:
-    tried: list[int] = []
-
-    def build(*_: Any, seed: int, **__: Any) -> SimpleNamespace:
-        tried.append(seed)
-        if seed != works:
-            raise ToolCrash("nextpnr crashed")
-        return built(25e6, seed)
-
-    monkeypatch.setattr(table, "build", build)
-    board = replace(find("icebreaker"), seed=1)
-    text = table.row([board], table.OWN, board.config, seeds)
-    assert shown in text
-    assert text.count("|") == table.HEADER.splitlines()[0].count("|")
-    assert tried == ([1, 2] if works == 2 else [1, 2, 3])
+    builds.reached |= reached
+    table.build_seeds([find("icebreaker")], 5, 3)
+    assert builds.seeds == seeds
+    (record,) = read(builds.path)
+    assert (record.boards, record.hardware, record.clock_hz) == (["icebreaker"], "5" * 16, 21e6)
+    assert [run.seed for run in record.runs] == seeds
+    assert [run.fmax_hz for run in record.runs] == [
+        builds.reached[seed] * 1e6 if builds.reached[seed] else None for seed in seeds
+    ]
 
 
-def test_what_does_not_fit_is_a_row_as_well(table: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(*arguments: Any, **options: Any) -> None:
-        raise BoardError("it needs 300 of 208 block RAMs")
+def test_a_run_that_was_ended_goes_on(table: ModuleType, builds: Builds) -> None:
+    """Unless the hardware has changed."""
+    board = find("icebreaker")
+    table.build_seeds([board], 2, 2)
+    table.build_seeds([find("tang-nano-9k")], 1, 1)
+    table.build_seeds([board], 5, 3)
+    assert builds.seeds == [1, 2, 1, 3, 4, 5]
+    assert [record.boards for record in read(builds.path)] == [["icebreaker"], ["tang-nano-9k"]]
+    table.elaborate = lambda *_: SimpleNamespace(hardware="6" * 16)
+    table.build_seeds([board], 5, 1)
+    assert builds.seeds[6:] == [1]
+    assert [record.hardware[0] for record in read(builds.path)] == ["6", "5"]
 
-    monkeypatch.setattr(table, "build", build)
-    board = find("ulx3s-85f")
-    text = table.row([board], "default", Config.load("default"), 1)
-    assert text.startswith("| ULX3S 85F | 16 x 16 (`default`) | it needs 300 of 208 block RAMs |")
-    assert text.count("|") == table.HEADER.splitlines()[0].count("|")
+
+def test_a_row(table: ModuleType, builds: Builds) -> None:
+    builds.reached[2] = 0.0
+    table.build_seeds([find("icebreaker")], 3, 2)
+    (record,) = read(builds.path)
+    row = table.row(record)
+    assert row.startswith(
+        "| iCEBreaker | 4 x 4 | 1,200 (23%) | 700 (13%) | 8 (100%) | 3 (10%) | 21 | 1: 25.0, 2: failed, "
+    )
+    assert row.endswith("3: 21.0 | 0.7 | 2 min | `5555555555555555` |")
+    assert row.count("|") == table.HEADER.splitlines()[0].count("|")
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -124,17 +147,17 @@ def test_boards_of_the_same_chip_share_rows(table: ModuleType) -> None:
 
 
 def test_the_table_replaces_the_one_before(
-    table: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    table: ModuleType, builds: Builds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(table, "build", lambda *_, seed, **__: built(30e6, seed))
     page = tmp_path / "page.md"
     page.write_text(f"# Before\n\n{table.BEGIN}old\n{table.END}\nAfter\n")
-    monkeypatch.setattr(sys, "argv", ["boards.py", "--board", "icebreaker", "--write", str(page)])
+    monkeypatch.setattr(table, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["boards.py", "--board", "icebreaker"])
     assert table.main() == 0
     before, _, rest = page.read_text().partition(table.BEGIN)
     inside, _, after = rest.partition(table.END)
     assert (before, after) == ("# Before\n\n", "\nAfter\n")
-    assert inside.startswith(table.HEADER + "\n| iCEBreaker | 4 x 4 (its own) |")
+    assert inside.startswith(table.HEADER + "\n| iCEBreaker | 4 x 4 |")
 
     page.write_text("no place\n")
     with pytest.raises(
@@ -144,25 +167,8 @@ def test_the_table_replaces_the_one_before(
     assert page.read_text() == "no place\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "rows"),
-    [([], ["its own", "`tiny`", "`small`"]), (["--own"], ["its own"]), (["--config", "small"], ["`small`"])],
-)
-def test_which_configurations(
-    table: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    rows: list[str],
-) -> None:
-    monkeypatch.setattr(table, "build", lambda *_, seed, **__: built(30e6, seed))
-    monkeypatch.setattr(sys, "argv", ["boards.py", "--board", "ulx3s-85f", *options])
-    assert table.main() == 0
-    printed = capsys.readouterr().out.splitlines()[2:]
-    assert [line.split(" | ")[1].split("(")[1].rstrip(")") for line in printed] == rows
-
-
-def test_the_docs_have_a_place_for_it(table: ModuleType) -> None:
-    text = (SOURCE.parents[1] / "docs" / "boards.md").read_text()
+def test_the_docs_have_the_table(table: ModuleType) -> None:
+    text = table.PAGE.read_text()
     assert text.count(table.BEGIN) == text.count(table.END) == 1
-    assert table.HEADER.splitlines()[0] in text.partition(table.BEGIN)[2].partition(table.END)[0]
+    shown = text.partition(table.BEGIN)[2].partition(table.END)[0]
+    assert shown.splitlines() == [*table.HEADER.splitlines(), *map(table.row, read())]

@@ -36,8 +36,10 @@ class Bench(unit_bench.Bench):
         self.ram = AxiRam(AxiBus.from_prefix(dut, "axi_"), dut.clk, dut.rst, size=MEMORY_BYTES)
         self.contents = bytearray(random.randbytes(MEMORY_BYTES))
         self.ram.write(0, bytes(self.contents))
-        silent = {f"{name}__{end}": 0 for name in self.readers for end in ("request__valid", "beat__ready")}
-        await super().start(store__request__valid=0, store__beat__valid=0, **silent)
+        # A reader that refuses beats holds up the others, so one that asks for nothing must be ready.
+        asks = {f"{name}__request__valid": 0 for name in self.readers}
+        ready = {f"{name}__beat__ready": 1 for name in self.readers}
+        await super().start(store__request__valid=0, store__beat__valid=0, **asks, **ready)
         await RisingEdge(dut.clk)
         if self.stall:
             for channel in channels(self.ram):
@@ -67,7 +69,7 @@ class Bench(unit_bench.Bench):
             self.last_beat[name] = self.cycle
             assert value.to_bytes(self.width, "little") == self.contents[at : at + self.width]
         await RisingEdge(self.dut.clk)
-        getattr(self.dut, f"{name}__beat__ready").value = 0
+        getattr(self.dut, f"{name}__beat__ready").value = 1
 
     async def _ask(self, name: str, requests: list[tuple[int, int]]) -> None:
         for address, beats in requests:
