@@ -16,7 +16,7 @@ from weft.boards.registry import BOARDS, alike, titles
 from weft.hdl.isa.config import PRESETS
 
 PAGE = Path(__file__).parents[1] / "docs" / "boards.md"
-BEGIN, END = "<!-- make boards -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- earlier builds -->\n", "<!-- end of earlier builds -->\n"
 REACHED = 9
 """The column with the clock."""
 

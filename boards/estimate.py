@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from weft.boards.axi_bridge import piece_beats
 from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
 from weft.boards.family import Family, Resources
 from weft.hdl.files import schema
@@ -123,11 +124,26 @@ def kernel_blocks(board: Board, config: Config) -> int:
     return 2 * registers + blocks(MICRO_BITS, config.kernel)
 
 
+def transposer_blocks(board: Board, config: Config) -> int:
+    """Block RAMs of the FPGA that LOAD's transposer takes: one memory for each lane of the array."""
+    depth = 2 * config.transposed_vectors * config.n
+    return config.n * board.family.blocks(8, depth) if config.softmax else 0
+
+
+def bridge_blocks(board: Board, config: Config) -> int:
+    """Block RAMs of the FPGA that hold words between a pipelined core and its memory, one way and the other."""
+    blocks, words = board.family.blocks, 2 * piece_beats(config)
+    return blocks(8 * config.bus_bytes, words) + blocks(9 * config.bus_bytes, words)
+
+
+_EXACT = (memory_blocks, lookup_blocks, kernel_blocks, transposer_blocks, bridge_blocks)
+
+
 def _exact_blocks(board: Board, config: Config) -> int:
     """Block RAMs that no weight is needed for."""
     if board.core is CoreKind.SEQUENTIAL:
         return memory_blocks(board, config)
-    return memory_blocks(board, config) + lookup_blocks(board, config) + kernel_blocks(board, config)
+    return sum(blocks(board, config) for blocks in _EXACT)
 
 
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -51,7 +51,7 @@ def needs(board: Board, config: Config) -> Resources:
             ram=3 + memories + estimate.memory_blocks(board, config),
         )
     ram = config.scratchpad_banks * board.family.blocks(8 * config.n, config.scratchpad_depth)
-    ram += sum(blocks(board, config) for blocks in (estimate.lookup_blocks, estimate.kernel_blocks))
+    ram += sum(blocks(board, config) for blocks in estimate._EXACT)
     kernel, tables, lanes = int(config.kernel > 0), int(config.lookup_tables > 0), config.lanes
     return Resources(
         lut=1000

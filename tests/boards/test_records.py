@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from weft.boards import records
-from weft.boards.board import Board, BoardError
+from weft.boards.board import BoardError
 from weft.boards.build import elaborate
-from weft.boards.records import Record, Run, expected_seconds, read, record_of, remedy, write
+from weft.boards.records import Record, Run, expected_seconds, read, remedy, write
 from weft.boards.registry import BOARDS, alike
 from weft.hdl.isa.config import PRESETS
 
@@ -25,20 +25,24 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "boards",
+    "record",
     [
-        pytest.param(boards, id=boards[-1].name, marks=[] if boards[-1].name in CHEAP else [pytest.mark.long])
-        for boards in alike(BOARDS.values())
+        pytest.param(
+            record, id=record.boards[-1], marks=[] if record.boards[-1] in CHEAP else [pytest.mark.long]
+        )
+        for record in read()
     ],
 )
-def test_records_are_of_the_hardware_of_this_checkout(boards: list[Board]) -> None:
+def test_records_are_of_the_hardware_of_this_checkout(record: Record) -> None:
     """After a change of the hardware: `make boards`."""
-    board = boards[-1]
-    record = record_of(board)
-    if record is None:
-        pytest.fail(f"{board.name} has not been built: run `make boards`")
-    assert record.boards == [one.name for one in boards]
+    board = BOARDS[record.boards[-1]]
     assert record.hardware == elaborate(board, board.config, board.clock).hardware
+
+
+@pytest.mark.long
+def test_all_boards_have_been_built() -> None:
+    names = [[board.name for board in boards] for boards in alike(BOARDS.values())]
+    assert [record.boards for record in read()] == names
 
 
 @pytest.mark.parametrize("record", read(), ids=lambda record: record.boards[-1])
