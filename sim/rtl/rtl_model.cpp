@@ -402,6 +402,12 @@ EXPORT void weft_reset(Model* model) {
         return 1;
     });
 }
+EXPORT void weft_idle(Model* model, uint64_t cycles) {
+    guarded(model, [=] {
+        for (uint64_t i = 0; i < cycles; i++) model->step();
+        return 1;
+    });
+}
 // From now on reads of different IDs overtake each other.
 EXPORT void weft_reorder(Model* model) { model->reordered = true; }
 // From now on accesses of bytes from `first` to before `end` fail: with `response`, or if it is 0, they are not answered.
