@@ -11,7 +11,7 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from closure.cores import CORES
-from fuzz.configurations import FIELDS, configuration
+from fuzz.configurations import random_configuration
 from support.configurations import every
 from support.input_paths import outputs_that_follow_inputs
 from support.mostly_long import mostly_long
@@ -19,7 +19,7 @@ from support.mostly_long import mostly_long
 from weft.boards.family import GENERIC
 from weft.boards.registry import BOARDS
 from weft.boards.top import Top
-from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.isa.config import Config
 from weft.hdl.sequential.core import check_config
 from weft.hdl.verilog import generate
 from weft.sim.rtl.device import core_verilog
@@ -94,13 +94,7 @@ def test_every_configuration(name: str, sequential: bool, tmp_path: Path) -> Non
 @BOTH
 @pytest.mark.parametrize("seed", range(12))
 def test_any_configuration(seed: int, sequential: bool, tmp_path: Path) -> None:
-    """All fields drawn."""
-    rng, config = np.random.default_rng(seed), None
-    while config is None:
-        try:
-            config = configuration({name: int(rng.choice(values)) for name, values in FIELDS.items()}, False)
-        except ConfigError:
-            continue
+    config = random_configuration(np.random.default_rng(seed), sequential=sequential)
     check(config, tmp_path, sequential=sequential)
 
 

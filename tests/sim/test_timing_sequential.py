@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fuzz.configurations import FIELDS, configuration
+from fuzz.configurations import random_configuration
 from support.attention_cases import random_attention, random_softmax
 from support.attention_cases import random_inputs as attention_inputs
-from support.op_cases import random_chain, random_inputs, random_mixture, random_op, segment_of
+from support.op_cases import random_chain, random_inputs, random_mixture, random_op_of, segment_of
 from support.random_programs import MEMORY, Generator, memory_of
 
 from weft.boards.board import CoreKind
@@ -45,13 +45,13 @@ def drawn_network(
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
     """Operators of a kind, and their inputs."""
     if kind == "several":
-        return random_mixture(rng, 6, 12, products=bool(config.multiply))
+        return random_mixture(rng, 6, 12, products=bool(config.multiply), lookups=bool(config.lookup_tables))
     if kind == "branches":
         return random_chain(rng, 6, 8)
     if kind == "attention" and config.softmax:
         attention = random_softmax(rng) if rng.random() < 0.3 else random_attention(rng, config)
         return DeviceSegment("attention", (attention,)), attention_inputs(rng, attention)
-    op = random_op(rng)
+    op = random_op_of(rng, config)
     return segment_of(op), random_inputs(rng, op)
 
 
@@ -103,21 +103,9 @@ def test_programs(name: str, seeds: range) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_any_configuration(seed: int) -> None:
-    config = drawn_configuration(np.random.default_rng([33, seed]))
+    config = random_configuration(np.random.default_rng([33, seed]), sequential=True)
     compare_networks(config, range(4 * seed, 4 * seed + 4))
     compare_programs(config, range(4 * seed, 4 * seed + 4))
-
-
-def drawn_configuration(rng: np.random.Generator) -> Config:
-    """Any small one that the core can have."""
-    while True:
-        fields = {name: int(rng.choice(values)) for name, values in FIELDS.items()}
-        try:
-            return configuration(
-                fields | dict.fromkeys(("loops", "descriptors", "depthwise_taps"), 0), sequential=True
-            )
-        except ConfigError:
-            continue
 
 
 def test_begins_at_once_after_every_reset() -> None:
