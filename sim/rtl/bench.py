@@ -1,7 +1,8 @@
-"""Running cocotb benches against the Verilator build of one component."""
+"""Run cocotb benches against the build of one component, in Verilator or in Icarus Verilog."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 from amaranth.lib import wiring
 
+from weft.hdl.files.cache import entry
 from weft.hdl.verilog import generate
 from weft.sim.verilator.cells import Libraries, without_cells
 from weft.sim.verilator.verilate import Model
@@ -50,12 +52,37 @@ def build_bench(component: wiring.Component, *, models: Libraries = ()) -> Path:
     ).build()
 
 
+def build_icarus(component: wiring.Component) -> list[str | Path]:
+    """The command that simulates `component` (top module ``dut``) with cocotb in Icarus Verilog, which has four values:
+    what is not driven, or depends on that, is X.
+
+    Its build is in the cache. ``iverilog`` and ``vvp`` must be on the path.
+    """
+    import cocotb_tools.config
+
+    verilog = generate(component, name="dut")
+    version = subprocess.run(
+        ["iverilog", "-V"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()[0]
+    digest = hashlib.sha256(f"{version} {verilog}".encode()).hexdigest()
+
+    def make(folder: Path) -> None:
+        source = folder / "bench.v"
+        source.write_text(f"`timescale 1ns/1ps\n{verilog}")
+        subprocess.run(["iverilog", "-g2005", "-s", "dut", "-o", folder / "bench.vvp", source], check=True)
+        source.unlink()
+
+    built = entry(f"icarus-{digest[:24]}", make) / "bench.vvp"
+    return ["vvp", "-m", cocotb_tools.config.lib_entry("vpi", "icarus"), built, "-none"]
+
+
 def run_bench(
     component: wiring.Component,
     *,
     parameters: dict[str, Any] | None = None,
     only: str = "",
     models: Libraries = (),
+    icarus: bool = False,
 ) -> None:
     """Run the cocotb tests of the calling file against `component`; raises `AssertionError` if one fails.
 
@@ -69,6 +96,8 @@ def run_bench(
         A regular expression; cocotb tests whose name does not match are left out.
     models : sequence of str or Path
         Models that take the place of cells that `component` instantiates, see `weft.sim.verilator.cells`.
+    icarus : bool
+        Simulate with `build_icarus`, without `models`, in place of Verilator.
 
     The random seed is printed, and can be set with ``COCOTB_RANDOM_SEED``.
     """
@@ -76,7 +105,7 @@ def run_bench(
     import find_libpython
 
     module = Path(inspect.stack()[1].filename)
-    executable = build_bench(component, models=models)
+    command = build_icarus(component) if icarus else [build_bench(component, models=models)]
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         results = Path(folder) / "results.xml"
         seed = os.environ.get("COCOTB_RANDOM_SEED", str(secrets.randbits(32)))
@@ -97,7 +126,7 @@ def run_bench(
         if only:
             environment["COCOTB_TEST_FILTER"] = only
         process = subprocess.run(
-            [executable],
+            command,
             cwd=folder,
             env=environment,
             capture_output=True,

@@ -91,7 +91,7 @@ class HostedRtl(RtlDevice):
         self._started = True
 
     def spend(self) -> None:
-        """Memory of a limited bandwidth has saved up nothing, as that of a new device."""
+        """Spend what memory of a limited bandwidth has saved up."""
         self._library.weft_spend.argtypes = [ctypes.c_void_p]
         self._library.weft_spend(self._handle)
 

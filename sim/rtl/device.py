@@ -56,25 +56,19 @@ PROBE = 1000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
 SLOWEST = 10_000_000
 """Cycles that a slow memory is waited for at most, before the program is said to hang."""
+SETTLING_COLUMN, SETTLING = 5, 6
+"""Cycles from a reset until a sequential core can begin a program: for each column of the array, and for the rest."""
 _NEVER = 1 << 56
 
 _SIGNATURES = {
     "weft_open": (
         ctypes.c_void_p,
-        [
-            ctypes.c_uint64,
-            ctypes.c_uint64,
-            ctypes.c_double,
-            ctypes.c_double,
-            ctypes.c_uint64,
-            ctypes.c_char_p,
-            ctypes.c_uint32,
-            ctypes.c_uint32,
-            ctypes.POINTER(ctypes.c_int),
-        ],
+        [*[ctypes.c_uint64] * 2, *[ctypes.c_double] * 2, ctypes.c_uint64, ctypes.c_char_p,
+         *[ctypes.c_uint32] * 2, ctypes.POINTER(ctypes.c_int)],
     ),
     "weft_close": (None, [ctypes.c_void_p]),
     "weft_reset": (None, [ctypes.c_void_p]),
+    "weft_idle": (None, [ctypes.c_void_p, ctypes.c_uint64]),
     "weft_reorder": (None, [ctypes.c_void_p]),
     "weft_fault": (
         None,
@@ -96,7 +90,7 @@ _SIGNATURES = {
     "weft_mark": (None, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64]),
     "weft_marks": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
     "weft_run": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
-}
+}  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -249,7 +243,16 @@ class RtlDevice(Closing, Device):
         )
         self._patience = CHUNK + int(min(4 * answer, SLOWEST))
         self._marks = 0
+        self._settle()
         self._identify()
+
+    def _settle(self) -> None:
+        """Let a sequential core write its row of zeros, which it does after each reset and before the next program.
+
+        A program that is started earlier waits, and its counters have the wait. Hosts of boards are never so fast.
+        """
+        if self.sequential:
+            self._library.weft_idle(self._handle, SETTLING + SETTLING_COLUMN * self.config.n)
 
     def _identify(self) -> None:
         expected = {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: self.config.digest}
@@ -377,6 +380,7 @@ class RtlDevice(Closing, Device):
         """Start what lies at an address, which belongs to a register."""
         if self._failed:
             self._library.weft_reset(self._handle)
+            self._settle()
             for index, base in enumerate(self._bases):
                 self._write_register(base_register(index), base)
             self._write_register(Reg.WATCHDOG, self._watchdog)
@@ -434,6 +438,7 @@ class RtlDevice(Closing, Device):
             self._fail(f"{self._failure(status)}: {self._diagnose(hangs=True)}")
         self._started = False
         if status & ERRORS:
+            self._settle()  # what stops a run resets the core
             raise DeviceError(self._failure(status))
 
     def _failure(self, status: Status) -> str:

@@ -36,7 +36,7 @@ EXPORT int weft_write_bytes(Model* model, uint32_t address, uint32_t value, uint
     return answered;
 }
 
-// What memory has saved up of its bandwidth is spent, as in a model that was just opened.
+// What memory has saved up of its bandwidth is spent.
 EXPORT void weft_spend(Model* model) { model->tokens = 0; }
 
 // Memory begins at this address of the bus, a multiple of 4096, from now on.

@@ -350,6 +350,8 @@ static std::unique_ptr<Model> open(uint64_t memory_bytes, uint64_t latency, doub
     model->memory.resize(memory_bytes);
     model->latency = latency;
     model->rate = bytes_per_cycle;
+    // At rest, as the cycle model has it: what memory can save up, it has.
+    while (model->rate > 0 && model->tokens < BUS + model->rate) model->tokens += model->rate;
     model->stall = stall <= 0 ? 0 : static_cast<uint32_t>(stall * 4294967295.0);
     model->random = (seed + 1) * 0x9E3779B97F4A7C15ull | 1;
 #if VM_TRACE
@@ -399,6 +401,12 @@ EXPORT void weft_close(Model* model) {
 EXPORT void weft_reset(Model* model) {
     guarded(model, [=] {
         model->reset();
+        return 1;
+    });
+}
+EXPORT void weft_idle(Model* model, uint64_t cycles) {
+    guarded(model, [=] {
+        for (uint64_t i = 0; i < cycles; i++) model->step();
         return 1;
     });
 }

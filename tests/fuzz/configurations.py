@@ -4,6 +4,7 @@ golden interpreter does."""
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,13 @@ def configuration(fields: dict[str, int], sequential: bool) -> Config:
     if sequential:
         check_config(config)
     return config
+
+
+def random_configuration(rng: np.random.Generator, *, sequential: bool) -> Config:
+    """All fields drawn, until they fit each other and the core."""
+    while True:
+        fields = {name: int(rng.choice(values)) for name, values in FIELDS.items()}
+        if sequential:
+            fields |= dict.fromkeys(("loops", "descriptors", "depthwise_taps"), 0)
+        with suppress(ConfigError):
+            return configuration(fields, sequential)

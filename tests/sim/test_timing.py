@@ -3,15 +3,17 @@ probabilities, which only data tells, sets the pace."""
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
+from fuzz.configurations import random_configuration
 from support.attention_cases import random_attention
 from support.attention_cases import random_inputs as attention_inputs
-from support.op_cases import random_convolutions, random_inputs, random_op, segment_of
+from support.mostly_long import mostly_long
+from support.op_cases import random_chain, random_convolutions, random_inputs, random_op_of, segment_of
 from support.random_programs import MEMORY, Generator, WithoutDivision, memory_of
 
+from weft.boards.board import CoreKind
+from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Queue, Store
@@ -24,6 +26,20 @@ from weft.sim.timing import TimingDevice
 
 Counters = dict[Counter, int]
 TINY = PRESETS["tiny"]
+_NAMED = {
+    **{name: PRESETS[name] for name in ("tiny", "small", "default")},
+    **{board.name: board.config for board in BOARDS.values() if board.core is not CoreKind.SEQUENTIAL},
+}
+CONFIGS = {
+    name: config for config, name in {config: name for name, config in reversed(_NAMED.items())}.items()
+}
+"""Presets, and every board's own, each under one name."""
+PROGRAMS = {name: config for name, config in CONFIGS.items() if name != "default"} | {
+    "kernels": TINY.replace(kernel=64, int4=2)
+}
+"""Random programs are too small for the memories of `default`."""
+BUILT = ["tiny", "small", "icepi-zero"]
+"""Configurations whose RTL is built soon."""
 
 
 def run_both(
@@ -51,45 +67,62 @@ def assert_close(rtl: Counters, model: Counters, error: float, what: str) -> Non
     assert not wrong, f"{what}: (RTL, model) {wrong}"
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
-def test_layers(preset: str) -> None:
-    config, rng = PRESETS[preset], np.random.default_rng([11, PRESETS[preset].n])
-    for case in range(30):
-        op = random_op(rng)
+def few_or_many(few: range, many: range) -> pytest.MarkDecorator:
+    """Cases by their seeds; the many are long."""
+    return pytest.mark.parametrize(
+        "seeds", [few, pytest.param(many, marks=pytest.mark.long)], ids=["few", "many"]
+    )
+
+
+CONFIGURATIONS = pytest.mark.parametrize("name", mostly_long(CONFIGS, *map(list(CONFIGS).index, BUILT)))
+
+
+@few_or_many(range(8), range(100, 160))
+@CONFIGURATIONS
+def test_layers(name: str, seeds: range) -> None:
+    config = CONFIGS[name]
+    for seed in seeds:
+        rng = np.random.default_rng([11, seed])
+        op = random_op_of(rng, config)
         image = Image(compile_segment(segment_of(op), config))
         memory = memory_of(config, rng)
         rtl, model = run_both(image, config, random_inputs(rng, op), memory)
-        assert_close(rtl, model, 0.0, f"case {case}: {op}, {memory}")
+        assert_close(rtl, model, 0.0, f"seed {seed}: {op}, {memory}")
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
-def test_results_that_stay_on_chip(preset: str) -> None:
-    config, rng = PRESETS[preset], np.random.default_rng([13, PRESETS[preset].n])
-    for case in range(6):
-        segment, inputs = random_convolutions(rng)
+@few_or_many(range(3), range(100, 130))
+@CONFIGURATIONS
+def test_networks(name: str, seeds: range) -> None:
+    """Results that stay on chip, or go to memory and back."""
+    config = CONFIGS[name]
+    for seed in seeds:
+        rng = np.random.default_rng([13, seed])
+        draw = (random_convolutions, random_convolutions, random_chain)[seed % 3]
+        segment, inputs = draw(rng)
         memory = memory_of(config, rng)
         rtl, model = run_both(Image(compile_segment(segment, config)), config, inputs, memory)
-        assert_close(rtl, model, 0.0, f"case {case}: {segment}, {memory}")
+        assert_close(rtl, model, 0.0, f"seed {seed}: {segment}, {memory}")
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
-def test_attention(preset: str) -> None:
-    config, rng = PRESETS[preset], np.random.default_rng([12, PRESETS[preset].n])
-    for case in range(15):
+@few_or_many(range(4), range(100, 130))
+@CONFIGURATIONS
+def test_attention(name: str, seeds: range) -> None:
+    config = CONFIGS[name]
+    for seed in seeds:
+        rng = np.random.default_rng([12, seed])
         op = random_attention(rng, config)
         image = Image(compile_segment(DeviceSegment("attention", (op,)), config))
         memory = memory_of(config, rng)
         rtl, model = run_both(image, config, attention_inputs(rng, op), memory)
-        assert_close(rtl, model, 0.05, f"case {case}: {op}, {memory}")
+        assert_close(rtl, model, 0.05, f"seed {seed}: {op}, {memory}")
 
 
-@pytest.mark.parametrize(
-    "config", [TINY, PRESETS["small"], TINY.replace(kernel=64, int4=2)], ids=["tiny", "small", "kernels"]
-)
-def test_programs(config: Config) -> None:
-    for seed in range(15):
-        pick = random.Random(seed)
-        memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": pick.choice([None, None, 1.5])}
+@few_or_many(range(4), range(100, 130))
+@pytest.mark.parametrize("name", mostly_long(PROGRAMS, *map(list(PROGRAMS).index, [*BUILT, "kernels"])))
+def test_programs(name: str, seeds: range) -> None:
+    config = PROGRAMS[name]
+    for seed in seeds:
+        memory = memory_of(config, np.random.default_rng([14, seed]))
         kind, error = (Generator, 0.05) if seed % 3 == 2 else (WithoutDivision, 0.0)
         generator = kind(config, seed, serial=seed % 4 == 0)
         generator.build(25)
@@ -99,6 +132,23 @@ def test_programs(config: Config) -> None:
                 generator.run(model)
                 generator.run(rtl)
                 assert_close(rtl.counters(), model.counters(), error, f"seed {seed}, {turn} run, {memory}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+def test_any_configuration(seed: int) -> None:
+    """All fields drawn."""
+    config = random_configuration(np.random.default_rng([15, seed]), sequential=False)
+    config = config.replace(scratchpad_depth=256)  # room for what random programs have in memory
+    for case in range(8):
+        generator = WithoutDivision(config, 8 * seed + case, serial=case == 0)
+        generator.build(15)
+        memory = memory_of(config, np.random.default_rng([16, seed, case]))
+        model = TimingDevice(config, MEMORY, **memory)
+        generator.run(model)
+        with RtlDevice(config, MEMORY, **memory) as rtl:
+            generator.run(rtl)
+            assert_close(rtl.counters(), model.counters(), 0.0, f"{config}, {memory}, case {case}")
 
 
 def device(config: Config = TINY, *instructions: Instruction, trace: bool = False) -> TimingDevice:
@@ -179,7 +229,7 @@ def test_wrong_memories() -> None:
 
 def test_intervals_cover_what_counters_count() -> None:
     rng = np.random.default_rng(4)
-    op = random_op(rng)
+    op = random_op_of(rng, TINY)
     program = compile_segment(segment_of(op), TINY)
     image = Image(program)
     made = TimingDevice(TINY, image.memory_bytes, trace=True)

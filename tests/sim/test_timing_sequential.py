@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from support.op_cases import random_inputs, random_op, segment_of
+from fuzz.configurations import random_configuration
+from support.attention_cases import random_attention, random_softmax
+from support.attention_cases import random_inputs as attention_inputs
+from support.op_cases import random_chain, random_inputs, random_mixture, random_op_of, segment_of
 from support.random_programs import MEMORY, Generator, memory_of
 
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa import End, Instruction, Load, Mm, Store
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.hdl.isa.memmap import Counter
@@ -22,65 +24,116 @@ from weft.sim.timing import SequentialTimingDevice
 
 TINY = PRESETS["tiny"].replace(depthwise_taps=0)
 CONFIGS = {
-    **{name: board.config for name, board in BOARDS.items() if board.core is CoreKind.SEQUENTIAL},
-    "tiny": TINY,
+    **{board.name: board.config for board in BOARDS.values() if board.core is CoreKind.SEQUENTIAL},
+    "icebreaker, kernels": BOARDS["icebreaker"].config.replace(kernel=32),
+    "7 bits": TINY.replace(probability_bits=7, table_depth=512, int4=1),
 }
-DATA = {
-    "icebreaker": BOARDS["icebreaker"].config.replace(kernel=32),
-    "tang-primer-20k": BOARDS["tang-primer-20k"].config,
-    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512, depthwise_taps=0, int4=1),
-}
-"""Configurations whose programs have instructions that take as long as their data say."""
+"""Every board's own, and configurations with features that no board with this core has."""
+CYCLES = 1_000_000_000
+"""No program takes more."""
 
 
-def open_rtl(config: Config, size: int, memory: dict[str, float | None]) -> RtlDevice:
-    """Behind its reset, the core first makes a row of zeros: reading all counters takes longer."""
-    device = RtlDevice(config, size, sequential=True, **memory)
-    device.counters()
-    return device
-
-
-def assert_same(rtl: Device, model: Device, what: str) -> None:
+def assert_same(rtl: RtlDevice, model: SequentialTimingDevice, what: str) -> None:
     found, expected = model.counters(), rtl.counters()
     wrong = {item.name: (expected[item], found[item]) for item in Counter if expected[item] != found[item]}
     assert not wrong, f"{what}: (RTL, model) {wrong}"
+    assert rtl.read(0, len(model.computed)) == model.computed.tobytes(), what
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_layers(name: str) -> None:
-    config, rng = CONFIGS[name], np.random.default_rng([31, len(name)])
-    for case in range(15):
-        op = random_op(rng)
-        image = Image(compile_segment(segment_of(op), config))
-        memory, inputs = memory_of(config, rng), random_inputs(rng, op)
+def drawn_network(
+    rng: np.random.Generator, config: Config, kind: str
+) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """Operators of a kind, and their inputs."""
+    if kind == "several":
+        return random_mixture(rng, 6, 12, products=bool(config.multiply), lookups=bool(config.lookup_tables))
+    if kind == "branches":
+        return random_chain(rng, 6, 8)
+    if kind == "attention" and config.softmax:
+        attention = random_softmax(rng) if rng.random() < 0.3 else random_attention(rng, config)
+        return DeviceSegment("attention", (attention,)), attention_inputs(rng, attention)
+    op = random_op_of(rng, config)
+    return segment_of(op), random_inputs(rng, op)
+
+
+def compare_networks(config: Config, seeds: range) -> None:
+    """Each on a core that was just reset."""
+    for seed in seeds:
+        rng = np.random.default_rng([31, seed])
+        kind = ("one", "several", "branches", "attention")[seed % 4]
+        segment, inputs = drawn_network(rng, config, kind)
+        image, memory = Image(compile_segment(segment, config)), memory_of(config, rng)
         model = SequentialTimingDevice(config, image.memory_bytes, **memory)
         image.run(model, inputs)
-        with open_rtl(config, image.memory_bytes, memory) as rtl:
-            image.run(rtl, inputs)
-            what = f"case {case}: {op}, {memory}"
+        what = f"seed {seed}, {memory}: {segment}"
+        with RtlDevice(config, image.memory_bytes, sequential=True, **memory) as rtl:
+            image.run(rtl, inputs, timeout=CYCLES)
             assert_same(rtl, model, what)
             assert np.ptp(np.subtract(rtl.marks(), model.marks())) == 0, what
-            assert rtl.read(0, image.memory_bytes) == model.computed.tobytes(), what
-        blank = SequentialTimingDevice(config, image.memory_bytes, **memory)
-        image.run(blank, {})
-        assert blank.counters() == model.counters(), f"{what}: inputs matter"
+        if kind != "attention":
+            blank = SequentialTimingDevice(config, image.memory_bytes, **memory)
+            image.run(blank, {})
+            assert blank.counters() == model.counters(), f"{what}: inputs matter"
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_programs(name: str) -> None:
-    """Probabilities, quotients and kernels included."""
-    config = DATA[name]
-    for seed in range(6):
-        pick = random.Random(seed)
-        memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": pick.choice([None, None, 1.5])}
+def compare_programs(config: Config, seeds: range) -> None:
+    """Probabilities, quotients and kernels included, which take as long as data say."""
+    for seed in seeds:
+        memory = memory_of(config, np.random.default_rng([32, seed]))
         generator = Generator(config, seed, serial=True)
         generator.build(25)
         model = SequentialTimingDevice(config, MEMORY, **memory)
         generator.run(model)
-        with open_rtl(config, MEMORY, memory) as rtl:
+        with RtlDevice(config, MEMORY, sequential=True, **memory) as rtl:
             generator.run(rtl)
             assert_same(rtl, model, f"seed {seed}, {memory}")
-            assert rtl.read(0, MEMORY) == model.computed.tobytes(), f"seed {seed}, {memory}"
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(100, 160), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_networks(name: str, seeds: range) -> None:
+    compare_networks(CONFIGS[name], seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(100, 140), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_programs(name: str, seeds: range) -> None:
+    compare_programs(CONFIGS[name], seeds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+def test_any_configuration(seed: int) -> None:
+    config = random_configuration(np.random.default_rng([33, seed]), sequential=True)
+    config = config.replace(scratchpad_depth=256)  # room for what random programs have in memory
+    compare_networks(config, range(4 * seed, 4 * seed + 3))  # attention has no place in some
+    compare_programs(config, range(4 * seed, 4 * seed + 4))
+
+
+def test_begins_at_once_after_every_reset() -> None:
+    """After a reset the core writes a row of zeros; no program waits for that."""
+    config = CONFIGS["tang-primer-20k"]
+    loads = Load(rows=3, run=8, length=8, pitch=8, dst_vector=1).encode() + End().encode()
+
+    def cycles(device: Device) -> int:
+        device.start(0x100)
+        device.wait()
+        return device.counters()[Counter.CYCLES]
+
+    model = SequentialTimingDevice(config, MEMORY)
+    model.write(0x100, loads)
+    expected = cycles(model)
+    with RtlDevice(config, MEMORY, sequential=True) as rtl:
+        rtl.write(0x100, loads)
+        assert cycles(rtl) == expected
+        rtl.break_memory(0, 0x40)
+        with pytest.raises(DeviceError, match="LOAD's read at 0x0 with SLVERR"):
+            cycles(rtl)
+        rtl.mend_memory()
+        assert cycles(rtl) == expected
+        rtl.start(0x100)
+        with pytest.raises(DeviceError, match="not done after 30 cycles"):
+            rtl.wait(30)
+        assert cycles(rtl) == expected
 
 
 def device(*instructions: Instruction) -> SequentialTimingDevice:

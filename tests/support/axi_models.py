@@ -1,4 +1,4 @@
-"""What benches with outside AXI models share: random pauses on their channels."""
+"""Benches with outside AXI models share these: random pauses on channels, values of idle payloads, checks of ports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import random
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from cocotb.triggers import ReadOnly, RisingEdge
+import cocotb
+from cocotb.triggers import FallingEdge, ReadOnly, RisingEdge
+from cocotb.types import LogicArray
 
 
 def pauses(rate: float) -> Iterator[bool]:
@@ -45,6 +47,75 @@ class Steady:
             self.held.pop(channel, None)
             if valid and not getattr(self.dut, f"axi__{channel}ready").value:
                 self.held[channel] = values
+
+
+class IdlePayloads:
+    """In every cycle gives payloads that `dut`, ports ``m_axi_*`` and ``s_axi_*``, is sent without VALID other values,
+    and sees that no output follows: none may depend on an input but through a register.
+
+    Parameters
+    ----------
+    dut : cocotb handle
+        Its reset is over, so no VALID and READY it drives may be unknown any more.
+    unknown : bool
+        The values are X, for simulators that have it, else random.
+    """
+
+    SENT: ClassVar = {
+        "m_axi_r": ("id", "data", "resp", "last"),
+        "m_axi_b": ("id", "resp"),
+        "s_axi_aw": ("addr", "prot"),
+        "s_axi_w": ("data", "strb"),
+        "s_axi_ar": ("addr", "prot"),
+    }
+    DRIVEN = (
+        *(f"m_axi_{name}" for name in ("awvalid", "wvalid", "bready", "arvalid", "rready")),
+        *(f"s_axi_{name}" for name in ("awready", "wready", "bvalid", "arready", "rvalid")),
+        "irq",
+    )
+
+    def __init__(self, dut: Any, *, unknown: bool) -> None:
+        self.dut, self.unknown = dut, unknown
+        cocotb.start_soon(self._change())
+
+    async def _change(self) -> None:
+        dut = self.dut
+        while True:
+            await FallingEdge(dut.clk)
+            before = {name: str(getattr(dut, name).value) for name in self.DRIVEN}
+            assert set(before.values()) <= {"0", "1"}, f"unknown: {before}"
+            for channel, names in self.SENT.items():
+                if not int(getattr(dut, f"{channel}valid").value):
+                    for name in names:
+                        self._scribble(f"{channel}{name}")
+            await ReadOnly()
+            after = {name: str(getattr(dut, name).value) for name in self.DRIVEN}
+            assert before == after, "an output follows a payload without VALID"
+
+    def _scribble(self, name: str) -> None:
+        signal = getattr(self.dut, name, None)
+        if signal is not None:
+            width = len(signal)
+            signal.value = LogicArray("X" * width) if self.unknown else random.getrandbits(width)
+
+
+class Beats:
+    """Counts the beats of data on the bus of `dut`, ports ``m_axi_*``."""
+
+    def __init__(self, dut: Any) -> None:
+        self._dut = dut
+        self.clear()
+        cocotb.start_soon(self._count())
+
+    def clear(self) -> None:
+        self.read = self.written = 0
+
+    async def _count(self) -> None:
+        dut = self._dut
+        while True:
+            await FallingEdge(dut.clk)
+            self.read += int(dut.m_axi_rvalid.value) & int(dut.m_axi_rready.value)
+            self.written += int(dut.m_axi_wvalid.value) & int(dut.m_axi_wready.value)
 
 
 async def check_errors(dut: Any) -> None:

@@ -21,6 +21,7 @@ from weft.compiler.ir.graph import (
     Window,
 )
 from weft.compiler.verify import verify_op
+from weft.hdl.isa.config import Config
 
 Shape = tuple[int, int, int, int]
 
@@ -235,6 +236,25 @@ def random_op(rng: np.random.Generator) -> DeviceOp:
     return op
 
 
+def random_op_of(rng: np.random.Generator, config: Config) -> DeviceOp:
+    """Any operator that hardware of `config` has."""
+    while True:
+        op = random_op(rng)
+        steps = [op, op.epilogue] if isinstance(op, Conv) and op.epilogue is not None else [op]
+        if not config.multiply and any(map(_multiplies, steps)):
+            continue
+        if config.lookup_tables:
+            return op
+        if len(steps) > 1:
+            op = op.replace(epilogue=steps[1].replace(lookup=None))
+        return op.replace(lookup=None)
+
+
+def _multiplies(op: DeviceOp) -> bool:
+    """Products of two tensors, and differences."""
+    return isinstance(op, Multiply) or (isinstance(op, Add) and min(op.a_scale, op.b_scale) < 0)
+
+
 def with_more(rng: np.random.Generator, conv: Conv) -> Conv:
     """The same with an addition to its result, or another requantisation."""
     shape = conv.dst.shape
@@ -340,10 +360,10 @@ def random_convolutions(
 
 
 def random_mixture(
-    rng: np.random.Generator, side: int = 9, channels: int = 40, *, products: bool
+    rng: np.random.Generator, side: int = 9, channels: int = 40, *, products: bool, lookups: bool = True
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """Convolutions, poolings, sums, rescalings and padding, and `products` and differences if wanted, that read each
-    other's results. What nobody reads is an output."""
+    """Convolutions, poolings, sums, rescalings and padding that read each other's results, with `products` and
+    differences, and look-up tables (`lookups`), if wanted. A result that nobody reads is an output."""
     n = draw(rng, 1, 2)
     values = [whole("x", (n, draw(rng, 2, side), draw(rng, 2, side), draw(rng, 1, channels)), "input")]
     ops: list[DeviceOp] = []
@@ -352,7 +372,7 @@ def random_mixture(
         alike = [value for value in values if value.shape == src.shape and value is not src] or [src]
         other = alike[int(rng.integers(len(alike)))]
         op = _mixed(rng, f"v{index}", src, other, channels, products=products)
-        ops.append(op.replace(lookup=random_lookup(rng)) if rng.random() < 0.1 else op)
+        ops.append(op.replace(lookup=random_lookup(rng)) if rng.random() < 0.1 and lookups else op)
         values.append(op.dst)
     read = {view.buffer.name for op in ops for view in op.sources}
     last = [op for op in ops if op.dst.buffer.name not in read]
