@@ -78,7 +78,7 @@ class Counters(wiring.Component):
         # The word at the adder, and the words that follow in the next cycle and in the one after.
         word = Signal(range(words))
         next_word = Signal(range(words), init=int(len(counted) > CHOICES))
-        coming = Signal(range(words))
+        coming = Signal(range(words), init=2 * int(len(counted) > CHOICES))
         high, slot = word[:chunks].any(), word[chunks:]
         recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
         m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
@@ -131,8 +131,8 @@ class Counters(wiring.Component):
         low = (CHOICES - 1).bit_length()
         groups = [recent[first : first + CHOICES] for first in range(0, len(recent), CHOICES)]
         chosen = [Signal(max(map(len, group)), name=f"chosen{index}") for index, group in enumerate(groups)]
-        m.d.comb += coming.eq(Mux(next_word == words - 1, 0, next_word + 1))
         m.d.sync += [
+            coming.eq(Mux(coming == words - 1, 0, coming + 1)),
             next_word.eq(coming),
             *(
                 signal.eq(Array(group)[coming[chunks:][:low]])
@@ -141,7 +141,7 @@ class Counters(wiring.Component):
             moved.eq(Array(chosen)[next_word[chunks:][low:]]),
         ]
         with m.If(self.clear):
-            m.d.sync += [next_word.eq(1), *(signal.eq(0) for signal in chosen)]
+            m.d.sync += [next_word.eq(1), coming.eq(2), *(signal.eq(0) for signal in chosen)]
 
     def _window(self, m: Module) -> Signal:
         """Cycles to add to ARRAY_WINDOW: at every write, those since the last one or the first row."""

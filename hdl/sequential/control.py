@@ -97,21 +97,25 @@ class Control(wiring.Component):
         return m
 
     def _write(self, m: Module, state: RunState) -> None:
-        """Address and data are taken together, in the cycle in which they have their effect."""
+        """Take address and data together. READY is a register: 1 once a register of the microprogram is written."""
         address = self.s_axi_awaddr[2:]
-        both, kept, takes = Signal(), Signal(), Signal()
+        both = Signal()
+        kept = Signal()
+        takes = Signal()
+        taken = Signal()
+        m.d.sync += taken.eq(takes)
         m.d.comb += [
-            both.eq(self.s_axi_awvalid & self.s_axi_wvalid & ~self.s_axi_bvalid),
+            both.eq(self.s_axi_awvalid & self.s_axi_wvalid & ~self.s_axi_bvalid & ~taken),
             kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
             takes.eq(both & (~kept | self.write_ready)),
             self.write_valid.eq(both & kept),
             self.write_address.eq(address),
             self.write_data.eq(self.s_axi_wdata),
             self.write_strobe.eq(self.s_axi_wstrb),
-            self.s_axi_awready.eq(takes),
-            self.s_axi_wready.eq(takes),
+            self.s_axi_awready.eq(taken),
+            self.s_axi_wready.eq(taken),
         ]
-        low = takes & self.s_axi_wstrb[0]
+        low = taken & self.s_axi_wstrb[0]
         chosen = low & (address == Reg.CONTROL >> 2)
         m.d.sync += self.start.eq(chosen & self.s_axi_wdata[0] & ~state.busy & ~self.start)
         if self.stops:
@@ -120,7 +124,7 @@ class Control(wiring.Component):
                 m.d.sync += state.limit.eq(self.s_axi_wdata)
         with m.If(self.s_axi_bready):
             m.d.sync += self.s_axi_bvalid.eq(0)
-        with m.If(takes):
+        with m.If(taken):
             m.d.sync += self.s_axi_bvalid.eq(1)
 
     def _read(self, m: Module, state: RunState) -> None:

@@ -69,11 +69,9 @@ def small(config: Config, sequential: bool) -> Config:
 
 def check(config: Config, folder: Path, *, sequential: bool) -> None:
     verilog = core_verilog(small(config, sequential), sequential=sequential)
-    assert outputs_that_follow_inputs(verilog, folder) == PATHS[sequential]
+    assert not outputs_that_follow_inputs(verilog, folder)
 
 
-PATHS: dict[bool, set[str]] = {False: set(), True: {"s_axi_awready", "s_axi_wready"}}
-"""By whether the core is sequential. That one takes address and data of a register together, when both are valid."""
 BOTH = pytest.mark.parametrize("sequential", [False, True], ids=["pipelined", "sequential"])
 
 
