@@ -29,6 +29,7 @@ from weft.engine import BusyError, Engine
 from weft.errors import InputError
 from weft.lm import Model
 from weft.server import BODY, Server
+from weft.server_connections import Limits, configuration
 from weft.sim.device import DeviceError
 
 PROMPT = "the quick fox"
@@ -66,16 +67,16 @@ def alone(path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def client(engine: Engine) -> Iterator[httpx.Client]:
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(Server(engine, "served").application(), log_level="warning", lifespan="off")
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    with httpx.Client(
-        base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60, trust_env=False
-    ) as client:
-        yield client
-    server.should_exit = True
-    thread.join()
+    with Server(engine, "served") as served:
+        server = uvicorn.Server(configuration(served.application(), Limits(), quiet=True))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60, trust_env=False
+        ) as client:
+            yield client
+        server.should_exit = True
+        thread.join()
     listener.close()
 
 
@@ -194,12 +195,13 @@ def test_a_client_that_leaves_takes_its_text_with_it(
     else:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=body, timeout=0.3)
-    computed = len(engine.model.counted)
+    computed = engine.steps
     result = alone.generate(PROMPT, tokens=5).result
     assert ask(client, max_tokens=5)["choices"][0]["text"] == result.text
     settled(lambda: engine.texts == 0)
     assert engine.model.step() is False  # not even when others ask
-    assert len(engine.model.counted) - computed < 200
+    assert engine.steps - computed < 200
+    assert not engine.model.counted
 
 
 REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
@@ -229,6 +231,14 @@ REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
         "'seed' must be an integer from 0 to 4,294,967,295, not 1099511627776",
     ),
     ({"prompt": "a", "stop": ""}, 400, "'stop' must be texts that are not empty, not ''"),
+    ({"prompt": "a", "stop": ["a"] * 17}, 400, "'stop' has 17 texts; it may have 16"),
+    ({"prompt": "a", "stop": ["a", "a" * 257]}, 400, "'stop' has a text of 257 characters; it may have 256"),
+    (
+        {"prompt": "a " * 1_500_000},
+        400,
+        "the prompt has 3,000,000 characters; the context has room for 500 tokens",
+    ),
+    ({"prompt": [5] * 1_000_000}, 400, "the prompt has 1,000,000 tokens; the context has room for 500"),
     ({"prompt": "a", "n": 2}, 400, "'n' is 2, which is not supported here"),
     ({"prompt": "a", "top_p": 0.5}, 400, "'top_p' is 0.5, which is not supported here"),
     ({"prompt": "a", "logprobs": 3}, 400, "'logprobs' is 3, which is not supported here"),
