@@ -63,6 +63,7 @@ class Connection(H11Protocol):
         super().__init__(*arguments, **options)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -109,10 +110,14 @@ class Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._expire)
+        self._unread = self.transport.get_write_buffer_size()
 
     def _expire(self) -> None:
-        if self.transport.is_closing() or self.transport.get_write_buffer_size():
-            self.transport.abort()  # the client does not read
+        unread = self.transport.get_write_buffer_size()
+        if 0 < unread < self._unread:
+            self._close_in(self._limits.reading)  # the client reads, and there is more
+        elif self.transport.is_closing() or unread:
+            self.transport.abort()
         elif self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(408, f"the head of the request was not sent in {self._limits.reading:g} s")
         else:

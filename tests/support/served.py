@@ -43,8 +43,8 @@ def connected(port: int) -> socket.socket:
 
 def received(connection: socket.socket) -> bytes:
     """All that comes until the connection is closed."""
-    found = b""
+    found = bytearray()
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 16):
             found += part
-    return found
+    return bytes(found)
