@@ -80,7 +80,7 @@ class Connection(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if not self._waits:
+        if not self._waits and not self.flow.write_paused:
             self._close_in(None)
 
     def on_response_complete(self) -> None:

@@ -155,6 +155,18 @@ def test_clients_that_do_not_read(served: tuple[int, uvicorn.Server], path: str,
         settled(lambda: not state.connections and not state.tasks)
 
 
+def test_clients_that_send_and_do_not_read(served: tuple[int, uvicorn.Server]) -> None:
+    with connected(served[0]) as client:
+        client.sendall(get("/endless"))
+        gone = False
+        while not gone:
+            time.sleep(0.05)
+            try:
+                client.sendall(b"G")
+            except ConnectionError:
+                gone = True
+
+
 def test_clients_that_read_slowly(served: tuple[int, uvicorn.Server]) -> None:
     """They get all, although that takes longer than they may do nothing."""
     with connected(served[0]) as client:
