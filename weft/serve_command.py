@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import enum
 import importlib
 import ipaddress
@@ -26,6 +28,8 @@ HOW_TO_INSTALL = "pip install 'weft[serve]'"
 KEY = "WEFT_API_KEY"
 _FILES = 64
 """Files that are open beside connections, at most."""
+_MMAP_THRESHOLD = -3
+"""The number of this parameter for the C library's function `mallopt`."""
 
 
 class Place(enum.StrEnum):
@@ -106,6 +110,7 @@ def serve(
     access = Access((*([host] if host else []), *allow_host), tuple(allow_origin), key)
     limits = Limits(connections, read_timeout, idle_timeout)
     _allow_files(connections + _FILES)
+    _return_large_blocks()
     loaded = running.load(files.existing(model), rows=rows, context=context, pages=pages, calibration=text)
     with loaded, Engine(loaded) as engine, Server(engine, model.stem, read_timeout) as server:
         settings = configuration(server.application(access), limits, quiet=reports.QUIET.get())
@@ -130,6 +135,16 @@ def _allow_files(count: int) -> None:
         )
     if soft != resource.RLIM_INFINITY and count > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def _return_large_blocks() -> None:
+    """Have the C library give the memory of large requests back to the system when they are done.
+
+    By default glibc keeps blocks of up to 32 MB as soon as one of them has been freed, and small ones that last come to
+    lie between them, so that memory grows for hours. Other libraries have no such function.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -95,7 +95,9 @@ class Load:
 
     def expect(self, found: tuple[int, str], *wanted: int) -> int:
         """The status of an answer, which is noted if it is none of those; a busy server may always say so."""
-        if found[0] not in (*wanted, 503):
+        if found[0] == 503:
+            self.done[f"503: {found[1]}"] += 1
+        elif found[0] not in wanted:
             self.wrong.append(f"{found} in place of {wanted}")
         return found[0]
 
