@@ -52,15 +52,16 @@ class Load:
     wrong: list[str] = field(default_factory=list)
 
     async def run(self, clients: int, seconds: float, seed: int) -> None:
-        """Have so many clients ask: half of them are well-behaved, the others draw a kind each time."""
+        """Have so many clients ask: half of them are well-behaved; the others begin with each kind, then draw one."""
         end = time.monotonic() + seconds
         await asyncio.gather(
             *(self._client(number, end, random.Random(seed + number)) for number in range(clients))
         )
 
     async def _client(self, number: int, end: float, rng: random.Random) -> None:
+        kind = list(KINDS)[number // 2 % len(KINDS)]
         while time.monotonic() < end:
-            kind = _GOOD if number % 2 == 0 else rng.choices(list(KINDS), list(KINDS.values()))[0]
+            kind = _good if number % 2 == 0 else kind
             try:
                 async with asyncio.timeout(_WAIT):
                     self.done[f"{kind.__name__.strip('_')} {await kind(self, rng)}"] += 1
@@ -69,6 +70,7 @@ class Load:
             except TimeoutError:
                 self.wrong.append(f"{kind.__name__} had no answer in {_WAIT:g} s")
             await asyncio.sleep(rng.uniform(0, 0.2))
+            kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
 
     async def ask(self, case: Case, pause: Callable[[], Awaitable[None]] | None = None) -> tuple[int, str]:
         """Status and text of the answer to a request, which is sent in parts if there is a pause."""
@@ -253,7 +255,6 @@ async def _attack(load: Load, rng: random.Random) -> int:
     return load.expect(await load.ask(Case(CHATS, {"messages": messages})), 400)
 
 
-_GOOD = _good
 KINDS: dict[Callable[[Load, random.Random], Awaitable[object]], float] = {
     _slow: 8, _silent: 10, _half_closed: 8, _reset: 8, _leaving: 10, _deaf: 4, _idle: 6, _garbage: 8, _wrong: 10,
     _large: 0.5, _attack: 0.3,

@@ -77,6 +77,17 @@ def reads(client: socket.socket, end: bytes) -> None:
         found += part
 
 
+def closes(client: socket.socket, content: bytes) -> bool:
+    """Whether the server closes a connection while bytes are sent, one every 20th of a second."""
+    for byte in content[: round(20 * LIMITS.reading * 8)]:
+        time.sleep(0.05)
+        try:
+            client.sendall(bytes([byte]))
+        except ConnectionError:
+            return True
+    return False
+
+
 def refused(content: bytes) -> tuple[int, str]:
     """Status and message of an answer after which the connection was closed."""
     head, _, body = content.partition(b"\r\n\r\n")
@@ -101,14 +112,8 @@ def test_heads_that_are_not_sent_to_the_end(served: tuple[int, uvicorn.Server], 
 def test_heads_that_come_byte_by_byte(served: tuple[int, uvicorn.Server]) -> None:
     """Each byte comes in time, and all of them together do not."""
     with connected(served[0]) as client:
-        client.setblocking(False)
-        for at in range(1000):
-            try:
-                client.send(b"X-Long: 1\r\n"[at % 11 :][:1] if at >= len(GET) - 2 else GET[at : at + 1])
-            except ConnectionError:
-                break
-            time.sleep(0.05)
-        assert len(GET) - 2 > at > 3 or at < 100
+        client.sendall(GET[:-2])
+        assert closes(client, b"X: 1\r\n" * 100)
 
 
 def test_the_second_request_has_its_own_time(served: tuple[int, uvicorn.Server]) -> None:
@@ -158,13 +163,7 @@ def test_clients_that_do_not_read(served: tuple[int, uvicorn.Server], path: str,
 def test_clients_that_send_and_do_not_read(served: tuple[int, uvicorn.Server]) -> None:
     with connected(served[0]) as client:
         client.sendall(get("/endless"))
-        gone = False
-        while not gone:
-            time.sleep(0.05)
-            try:
-                client.sendall(b"G")
-            except ConnectionError:
-                gone = True
+        assert closes(client, b"G" * 1000)
 
 
 def test_clients_that_read_slowly(served: tuple[int, uvicorn.Server]) -> None:
@@ -184,13 +183,7 @@ def test_clients_that_send_after_the_answer(served: tuple[int, uvicorn.Server]) 
     with connected(served[0]) as client:
         client.sendall(b"POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 404")
-        gone = False
-        while not gone:
-            time.sleep(0.05)
-            try:
-                client.sendall(b"x")
-            except ConnectionError:
-                gone = True
+        assert closes(client, b"x" * 1000)
 
 
 @pytest.mark.parametrize(
