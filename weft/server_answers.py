@@ -60,22 +60,29 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._ticket: Ticket | None = None
 
-    def submit(self, prompt: str | list[int], options: dict[str, Any], **encoding: bool | None) -> None:
+    def submit(
+        self,
+        prompt: str | list[int],
+        options: dict[str, Any],
+        *,
+        special: bool = False,
+        begin: bool | None = None,
+    ) -> None:
         """Ask for the text; in any thread.
 
         Parameters
         ----------
         prompt, options
             As `Engine.submit` has them.
-        encoding
-            Options of `weft.lm.Model.encode`.
+        special, begin
+            As `weft.lm.Model.encode` has them.
 
         Raises
         ------
         InputError, BusyError
             As `Engine.submit` does.
         """
-        tokens = self._engine.model.encode(prompt, **encoding)
+        tokens = self._engine.model.encode(prompt, special=special, begin=begin)
         self._ticket = self._engine.submit(tokens, options, self._listen)
 
     def _listen(self, event: Event) -> None:
