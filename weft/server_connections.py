@@ -64,6 +64,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._unread = 0
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -73,6 +74,10 @@ class Connection(H11Protocol):
                 503,
                 f"there are {self._limits.connections:,} connections, and no more are taken: try again later",
             )
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._close_in(None)
@@ -118,7 +123,7 @@ class Connection(H11Protocol):
             self._close_in(self._limits.reading)  # the client reads, and there is more
         elif self.transport.is_closing() or unread:
             self.transport.abort()
-        elif self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+        elif not self._refused and self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(408, f"the head of the request was not sent in {self._limits.reading:g} s")
         else:
             self.transport.close()
@@ -139,7 +144,9 @@ class Connection(H11Protocol):
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event))
-        self.transport.close()
+        # Closed at once, the connection would be reset by what the client still sends, and the answer lost.
+        self._refused = True
+        self.transport.write_eof()
         self._close_in(_LINGER)
 
 

@@ -215,6 +215,11 @@ def test_too_many_connections(served: tuple[int, uvicorn.Server]) -> None:
     with connected(served[0]) as client:
         message = "there are 6 connections, and no more are taken: try again later"
         assert refused(received(client)) == (503, message)
+    with connected(served[0]) as client:
+        settled(lambda: len(served[1].server_state.connections) > LIMITS.connections)
+        client.sendall(GET)  # late: the answer is not lost
+        time.sleep(0.1)
+        assert refused(received(client)) == (503, message)
     clients.pop().close()
     settled(lambda: len(served[1].server_state.connections) < LIMITS.connections)
     with connected(served[0]) as client:
