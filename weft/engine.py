@@ -38,7 +38,12 @@ class Engine:
     Parameters
     ----------
     model : Model
-        Nobody else uses it meanwhile.
+        Nobody else uses it meanwhile. What its steps took is not kept.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of the device so far.
     """
 
     def __init__(self, model: Model) -> None:
@@ -46,6 +51,7 @@ class Engine:
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
         self._closing = False
+        self.steps = 0
         self._failed: WeftError | None = None
         self._thread = threading.Thread(target=self._work, name="weft-engine", daemon=True)
 
@@ -141,6 +147,8 @@ class Engine:
             elif ticket._generation is None:
                 ticket._generation = self.model.generate(ticket.prompt, **ticket._options)
         self.model.step()
+        self.steps += len(self.model.counted)
+        self.model.counted.clear()
         for ticket in tickets:
             if ticket not in ended and _told(ticket):
                 ended.append(ticket)

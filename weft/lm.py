@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ TOKENS = 128
 """Tokens that follow a prompt if nobody says how many."""
 ROWS = (1, 64)
 """Limits of tokens side by side."""
+_BEYOND = 4096
+"""Tokens of a prompt beyond the context that are counted, to say how many there are."""
 
 
 class Model:
@@ -106,8 +109,23 @@ class Model:
         """Bytes of logits in which a device differed from the golden interpreter."""
         return self._machine.mismatches
 
-    def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """The tokens that a prompt begins with: those of a text, or tokens as they are.
+    @property
+    def longest(self) -> int:
+        """Characters of a text that the context has room for at most, whatever they are."""
+        return self.context * self.tokenizer.longest
+
+    def encode(
+        self, prompt: str | Sequence[int], *, special: bool = False, begin: bool | None = None
+    ) -> list[int]:
+        """The tokens of a prompt: those of a text, or tokens as they are.
+
+        A text that is too long is refused before it is encoded as a whole.
+
+        Parameters
+        ----------
+        prompt : str or sequence of int
+        special, begin : bool
+            Of a text, as `weft.compiler.language.tokenizer.Tokenizer.tokens` has them.
 
         Raises
         ------
@@ -118,22 +136,35 @@ class Model:
         """
         known = self.tokenizer.vocabulary
         if isinstance(prompt, str):
-            tokens = self.tokenizer.encode(prompt)
-            if known.add_end and known.end is not None:
-                tokens = tokens[:-1]  # the text goes on
+            tokens = self._encode_text(prompt, special, begin)
             if not tokens and known.begin is not None:
                 tokens = [known.begin]
         else:
+            self._check_length(len(prompt))
             tokens = [integer("prompt", token, 0, len(known.tokens) - 1) for token in prompt]
         if not tokens:
             raise InputError(
                 "the prompt is empty, and the model's vocabulary has no token for the begin of a text: give a prompt"
             )
-        if len(tokens) > self.context:
-            raise InputError(
-                f"the prompt has {len(tokens):,} tokens; the context has room for {self.context:,}"
-            )
         return tokens
+
+    def _encode_text(self, text: str, special: bool, begin: bool | None) -> list[int]:
+        if len(text) > self.longest:
+            raise InputError(
+                f"the prompt has {len(text):,} characters; the context has room for {self.context:,} tokens of at most "
+                f"{self.tokenizer.longest:,} characters each"
+            )
+        following = self.tokenizer.tokens(text, special=special, begin=begin, end=False)
+        tokens = list(itertools.islice(following, self.context + _BEYOND))
+        self._check_length(len(tokens), more=next(following, None) is not None)
+        return tokens
+
+    def _check_length(self, tokens: int, *, more: bool = False) -> None:
+        if tokens > self.context:
+            raise InputError(
+                f"the prompt has {'more than ' if more else ''}{tokens:,} tokens; the context has room for "
+                f"{self.context:,}"
+            )
 
     def generate(
         self,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import enum
 import importlib
+import ipaddress
 import os
+import resource
 import socket
 import sys
 from types import ModuleType
@@ -17,12 +21,15 @@ from weft import report as reports
 from weft.errors import InputError
 from weft.language_commands import Calibration, Context, File, text_of
 from weft.language_target import Running, Target
-from weft.options import Baud, Configuration, board_port, whole, writes
+from weft.options import Baud, Configuration, board_port, real, whole, writes
 
 BOARD_PORT = "--board-port"
 HOW_TO_INSTALL = "pip install 'weft[serve]'"
-_PATIENCE = 3
-"""Seconds that clients have when the server ends."""
+KEY = "WEFT_API_KEY"
+_FILES = 64
+"""Files that are open beside connections, at most."""
+_MMAP_THRESHOLD = -3
+"""The number of this parameter for the C library's function `mallopt`."""
 
 
 class Place(enum.StrEnum):
@@ -47,10 +54,47 @@ def serve(
     ] = Place.GOLDEN,
     port_of_board: Annotated[str | None, board_port(BOARD_PORT)] = None,
     baud: Baud = None,
+    allow_host: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Name by which clients may call this server, beside its address; * for any; once for each.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    allow_origin: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="Origin of web pages that may use this server, as http://NAME:PORT; * for any; once for each.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help=f"Key that requests must have; {KEY} in the environment, if not given, where others do not see it.",
+            show_default=False,
+        ),
+    ] = None,
+    connections: Annotated[
+        int, whole("--connections", "Connections at once; more are refused.", 1, 1 << 16)
+    ] = 512,
+    read_timeout: Annotated[
+        float,
+        real("--read-timeout", "Seconds for a client to send a request, or to read an answer.", 0.1, 86_400),
+    ] = 30,
+    idle_timeout: Annotated[
+        float, real("--idle-timeout", "Seconds between an answer and the next request.", 0.1, 86_400)
+    ] = 5,
 ) -> None:
     """Serve a language model at /v1/completions and /v1/chat/completions until interrupted.
 
-    Anybody who reaches the address may use it.
+    Anybody who reaches the address may use it, unless it has a key.
     """
     uvicorn = _library("uvicorn")
     for name in ("starlette", "jinja2"):
@@ -59,17 +103,48 @@ def serve(
     running = Running(config, Target(on.value), port=port_of_board, baud=baud, port_option=BOARD_PORT)
     from weft.engine import Engine
     from weft.server import Server
+    from weft.server_access import Access
+    from weft.server_connections import Limits, configuration
 
+    key = os.environ.get(KEY) if api_key is None else api_key
+    access = Access((*([host] if host else []), *allow_host), tuple(allow_origin), key)
+    limits = Limits(connections, read_timeout, idle_timeout)
+    _allow_files(connections + _FILES)
+    _return_large_blocks()
     loaded = running.load(files.existing(model), rows=rows, context=context, pages=pages, calibration=text)
-    with loaded, Engine(loaded) as engine:
-        application = Server(engine, model.stem).application()
-        settings = uvicorn.Config(
-            application, log_level="warning", lifespan="off", timeout_graceful_shutdown=_PATIENCE
-        )
+    with loaded, Engine(loaded) as engine, Server(engine, model.stem, read_timeout) as server:
+        settings = configuration(server.application(access), limits, quiet=reports.QUIET.get())
         with _listening(host, port) as listener:
-            reports.say(f"{model.stem} at http://{host}:{listener.getsockname()[1]}/v1, {rows} texts at once")
+            address, number, *_ = listener.getsockname()
+            if key is None and not ipaddress.ip_address(address).is_loopback:
+                reports.warn(
+                    f"anybody who reaches {host} may use this server: --api-key or {KEY} gives it a key"
+                )
+            shown = f"[{host}]" if ":" in host else host
+            reports.say(f"{model.stem} at http://{shown}:{number}/v1, {rows} texts at once")
             sys.stdout.flush()
             uvicorn.Server(settings).run([listener])
+
+
+def _allow_files(count: int) -> None:
+    """Have this process open so many files. Raises `InputError` if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and count > hard:
+        raise InputError(
+            f"--connections is {count - _FILES:,}; this process may have {hard - _FILES:,}, as `ulimit -Hn` is {hard:,}"
+        )
+    if soft != resource.RLIM_INFINITY and count > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def _return_large_blocks() -> None:
+    """Have the C library give the memory of large requests back to the system when they are done.
+
+    By default glibc keeps blocks of up to 32 MB as soon as one of them has been freed, and small ones that last come to
+    lie between them, so that memory grows for hours. Other libraries have no such function.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -22,6 +22,8 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "min_p": (0,), "repeat_penalty": (1,), "repetition_penalty": (1,),
 }  # fmt: skip
 """What changes texts, with the values that do not; null does not either."""
+STOPS, STOP = 16, 256
+"""Number and characters of stop texts at most: each step looks for each of them, while all other texts wait."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -112,4 +114,12 @@ def asked(kind: type[_Kind], body: bytes) -> _Kind:
         value = fields.get(name)
         if value is not None and value not in harmless:
             raise InputError(f"{name!r} is {printable(repr(value), 60)}, which is not supported here")
+    _check_stops([found.stop] if isinstance(found.stop, str) else found.stop or [])
     return found
+
+
+def _check_stops(stops: list[str]) -> None:
+    if len(stops) > STOPS:
+        raise InputError(f"'stop' has {len(stops):,} texts; it may have {STOPS}")
+    if (longest := max(map(len, stops), default=0)) > STOP:
+        raise InputError(f"'stop' has a text of {longest:,} characters; it may have {STOP}")

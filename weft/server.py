@@ -6,30 +6,36 @@ Texts of several clients go on together (`weft.engine`). A client that leaves ta
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
+import anyio
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from weft.chat import ChatTemplate
-from weft.engine import BusyError, Engine, Event
+from weft.engine import BusyError, Engine
 from weft.errors import InputError
 from weft.hdl.errors import WeftError
 from weft.hdl.files.schema import printable
-from weft.lm import Completion, End
 from weft.serve_requests import Asked, ChatAsked, CompletionAsked, asked
+from weft.server_access import Access, refusal
+from weft.server_answers import CHAT, COMPLETION, Answer, Events, Form, usage_of
 
-BODY = 4 << 20
-"""Bytes of a request at most."""
-_PAUSE = 0.5
-"""Seconds between looks whether a client is still there."""
+BODY, BODIES = 4 << 20, 64 << 20
+"""Bytes of a request, and of all that are being read or encoded, at most."""
+LONG = 1 << 16
+"""Bytes from which on a request waits for others of its length, so that short ones do not wait for long ones."""
+_Given = TypeVar("_Given", str, bytes)
+_Result = TypeVar("_Result")
+_Kind = TypeVar("_Kind", bound=Asked)
 
 
 class RefusedError(InputError):
@@ -40,32 +46,8 @@ class RefusedError(InputError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How a kind of answer looks."""
-
-    prefix: str
-    whole: str
-    part: str
-
-    def choice(self, text: str, reason: End | None, *, whole: bool) -> dict[str, Any]:
-        finish = None if reason is None else "stop" if reason in (End.MODEL, End.STOP) else "length"
-        end = {"index": 0, "logprobs": None, "finish_reason": finish}
-        if reason is not None:
-            end["end_reason"] = reason.value
-        if self.prefix == "cmpl":
-            return {"text": text} | end
-        if whole:
-            return {"message": {"role": "assistant", "content": text}} | end
-        return {"delta": {"content": text} if text or reason is None else {}} | end
-
-
-_COMPLETION = _Form("cmpl", "text_completion", "text_completion")
-_CHAT = _Form("chatcmpl", "chat.completion", "chat.completion.chunk")
-
-
 class Server:
-    """Answers requests.
+    """Answers requests. What takes long is done in threads beside the loop that answers.
 
     Parameters
     ----------
@@ -73,15 +55,36 @@ class Server:
         That is computing.
     name : str
         Of the model.
+    reading : float
+        Seconds for the body of a request.
+
+    Raises
+    ------
+    InputError
+        If the model has a chat template that cannot be opened.
     """
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, reading: float = 30.0) -> None:
         self._engine, self._name, self._started = engine, name, int(time.time())
+        self._reading, self._bodies = reading, 0
+        # Long texts take turns, and so do templates: neither keeps short texts from being encoded.
+        self._short, self._long, self._rendering = (anyio.CapacityLimiter(count) for count in (2, 1, 1))
         model = engine.model.reference.model
         source = model.chat_template
         self._template = ChatTemplate(source, model.vocabulary) if source else None
 
-    def application(self) -> Starlette:
+    def close(self) -> None:
+        """End the process of the chat template."""
+        if self._template is not None:
+            self._template.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def application(self, access: Access = Access()) -> Starlette:
         """For a server of ASGI."""
         return Starlette(
             routes=[
@@ -90,7 +93,8 @@ class Server:
                 Route("/v1/chat/completions", self._chats, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
-            exception_handlers={WeftError: _told, 404: _other, 405: _other},
+            middleware=access.layers(),
+            exception_handlers={WeftError: _told, ClientDisconnect: _left, 404: _other, 405: _other},
         )
 
     async def _models(self, request: Request) -> Response:
@@ -101,124 +105,100 @@ class Server:
         return JSONResponse({"status": "ok", "texts": self._engine.texts})
 
     async def _completions(self, request: Request) -> Response:
-        wanted = asked(CompletionAsked, await _body(request))
-        return await self._answer(request, wanted, wanted.prompt, _COMPLETION)
+        answer = Answer(self._engine)
+
+        def submit(body: bytes) -> CompletionAsked:
+            wanted = self._asked(CompletionAsked, body)
+            answer.submit(wanted.prompt, wanted.options())
+            return wanted
+
+        async with self._body(request) as body:
+            wanted = await self._beside(submit, body)
+        return await self._answer(request, wanted, answer, COMPLETION)
 
     async def _chats(self, request: Request) -> Response:
-        wanted = asked(ChatAsked, await _body(request))
-        if self._template is None:
-            raise InputError("the model's file has no chat template: use /v1/completions")
-        text = self._template.text([message.plain() for message in wanted.messages])
-        begin = not (self._template.begin and text.startswith(self._template.begin))
-        tokens = self._engine.model.tokenizer.encode(text, special=True, begin=None if begin else False)
-        return await self._answer(request, wanted, tokens, _CHAT)
+        answer, template, longest = Answer(self._engine), self._template, self._engine.model.longest
 
-    async def _answer(
-        self, request: Request, wanted: Asked, prompt: str | list[int], form: _Form
-    ) -> Response:
+        def render(body: bytes) -> tuple[ChatAsked, str]:
+            wanted = self._asked(ChatAsked, body)
+            if template is None:
+                raise InputError("the model's file has no chat template: use /v1/completions")
+            return wanted, template.text([message.plain() for message in wanted.messages], longest)
+
+        def submit(text: str) -> None:
+            assert template is not None
+            begins = bool(template.begin and text.startswith(template.begin))
+            answer.submit(text, wanted.options(), special=True, begin=False if begins else None)
+
+        async with self._body(request) as body:
+            wanted, text = await self._beside(render, body, self._rendering)
+            await self._beside(submit, text)
+        return await self._answer(request, wanted, answer, CHAT)
+
+    async def _beside(
+        self,
+        function: Callable[[_Given], _Result],
+        given: _Given,
+        limiter: anyio.CapacityLimiter | None = None,
+    ) -> _Result:
+        """Call a function in a thread; without a limiter, in turn with others whose argument is as long."""
+        limiter = limiter or (self._short if len(given) < LONG else self._long)
+        return await anyio.to_thread.run_sync(function, given, limiter=limiter, abandon_on_cancel=True)
+
+    def _asked(self, kind: type[_Kind], body: bytes) -> _Kind:
+        wanted = asked(kind, body)
         if wanted.model not in (None, "", self._name):
             raise RefusedError(
                 404,
                 f"there is no model {printable(wanted.model or '', 60)!r}; this server has {self._name!r}",
             )
-        answer = _Answer(self._engine, prompt, wanted.options())
+        return wanted
+
+    async def _answer(self, request: Request, wanted: Asked, answer: Answer, form: Form) -> Response:
         about = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}", "object": form.whole, "created": int(time.time()),
             "model": self._name,
         }  # fmt: skip
         if wanted.stream:
             about["object"] = form.part
-            return StreamingResponse(
-                _stream(answer, about, form, wanted.usage), media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache"},
-            )  # fmt: skip
+            return Events(answer, about, form, wanted.usage)
         result = await answer.whole(request.is_disconnected)
         choice = form.choice(result.text, result.reason, whole=True)
-        return JSONResponse(about | {"choices": [choice], "usage": _usage(result)})
+        return JSONResponse(about | {"choices": [choice], "usage": usage_of(result)})
 
-
-class _Answer:
-    """A text that goes on, for one client."""
-
-    def __init__(self, engine: Engine, prompt: str | list[int], options: dict[str, Any]) -> None:
-        self._engine, self._events = engine, asyncio.Queue[Event]()
-        loop = asyncio.get_running_loop()
-
-        def listen(event: Event) -> None:
-            loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-        self._ticket = engine.submit(prompt, options, listen)
-
-    async def events(self, left: Callable[[], Awaitable[bool]] | None = None) -> AsyncIterator[Event]:
-        """Pieces, and at last the whole; ends early when the client has `left`."""
-        looked = time.monotonic()
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request. Raises `RefusedError` if it is too large, too slow, or not said to be JSON."""
+        # Pages of other origins may send forms and plain text without being asked; JSON they may not.
+        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise RefusedError(415, "the request must have the content type application/json")
+        found = bytearray()
         try:
-            while True:
-                if time.monotonic() - looked >= _PAUSE:
-                    if left is not None and await left():
-                        return
-                    looked = time.monotonic()
-                try:
-                    event = await asyncio.wait_for(self._events.get(), _PAUSE)
-                except TimeoutError:
-                    continue
-                yield event
-                if not isinstance(event, str):
-                    return
+            await self._read(request, found)
+            yield bytes(found)
         finally:
-            self._engine.cancel(self._ticket)
+            self._bodies -= len(found)
 
-    async def whole(self, left: Callable[[], Awaitable[bool]]) -> Completion:
-        async for event in self.events(left):
-            if isinstance(event, WeftError):
-                raise event
-            if isinstance(event, Completion):
-                return event
-        raise ClientDisconnect
-
-
-async def _stream(answer: _Answer, about: dict[str, Any], form: _Form, usage: bool) -> AsyncIterator[str]:
-    """Server-sent events."""
-
-    def sent(**fields: Any) -> str:
-        return f"data: {json.dumps(about | fields)}\n\n"
-
-    if form is _CHAT:
-        first = form.choice("", None, whole=False)
-        yield sent(choices=[first | {"delta": {"role": "assistant", "content": ""}}])
-    async for event in answer.events():
-        if isinstance(event, str):
-            yield sent(choices=[form.choice(event, None, whole=False)])
-        elif isinstance(event, WeftError):
-            yield f"data: {json.dumps(_error(500, str(event)))}\n\n"
-        else:
-            yield sent(choices=[form.choice("", event.reason, whole=False)])
-            if usage:
-                yield sent(choices=[], usage=_usage(event))
-    yield "data: [DONE]\n\n"
+    async def _read(self, request: Request, found: bytearray) -> None:
+        try:
+            async with asyncio.timeout(self._reading):
+                _check_size(int(request.headers.get("content-length", "0")))
+                async for part in request.stream():
+                    found += part
+                    self._bodies += len(part)
+                    _check_size(len(found))
+                    if self._bodies > BODIES:
+                        raise BusyError(
+                            "other requests take all memory that there is for them: try again later"
+                        )
+        except TimeoutError:
+            message = f"the body of the request was not sent in {self._reading:g} s"
+            raise RefusedError(408, message) from None
 
 
-def _usage(result: Completion) -> dict[str, int]:
-    given, made = len(result.prompt), len(result.tokens)
-    return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
-
-
-async def _body(request: Request) -> bytes:
-    """The body of a request. Raises `RefusedError` if it is too large, or not said to be JSON."""
-    # Pages of other origins may send forms and plain text without being asked; JSON they may not.
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise RefusedError(415, "the request must have the content type application/json")
-    found = b""
-    async for part in request.stream():
-        found += part
-        if len(found) > BODY:
-            raise RefusedError(413, f"the request has more than {BODY:,} bytes")
-    return found
-
-
-def _error(status: int, message: str) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+def _check_size(size: int) -> None:
+    if size > BODY:
+        raise RefusedError(413, f"the request has more than {BODY:,} bytes")
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -226,11 +206,19 @@ async def _told(request: Request, error: Exception) -> Response:
     status = getattr(error, "status", 400 if isinstance(error, ValueError) else 500)
     if isinstance(error, BusyError):
         status = 503
-    return JSONResponse(_error(status, str(error)), status)
+    return JSONResponse(refusal(status, str(error)), status)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """A line in the log; nobody hears the answer."""
+    host, port = request.client or ("", 0)
+    log = logging.getLogger("uvicorn.access")
+    log.info('%s:%d - "%s %s" the client left', host, port, request.method, request.url.path)
+    return Response(status_code=499)
 
 
 async def _other(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     return JSONResponse(
-        _error(status, f"there is no {request.method} {printable(request.url.path, 100)}"), status
+        refusal(status, f"there is no {request.method} {printable(request.url.path, 100)}"), status
     )

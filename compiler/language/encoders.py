@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from typing import Protocol
 
 from weft.compiler.language.merging import merge
@@ -19,8 +20,8 @@ SPACE = "\u2581"
 """What stands for a space in SentencePiece's tokens."""
 _BOUNDARY = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
 """In front of the spaces behind a word."""
-_CACHE = 1 << 16
-"""Words whose tokens are remembered."""
+_CACHE, _CACHED = 1 << 15, 64
+"""Number of words whose tokens are remembered, and their length in characters at most."""
 
 
 class TokenError(WeftError, ValueError):
@@ -30,8 +31,8 @@ class TokenError(WeftError, ValueError):
 class Encoder(Protocol):
     """What a kind of vocabulary does."""
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text without special tokens."""
+    def encode(self, text: str) -> Iterator[int]:
+        """Yield the tokens of a text without special tokens, word by word."""
         ...
 
     def content(self, token: int) -> bytes:
@@ -60,9 +61,16 @@ class Pieces:
         self._boundary = re.compile(r"(?!)") if crossing else _BOUNDARY
         self._word = functools.lru_cache(_CACHE)(self._merged)
 
-    def encode(self, text: str) -> list[int]:
-        words = self._boundary.split(text.replace(" ", SPACE))
-        return [token for word in words for token in self._word(word)]
+    def encode(self, text: str) -> Iterator[int]:
+        for word in self._words(text.replace(" ", SPACE)):
+            yield from self._word(word) if len(word) <= _CACHED else self._merged(word)
+
+    def _words(self, text: str) -> Iterator[str]:
+        start = 0
+        for match in self._boundary.finditer(text):
+            yield text[start : match.start()]
+            start = match.start()
+        yield text[start:]
 
     def _merged(self, word: str) -> tuple[int, ...]:
         parts: dict[str, tuple[str, str]] = {}
@@ -143,8 +151,9 @@ class BytePairs:
                 self._ranks.setdefault(pair, at)
         self._word = functools.lru_cache(_CACHE)(self._merged)
 
-    def encode(self, text: str) -> list[int]:
-        return [token for word in split(text, self._vocabulary.pre) for token in self._word(word)]
+    def encode(self, text: str) -> Iterator[int]:
+        for word in split(text, self._vocabulary.pre):
+            yield from self._word(word) if len(word) <= _CACHED else self._merged(word)
 
     def _merged(self, word: str) -> tuple[int, ...]:
         written = "".join(CHARACTERS[byte] for byte in word.encode())

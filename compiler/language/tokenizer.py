@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 from weft.compiler.language.encoders import SPACE, BytePairs, Encoder, Pieces, TokenError
@@ -34,16 +35,31 @@ class Tokenizer:
         found = ((self.vocabulary.tokens[at], at) for at, item in kinds if item is kind)
         return {text.replace(space, " ") if space else text: at for text, at in found if text}
 
-    def encode(self, text: str, *, special: bool = False, begin: bool | None = None) -> list[int]:
-        """The tokens of a text.
+    @functools.cached_property
+    def longest(self) -> int:
+        """Characters of a text that a single token stands for at most."""
+        # A byte's character in a vocabulary of bytes is a character of a text or a part of one; names of control tokens
+        # and of single bytes are counted in full, which makes the number larger than need be.
+        return max(map(len, self.vocabulary.tokens))
+
+    def encode(
+        self, text: str, *, special: bool = False, begin: bool | None = None, end: bool | None = None
+    ) -> list[int]:
+        """The tokens of a text; see `tokens`."""
+        return list(self.tokens(text, special=special, begin=begin, end=end))
+
+    def tokens(
+        self, text: str, *, special: bool = False, begin: bool | None = None, end: bool | None = None
+    ) -> Iterator[int]:
+        """Yield the tokens of a text, word by word: the caller may stop early.
 
         Parameters
         ----------
         text : str
         special : bool
             Take the names of control tokens, such as ``<s>``, for these tokens; else they are text like any other.
-        begin : bool
-            Whether the token for the begin comes first; by default as the vocabulary has it.
+        begin, end : bool
+            Whether the tokens for the begin and the end are added; by default as the vocabulary has it.
 
         Raises
         ------
@@ -51,21 +67,19 @@ class Tokenizer:
             If the vocabulary cannot write the text.
         """
         _check_text(text)
-        found: list[int] = []
         known = self.vocabulary
         if known.begin is not None and (known.add_begin if begin is None else begin):
-            found.append(known.begin)
+            yield known.begin
         starts = True
         for part in self._parts(text, special):
             if isinstance(part, str):
-                found += self._plain(part, starts)
+                yield from self._plain(part, starts)
                 starts = False
             else:
-                found.append(part)
+                yield part
                 starts = True
-        if known.add_end and known.end is not None:
-            found.append(known.end)
-        return found
+        if known.end is not None and (known.add_end if end is None else end):
+            yield known.end
 
     def _parts(self, text: str, special: bool) -> Iterator[str | int]:
         """Text, and control tokens in it."""
@@ -74,16 +88,17 @@ class Tokenizer:
             return
         yield from self._control.split(text)
 
-    def _plain(self, text: str, starts: bool) -> list[int]:
-        """Text without control tokens; at the start it may have a space put in front."""
+    def _plain(self, text: str, starts: bool) -> Iterator[int]:
+        """Tokens of text without control tokens; at the start it may have a space put in front."""
         if not text:
-            return []
+            return
         if starts and self.vocabulary.add_space:
             text = f" {text}"
-        found: list[int] = []
         for part in self._defined.split(text):
-            found += self._encoder.encode(part) if isinstance(part, str) else [part]
-        return found
+            if isinstance(part, str):
+                yield from self._encoder.encode(part)
+            else:
+                yield part
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD.

@@ -52,14 +52,19 @@ PATTERNS = {
 
 def split(text: str, name: str) -> Iterator[str]:
     """The words of a text; together they are the text."""
-    parts = [text] if text else []
+    parts: Iterator[str] = iter([text] if text else [])
     for expression in _compiled(name):
-        parts = [word for part in parts for word in _parts(expression, part)]
-    yield from parts
+        parts = _parts_of_each(expression, parts)
+    return parts
+
+
+def _parts_of_each(expression: Any, texts: Iterator[str]) -> Iterator[str]:
+    for text in texts:
+        yield from _parts(expression, text)
 
 
 def _parts(expression: Any, text: str) -> Iterator[str]:
-    """What an expression matches, and what is between."""
+    """Texts that an expression matches, and texts between them."""
     at = 0
     for match in expression.finditer(text):
         if match.start() > at:

@@ -37,6 +37,8 @@ from weft.hdl.files.schema import printable
 
 _SHOWN = 60
 """Characters of a name."""
+_SHORTEST = 2
+"""Tokens of the longest text of a model at least: attention of a single token shows nothing."""
 
 
 def read(source: str | os.PathLike[str]) -> LanguageModel:
@@ -265,6 +267,11 @@ class _Reader:
                 "supported"
             )
             sizes.append(self._facts.window)
+        if min(sizes) < _SHORTEST:
+            raise CompileError(
+                f"texts of the model have {min(sizes)} token at most, by its configuration or the tables of its graph; "
+                f"weft tries attention with {_SHORTEST} tokens or more: give the model's own max_position_embeddings"
+            )
         return min(sizes)
 
     def _architecture(

@@ -150,7 +150,33 @@ def test_the_context_ends_a_text(path: Path) -> None:
         assert (len(result.prompt) + len(result.tokens), result.reason) == (7, End.CONTEXT)
         with pytest.raises(InputError, match="the prompt has 7 tokens; the context has room for 6"):
             loaded.generate([1] * 7)
+        with pytest.raises(InputError, match="the prompt has 1,000,000 tokens; the context has room for 6"):
+            loaded.encode([-1] * 1_000_000)
         assert len(loaded.generate([1] * 6, tokens=1).result.tokens) == 1
+
+
+def test_texts_that_are_too_long_are_not_encoded_as_a_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.lm._BEYOND", 2)
+    with weft.lm.load(path, "small", context=6) as loaded:
+        encoded: list[str] = []
+        merged = loaded.tokenizer._encoder._merged  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            loaded.tokenizer._encoder, "_word", lambda word: encoded.append(word) or merged(word)
+        )
+        with pytest.raises(
+            InputError, match=r"^the prompt has more than 8 tokens; the context has room for 6$"
+        ):
+            loaded.encode("a b c d e f g h i j k l m n")
+        assert len(encoded) == 5
+        encoded.clear()
+        message = (
+            "the prompt has 37 characters; the context has room for 6 tokens of at most 6 characters each"
+        )
+        with pytest.raises(InputError, match=f"^{message}$"):
+            loaded.encode("a" * 37)
+        assert not encoded
 
 
 def test_pages_end_a_text(tmp_path: Path) -> None:

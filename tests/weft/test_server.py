@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,22 +22,28 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from support.language_models import SIZES, random_model
+from support.load import COMPLETIONS, Case, request
+from support.served import connected, received, serving, settled
 
 import weft.lm
 from weft import engine as engines
+from weft import server as servers
+from weft.chat import ChatTemplate
 from weft.compiler.gguf.writer import write
 from weft.engine import BusyError, Engine
 from weft.errors import InputError
 from weft.lm import Model
-from weft.server import BODY, Server
+from weft.server import BODY, LONG, Server
 from weft.sim.device import DeviceError
 
 PROMPT = "the quick fox"
+TIME, CLIENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", r"127\.0\.0\.1:\d+"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }} {{ message.content }}{{ eos_token }}"
-    "{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{% if message.content == 'time' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    "{% elif message.content == 'memory' %}{% set n = 10 ** 10 %}{{ 'a' * n }}{% endif %}{% endfor %}"
 )
 
 
@@ -64,19 +73,15 @@ def alone(path: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(Server(engine, "served").application(), log_level="warning", lifespan="off")
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    with httpx.Client(
-        base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60, trust_env=False
-    ) as client:
+def port(engine: Engine) -> Iterator[int]:
+    with Server(engine, "served") as server, serving(server.application()) as (port, _):
+        yield port
+
+
+@pytest.fixture(scope="module")
+def client(port: int) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
         yield client
-    server.should_exit = True
-    thread.join()
-    listener.close()
 
 
 def ask(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -98,13 +103,6 @@ def events(client: httpx.Client, address: str, **fields: Any) -> list[Any]:
                 content = line.removeprefix("data: ")
                 found.append(None if content == "[DONE]" else json.loads(content))
     return found
-
-
-def settled(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_models(client: httpx.Client) -> None:
@@ -194,12 +192,13 @@ def test_a_client_that_leaves_takes_its_text_with_it(
     else:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=body, timeout=0.3)
-    computed = len(engine.model.counted)
+    computed = engine.steps
     result = alone.generate(PROMPT, tokens=5).result
     assert ask(client, max_tokens=5)["choices"][0]["text"] == result.text
     settled(lambda: engine.texts == 0)
     assert engine.model.step() is False  # not even when others ask
-    assert len(engine.model.counted) - computed < 200
+    assert engine.steps - computed < 200
+    assert not engine.model.counted
 
 
 REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
@@ -229,6 +228,14 @@ REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
         "'seed' must be an integer from 0 to 4,294,967,295, not 1099511627776",
     ),
     ({"prompt": "a", "stop": ""}, 400, "'stop' must be texts that are not empty, not ''"),
+    ({"prompt": "a", "stop": ["a"] * 17}, 400, "'stop' has 17 texts; it may have 16"),
+    ({"prompt": "a", "stop": ["a", "a" * 257]}, 400, "'stop' has a text of 257 characters; it may have 256"),
+    (
+        {"prompt": "a " * 1_500_000},
+        400,
+        "the prompt has 3,000,000 characters; the context has room for 500 tokens",
+    ),
+    ({"prompt": [5] * 1_000_000}, 400, "the prompt has 1,000,000 tokens; the context has room for 500"),
     ({"prompt": "a", "n": 2}, 400, "'n' is 2, which is not supported here"),
     ({"prompt": "a", "top_p": 0.5}, 400, "'top_p' is 0.5, which is not supported here"),
     ({"prompt": "a", "logprobs": 3}, 400, "'logprobs' is 3, which is not supported here"),
@@ -264,6 +271,147 @@ def test_requests_of_other_kinds(client: httpx.Client) -> None:
     ):
         assert status("POST", "/v1/chat/completions", json={"messages": messages}) == 400
     assert status("POST", "/v1/chat/completions", json={"messages": [{"role": "user"}], "tools": [{}]}) == 400
+
+
+# --- what takes long, or never ends
+
+
+def chat(content: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 2}
+
+
+@pytest.mark.parametrize("where", ["a text that takes long to encode", "a template that takes long"])
+def test_others_are_answered_meanwhile(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Before, not just at the same time: that is held up until they are."""
+    goes_on, encode, text = threading.Event(), engine.model.encode, ChatTemplate.text
+    long = "a" * LONG
+
+    def encode_late(prompt: str | list[int], **options: Any) -> list[int]:
+        assert prompt != long or goes_on.wait(60)
+        return encode(prompt, **options)
+
+    def render_late(self: ChatTemplate, messages: list[dict[str, str]], longest: int) -> str:
+        assert goes_on.wait(60)
+        return text(self, messages, longest)
+
+    encodes = where.startswith("a text")
+    if encodes:
+        monkeypatch.setattr(engine.model, "encode", encode_late)
+    else:
+        monkeypatch.setattr(ChatTemplate, "text", render_late)
+    with ThreadPoolExecutor(8) as pool:
+        if encodes:
+            late = [pool.submit(client.post, "/v1/completions", json={"prompt": long}) for _ in range(3)]
+        else:
+            late = [pool.submit(client.post, "/v1/chat/completions", json=chat("a")) for _ in range(3)]
+        for _ in range(3):
+            assert client.get("/health").status_code == 200
+            assert ask(client, max_tokens=2)["usage"]["completion_tokens"] == 2
+            if encodes:
+                assert client.post("/v1/chat/completions", json=chat("a")).status_code == 200
+        assert not any(answer.done() for answer in late)
+        goes_on.set()
+        assert {answer.result().status_code for answer in late} == {400 if encodes else 200}
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [("time", "it takes more than 1 s of processor time"), ("memory", "it takes more than 512 MB of memory")],
+)
+def test_hostile_chats(client: httpx.Client, attack: str, reason: str) -> None:
+    """Others are answered during one of them, and after it."""
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(client.post, "/v1/chat/completions", json=chat(attack))
+        meanwhile = 0
+        while not refused.done():
+            assert ask(client, max_tokens=1)["choices"][0]["text"]
+            meanwhile += 1
+    answer = refused.result()
+    message = f"the model's chat template does not take these messages: {reason}"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+    assert meanwhile > 1 or attack == "memory"
+    assert client.post("/v1/chat/completions", json=chat("a")).status_code == 200
+
+
+def test_chats_longer_than_the_context(client: httpx.Client) -> None:
+    for content, message in {
+        "a"
+        * 3_000_000: "the model's chat template does not take these messages: the text has more than 3,000 characters",
+        "a" * 600: "the prompt has 6",
+    }.items():
+        answer = client.post("/v1/chat/completions", json=chat(content))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(message)
+
+
+def head(size: int) -> bytes:
+    about = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{about}Content-Length: {size}\r\n\r\n".encode()
+
+
+def test_bodies_that_come_too_late(engine: Engine) -> None:
+    """Also if a part of them comes all the time."""
+    with Server(engine, "served", reading=0.4) as server, serving(server.application()) as (port, _):
+        for part in (b"", b" "):
+            with connected(port) as client:
+                client.sendall(head(1000))
+                client.settimeout(0.05)
+                content = b""
+                end = time.monotonic() + 20
+                while not content and time.monotonic() < end:
+                    with contextlib.suppress(TimeoutError):
+                        content = client.recv(1000)
+                    client.sendall(part)
+                assert content.startswith(b"HTTP/1.1 408")
+
+
+def test_bodies_that_are_too_large_are_not_read(port: int) -> None:
+    with connected(port) as client:
+        client.sendall(head(BODY + 1))
+        assert client.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_bodies_of_all_clients_have_a_limit(
+    port: int, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "BODIES", 10_000)
+    slow = [connected(port) for _ in range(3)]
+    for number, other in enumerate(slow):
+        other.sendall(head(5000) + b" " * 4000)
+        if number == 2:
+            content = other.recv(1000)
+            assert content.startswith(b"HTTP/1.1 503")
+    busy = client.post("/v1/completions", json={"prompt": "a" * 3000})
+    message = "other requests take all memory that there is for them: try again later"
+    assert (busy.status_code, busy.json()["error"]["message"]) == (503, message)
+    for other in slow:
+        other.close()
+    settled(lambda: client.post("/v1/completions", json={"prompt": "a" * 3000}).status_code != 503)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_left_before_the_first_event(engine: Engine, stream: bool) -> None:
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 490, "stream": stream}).encode()
+    messages = [{"type": "http.request", "body": body}]
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b"",
+        "server": ("127.0.0.1", 80), "client": None, "asgi": {"spec_version": "2.3"},
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    before = engine.steps
+    with Server(engine, "served") as server:
+        asyncio.run(server.application()(scope, receive, send))
+    settled(lambda: engine.texts == 0)
+    assert engine.steps - before < 200
 
 
 # --- the engine
@@ -305,33 +453,107 @@ def test_a_device_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, error:
 # --- the command
 
 
-def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "weft",
-        "serve",
-        str(path),
-        "--config",
-        "small",
-        "--port",
-        "0",
-        "--context",
-        "20",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+@contextlib.contextmanager
+def command(
+    path: Path, *options: str, line: bool = True, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and where it serves, if it prints that."""
+    given = ["serve", str(path), "--config", "small", "--port", "0", "--context", "400", *options]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft", *given],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment,
+    )  # fmt: skip
+    with process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("served at http://127.0.0.1:")
-        address = line.split()[2].rstrip(",")
-        answer = httpx.post(
-            f"{address}/completions", json={"prompt": "a", "max_tokens": 2}, trust_env=False, timeout=60
-        )
+        yield process, process.stdout.readline().split()[2].rstrip(",") if line else ""
+        process.kill()
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), connected(port):
+        return True
+    return False
+
+
+def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
+    """A line for each request: also for one whose client leaves, and for one that goes on at the end."""
+    with command(path) as (process, address):
+        assert address.startswith("http://127.0.0.1:")
+        ask = {"prompt": "a", "max_tokens": 2}
+        answer = httpx.post(f"{address}/completions", json=ask, trust_env=False, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 2
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        assert "server" not in answer.headers
+        evil = httpx.get(f"{address}/models", headers={"host": "evil.example"}, trust_env=False)
+        assert evil.status_code == 403
+        port = httpx.URL(address).port or 0
+        for stream in (False, True):
+            with connected(port) as client:
+                client.sendall(
+                    request(Case(COMPLETIONS, {"prompt": "a", "max_tokens": 390, "stream": stream}))
+                )
+                if stream:
+                    client.recv(10)
+        with connected(port) as client:
+            client.sendall(b"\0\r\n\r\n")
+            received(client)
+        settled(lambda: httpx.get(f"{address[:-3]}/health", trust_env=False).json()["texts"] == 0)
+        with connected(port) as client:
+            client.sendall(request(Case(COMPLETIONS, {"prompt": "a", "max_tokens": 390, "stream": True})))
+            client.recv(10)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "error: interrupted"
+    lines = [line for line in err.splitlines() if "/health" not in line]
+    patterns = [
+        "configuration: small with .*",
+        f'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.1" 200',
+        f'{TIME} {CLIENT} - "GET /v1/models HTTP/1.1" 403',
+        f'{TIME} {CLIENT} - "POST /v1/completions" the client left',
+        f'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.0" 200',
+        f"{TIME} Invalid HTTP request received\\.",
+        f'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.0" 200',
+        "error: interrupted",
+    ]
+    lines = [
+        line
+        for line in lines
+        if not line.endswith((" choosing its steps...", " timeout graceful shutdown exceeded"))
+    ]
+    order = sorted(lines[1:-1], key=lambda line: "left" not in line)
+    assert len(lines) == len(patterns), lines
+    for line in lines:
+        assert any(re.fullmatch(pattern, line) for pattern in patterns), line
+    assert sum("left" in line for line in order) == 1
+
+
+def test_the_command_with_a_key_and_quiet(path: Path) -> None:
+    """Nothing is logged."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    options = [
+        "--quiet",
+        "--allow-host",
+        "evil.example",
+        "--allow-origin",
+        "http://page.example",
+        "--port",
+        port,
+    ]
+    with command(path, *options, WEFT_API_KEY="secret-key", line=False) as (process, _):
+        settled(lambda: listens(int(port)), 60)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+            assert client.get("/v1/models").status_code == 401
+            key = {
+                "authorization": "Bearer secret-key",
+                "host": "evil.example",
+                "origin": "http://page.example",
+            }
+            answer = client.get("/v1/models", headers=key)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, key["origin"])
+            assert client.get("/health").status_code == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("", "error: interrupted\n", 130)
 
 
 def call(*arguments: str, code: str = "") -> tuple[int, str]:

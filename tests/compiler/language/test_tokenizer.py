@@ -57,6 +57,14 @@ TEXTS = (st.text() | st.lists(st.sampled_from(PARTS)).map("".join)).filter(lambd
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
+@given(text=TEXTS | st.text(SPACE + " a<", max_size=9), special=st.booleans())
+def test_a_text_has_no_more_characters_than_its_tokens_allow(name: str, text: str, special: bool) -> None:
+    tokenizer = Tokenizer(VOCABULARIES[name]())
+    tokens = tokenizer.encode(text, special=special, begin=False, end=False)
+    assert len(text) <= len(tokens) * tokenizer.longest
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
 @given(text=TEXTS)
 @example(text="  <tag>> the<s> the</s><|turn|>")
 def test_texts_come_back(name: str, text: str) -> None:

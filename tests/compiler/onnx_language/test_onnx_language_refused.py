@@ -444,6 +444,24 @@ def test_without_a_context(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", {"max_position_embeddings": 1}),
+        ("config.json", {"n_positions": 1}),
+        ("genai_config.json", {"model": {"context_length": 1}}),
+        ("genai_config.json", {"model": {"decoder": {"sliding_window": {"window_size": 1}}}}),
+    ],
+)
+def test_texts_of_one_token(name: str, content: dict[str, Any], whole: Path) -> None:
+    """With two they are read."""
+    (whole.parent / name).write_text(json.dumps(content))
+    message = "texts of the model have 1 token at most, by its configuration or the tables of its graph; weft tries "
+    assert fails(whole).startswith(message)
+    (whole.parent / name).write_text(json.dumps(content).replace("1", "2"))
+    assert read(whole).sizes.context == 2
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"{", "config.json: it is not JSON"),

@@ -1,0 +1,261 @@
+"""Clients of a language model's server, many at once: well-behaved, slow, silent, broken and hostile ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+_WAIT = 120.0
+"""Seconds that a client waits for anything at most: a server that stands still is found by that."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with the text that it gets when nobody else asks."""
+
+    path: str
+    fields: dict[str, Any]
+    text: str = ""
+
+
+@dataclass
+class Load:
+    """Clients that ask a server on this machine until a time is over.
+
+    Attributes
+    ----------
+    port : int
+    cases : sequence of Case
+        What well-behaved clients ask for.
+    reading : float
+        Seconds that the server gives a client to send a request.
+    done : Counter
+        How often each kind of client has done what it does, with the status of its answer.
+    wrong : list of str
+        Answers that are not as they should be.
+    """
+
+    port: int
+    cases: Sequence[Case]
+    reading: float
+    done: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    async def run(self, clients: int, seconds: float, seed: int) -> None:
+        """Have so many clients ask: half of them are well-behaved; the others begin with each kind, then draw one."""
+        end = time.monotonic() + seconds
+        await asyncio.gather(
+            *(self._client(number, end, random.Random(seed + number)) for number in range(clients))
+        )
+
+    async def _client(self, number: int, end: float, rng: random.Random) -> None:
+        kind = list(KINDS)[number // 2 % len(KINDS)]
+        while time.monotonic() < end:
+            kind = _good if number % 2 == 0 else kind
+            try:
+                async with asyncio.timeout(_WAIT):
+                    self.done[f"{kind.__name__.strip('_')} {await kind(self, rng)}"] += 1
+            except (ConnectionError, asyncio.IncompleteReadError):
+                self.done[f"{kind.__name__.strip('_')} cut off"] += 1
+            except TimeoutError:
+                self.wrong.append(f"{kind.__name__} had no answer in {_WAIT:g} s")
+            await asyncio.sleep(rng.uniform(0, 0.2))
+            kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+
+    async def ask(self, case: Case, pause: Callable[[], Awaitable[None]] | None = None) -> tuple[int, str]:
+        """Status and text of the answer to a request, which is sent in parts if there is a pause."""
+        async with self.connected() as (reader, writer):
+            await self._send(writer, request(case), pause)
+            return _answer(await reader.read())
+
+    async def _send(self, writer: asyncio.StreamWriter, content: bytes, pause: Any) -> None:
+        for part in (
+            [content] if pause is None else [content[at : at + 40] for at in range(0, len(content), 40)]
+        ):
+            writer.write(part)
+            await writer.drain()
+            if pause is not None:
+                await pause()
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> Any:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    def expect(self, found: tuple[int, str], *wanted: int) -> int:
+        """The status of an answer, which is noted if it is none of those; a busy server may always say so."""
+        if found[0] == 503:
+            self.done[f"503: {found[1]}"] += 1
+        elif found[0] not in wanted:
+            self.wrong.append(f"{found} in place of {wanted}")
+        return found[0]
+
+
+def request(case: Case, *, host: str = "127.0.0.1", version: str = "1.0") -> bytes:
+    """In HTTP 1.0, in which streams have no lengths of their parts."""
+    body = json.dumps(case.fields).encode()
+    head = f"POST {case.path} HTTP/{version}\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _answer(content: bytes) -> tuple[int, str]:
+    head, _, body = content.partition(b"\r\n\r\n")
+    if not head:
+        raise ConnectionResetError
+    status = int(head.split()[1])
+    if b"text/event-stream" not in head:
+        found = json.loads(body)
+        return status, found["error"]["message"] if "error" in found else _text(found["choices"][0])
+    events = [line[6:] for line in body.decode().splitlines() if line.startswith("data: ")]
+    if events[-1:] != ["[DONE]"]:
+        return status, f"a stream that does not end, but with {events[-1:]}"
+    return status, "".join(_text(json.loads(event)["choices"][0]) for event in events[:-1])
+
+
+def _text(choice: dict[str, Any]) -> str:
+    message = choice if "text" in choice else choice.get("message") or choice["delta"]
+    return str(message.get("text", message.get("content", "")))
+
+
+# --- kinds of clients
+
+
+async def _good(load: Load, rng: random.Random) -> int:
+    """Asks, and gets what it would get alone."""
+    return await _right(load, rng.choice(load.cases), None)
+
+
+async def _slow(load: Load, rng: random.Random) -> int:
+    """Sends its request in parts, in time, and gets the right answer as well."""
+    case = rng.choice(load.cases)
+    pause = load.reading / 3 / (len(request(case)) / 40)
+    return await _right(load, case, lambda: asyncio.sleep(pause))
+
+
+async def _right(load: Load, case: Case, pause: Any) -> int:
+    found = await load.ask(case, pause)
+    if found[0] == 200 and found[1] != case.text:
+        load.wrong.append(f"{case} got {found[1]!r}")
+    # A machine that is busy may be too slow for a client that is.
+    return load.expect(found, 200, *([] if pause is None else [408]))
+
+
+async def _silent(load: Load, rng: random.Random) -> str:
+    """Sends nothing, or a part of a request, and stays."""
+    content = request(rng.choice(load.cases))
+    sent = content[: rng.choice([0, 1, 30, len(content) - 1])]
+    async with load.connected() as (reader, writer):
+        writer.write(sent)
+        answer = await reader.read()
+    return str(load.expect(_answer(answer), 408)) if answer else "closed"
+
+
+async def _half_closed(load: Load, rng: random.Random) -> str:
+    """Says that it sends no more, before or after the end of its request."""
+    content = request(rng.choice(load.cases))
+    async with load.connected() as (reader, writer):
+        writer.write(content[: rng.choice([0, 10, len(content) - 1, len(content)])])
+        writer.write_eof()
+        await reader.read()
+    return "closed"
+
+
+async def _reset(load: Load, rng: random.Random) -> str:
+    """Vanishes without a word."""
+    content = request(rng.choice(load.cases))
+    async with load.connected() as (_, writer):
+        writer.write(content[: rng.choice([0, 10, len(content) - 1, len(content)])])
+        await asyncio.sleep(rng.choice([0, 0.05]))
+        gone = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, gone)
+    return "gone"
+
+
+async def _leaving(load: Load, rng: random.Random) -> str:
+    """Asks for a long text, and leaves before its end, or before its begin."""
+    case = rng.choice(load.cases)
+    longer = Case(case.path, case.fields | {"max_tokens": 400, "stream": rng.random() < 0.7})
+    async with load.connected() as (reader, writer):
+        writer.write(request(longer))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rng.uniform(0, 0.5)):
+                await reader.readuntil(b"data: ")
+    return "left"
+
+
+async def _deaf(load: Load, rng: random.Random) -> str:
+    """Does not read what it has asked for."""
+    case = rng.choice(load.cases)
+    async with load.connected() as (reader, writer):
+        reader._transport.pause_reading()
+        writer.write(request(Case(case.path, case.fields | {"stream": True})))
+        await asyncio.sleep(rng.uniform(0, 2 * load.reading))
+    return "left"
+
+
+async def _idle(load: Load, rng: random.Random) -> str:
+    """Stays after its answer."""
+    async with load.connected() as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        return str(load.expect((int((await reader.read()).split()[1]), ""), 200))
+
+
+async def _garbage(load: Load, rng: random.Random) -> str:
+    """Sends bytes."""
+    async with load.connected() as (reader, writer):
+        writer.write(
+            rng.choice([b"", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01"]) + rng.randbytes(rng.randrange(1, 3000))
+        )
+        await reader.read()
+    return "closed"
+
+
+async def _wrong(load: Load, rng: random.Random) -> int:
+    """Sends requests that are refused."""
+    case = rng.choice(load.cases)
+    status, content = rng.choice(
+        [
+            (403, request(case, host="evil.example")),
+            (404, request(Case("/v1/embeddings", {}))),
+            (400, request(Case(case.path, {}))),
+            (400, request(Case(COMPLETIONS, {"prompt": [1 << 40]}))),
+            (400, request(case).replace(b'{"', b'["', 1)),
+            (415, request(case).replace(b"application/json", b"text/plain", 1)),
+        ]
+    )
+    async with load.connected() as (reader, writer):
+        writer.write(content)
+        return load.expect(_answer(await reader.read()), status)
+
+
+async def _large(load: Load, rng: random.Random) -> int:
+    """Sends megabytes."""
+    content = rng.choice(["a" * 3_000_000, "the quick " * 300_000, [5] * 500_000, "a" * 5_000_000])
+    found = await load.ask(Case(COMPLETIONS, {"prompt": content}))
+    return load.expect(found, 400, 413, 408)  # a machine that is busy may take longer than the server waits
+
+
+async def _attack(load: Load, rng: random.Random) -> int:
+    """Has the chat template take time or memory."""
+    messages = [{"role": "user", "content": rng.choice(["memory", "memory", "memory", "time"])}]
+    return load.expect(await load.ask(Case(CHATS, {"messages": messages})), 400)
+
+
+KINDS: dict[Callable[[Load, random.Random], Awaitable[object]], float] = {
+    _slow: 8, _silent: 10, _half_closed: 8, _reset: 8, _leaving: 10, _deaf: 4, _idle: 6, _garbage: 8, _wrong: 10,
+    _large: 0.5, _attack: 0.3,
+}  # fmt: skip
+"""Kinds of clients that do not behave, and how often each is drawn."""
