@@ -21,7 +21,9 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         name = pad.dst.buffer.name
         found = {index: _padded(pad, op) for index, op in enumerate(ops)
                  if any(view.buffer.name == name for view in op.sources)}  # fmt: skip
-        joined = {index: op for index, op in found.items() if op is not None}
+        joined = {
+            index: op for index, op in found.items() if op is not None and _fits(op, ops[index], planner)
+        }
         if found and len(joined) == len(found):
             ops = [joined.get(index, op) for index, op in enumerate(ops) if op is not pad]
     return dataclasses.replace(segment, ops=tuple(ops))
@@ -30,6 +32,10 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 def _plain(pad: Pad) -> bool:
     """Whether it changes no byte of what it pads, in a temporary of its own."""
     return pad.unchanged and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
+
+
+def _fits(padded: DeviceOp, op: DeviceOp, planner: Planner) -> bool:
+    return planner.plan(padded) is not None or planner.plan(op) is None
 
 
 def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:

@@ -10,6 +10,7 @@ import numpy as np
 from weft.compiler.ir.graph import Pool, Window
 from weft.compiler.ir.layout import Layout, Shape4, packed, spatial
 from weft.compiler.ir.windows import axes
+from weft.compiler.machine.coordinates import has_coordinates, is_far
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.onnx.conditions import (
     activation,
@@ -18,13 +19,13 @@ from weft.compiler.onnx.conditions import (
     image,
     image_order,
     input_quantised,
-    window_steps,
 )
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Quant, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.windows import window_of
+from weft.compiler.plan.vector_plan import is_held
 
 ELEMENTS = 1 << 16
 """Most elements of a window on the device, which multiplies them with as many weights to add them up."""
@@ -53,6 +54,20 @@ def windows_filled(context: NodeContext) -> str | None:
         empty = axis.inside() == 0
         if empty.any():
             return f"along {name}, output {int(np.argmax(empty))} has none"
+    return None
+
+
+def window_steps(context: NodeContext) -> str | None:
+    """Pads must not be negative. Windows with strides or dilations above 127 must have no padding there, and fit."""
+    if min(context.ints("pads", (0,))) < 0:
+        return f"pads is {context.ints('pads', ())}"
+    window = window_of(context, context.ints("kernel_shape", ()))
+    for axis in (0, 1):
+        if not is_far(window, axis):
+            continue
+        held = window.reach(axis, 0, 1, max(context.shape()))[1]
+        if not has_coordinates(window, axis) or not is_held(held, context.model.config):
+            return f"strides are {window.stride}, dilations {window.dilation}, pads {window.pad}"
     return None
 
 
