@@ -9,6 +9,7 @@ import dataclasses
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pad, Pool, Window
 from weft.compiler.ir.windows import Axis
+from weft.compiler.passes.fusion import keeps_fitting
 from weft.compiler.planner import Planner
 
 
@@ -22,7 +23,9 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         found = {index: _padded(pad, op) for index, op in enumerate(ops)
                  if any(view.buffer.name == name for view in op.sources)}  # fmt: skip
         joined = {
-            index: op for index, op in found.items() if op is not None and _fits(op, ops[index], planner)
+            index: op
+            for index, op in found.items()
+            if op is not None and keeps_fitting(ops[index], op, planner)
         }
         if found and len(joined) == len(found):
             ops = [joined.get(index, op) for index, op in enumerate(ops) if op is not pad]
@@ -32,10 +35,6 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 def _plain(pad: Pad) -> bool:
     """Whether it changes no byte of what it pads, in a temporary of its own."""
     return pad.unchanged and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
-
-
-def _fits(padded: DeviceOp, op: DeviceOp, planner: Planner) -> bool:
-    return planner.plan(padded) is not None or planner.plan(op) is None
 
 
 def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:

@@ -8,7 +8,6 @@ import math
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
-from weft.compiler.plan.vector_plan import is_held
 from weft.compiler.planner import Planner
 
 _GAIN = 0.9
@@ -25,11 +24,17 @@ def split_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     return dataclasses.replace(segment, ops=tuple(op for part in parts for op in part))
 
 
+def fits(op: DeviceOp, planner: Planner) -> bool:
+    """Whether an operator has a plan, after this pass."""
+    parts = _split(op, planner) if isinstance(op, Pool) else (op,)
+    return all(planner.plan(part) is not None for part in parts)
+
+
 def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     kh, kw = op.window.kernel
     spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
     held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
-    if is_held(held, planner.config) or kh * kw == 1:
+    if held * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
         return _quicker(op, planner)
     if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
         sums = _sums(op)

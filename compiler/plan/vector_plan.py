@@ -13,10 +13,8 @@ from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import PARAMETER_VECTORS
-from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 
-_BESIDE_WINDOWS = 64 * 8
-"""Vectors that are left beside two windows for parameters and outputs."""
 _BESIDE, _LEAST = 2048, 64
 """Cycles of the vector unit for a tile at most where a convolution runs at the same time, and vectors that a tile may
 have nevertheless."""
@@ -45,11 +43,6 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
     None if not even the smallest tile fits.
     """
     return _tiled(site, window, 2048, 64, 1)
-
-
-def is_held(pixels: int, config: Config) -> bool:
-    """Whether the scratchpad holds two windows of so many pixels, for N channels, beside parameters."""
-    return pixels * 2 + _BESIDE_WINDOWS <= config.scratchpad_size
 
 
 def _channels(site: Site) -> list[int]:

@@ -82,11 +82,6 @@ CASES: dict[str, Case] = {
         "MaxPool",
         window_steps,
     ),
-    "dilation that does not fit": (
-        lambda: one("MaxPool", (1, 2, 1, 9000), kernel_shape=[1, 2], dilations=[1, 8200]),
-        "MaxPool",
-        window_steps,
-    ),
     "four dimensions": (
         lambda: one("MaxPool", (1, 4, 2, 2, 2, 2), kernel_shape=[1, 1, 2, 2]),
         "MaxPool",
