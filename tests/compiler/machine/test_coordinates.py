@@ -8,12 +8,14 @@ import math
 import numpy as np
 import pytest
 from support.golden_compare import compare
-from support.op_cases import draw, random_inputs, segment_of, whole
+from support.op_cases import convolution, draw, random_inputs, segment_of, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv, DeviceSegment, Pad, Pool, Window
 from weft.compiler.machine.coordinates import coordinates, has_coordinates, is_far
 from weft.compiler.machine.limits import STEP_MAX
+from weft.compiler.machine.target import Target
+from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
 
 CONFIGS = ("tiny", "small", "default")
@@ -85,6 +87,19 @@ def test_far_windows() -> None:
 def test_many_far_windows() -> None:
     for seed in range(100, 700):
         check(seed)
+
+
+def test_hops_cost_no_more_for_being_long() -> None:
+    """Windows of few channels lie side by side, whatever is between them."""
+    for config in (PRESETS["tiny"], PRESETS["default"]):
+        planner = Planner(Target(config))
+        near, far = (
+            planner.cost(convolution(whole("x", (1, 1, 16000, 1), "input"), 64, Window((1, 400), (1, hop))))
+            for hop in (STEP_MAX, 160)
+        )
+        assert near is not None
+        assert far is not None
+        assert far.cycles < near.cycles * STEP_MAX / 160 * 1.1
 
 
 def test_coordinates_are_constant_where_steps_do_not_fit() -> None:

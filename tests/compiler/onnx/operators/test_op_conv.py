@@ -72,7 +72,13 @@ def hop(seed: int) -> tuple[onnx.ModelProto, np.random.Generator]:
     weight, scales = built.weight(
         (groups * int(rng.integers(1, 12)), channels // groups, *kernel), 0, per_channel=True, unsigned=False
     )
-    padding: dict[str, object] = {"auto_pad": str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))}
+    # ONNX Runtime moves windows that are further apart than they are long, and refuses dilations there.
+    autos = (
+        ["VALID"]
+        if max(strides) > kernel[at] or max(dilations) > 1
+        else ["SAME_UPPER", "SAME_LOWER", "VALID"]
+    )
+    padding: dict[str, object] = {"auto_pad": str(rng.choice(autos)), "kernel_shape": kernel}
     if rng.random() < 0.6:
         pads = [0] * 2 * rank
         pads[at], pads[rank + at] = (int(size) for size in rng.integers(0, 200, 2))
