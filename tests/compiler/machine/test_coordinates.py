@@ -99,7 +99,7 @@ def test_hops_cost_no_more_for_being_long() -> None:
         )
         assert near is not None
         assert far is not None
-        assert far.cycles < near.cycles * STEP_MAX / 160 * 1.1
+        assert far.cycles < 0.95 * near.cycles  # there are fewer of them
 
 
 def test_coordinates_are_constant_where_steps_do_not_fit() -> None:
