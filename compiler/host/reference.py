@@ -17,7 +17,7 @@ from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 from onnx.reference.ops.op_quantize_linear import QuantizeLinear_25
 
 from weft.compiler.ir.network import Node
-from weft.compiler.ir.slices import sliced
+from weft.compiler.ir.slices import slice_indices
 from weft.compiler.ir.windows import Axis, axes
 
 _NORMALISED_ALIKE = (7, 14)
@@ -177,7 +177,7 @@ class Slice(OpRun):
         strides = np.ones(len(starts), np.int64) if steps is None else steps
         index: list[Any] = [slice(None)] * data.ndim
         for start, end, axis, step in zip(starts, ends, along, strides, strict=True):
-            index[axis] = sliced(data.shape[axis], start, end, step)
+            index[axis] = slice_indices(data.shape[axis], start, end, step)
         for axis, places in enumerate(index):
             if not isinstance(places, slice):
                 data = data.take(places, axis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def sliced(size: int, start: int, end: int, step: int) -> np.ndarray:
+def slice_indices(size: int, start: int, end: int, step: int) -> np.ndarray:
     """Indices along an axis of `size` elements (int64), from `start` to `end` by `step`.
 
     Both ends count from the back if they are negative, and are then clamped. Python clamps a start ahead of the first

@@ -32,7 +32,7 @@ ADD_WEIGHT = 64
 """Weight of the depthwise convolution that adds a constant: it is then exact to 1/64 of the input's scale."""
 
 
-def padded(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Window]:
+def pad_apart(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Window]:
     """A convolution's input and window, with padding that coordinates cannot select around the input instead.
 
     The pass `fuse_pad` undoes that where a plan needs no coordinates.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from weft.compiler.host.onnx_model import NetworkError, inferred
+from weft.compiler.host.onnx_model import STANDARD, NetworkError, inferred
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.ir.windows import axes, span
 
@@ -27,9 +27,9 @@ def types_by_text(network: Network) -> dict[str, Type]:
         If types or shapes contradict each other.
     """
     settled: dict[str, Type] = {}
-    while True:
+    while True:  # ends: each round settles what only settled nodes come before
         types, error = _inferred(network, settled)
-        fresh = _first(network, types, settled)
+        fresh = _other_types(network, types)
         if not fresh and not settled and error is not None:
             raise error
         if not fresh:
@@ -48,20 +48,20 @@ def _inferred(network: Network, settled: Mapping[str, Type]) -> tuple[dict[str, 
     except NetworkError as error:
         if not any(node.op in _BY_TEXT for node in network.nodes):
             raise
-        given = {name: cut.types[name] for name in cut.inputs if name in cut.types}
+        foreign = (name for node in nodes if node.domain not in STANDARD for name in node.outputs)
+        given = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
         return inferred(dataclasses.replace(cut, types=given)), error
 
 
-def _first(network: Network, types: Mapping[str, Type], settled: Mapping[str, Type]) -> dict[str, Type]:
-    """The types of the outputs of the first node whose shape is another one by the text."""
+def _other_types(network: Network, types: Mapping[str, Type]) -> dict[str, Type]:
+    """The types of the outputs of nodes whose shape is another one by the text."""
+    other = {}
     for node in network.nodes:
-        if node.op not in _BY_TEXT or node.outputs[0] in settled:
-            continue
-        found, known = _shape(node, network.constants, types), types.get(node.outputs[0])
-        if found is not None and known is not None and known.sizes != found:
-            made = [name for name in node.outputs if name]
-            return {name: Type(types[name].dtype, found) for name in made if name in types}
-    return {}
+        found = _shape(node, network.constants, types) if node.op in _BY_TEXT else None
+        for name in node.outputs if found is not None else ():
+            if name in types and types[name].sizes != found:
+                other[name] = Type(types[name].dtype, found)
+    return other
 
 
 def _shape(node: Node, constants: Mapping[str, np.ndarray], types: Mapping[str, Type]) -> Shape | None:

@@ -18,7 +18,7 @@ from weft.compiler.onnx.conditions import (
     weights_per_output,
 )
 from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.convolutions import padded, product_of
+from weft.compiler.onnx.convolutions import pad_apart, product_of
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Constant, Symbol
 from weft.compiler.onnx.windows import depth_tap, window_of
@@ -47,7 +47,7 @@ def conv(context: NodeContext) -> Symbol:
         values = values[:, tap]
     elif len(kernel) == 1:
         values = values[:, None]
-    source, window = padded(source, quant, window_of(context, kernel))
+    source, window = pad_apart(source, quant, window_of(context, kernel))
     return product_of(context, source, source.view(), quant, values, weight, window, spatial(context.output))
 
 

@@ -24,7 +24,7 @@ SMALL = {"tiny": PRESETS["tiny"], "small": PRESETS["small"]} | {
 }
 
 
-def compiled(model: onnx.ModelProto, config: Config) -> Graph:
+def compile_all(model: onnx.ModelProto, config: Config) -> Graph:
     """A model for a device, of which all segments compile."""
     graph = import_model(model, config=config)
     for segment in graph.segments:
@@ -46,7 +46,7 @@ def over_image(size: tuple[int, int], op: str, channels: int = 8) -> onnx.ModelP
 @pytest.mark.parametrize("size", [(16, 16), (80, 15)])
 @pytest.mark.parametrize("op", ["ReduceMax", "GlobalMaxPool"])
 def test_maxima_over_convolutions(op: str, size: tuple[int, int], config: Config) -> None:
-    graph = compiled(over_image(size, op), config)
+    graph = compile_all(over_image(size, op), config)
     assert not on_host(graph)
     assert [type(item) for item in device_ops(graph)] == [Conv, Pool]
 
@@ -60,12 +60,12 @@ def test_attention_of_large_heads_is_products(preset: str) -> None:
     """Which fit, where the whole does not."""
     config = PRESETS[preset]
     model = written_out(np.random.default_rng(0), Sizes(1, 1, 1, 4, 6, 2048, 2048))
-    graph = compiled(model, config)
+    graph = compile_all(model, config)
     assert not on_host(graph)
     kinds = {type(item) for item in device_ops(graph)}
     assert Attention not in kinds
     assert not any(issubclass(kind, RowOp) for kind in kinds)
-    whole = compiled(written_out(np.random.default_rng(0), Sizes(1, 1, 1, 4, 6, 64, 64)), config)
+    whole = compile_all(written_out(np.random.default_rng(0), Sizes(1, 1, 1, 4, 6, 64, 64)), config)
     assert Attention in {type(item) for item in device_ops(whole)}
 
 
@@ -78,6 +78,6 @@ def test_attention_of_large_heads_is_products(preset: str) -> None:
     ],
 )
 def test_what_has_no_parts_is_for_the_host(model: onnx.ModelProto, kind: str) -> None:
-    reasons = on_host(compiled(model, PRESETS["tiny"]))
+    reasons = on_host(compile_all(model, PRESETS["tiny"]))
     wanted = f"One output of an operator must fit the scratchpad ({kind} in 1024 vectors of 4 bytes)"
     assert wanted in reasons.values()

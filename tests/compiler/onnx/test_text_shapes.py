@@ -64,12 +64,12 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def inferred(made: onnx.ModelProto) -> Shape:
+def inferred_shape(made: onnx.ModelProto) -> Shape:
     found = onnx.shape_inference.infer_shapes(made, strict_mode=True)
     return tuple(dim.dim_value for dim in found.graph.output[0].type.tensor_type.shape.dim)
 
 
-def compared(seeds: range) -> int:
+def compare_shapes(seeds: range) -> int:
     """How often shape inference was wrong; nowhere may weft's shapes differ from those of results."""
     wrong = 0
     for seed in seeds:
@@ -84,7 +84,7 @@ def compared(seeds: range) -> int:
             continue
         (result,) = plain_session(made).run(None, {"x": x})
         assert known.shapes["made"] == known.shapes["y"] == result.shape, (seed, op, given, sizes)
-        other = inferred(made)
+        other = inferred_shape(made)
         wrong += other != result.shape
         for declared in (other, result.shape):
             rng.bit_generator.state = state
@@ -94,12 +94,12 @@ def compared(seeds: range) -> int:
 
 
 def test_shapes_are_those_of_results() -> None:
-    assert compared(range(60)) > 8
+    assert compare_shapes(range(60)) > 8
 
 
 @pytest.mark.long
 def test_shapes_are_those_of_results_for_long() -> None:
-    assert compared(range(1000, 4000)) > 400
+    assert compare_shapes(range(1000, 4000)) > 400
 
 
 def test_a_shape_that_nobody_makes() -> None:

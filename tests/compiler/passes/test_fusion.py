@@ -123,7 +123,7 @@ def _as_output(op: DeviceOp) -> DeviceOp:
     return op.replace(dst=View(Buffer(buffer.name, buffer.shape, "output"), op.dst.shape, c=op.dst.c))
 
 
-def refused(segment: DeviceSegment, passes: list, planner: Planner) -> str | None:
+def refusal(segment: DeviceSegment, passes: list, planner: Planner) -> str | None:
     try:
         run_passes(passes, segment, planner)
     except CompileError as error:
@@ -141,9 +141,9 @@ def check(seeds: range) -> Counter[str]:
         segment = network(rng, products=bool(config.multiply), lookups=bool(config.lookup_tables))
         verify_segment(segment)
         planner = Planner(Target(config), tight=bool(seed % 7 == 0))
-        said = refused(segment, list(PIPELINE), planner)
+        said = refusal(segment, list(PIPELINE), planner)
         if said is not None:
-            assert refused(segment, APART, planner) is not None, (seed, name, said)
+            assert refusal(segment, APART, planner) is not None, (seed, name, said)
         found["refused" if said else "compiled"] += 1
     return found
 
