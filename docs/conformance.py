@@ -46,6 +46,20 @@ APPROXIMATE = (
 not exact."""
 
 
+_CORNERS = (
+    "align_corners with a scale that makes no integer: ONNX's text and ONNX Runtime divide by the size of the result, "
+    "the case by the product of size and scale"
+)
+DISPUTED = dict.fromkeys(
+    (
+        "test_resize_downsample_scales_linear_align_corners",
+        "test_resize_downsample_scales_cubic_align_corners",
+    ),
+    _CORNERS,
+)
+"""Cases that expect something else than the text of ONNX and ONNX Runtime, and why weft follows these."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a case: one of `CLASSES`, the reason (or the scales of what was wrapped), and how it failed.
@@ -142,7 +156,10 @@ def _difference(results: tuple[Any, ...], expected: list[Any], tolerant: Any) ->
 @cache
 def outcomes() -> tuple[Outcome, ...]:
     """All cases in scope, run on the golden interpreter."""
-    return tuple(run(case) for case in in_scope())
+    return tuple(
+        Outcome(case.name, operator(case), SKIP, DISPUTED[case.name]) if case.name in DISPUTED else run(case)
+        for case in in_scope()
+    )
 
 
 def counts() -> dict[str, dict[str, int]]:

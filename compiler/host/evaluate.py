@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +20,7 @@ from weft.compiler.host.exact_products import exact_products
 from weft.compiler.host.onnx_model import STANDARD, NetworkError, first_line, model_of
 from weft.compiler.host.reference import mistaken, replacements
 from weft.compiler.ir.network import Network, Node, Type
+from weft.compiler.ir.windows import span
 from weft.hdl.errors import WeftError
 
 HOW_TO_INSTALL = "install ONNX Runtime (pip install 'weft[host]')"
@@ -27,6 +28,8 @@ _NATIVE = frozenset({
     "float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 })  # fmt: skip
 """Types that ONNX Runtime takes from numpy and gives to it."""
+_LARGEST = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
+"""Ends that ONNX Runtime's Slice takes for the first element, if it goes backwards."""
 _OURS = ("MaxPool", "AveragePool", "LpPool", "LRN", "MaxUnpool")
 """Operators that ONNX Runtime lets depart from ONNX: pools with dilations and auto_pad, LRN of even size, MaxUnpool."""
 
@@ -89,18 +92,40 @@ def _by_runtime(node: Node, network: Network) -> bool:
     """Whether ONNX Runtime is to compute a node."""
     if node.domain not in STANDARD:
         return True
-    if runtime() is None or node.operator in _OURS or _departs(node):
+    if runtime() is None or node.operator in _OURS or _departs(node, network):
         return False
     types = (network.type_of(name) for name in (*node.inputs, *node.outputs))
     return all(known is None or known.dtype in _NATIVE for known in types)
 
 
-def _departs(node: Node) -> bool:
-    """Whether ONNX Runtime gives other values than ONNX's own tests of an operator ask for."""
+def _departs(node: Node, network: Network) -> bool:
+    """Whether ONNX Runtime gives another result than the text of ONNX."""
+    given = node.attributes
     if node.operator == "Attention":
         return len(node.outputs) > 3  # the scores
-    mode = node.attributes.get("coordinate_transformation_mode")
-    return node.operator == "Resize" and mode == "align_corners"
+    if node.operator == "Resize":  # it leaves negative axes out of an aspect ratio
+        return (
+            given.get("keep_aspect_ratio_policy", "stretch") != "stretch" and min(given.get("axes", (0,))) < 0
+        )
+    if node.operator == "Squeeze":  # it takes no axes for all of them
+        axes = network.constants.get(node.input(1))
+        return axes is not None and axes.size == 0
+    if node.operator == "Slice":  # it goes on to the first element
+        ends, steps = (network.constants.get(node.input(at), np.ones(1)) for at in (2, 4))
+        return bool((steps < 0).any() and np.isin(ends, _LARGEST).any())
+    return node.operator in ("Conv", "ConvInteger", "QLinearConv") and _leaves_out(given)
+
+
+def _leaves_out(given: Mapping[str, Any]) -> bool:
+    """Whether windows of auto_pad may be further apart than they are long: ONNX Runtime moves the first of them."""
+    strides, kernel = given.get("strides") or (), given.get("kernel_shape")
+    if given.get("auto_pad") not in ("SAME_UPPER", "SAME_LOWER") or max(strides, default=1) == 1:
+        return False
+    dilations = given.get("dilations") or (1,) * len(strides)
+    return kernel is None or any(
+        stride > span(size, dilation)
+        for stride, size, dilation in zip(strides, kernel, dilations, strict=False)
+    )
 
 
 def _prepared(network: Network, run: tuple[Node, ...], by_runtime: bool) -> list[Part]:

@@ -17,6 +17,7 @@ from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 from onnx.reference.ops.op_quantize_linear import QuantizeLinear_25
 
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.slices import slice_indices
 from weft.compiler.ir.windows import Axis, axes
 
 _NORMALISED_ALIKE = (7, 14)
@@ -176,10 +177,7 @@ class Slice(OpRun):
         strides = np.ones(len(starts), np.int64) if steps is None else steps
         index: list[Any] = [slice(None)] * data.ndim
         for start, end, axis, step in zip(starts, ends, along, strides, strict=True):
-            size = data.shape[axis]
-            low, high = (0, size) if step > 0 else (-1, size - 1)
-            first, last = (int(at + size if at < 0 else at) for at in (start, end))
-            index[axis] = np.arange(min(max(first, 0), high), min(max(last, low), high), step)
+            index[axis] = slice_indices(data.shape[axis], start, end, step)
         for axis, places in enumerate(index):
             if not isinstance(places, slice):
                 data = data.take(places, axis)
@@ -251,7 +249,8 @@ def mistaken(node: Node, opset: int) -> bool:
         return bool(node.input(4))  # lengths of sequences
     if node.operator == "Resize":
         mode = node.attributes.get("coordinate_transformation_mode", "half_pixel")
-        return mode not in ("half_pixel", "asymmetric", "align_corners")
+        # It takes the product of a scale and a size for the resized length, also where that is no integer.
+        return mode not in ("half_pixel", "asymmetric") and (mode != "align_corners" or bool(node.input(2)))
     if node.operator == "BatchNormalization":
         return opset < _NORMALISED_ALIKE[0] or node.attributes.get("spatial", 1) != 1
     if node.operator == "LpNormalization":

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from weft.compiler.lower.conv_inputs import Inputs
 from weft.compiler.lower.conv_results import Results
+from weft.compiler.machine.coordinates import coordinates
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
@@ -292,18 +293,16 @@ class _ConvLowering:
         The first of these is at (y, x) of the (h, w) pixels that are there, around which is `pad`; `vectors` is from
         pixel to pixel, `pitch` from row to row.
         """
-        (sy, sx), (dy, dx), planes = self.shape.window.stride, self.shape.window.dilation, self.shape.planes
-        if self.shape.folded:
-            sx, dx = 1, 0
-        if self.shape.lines is not None:
-            dx = self.shape.lines.step
+        window, planes = self.shape.walked, self.shape.planes
+        (sy, sx), (dy, dx) = window.stride, window.dilation
         (_, ky), (_, kx), (_, kc) = chunk.ky, chunk.kx, chunk.kc
+        down, across = coordinates(window, 0, y, h), coordinates(window, 1, x, w)
         return Mm(
             accumulate=int(accumulate), nt=count, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox,
-            a_nt=a_nt, a_ky=wrapped(dy * pitch, ky), a_kx=taken(dx * vectors, kx), a_kc=1,
-            a_oy=wrapped(sy * pitch, oy), a_ox=taken(sx * vectors, ox),
-            y=y, x=x, y_ky=taken(dy, ky), y_oy=taken(sy, oy), x_kx=taken(dx, kx), x_ox=taken(sx, ox),
-            h=h, w=w, pad=pad,
+            a_nt=a_nt, a_ky=wrapped(dy * pitch, ky), a_kx=wrapped(dx * vectors, kx), a_kc=1,
+            a_oy=wrapped(sy * pitch, oy), a_ox=wrapped(sx * vectors, ox),
+            y=down.first, x=across.first, y_ky=taken(down.element, ky), y_oy=taken(down.output, oy),
+            x_kx=taken(across.element, kx), x_ox=taken(across.output, ox), h=down.bound, w=across.bound, pad=pad,
             b_nt=taken(self.shape.words, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
             b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox * planes, count), c_oy=taken(ox * planes, oy),
             c_ox=planes, depthwise=int(self.shape.lines is not None),

@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.machine.coordinates import coordinates
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
@@ -185,6 +186,8 @@ class _VectorLowering:
         a, b, o = places
         y = part.y * window.stride[0] - window.pad[0] - loaded.y
         x = part.x * window.stride[1] - window.pad[1] - loaded.x
+        down = coordinates(window, 0, y, loaded.h)
+        across = coordinates(window, 1, x, loaded.w)
         out = o.start + (part.y - box.y) * o.row + (part.x - box.x) * o.pixel
         second: dict[str, int] = {}
         if job.pairwise is not None:
@@ -199,9 +202,8 @@ class _VectorLowering:
                 src=(a.start + y * a.row + x * a.pixel) % (1 << 16), src_ob=1,
                 src_oy=taken(window.stride[0] * a.row, part.h), src_ox=window.stride[1] * a.pixel,
                 src_ry=taken(window.dilation[0] * a.row, window.kernel[0]), src_rx=window.dilation[1] * a.pixel,
-                y=y, x=x, y_oy=window.stride[0], y_ry=window.dilation[0],
-                x_ox=window.stride[1], x_rx=window.dilation[1],
-                h=loaded.h, w=loaded.w,
+                y=down.first, x=across.first, y_oy=down.output, y_ry=down.element,
+                x_ox=across.output, x_rx=across.element, h=down.bound, w=across.bound,
                 dst=out, dst_ob=1, dst_oy=taken(o.row, part.h), dst_ox=o.pixel,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **{"pad": job.pad, **second, **lookup},
             ),

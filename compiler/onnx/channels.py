@@ -68,6 +68,8 @@ def channel_constant(context: NodeContext, operand: Symbol, value: Constant) -> 
         return "the constant is not finite"
     if shape not in (context.shape(0), context.shape(1)):
         return f"the result has shape {shape}"
+    if isinstance(operand, Activation) and math.prod(operand.tensor.layout.shape) != math.prod(shape):
+        return f"the activation would have to be repeated to shape {shape}"
     if not layouts(shape, operand):
         return "the result was reshaped before"
     fits = channel_layout(context, operand, value) is not None

@@ -8,7 +8,6 @@ import numpy as np
 
 from weft.compiler.ir.layout import spatial
 from weft.compiler.ir.network import producer
-from weft.compiler.machine.limits import STEP_MAX
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
 from weft.compiler.onnx.reorder import placed
@@ -78,14 +77,6 @@ def bias_constant(context: NodeContext) -> str | None:
     channels = context.output[1] if context.node.op.startswith("Conv") else context.output[-1]
     size, last = symbol.values.size, symbol.values.shape[-1:]
     return None if size == 1 or (size,) == last == (channels,) else f"it has shape {symbol.values.shape}"
-
-
-def window_steps(context: NodeContext) -> str | None:
-    """Strides and dilations must be at most 127, and pads must not be negative."""
-    for key in ("strides", "dilations"):
-        if max(context.ints(key, (1,))) > STEP_MAX:
-            return f"{key} is {context.ints(key, ())}"
-    return None if min(context.ints("pads", (0,))) >= 0 else f"pads is {context.ints('pads', ())}"
 
 
 def softmax_unit(context: NodeContext) -> str | None:

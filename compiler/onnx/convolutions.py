@@ -6,18 +6,55 @@ import dataclasses
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, View, Window
-from weft.compiler.ir.layout import Layout
+from weft.compiler.ir.graph import Conv, Pad, View, Window
+from weft.compiler.ir.layout import Layout, packed
+from weft.compiler.machine.coordinates import has_coordinates
 from weft.compiler.onnx.channels import channel_layout
 from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
+from weft.compiler.onnx.qdq import (
+    Activation,
+    Constant,
+    Pending,
+    Quant,
+    Recipe,
+    Symbol,
+    Tensor,
+    result,
+    result_of,
+)
 from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.wide import moved
 
 INT32 = np.iinfo(np.int32)
 _FAR = 2.0**62
 """A number that any sum with it is clamped to int32 for."""
 ADD_WEIGHT = 64
 """Weight of the depthwise convolution that adds a constant: it is then exact to 1/64 of the input's scale."""
+
+
+def pad_apart(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Window]:
+    """A convolution's input and window, with padding that coordinates cannot select around the input instead.
+
+    The pass `fuse_pad` undoes that where a plan needs no coordinates.
+    """
+    keep = [has_coordinates(window, axis) for axis in (0, 1)]
+    inner = tuple(0 if keep[at % 2] else pad for at, pad in enumerate(window.pad))
+    if not any(inner):
+        return source, window
+    top, left, bottom, right = inner
+    around = Window(pad=(top, left, bottom, right))
+    n, h, w, c = source.layout.nhwc
+    shape = (n, *around.output(h, w), c)
+    name = f"{source.storage}:around{'x'.join(map(str, inner))}by{quant.zero}"
+    op = Pad(name, source.view(), result_of(name, shape), around, quant.zero)
+    layout = packed(shape)
+    layout = dataclasses.replace(layout, nhwc=shape)
+    output = Tensor(name, name, layout, layout, source.unsigned, hosted=False, wide=source.wide)
+    ops = moved((op,)) if source.wide else (op,)
+    made = dataclasses.replace(output, made=Recipe(output, ops, (source,), source.via, ()))
+    kept = (pad - out for pad, out in zip(window.pad, inner, strict=True))
+    top, left, bottom, right = kept
+    return made, dataclasses.replace(window, pad=(top, left, bottom, right))
 
 
 def product_of(

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator, foreign_types
-from weft.compiler.host.onnx_model import NetworkError, inferred
+from weft.compiler.host.onnx_model import NetworkError
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type, type_of
 from weft.compiler.onnx.limits import check_values
 from weft.compiler.onnx.model_rules import Site, check
+from weft.compiler.onnx.text_shapes import types_by_text
 
 FOLD_LIMIT = 1 << 24
 """Elements above which a constant is not computed ahead of time."""
@@ -91,7 +92,7 @@ def _named(nodes: Iterable[Node]) -> tuple[Node, ...]:
 def _inferred(network: Network) -> dict[str, Type]:
     """The types of a network's values; those that operators make that ONNX does not define are as ONNX Runtime says."""
     try:
-        return inferred(dataclasses.replace(network, types={**network.types, **foreign_types(network)}))
+        return types_by_text(dataclasses.replace(network, types={**network.types, **foreign_types(network)}))
     except NetworkError as error:
         raise CompileError(f"the model is not valid ONNX: {error}") from None
     except EvaluationError as error:

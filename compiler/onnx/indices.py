@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.network import Network, Type
+from weft.compiler.ir.slices import slice_indices
 from weft.compiler.onnx.boxes import Indices
 from weft.compiler.onnx.context import NodeContext
 
@@ -60,7 +61,7 @@ def _slice(context: NodeContext) -> tuple[Taken, ...] | None:
     indices = _all(shape)
     axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        indices[axis] = indices[axis][start:end:step]
+        indices[axis] = slice_indices(shape[axis], start, end, step)
     return (Taken(shape, tuple(indices)),)
 
 

@@ -24,10 +24,15 @@ _WINDOWS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
 
 
 def check_values(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `CompileError` for a value of more than `ELEMENTS` elements."""
+    """Raise `CompileError` for a value of more than `ELEMENTS` elements, or of a negative size."""
     for name, shape in shapes.items():
-        if min(shape, default=1) >= 0 and math.prod(shape) > ELEMENTS:
-            size = f"shape {'x'.join(map(str, shape))}, {math.prod(shape):,} elements"
+        text = f"shape {'x'.join(map(str, shape))}"
+        if min(shape, default=1) < 0:
+            raise CompileError(
+                f"value {name!r} would have {text}: what makes it asks for more than its input has"
+            )
+        if math.prod(shape) > ELEMENTS:
+            size = f"{text}, {math.prod(shape):,} elements"
             raise CompileError(f"value {name!r} has {size}; weft takes values of up to {ELEMENTS:,}")
 
 

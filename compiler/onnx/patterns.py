@@ -12,6 +12,7 @@ from weft.compiler.ir.network import Node
 from weft.compiler.ir.planes import BITS
 from weft.compiler.onnx import elementwise, registry, wide
 from weft.compiler.onnx.context import NodeContext, sentence
+from weft.compiler.onnx.fitting import too_large
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operators.move import transposable
@@ -140,6 +141,10 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
             made = operator.handler(context)
         except wide.NarrowError as error:
             found.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
+            continue
+        large = too_large(made, model.config)
+        if large is not None:
+            found.unsupported[node.index] = large
             continue
         if (
             node.op in _OF_INTEGERS

@@ -21,6 +21,7 @@ from weft.compiler.ir.microops import (
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.lower.channels import lower_channels
 from weft.compiler.lower.conv import lower_conv
+from weft.compiler.machine.coordinates import has_coordinates
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
@@ -91,7 +92,8 @@ def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
 
 
 def plan(op: Conv | WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
-    return choose(ConvShape(op, site))
+    shape = ConvShape(op, site)
+    return choose(shape) if all(has_coordinates(shape.walked, axis) for axis in (0, 1)) else None
 
 
 def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:

@@ -9,6 +9,7 @@ import dataclasses
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pad, Pool, Window
 from weft.compiler.ir.windows import Axis
+from weft.compiler.passes.fusion import keeps_fitting
 from weft.compiler.planner import Planner
 
 
@@ -21,7 +22,11 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         name = pad.dst.buffer.name
         found = {index: _padded(pad, op) for index, op in enumerate(ops)
                  if any(view.buffer.name == name for view in op.sources)}  # fmt: skip
-        joined = {index: op for index, op in found.items() if op is not None}
+        joined = {
+            index: op
+            for index, op in found.items()
+            if op is not None and keeps_fitting(ops[index], op, planner)
+        }
         if found and len(joined) == len(found):
             ops = [joined.get(index, op) for index, op in enumerate(ops) if op is not pad]
     return dataclasses.replace(segment, ops=tuple(ops))

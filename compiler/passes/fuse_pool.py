@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, View, readers
+from weft.compiler.machine.coordinates import is_far
 from weft.compiler.passes.fuse_lookup import composed, rising
 from weft.compiler.passes.fusion import fused_or_apart
 from weft.compiler.planner import Planner
@@ -52,6 +53,8 @@ def _fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
     if max(conv.low, pool.low) > min(conv.high, pool.high):
         return False
     if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not rising(conv.lookup)):
+        return False
+    if is_far(pool.window, 0) or is_far(pool.window, 1):
         return False
     name = conv.dst.buffer.name
     whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)

@@ -64,7 +64,9 @@ class _Order:
         if at + 1 < len(self.ops) and _halved(op, self.ops[at + 1]):
             block = range(at, at + 2)
         work = sum(self._cycles(self.ops[index]) for index in block)
-        near = [index for index in (block.start - 1, block.stop) if self._idle(index) >= work]
+        # An operator without a plan has no work; it is refused later.
+        beside = (index for index in (block.start - 1, block.stop) if 0 <= index < len(self.ops))
+        near = [index for index in beside if self._idle(index) >= work]
         if near:
             self.taken[self.ops[near[0]].name] += round(work)
             return

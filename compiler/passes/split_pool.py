@@ -24,6 +24,12 @@ def split_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     return dataclasses.replace(segment, ops=tuple(op for part in parts for op in part))
 
 
+def fits(op: DeviceOp, planner: Planner) -> bool:
+    """Whether an operator has a plan, after this pass."""
+    parts = _split(op, planner) if isinstance(op, Pool) else (op,)
+    return all(planner.plan(part) is not None for part in parts)
+
+
 def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     kh, kw = op.window.kernel
     spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale
+from weft.compiler.passes.fusion import keeps_fitting
 from weft.compiler.planner import Planner
 
 
@@ -20,8 +21,10 @@ def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         if len(writers) != 1 or len(readers) != 1 or copy.src.buffer.kind != "temp":
             continue
         writer = writers[0]
-        if writer.dst == copy.src and writer.dst.contiguous and not _reads_destination(writer, copy):
-            ops[ops.index(writer)] = writer.replace(dst=copy.dst)
+        plain = writer.dst == copy.src and writer.dst.contiguous and not _reads_destination(writer, copy)
+        moved = writer.replace(dst=copy.dst)
+        if plain and keeps_fitting(writer, moved, planner):
+            ops[ops.index(writer)] = moved
             ops.remove(copy)
     return dataclasses.replace(segment, ops=tuple(ops))
 

@@ -247,7 +247,7 @@ class Parts:
         )
         h, w = (self.reach_back(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
         vectors, load = self.whole_input
-        window = shape.window
+        window = shape.walked if shape.folded else shape.window
         steps = max(*window.dilation, *window.stride)
         longest = shape.src.c if shape.aligned else max(piece.count for piece in shape.pieces)
         whole = (w * shape.vectors * steps <= STRIDE_MAX) | ((h == 1) & (shape.vectors * steps <= STRIDE_MAX))

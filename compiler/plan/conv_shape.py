@@ -177,6 +177,16 @@ class ConvShape:
         return self.window.kernel[0], 1 if self.folded else self.window.kernel[1]
 
     @property
+    def walked(self) -> Window:
+        """Steps of the loops over outputs and the kernel, and the padding that their coordinates are compared for."""
+        stride, dilation, pad = self.window.stride, self.window.dilation, self.window.pad
+        if self.folded:
+            return Window((1, 1), (stride[0], 1), (dilation[0], 0), (pad[0], 0, pad[2], 0))
+        if self.lines is not None:
+            dilation = (dilation[0], self.lines.step)
+        return Window(self.window.kernel, stride, dilation, pad)
+
+    @property
     def words(self) -> int:
         """Vectors of weights that a step of the contraction takes for a whole tile of outputs."""
         return self.config.n if self.lines is None else tap_words(self.config)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import Window
+from weft.compiler.machine.coordinates import is_far
 from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa.config import Config
 
@@ -35,7 +36,7 @@ class Lines(NamedTuple):
     def of(cls, window: Window, width: int, config: Config) -> Lines | None:
         """The lines of a window that moves over `width` outputs; None if they cannot be, or take no fewer cycles."""
         most, kernel, stride = config.depthwise_taps, window.kernel[1], window.stride[1]
-        if not most or window.dilation[1] > 1:
+        if not most or window.dilation[1] > 1 or is_far(window, 1):
             return None
         if stride > 1:
             found = cls(ceil_div(kernel, stride), min(kernel, stride), 1, 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.compiler.ir.graph import DeviceOp, Window
 from weft.compiler.machine import overheads
+from weft.compiler.machine.coordinates import has_coordinates
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
 from weft.compiler.machine.target import Target
@@ -55,6 +56,8 @@ def _tiled(
 ) -> VectorPlan | None:
     """The same with at least so many sets as `least` says, and with `only` so many channels, if it is given. Of tiles
     of which three sets fit none has more than `most` vectors, but for `few` pixels of a row."""
+    if not (has_coordinates(window, 0) and has_coordinates(window, 1)):
+        return None
     n, src, dst = site.config.n, site.sources[0], site.dst
     room = site.room[1] - site.room[0]
     params = _parameter_slots(room)
@@ -64,6 +67,7 @@ def _tiled(
     there = [item.on_chip(0, 0, 0, n) for item in (*site.sources, dst) if item.resident is not None]
     per_pixel = ceil_div(dst.c, n)
     channels = _channels(site) if only is None else [only]
+    across = max(window.stride[1], window.dilation[1])
     for slots in range(3, least - 1, -1):
         for count in channels:
             vectors = ceil_div(count, n)
@@ -81,7 +85,7 @@ def _tiled(
                         and (h > 1 or w > few)
                         and slots == 3
                     )
-                    if fits and strides and not large and pixel * window.stride[1] <= STRIDE_MAX:
+                    if fits and strides and not large and pixel * across <= STRIDE_MAX:
                         return VectorPlan(h, w, count, size, out, slots, params, _moved(site))
     return None
 

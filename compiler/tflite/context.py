@@ -23,7 +23,8 @@ _ELEMENTS = {
 """ONNX's numbers of the types that tensors may have."""
 _CLAMPS = {1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """Fused activations that clamp: RELU, RELU_N1_TO_1, RELU6."""
-_TANH = 4
+_LEFT_OUT = {4: "TANH", 5: "SIGN_BIT"}
+"""Fused activations that the file format has and LiteRT's kernels leave out, or refuse."""
 _PADDINGS = ("SAME", "VALID")
 
 
@@ -209,8 +210,10 @@ class Context:
         kind = int(self.option("FusedActivationFunction"))
         if not kind:
             return value
-        if kind == _TANH:
-            return self.emit("Tanh", value, suffix="tanh")
+        if kind in _LEFT_OUT:
+            raise self.refuse(
+                f"has fused activation {_LEFT_OUT[kind]}, which LiteRT does not compute: make it an operator of its own"
+            )
         if kind not in _CLAMPS:
             raise self.refuse(f"has fused activation {kind}, which weft does not read")
         low, high = _CLAMPS[kind]

@@ -14,7 +14,7 @@ def window(rng: Rng, rank: int, spread: int = 8) -> tuple[list[int], dict[str, A
     kernel = some(rng, 1, 4, rank)
     attributes = given(
         kernel_shape=kernel,
-        strides=maybe(rng, some(rng, 1, 4, rank), 0.8),
+        strides=maybe(rng, some(rng, 1, 5, rank), 0.8),
         dilations=maybe(rng, some(rng, 1, 3, rank), 0.3),
     )
     auto = str(rng.choice(["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"], p=[0.7, 0.1, 0.1, 0.1]))
@@ -94,7 +94,7 @@ def resize(rng: Rng) -> Draw:
     how: dict[str, Any] = {
         "mode": str(rng.choice(["nearest", "linear", "cubic"])),
         "coordinate_transformation_mode": str(
-            rng.choice(["half_pixel", "pytorch_half_pixel", "asymmetric"])  # ONNX tests align_corners
+            rng.choice(["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
         ),
     }
     if how["mode"] == "nearest":
@@ -104,7 +104,7 @@ def resize(rng: Rng) -> Draw:
         how |= {"cubic_coeff_a": float(rng.choice([-0.75, -0.5])), "exclude_outside": int(rng.integers(2))}
     value = floats(rng, size)
     if rng.integers(2):
-        factors = [1, 1, *(float(item) for item in rng.choice([0.5, 1, 1.5, 2, 3], 2))]
+        factors = [1, 1, *(float(item) for item in rng.choice([0.5, 0.625, 1, 1.5, 2, 2.75, 3], 2))]
         return "Resize", [value, None, [np.array(factors, np.float32)]], how, 1
     return "Resize", [value, None, None, [np.array([*size[:2], *some(rng, 1, 12, 2)], np.int64)]], how, 1
 

@@ -60,6 +60,11 @@ def case(name: str) -> object:
     return next(item for item in conformance.in_scope() if item.name == name)
 
 
+@pytest.mark.parametrize("name", conformance.DISPUTED)
+def test_disputed_cases_have_other_results(name: str) -> None:
+    assert "instead of" in conformance.run(case(name)).failure
+
+
 def test_a_wrong_result_is_a_failure() -> None:
     found = case("test_matmulinteger")
     inputs, (expected,) = found.data_sets[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.ir.layout import spatial
+from weft.compiler.machine.coordinates import has_coordinates
+from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.onnx.conditions import (
     arranged,
     bias_constant,
@@ -14,13 +16,22 @@ from weft.compiler.onnx.conditions import (
     input_quantised,
     weights_constant,
     weights_per_output,
-    window_steps,
 )
 from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.convolutions import product_of
+from weft.compiler.onnx.convolutions import pad_apart, product_of
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Constant, Symbol
 from weft.compiler.onnx.windows import depth_tap, window_of
+
+
+def pads_fit(context: NodeContext) -> str | None:
+    """Pads must not be negative, and at most 4095 along axes with strides or dilations above 127."""
+    if min(context.ints("pads", (0,))) < 0:
+        return f"pads is {context.ints('pads', ())}"
+    window = window_of(context, context.shape(1)[2:])
+    far = [axis for axis in (0, 1) if not has_coordinates(window, axis)]
+    most = max((max(window.pad[axis], window.pad[axis + 2]) for axis in far), default=0)
+    return None if most <= COUNT_MAX else f"pads are {window.pad}"
 
 
 def conv(context: NodeContext) -> Symbol:
@@ -36,7 +47,7 @@ def conv(context: NodeContext) -> Symbol:
         values = values[:, tap]
     elif len(kernel) == 1:
         values = values[:, None]
-    window = window_of(context, kernel)
+    source, window = pad_apart(source, quant, window_of(context, kernel))
     return product_of(context, source, source.view(), quant, values, weight, window, spatial(context.output))
 
 
@@ -51,7 +62,7 @@ OPERATORS = (
             weights_constant,
             weights_per_output,
             bias_constant,
-            window_steps,
+            pads_fit,
         ),
         conv,
     ),

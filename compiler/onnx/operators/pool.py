@@ -10,6 +10,7 @@ import numpy as np
 from weft.compiler.ir.graph import Pool, Window
 from weft.compiler.ir.layout import Layout, Shape4, packed, spatial
 from weft.compiler.ir.windows import axes
+from weft.compiler.machine.coordinates import has_coordinates
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.onnx.conditions import (
     activation,
@@ -18,7 +19,6 @@ from weft.compiler.onnx.conditions import (
     image,
     image_order,
     input_quantised,
-    window_steps,
 )
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
@@ -54,6 +54,15 @@ def windows_filled(context: NodeContext) -> str | None:
         if empty.any():
             return f"along {name}, output {int(np.argmax(empty))} has none"
     return None
+
+
+def window_steps(context: NodeContext) -> str | None:
+    """Pads must not be negative. Pools with strides or dilations above 127 along an axis must have no padding there."""
+    if min(context.ints("pads", (0,))) < 0:
+        return f"pads is {context.ints('pads', ())}"
+    window = window_of(context, context.ints("kernel_shape", ()))
+    good = all(has_coordinates(window, axis) for axis in (0, 1))
+    return None if good else f"strides are {window.stride}, dilations {window.dilation}, pads {window.pad}"
 
 
 def window_size(context: NodeContext) -> str | None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View, Window
 from weft.compiler.ir.layout import spatial
-from weft.compiler.machine.limits import STEP_MAX
 from weft.compiler.onnx.conditions import activation, arranged, input_quantised
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.indices import places
@@ -92,8 +91,7 @@ def fractions_small(context: NodeContext) -> str | None:
     if found is None or math.prod(map(len, found)) > PIECES:
         return f"the input has shape {context.shape()}, the result {context.output}"
     most = math.prod(max(int(line.weights.max()) for line in axis) for axis in found)
-    step = max(line.step for axis in found for line in axis)
-    return None if most <= WEIGHT and step <= STEP_MAX else f"a weight would be {most}"
+    return None if most <= WEIGHT else f"a weight would be {most}"
 
 
 @functools.lru_cache(maxsize=1)

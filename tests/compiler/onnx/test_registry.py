@@ -10,10 +10,10 @@ import pytest
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, STEP_MAX
 from weft.compiler.onnx import operators, registry
 from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE, keys_fit, rows_fit
-from weft.compiler.onnx.conditions import window_steps
 from weft.compiler.onnx.context import Constraint, sentence
 from weft.compiler.onnx.elementwise import PLAIN
-from weft.compiler.onnx.operators.pool import ELEMENTS, window_size
+from weft.compiler.onnx.operators.conv import pads_fit
+from weft.compiler.onnx.operators.pool import ELEMENTS, window_size, window_steps
 from weft.compiler.onnx.operators.softmax import softmax_length
 
 
@@ -48,6 +48,7 @@ def test_table_is_made_of_sentences() -> None:
 @pytest.mark.parametrize(
     ("constraint", "limits"),
     [
+        (pads_fit, (STEP_MAX, COUNT_MAX)),
         (window_steps, (STEP_MAX,)),
         (window_size, (COUNT_MAX, ELEMENTS)),
         (softmax_length, (PITCH_MAX,)),

@@ -115,3 +115,49 @@ def test_squeeze_and_excitation_is_one_segment() -> None:
     assert not on_host(graph)
     names = ["Conv", "Pool", "Conv", "Conv", "Multiply", "Conv"]
     assert [type(op).__name__ for op in device_ops(graph)] == names
+
+
+def beside_a_constant(rng: np.random.Generator, op: str) -> tuple[onnx.ModelProto, float]:
+    """An activation of any shape, often one element, next to a constant that repeats to it, or that it repeats to."""
+    full = tuple(int(rng.integers(1, 9)) for _ in range(rng.integers(1, 5)))
+    shapes = [full, tuple(size if rng.random() < 0.5 else 1 for size in full)]
+    if rng.random() < 0.4:
+        shapes[1] = (1,) * int(rng.integers(0, len(full) + 1))
+    while shapes[1][:1] == (1,) and rng.random() < 0.3:
+        shapes[1] = shapes[1][1:]
+    given, constant = shapes if rng.random() < 0.3 else shapes[::-1]
+    built = qdq_models.Builder(rng)
+    if len(given) == 4 and rng.random() < 0.5:  # what the device made cannot be laid out in any way
+        value = built.conv(built.input((given[0], 3, *given[2:])), given[1], (1, 1))
+    else:
+        value = built.input(given)
+    if rng.random() < 0.3:
+        other = built.constant(rng.uniform(0.5, 3, constant).astype(np.float32))
+    else:
+        scale, zero = built.constant(np.float32(0.05)), built.constant(np.int8(0))
+        integers = built.constant(rng.integers(1, 100, constant).astype(np.int8))
+        other = built.node("DequantizeLinear", [integers, scale, zero])
+    operands = [built.dequantise(value), other]
+    made = built.node(op, operands if op == "Div" or rng.random() < 0.5 else operands[::-1])
+    scale = float(np.float32(value.scale * {"Mul": 3, "Div": 1}.get(op, 1) + (op in ("Add", "Sub")) * 0.05))
+    return built.finish(built.quantise(made, np.broadcast_shapes(*shapes), scale, 3, False)), scale
+
+
+def check_beside_a_constant(seeds: range) -> None:
+    for seed in seeds:
+        op = ("Add", "Sub", "Mul", "Div")[seed % 4]
+        rng = np.random.default_rng([seed, 29])
+        model, scale = beside_a_constant(rng, op)
+        # A constant of floats may be rounded to the scale of sums; see `ADD_WEIGHT`.
+        assert np.abs(steps(model, scale, rng)).max() <= 1, (seed, op)
+        for config in (PRESETS["tiny"], PRESETS["default"]):
+            import_model(model, config=config)
+
+
+def test_activations_beside_constants() -> None:
+    check_beside_a_constant(range(40))
+
+
+@pytest.mark.long
+def test_activations_beside_constants_for_long() -> None:
+    check_beside_a_constant(range(1000, 2000))

@@ -475,10 +475,15 @@ def test_options(name: str, kind: str, options: dict[str, object], said: str) ->
 
 
 def test_fused_activations_that_weft_does_not_read() -> None:
-    small = Small()
-    assert small.fails("ADD", small.x, kind="Add", FusedActivationFunction=5) == (
-        "operator 0 (ADD), which makes tensor 1 ('y'), has fused activation 5, which weft does not read"
-    )
+    where = "operator 0 (ADD), which makes tensor 1 ('y'), has fused activation"
+    behind = "which LiteRT does not compute: make it an operator of its own"
+    for number, said in (
+        (6, "6, which weft does not read"),
+        (4, f"TANH, {behind}"),
+        (5, f"SIGN_BIT, {behind}"),
+    ):
+        small = Small()
+        assert small.fails("ADD", small.x, kind="Add", FusedActivationFunction=number) == f"{where} {said}"
 
 
 @pytest.mark.parametrize(

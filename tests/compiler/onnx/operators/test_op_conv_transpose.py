@@ -53,6 +53,7 @@ def random_model(rng: Rng, rank: int) -> tuple[Builder, Quantised]:
     kind = int(rng.integers(5))
     if kind == 0:
         op["auto_pad"] = str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+        op["output_padding"] = [int(rng.integers(0, stride)) for stride in strides]
     elif kind == 1:
         ends = [(max(least, most - 3), max(least, most)) for least, most in zip(sizes, full, strict=True)]
         op["output_shape"] = [int(rng.integers(low, high + 1)) for low, high in ends]

@@ -13,7 +13,7 @@ from support.qdq_models import Builder, feeds
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
-from weft.compiler.onnx.conditions import depth_alone, image, image_order, window_steps
+from weft.compiler.onnx.conditions import depth_alone, image, image_order
 from weft.compiler.onnx.operators.pool import (
     OPERATORS,
     ceil_average,
@@ -21,6 +21,7 @@ from weft.compiler.onnx.operators.pool import (
     mean_order,
     pool_values,
     window_size,
+    window_steps,
 )
 from weft.hdl.isa.config import Config
 
@@ -76,7 +77,11 @@ def test_means(shape: tuple[int, ...], axes: list[int], kernel: int) -> None:
 
 
 CASES: dict[str, Case] = {
-    "stride of 128": (lambda: one("MaxPool", kernel_shape=[1, 1], strides=[128, 1]), "MaxPool", window_steps),
+    "padded stride of 128": (
+        lambda: one("MaxPool", kernel_shape=[2, 1], strides=[128, 1], pads=[1, 0, 0, 0]),
+        "MaxPool",
+        window_steps,
+    ),
     "four dimensions": (
         lambda: one("MaxPool", (1, 4, 2, 2, 2, 2), kernel_shape=[1, 1, 2, 2]),
         "MaxPool",

@@ -82,6 +82,18 @@ def test_random(mode: str) -> None:
     assert tally.wrong < 1e-2 * tally.elements
 
 
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("factors", [(0.6, 0.6), (1.5, 1.5), (2.7, 1.0)])
+def test_corners_are_those_of_the_result(factors: tuple[float, float], mode: str) -> None:
+    """The last element of the result, whose size is rounded down, is that of the input."""
+    rng = np.random.default_rng(5)
+    built = Builder(rng)
+    given, how = built.input((1, 3, 5, 7)), {"coordinate_transformation_mode": "align_corners", "mode": mode}
+    scales = built.constant(np.array([1, 1, *factors], np.float32))
+    value = built.node("Resize", [built.dequantise(given), "", scales], **how)
+    one_step.check(requantised(built, value, given), rng, one_step.Tally())
+
+
 def test_twice_as_large() -> None:
     """Four convolutions inside, with weights of 1 and 3 along each axis, and copies at the corners."""
     built = builder()
