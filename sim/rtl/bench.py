@@ -118,7 +118,8 @@ def run_bench(
             "COCOTB_TEST_MODULES": module.stem,
             "COCOTB_TOPLEVEL": "dut",
             "COCOTB_RESULTS_FILE": str(results),
-            "COCOTB_TRUST_INERTIAL_WRITES": "1",
+            # Icarus Verilog applies inertial writes while registers still take their inputs.
+            "COCOTB_TRUST_INERTIAL_WRITES": "0" if icarus else "1",
             "COCOTB_LOG_LEVEL": "WARNING",
             "TOPLEVEL_LANG": "verilog",
             "WEFT_BENCH": json.dumps(parameters or {}),
