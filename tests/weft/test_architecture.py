@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -91,6 +92,19 @@ def test_onnx_ends_at_our_network() -> None:
         for name in ("evaluate", "exact_products", "onnx_model", "reference")
     }
     assert found == {ROOT / "compiler/onnx/reader.py", *host}
+
+
+_LOADS_ONNX_RUNTIME = re.compile(r"^(?:import|from) onnxruntime\b", re.MULTILINE)
+
+
+def test_telemetry_is_off_before_onnx_runtime_is_loaded() -> None:
+    """`weft` imports it inside functions, when its own switch is set; scripts that start without `weft` set theirs."""
+    assert not [path for path in SOURCES if _LOADS_ONNX_RUNTIME.search(path.read_text())]
+    scripts = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    loads = {path: parts for path in scripts if len(parts := _LOADS_ONNX_RUNTIME.split(path.read_text())) > 1}
+    assert loads
+    for path, (before, *_) in loads.items():
+        assert "ORT_DISABLE_TELEMETRY" in before, path
 
 
 def test_tests_import_rooms_through_weft() -> None:
