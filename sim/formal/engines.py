@@ -165,7 +165,7 @@ def _abc(folder: Path, command: str, seconds: float, file: str = AIG) -> str:
         or found.origin is None
         or not (path := Path(found.origin).with_name("yosys-abc")).exists()
     ):
-        raise EngineError("there is no yosys-abc beside pyosys: install the version of constraints.txt")
+        raise EngineError("there is no yosys-abc beside pyosys: install the version of requirements/demo.txt")
     return _logged(folder, [str(path), "-c", f"{_READ.format(file)}; {command}"], seconds)
 
 
