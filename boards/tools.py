@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Run `command` in `folder`, pass every line of its output to `line`, and keep all of it in ``<name>.log`` there.
 
-    Temporary files are in `folder` as well. Raises `ToolError` with the last line that names an error, else the last one.
+    Temporary files are in `folder`, too. Raises `ToolError` with the last line that names an error, else the last one.
     """
     said: list[str] = []
     with (
