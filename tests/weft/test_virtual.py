@@ -222,7 +222,7 @@ def test_a_simulated_board_refuses_programs_of_another(
         ),
         "virtual:ulx3s-85f@tiny": "the board ulx3s-85f at virtual:ulx3s-85f@tiny is built for configuration tiny ",
         "virtual:icebreaker@tiny": "configuration field 'probability_bits' must be 7 or 0 for ice40, ",
-        "virtual:icebreaker@default": "the configuration does not fit icebreaker: it is estimated to need ",
+        "virtual:ulx3s-12f@ulx3s-85f": "the configuration does not fit ulx3s-12f: it is estimated to need ",
         "virtual:icebreaker@none": "unknown configuration 'none'; choose a preset ",
     }
     for port, message in refusals.items():
