@@ -26,7 +26,7 @@ from weft.hdl.sequential.tables import entries
 FOLDER = Path(__file__).with_name("families")
 FORMAT = "weft estimates 2"
 PACKING = {"ecp5": 1.06, "gowin": 1.04, "gowin5a": 1.04}
-"""By family, LUTs that nextpnr places for each one that Yosys counts, in builds of the smaller boards' configurations."""
+"""LUTs that nextpnr places for each one that Yosys counts, by family, in builds for the smaller boards."""
 _RIDGE = 1e-3
 """Penalty of a weight, relative to its feature: small enough to leave what samples determine within a few 1/10,000."""
 
