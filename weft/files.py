@@ -63,8 +63,9 @@ def apart(
         if identity in written:
             raise FileError(f"{written[identity]} and {option} both name {path}: they are two files")
         written[identity] = option
-        known = suffixes.get(option)
-        if known and path.suffix and path.suffix.lower() not in known:
+    for option, known in suffixes.items():
+        path = writes[option]
+        if path is not None and path.suffix.lower() not in ("", *known) and not special(path):
             raise FileError(
                 f"{option} writes {known[0]}, which {path} would not be by its name: end it in {known[0]}"
             )
