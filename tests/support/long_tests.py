@@ -15,7 +15,18 @@ from pathlib import Path
 import pytest
 
 OPTION = "--budget-minutes"
-SOURCES = ("hdl", "compiler", "sim", "boards", "weft", "examples", "benchmarks", "tests", "docs", "requirements")
+SOURCES = (
+    "hdl",
+    "compiler",
+    "sim",
+    "boards",
+    "weft",
+    "examples",
+    "benchmarks",
+    "tests",
+    "docs",
+    "requirements",
+)
 """Folders whose files tests depend on, beside `SINGLE` files."""
 SINGLE = ("pyproject.toml", "Makefile", "README.md")
 _TOGETHER = 8
