@@ -9,12 +9,19 @@ MUTANTS ?= 0
 SECONDS_EACH ?= 240
 VENV   := .venv
 BIN    := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# All packages with their hashes are in requirements/; weft itself needs only the setuptools that is among them.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+HASHED  := $(INSTALL) --require-hashes --only-binary :all: --requirement
+# Writes files of requirements for all platforms from pyproject.toml; what is pinned stays, without UPGRADE=--upgrade.
+UPGRADE ?=
+UV      := build/uv/bin/uv
+LOCK    := $(UV) pip compile pyproject.toml - --universal --python-version 3.11 --generate-hashes --only-binary :all: \
+	--no-emit-index-url --no-annotate --custom-compile-command 'make requirements' --quiet
 # The table of docs/assurance.md, also of what failed.
 WRITE_TABLE = code=$$?; $(BIN)/python benchmarks/assurance.py write; exit $$code
 ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression prove fuzz coverage mutants mutants-software bench boards estimates clean
+.PHONY: help demo test lint typing regression prove fuzz coverage mutants mutants-software bench boards estimates requirements clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
@@ -81,21 +88,28 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "error: could not make $(VENV): on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 2; }
 
-$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.demo: $(BIN)/python pyproject.toml requirements/demo.txt
 	@echo "installing weft and its tools into $(VENV) (once, about a minute)..."
-	@$(INSTALL) setuptools
+	@$(HASHED) requirements/demo.txt
 	@$(INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.lm: $(VENV)/.demo
+$(VENV)/.lm: $(VENV)/.demo requirements/lm.txt
 	@echo "installing what language models need into $(VENV) (once)..."
-	@$(INSTALL) --no-build-isolation --editable '.[lm]'
+	@$(HASHED) requirements/lm.txt
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo
+$(VENV)/.test: $(VENV)/.demo requirements/test.txt
 	@echo "installing the test tools into $(VENV) (once)..."
-	@$(INSTALL) --no-build-isolation --editable '.[test]'
+	@$(HASHED) requirements/test.txt
 	@touch $@
+
+# The other files have the versions of test.txt.
+requirements:
+	@$(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@echo setuptools | $(LOCK) $(UPGRADE) --extra test --output-file requirements/test.txt
+	@echo setuptools | $(LOCK) --constraint requirements/test.txt --extra lm --output-file requirements/lm.txt
+	@echo setuptools | $(LOCK) --constraint requirements/test.txt --output-file requirements/demo.txt
 
 # Type checkers cannot follow the editable install's import hook: show them the package as a tree of links.
 typing:

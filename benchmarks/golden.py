@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before ONNX Runtime is imported
 
 import onnxruntime
 import zoo

@@ -5,8 +5,11 @@ End to end, one early difference would be counted again wherever it spreads.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before ONNX Runtime is imported
 
 import numpy as np
 import onnx

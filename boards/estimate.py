@@ -26,6 +26,8 @@ from weft.hdl.sequential.tables import entries
 
 FOLDER = Path(__file__).with_name("families")
 FORMAT = "weft estimates 2"
+PACKING = {"ecp5": 1.06, "gowin": 1.04, "gowin5a": 1.04}
+"""LUTs that nextpnr places for each one that Yosys counts, by family, in builds for the smaller boards."""
 _RIDGE = 1e-3
 """Penalty of a weight, relative to its feature: small enough to leave what samples determine within a few 1/10,000."""
 
@@ -204,6 +206,15 @@ def estimate(board: Board, config: Config) -> Resources | None:
 def fits(board: Board, config: Config) -> bool:
     """Whether the estimate leaves hope: no resource is exceeded by more than the estimate's error."""
     return not _excess(board, config)
+
+
+def places(board: Board, config: Config) -> bool:
+    """Whether place and route should succeed: the estimate, with LUTs that packing adds, is no more than there is."""
+    need = estimate(board, config)
+    if need is None:
+        return True
+    packed = {**dict(need.items()), "lut": need.lut * PACKING.get(board.family.name, 1.0)}
+    return all(count <= getattr(board.available, kind) for kind, count in packed.items())
 
 
 def check_estimate(board: Board, config: Config) -> None:

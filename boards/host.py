@@ -139,12 +139,7 @@ class BoardDevice(PolledDevice):
 
     def _identify(self) -> Identity:
         identity = identify_ready(self._session)
-        name = self._session.name
-        if identity.digest != self.config.digest:
-            raise DeviceError(
-                f"the board {identity.board} at {name} is built for {_describe(identity.digest)}, "
-                f"the program is for {_describe(self.config.digest)}: compile for the one or flash the other"
-            )
+        check_configuration(identity.board, self._session.name, identity.digest, self.config)
         if fault := sdram_fault(identity):
             raise DeviceError(f"{fault}; nothing was sent to it")
         return identity
@@ -295,7 +290,16 @@ class BoardDevice(PolledDevice):
         self._session.request(Request(0, Operation.WRITE_REGISTERS, address, 4, value.to_bytes(4, "little")))
 
 
+def check_configuration(board: str, place: str, digest: int, config: Config) -> None:
+    """Raise `DeviceError` if the board at `place` is built for another configuration than a program's."""
+    if digest != config.digest:
+        raise DeviceError(
+            f"the board {board} at {place} is built for {_describe(digest)}, "
+            f"the program is for {_describe(config.digest)}: compile for the one or flash the other"
+        )
+
+
 def _describe(digest: int) -> str:
-    """A configuration by what is known of it."""
-    names = [name for name, config in PRESETS.items() if config.digest == digest]
+    known = {**PRESETS, **{board.name: board.config for board in BOARDS.values()}}
+    names = [name for name, config in known.items() if config.digest == digest]
     return f"configuration {names[0] if names else 'of your own'} (digest {digest:#010x})"

@@ -13,7 +13,7 @@ from weft.boards.session import blocks
 
 WORD = 8
 """Bytes that are written and read at a time."""
-STEP = 1 << 20
+STEP = 1 << 18
 """Bytes of which all CRCs are calculated at once."""
 Clock = Callable[[], float]
 
@@ -148,12 +148,12 @@ def fill_memory(
     begun = clock()
     wrong = None
     for inverse in (False, True):
-        progress(f"testing {memory.size:,} bytes of memory, {1 + inverse} of 2")
+        extent = f"{memory.size:,} bytes of memory, {1 + inverse} of 2"
         pages = list(blocks(0, memory.size, CHECKED))
         requests = (Request(0, Operation.FILL_MEMORY, at, size, inverse=inverse) for at, size in pages)
-        for _ in memory.session.exchange(requests):
-            pass
-        page = _damaged(memory, pages, inverse)
+        for count, _ in enumerate(memory.session.exchange(requests)):
+            progress(f"filling {extent}: {count / len(pages):.0%}")
+        page = _damaged(memory, pages, inverse, progress, f"testing {extent}")
         if page is not None:
             wrong = _located(memory, page, inverse)
             break
@@ -161,9 +161,16 @@ def fill_memory(
     return MemoryTest(memory.size, memory.size, first, None, clock() - begun, cause)
 
 
-def _damaged(memory: BoardMemory, pages: list[tuple[int, int]], inverse: bool) -> int | None:
+def _damaged(
+    memory: BoardMemory,
+    pages: list[tuple[int, int]],
+    inverse: bool,
+    progress: Callable[[str], None],
+    text: str,
+) -> int | None:
     """The first page that is not as it was filled; None if all are."""
     for start in range(0, memory.size, STEP):
+        progress(f"{text}: {start / memory.size:.0%}")
         some = [(at, size) for at, size in pages if start <= at < start + STEP]
         content = filling(start, sum(size for _, size in some), inverse=inverse)
         bad = memory.differing(expected_checks(start, content, some), some)

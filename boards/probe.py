@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.boards.frames import CHECKED, IDENTITY_BYTES, PAYLOAD, Operation, Request
@@ -69,8 +70,13 @@ def read_registers(session: Session) -> Registers:
     return Registers(values[0], values[1], values[2], Status(values[4]))
 
 
-def try_link(memory: BoardMemory, size: int, clock: Clock = time.monotonic) -> LinkQuality:
-    """Round trips, and the first `size` bytes of memory read and written back as they were."""
+def try_link(
+    memory: BoardMemory, most: int, clock: Clock = time.monotonic, seconds: float = math.inf
+) -> LinkQuality:
+    """Measure round trips, and read the first bytes of memory and write them back as they were.
+
+    Each way takes up to about `seconds`, and moves up to `most` bytes.
+    """
     session = memory.session
     before = session.quality.exchanges, session.repeated, session.damaged
     trips = []
@@ -78,9 +84,14 @@ def try_link(memory: BoardMemory, size: int, clock: Clock = time.monotonic) -> L
         begun = clock()
         session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
         trips.append(clock() - begun)
-    begun = clock()
-    content = memory.read(0, size)
-    read = clock()
+    size = min(PAYLOAD, most)
+    while True:
+        begun = clock()
+        content = memory.read(0, size)
+        read = clock()
+        if size == most or read - begun > seconds / 4:
+            break
+        size = min(2 * size, most)
     memory.write(0, content)
     written = clock()
     return LinkQuality(
@@ -120,27 +131,36 @@ def check_memory(
     """
     begun = clock()
     length, blocks = chosen_blocks(memory.size, most)
-    progress(f"reading {len(blocks) * length:,} bytes of memory to keep them")
-    kept = {block: memory.read(block, length) for block in blocks}
+    extent = f"{len(blocks) * length:,} bytes of memory"
+    kept = {
+        block: memory.read(block, length)
+        for block in reported(blocks, f"reading {extent} to keep them", progress)
+    }
     wrong = None
     seed = random.randrange(1 << 32)
     try:
         try:
-            for inverse in (0x00, 0xFF):
-                progress(f"testing {len(blocks) * length:,} bytes of memory")
-                for block in blocks:
+            for turn, inverse in ((1, 0x00), (2, 0xFF)):
+                for block in reported(blocks, f"writing to {extent}, {turn} of 2", progress):
                     memory.write(block, pattern(seed, block, length, inverse))
-                for block in blocks:
+                for block in reported(blocks, f"testing {extent}, {turn} of 2", progress):
                     wrong = wrong or _difference(memory, block, pattern(seed, block, length, inverse))
         finally:
-            progress("writing back what was in memory")
-            for block, content in kept.items():
-                memory.write(block, content)
+            for block in reported(blocks, f"writing back {extent}", progress):
+                memory.write(block, kept[block])
     except DeviceError as error:
         raise DeviceError(f"{error}; parts of its memory may hold what the test has written") from None
     restored = all(_difference(memory, block, content) is None for block, content in kept.items())
     first, cause = wrong or (None, "")
     return MemoryTest(len(blocks) * length, memory.size, first, restored, clock() - begun, cause)
+
+
+def reported(blocks: Iterable[int], text: str, progress: Callable[[str], None]) -> Iterator[int]:
+    """The blocks one after the other, with a word to `progress` before each."""
+    blocks = list(blocks)
+    for index, block in enumerate(blocks):
+        progress(f"{text}: {index / len(blocks):.0%}")
+        yield block
 
 
 def pattern(seed: int, address: int, size: int, inverse: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -48,15 +49,21 @@ def run(
     folder: Path,
     line: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Run `command` in `folder`, tell `line` every line of its output, and keep all of it in ``<name>.log`` there.
+    """Run `command` in `folder`, pass every line of its output to `line`, and keep all of it in ``<name>.log`` there.
 
-    Raises `ToolError` with the last line that names an error, else the last one.
+    Temporary files are in `folder`, too. Raises `ToolError` with the last line that names an error, else the last one.
     """
     said: list[str] = []
     with (
         (folder / f"{name}.log").open("w", buffering=1) as log,
         subprocess.Popen(
-            command, cwd=folder, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=folder,
+            text=True,
+            errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TMPDIR": str(folder.absolute())},
         ) as process,
     ):
         assert process.stdout is not None

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.compiler.gguf.file import is_gguf
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph, HostSegment
@@ -20,6 +19,7 @@ from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
 from weft.compiler.onnx.recurrent import unrolled
+from weft.compiler.other_files import check_kind
 from weft.compiler.tflite import reader as tflite
 from weft.compiler.verify import verify
 from weft.hdl.isa.config import Config
@@ -119,11 +119,11 @@ _HEAD = 4096
 def _other(source: Source) -> _Other | None:
     """A TFLite or MLIR file; None for what is none, by its first bytes and its suffix.
 
-    Raises `CompileError` for a language model, which is another kind of thing.
+    Raises `CompileError` for a model in a file of another tool (`weft.compiler.other_files`).
     """
     if isinstance(source, bytes):
         what = f"the model of {len(source):,} bytes"
-        _check_kind(source, what)
+        check_kind(source[:_HEAD], what)
         found = tflite.is_tflite(source), mlir.is_mlir(source[:_HEAD])
         return _Other(source, what, found[1]) if any(found) else None
     if not isinstance(source, str | os.PathLike):
@@ -134,17 +134,11 @@ def _other(source: Source) -> _Other | None:
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
-            _check_kind(head, str(path))
+            if not tflite.is_tflite(head) and not mlir.is_mlir(head):
+                check_kind(head, str(path))
             suffix = path.suffix.lower()
             is_tflite = suffix == tflite.SUFFIX or tflite.is_tflite(head)
             is_mlir = not is_tflite and (suffix == mlir.SUFFIX or mlir.is_mlir(head))
             return _Other(head + file.read(), str(path), is_mlir) if is_tflite or is_mlir else None
     except OSError:
         return None  # which the other reader tells of
-
-
-def _check_kind(head: bytes, what: str) -> None:
-    if is_gguf(head):
-        raise CompileError(
-            f"{what} is a GGUF file, which holds a language model; weft checks and compiles ONNX, TFLite and MLIR files"
-        )

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import weft
+
+assert weft.__version__  # imported before any test imports ONNX Runtime, whose telemetry it switches off
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background job. Commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

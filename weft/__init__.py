@@ -21,9 +21,14 @@ board), `BuildError` (a simulator that cannot be built), `DeviceError` (a device
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# weft sends nothing: ONNX Runtime reads this when its library is loaded, and keeps no events then.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 __all__ = [
     "BoardError",
     "BuildError",

@@ -94,13 +94,13 @@ def _shares(board: Board) -> dict[str, float]:
 
 
 def _fits(board: Board, config: Config) -> bool:
-    from weft.boards.estimate import fits
+    from weft.boards.estimate import places
 
     try:
         board.family.fabric.multipliers.check(config)
     except ConfigError:
         return False
-    return fits(board, config)
+    return places(board, config)
 
 
 def build(

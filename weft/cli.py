@@ -241,7 +241,8 @@ def _read(
     program, read = load(folder)
     others = [load(item) for item in variant]
     read += [path for _, paths in others for path in paths]
-    files.apart(written, [*read, *source, against and files.existing(against)])
+    suffixes = {"--output": (".npz",), "--report": (".json",)}
+    files.apart(written, [*read, *source, against and files.existing(against)], suffixes)
     _check_device(on, program)
     return (
         program,
@@ -302,7 +303,7 @@ def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[s
     if output is not None:
         raise FileError("--output and --on timing do not go together: timing computes no outputs")
     program, read = load(folder)
-    files.apart({"--report": report}, read)
+    files.apart({"--report": report}, read, {"--report": (".json",)})
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     with reports.progress() as progress:
         progress("running on the cycle model")

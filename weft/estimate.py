@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.ir.shares import reasons
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.errors import WeftError
@@ -19,8 +20,11 @@ from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
+    from weft.compiler.ir.model import HostSegment, Transfer
     from weft.program import Program
 
+CONVERTING = ("QuantizeLinear", "DequantizeLinear")
+"""Operators that run on the host where their neighbours do."""
 BITS = 10
 """Of a byte on the serial line: with a start and a stop bit."""
 
@@ -61,7 +65,12 @@ class Estimate:
     bound : dict of str to float
         What paces layers, with their part of the cycles, the largest first; empty for the sequential core.
     upload, link : float
-        Seconds on the serial line: for code and constants in memory, and for the inputs and outputs of a sample.
+        Seconds on the serial line: for code and constants in memory, and for all values of a sample.
+    between : float
+        The part of `link` for values that nodes on the host take from the device and give back to it.
+    reasons : dict of str to int
+        Why nodes run on the host, with how many do for it, the most first. QuantizeLinear and DequantizeLinear are left
+        out: they are there because of others.
     """
 
     board: str
@@ -83,6 +92,8 @@ class Estimate:
     bound: Mapping[str, float] = field(default_factory=dict)
     upload: float = 0.0
     link: float = 0.0
+    between: float = 0.0
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -93,6 +104,16 @@ class Estimate:
     def seconds(self) -> float:
         """Of computing a sample, without the link and what the host runs."""
         return self.cycles / self.clock
+
+    @property
+    def sample_seconds(self) -> float:
+        """Of a sample on the device and on the link, without what the host computes."""
+        return self.seconds + self.link
+
+    @property
+    def sensible(self) -> bool:
+        """Whether it fits, and the host's nodes do not keep the link busy for longer than the device computes."""
+        return self.fits and self.between <= self.seconds
 
     @property
     def macs_per_second(self) -> float:
@@ -179,7 +200,8 @@ def _start(board: Board, **known: Any) -> Estimate:
 def _of(program: Program, board: Board) -> Estimate:
     nodes = program.assignment
     on_device = sum(place == "device" for _, _, place, _ in nodes)
-    counts = {"nodes": len(nodes), "on_device": on_device}
+    why = reasons(node for node in nodes if node[1] not in CONVERTING)
+    counts = {"nodes": len(nodes), "on_device": on_device, "reasons": dict(why.most_common())}
     parts = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
     if not parts:
         return _start(
@@ -187,7 +209,7 @@ def _of(program: Program, board: Board) -> Estimate:
         )
     needed, flash = placed(parts, board)
     report = _report(program, board, needed, flash=flash > 0)
-    upload, link = _link_seconds(program, parts, board)
+    upload, link, between = _link_seconds(program, parts, board)
     fixed = [len(part.code) + len(part.constants) for part in parts]
     return _start(
         board,
@@ -204,6 +226,7 @@ def _of(program: Program, board: Board) -> Estimate:
         bound=_bound(report["layers"]),
         upload=0.0 if flash else upload,
         link=link,
+        between=between,
     )
 
 
@@ -246,19 +269,48 @@ def _bound(layers: list[dict[str, Any]]) -> dict[str, float]:
     return {name: count / max(cycles.total(), 1) for name, count in cycles.most_common()}
 
 
-def _link_seconds(program: Program, parts: list[DeviceProgram], board: Board) -> tuple[float, float]:
-    """For code and constants; and for the inputs and outputs of a sample. The line carries both ways at once."""
+def _link_seconds(program: Program, parts: list[DeviceProgram], board: Board) -> tuple[float, float, float]:
+    """Seconds for code and constants, for the values of a sample, and for those of them that the host's nodes take from
+    the device and give back. The line carries both ways at once."""
     from weft.boards.frames import Operation, transfer_bytes
 
     second = board.line(board.clock).baud / BITS
     compiled = program._compiled
-    written = {item.buffer.name for item in compiled.to_device}
-    read = {item.buffer.name for item in compiled.from_device}
-    upload = link = 0.0
+    returning = _returning(compiled.segments, compiled.to_device, compiled.from_device)
+    upload = link = between = 0.0
     for part in parts:
         upload += max(transfer_bytes(Operation.WRITE_MEMORY, len(part.code) + len(part.constants)))
-        for name in part.buffers.keys() & written:
-            link += max(transfer_bytes(Operation.WRITE_MEMORY, part.buffers[name].size))
-        for name in part.buffers.keys() & read:
-            link += max(transfer_bytes(Operation.READ_MEMORY, part.buffers[name].size))
-    return upload / second, link / second
+        for transfers, operation in (
+            (compiled.to_device, Operation.WRITE_MEMORY),
+            (compiled.from_device, Operation.READ_MEMORY),
+        ):
+            values = {item.buffer.name: item.value for item in transfers if item.buffer.name in part.buffers}
+            for name, value in values.items():
+                count = max(transfer_bytes(operation, part.buffers[name].size))
+                link += count
+                between += count if value in returning else 0
+    return upload / second, link / second, between / second
+
+
+def _returning(
+    segments: Sequence[DeviceProgram | HostSegment],
+    to_device: Iterable[Transfer],
+    from_device: Iterable[Transfer],
+) -> set[str]:
+    """Values on the way from one device program through the host to another: what comes from the device, or is computed
+    of that, and is needed by the device, or by what that needs."""
+    ends = []
+    for item in segments:
+        if isinstance(item, DeviceProgram):
+            reads = {transfer.value for transfer in to_device if transfer.buffer.name in item.buffers}
+            makes = {transfer.value for transfer in from_device if transfer.buffer.name in item.buffers}
+            ends.append((reads, makes, True))
+        else:
+            ends.append((set(item.inputs), set(item.outputs), False))
+    come: set[str] = set()
+    for reads, makes, device in ends:
+        come |= makes if device or reads & come else set()
+    go: set[str] = set()
+    for reads, makes, device in reversed(ends):
+        go |= reads if device or makes & go else set()
+    return come & go

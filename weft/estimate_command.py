@@ -33,7 +33,10 @@ def estimate(
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
-    """Tell whether a model fits boards, and how fast it is there, without any board: cycles are the cycle model's."""
+    """Report whether a model fits boards, and how fast it is there, without any board: cycles are the cycle model's.
+
+    Boards that it fits come first, the one that takes least for a sample, link included, at the top.
+    """
     from weft.estimate import estimate as estimates
 
     with reports.progress() as progress:
@@ -44,6 +47,7 @@ def estimate(
             states=states_of(state),
             progress=progress,
         )
+    made.sort(key=lambda item: (not item.fits, bool(item.refused), item.sample_seconds))
     if as_json:
         print(json.dumps({"format": FORMAT, "boards": [_described(item) for item in made]}, indent=1))
         return
@@ -63,7 +67,9 @@ def _described(item: Estimate) -> dict[str, Any]:
     return about | {
         "nodes": item.nodes,
         "on_device": item.on_device,
+        "reasons": dict(item.reasons),
         "fits": item.fits,
+        "sensible": item.sensible,
         "memory": {
             "available": item.available,
             "needed": item.needed,
@@ -79,27 +85,44 @@ def _described(item: Estimate) -> dict[str, Any]:
         "utilisation": item.utilisation,
         "bytes_moved": item.moved,
         "bound": dict(item.bound),
-        "link": {"upload_seconds": item.upload, "sample_seconds": item.link},
+        "sample_seconds": item.sample_seconds,
+        "link": {
+            "upload_seconds": item.upload,
+            "sample_seconds": item.link,
+            "between_seconds": item.between,
+        },
     }
 
 
 def _show(made: list[Estimate]) -> None:
-    numbers = ("clock", "memory", "needed", "ms", "MMAC/s", "of array", "MB moved", "upload s", "link ms")
+    numbers = (
+        "clock",
+        "memory",
+        "needed",
+        "ms",
+        "link ms",
+        "sum ms",
+        "MMAC/s",
+        "of array",
+        "MB moved",
+        "upload s",
+    )
     table = reports.table("board", "array", *numbers, "paced by", right=numbers)
     for item in made:
         n = item.config.n
         cells = [f"{n} x {n}", f"{item.clock / 1e6:g} MHz", _bytes(item.available)]
         if item.refused:
-            cells += ["-"] * 7 + ["not compiled"]
+            cells += ["-"] * 8 + ["not compiled"]
         else:
             cells += [
                 _bytes(item.needed) if item.fits else f"{_bytes(item.needed)} (too much)",
                 f"{item.seconds * 1e3:,.2f}",
+                f"{item.link * 1e3:,.2f}",
+                f"{item.sample_seconds * 1e3:,.2f}{'' if item.sensible or not item.fits else ' (not sensible)'}",
                 f"{item.macs_per_second / 1e6:,.0f}",
                 f"{item.utilisation:.1%}",
                 f"{item.moved / 1e6:,.2f}",
                 f"{item.upload:,.2f}",
-                f"{item.link * 1e3:,.2f}",
                 ", ".join(f"{name} {share:.0%}" for name, share in list(item.bound.items())[:2])
                 or "one unit at a time",
             ]
@@ -110,7 +133,9 @@ def _show(made: list[Estimate]) -> None:
     print(
         "ms: for a sample, by the cycle model at the board's clock behind its memory, without link and host"
     )
-    print("upload: code and weights, once; link: inputs and outputs of a sample")
+    print(
+        "link: values of a sample; sum: of these two, by which boards are ordered; upload: code and weights, once"
+    )
 
 
 def _bytes(size: int) -> str:
@@ -139,12 +164,29 @@ def _notes(made: list[Estimate]) -> list[str]:
                 f"{item.board}: {item.flash:,} bytes in its flash, for code, weights and parameters: "
                 f"`weft flash --board {item.board} --program FOLDER`"
             )
+        if item.fits and not item.sensible:
+            notes.append(
+                f"{item.board}: not sensible: for {item.between * 1e3:,.2f} ms of each sample, nodes on the host "
+                "exchange values with the device"
+            )
+    on_host: dict[str, list[str]] = {}
+    for item in made:
         if item.fits and item.on_device < item.nodes:
-            notes.append(f"{item.board}: {item.nodes - item.on_device} of {item.nodes} nodes run on the host")
+            on_host.setdefault(_host_nodes(item), []).append(item.board)
+    notes += [f"{', '.join(boards)}: {text}" for text, boards in on_host.items()]
     fitting = [item.board for item in made if item.fits]
     if len(fitting) < len(made):
         notes.append(f"fits: {', '.join(fitting) or 'none'}")
     return notes
+
+
+def _host_nodes(item: Estimate) -> str:
+    """How many nodes run on the host, and the reason of most."""
+    text = f"{item.nodes - item.on_device} of {item.nodes} nodes run on the host"
+    if not item.reasons:
+        return f"{text}, which convert values at the model's ends"
+    reason, count = next(iter(item.reasons.items()))
+    return f"{text}; the reason of {count}: {reason}"
 
 
 def add(app: typer.Typer) -> None:

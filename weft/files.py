@@ -25,7 +25,11 @@ def existing(path: Path) -> Path:
     return path
 
 
-def apart(writes: Mapping[str, Path | None], reads: Iterable[Path | None]) -> None:
+def apart(
+    writes: Mapping[str, Path | None],
+    reads: Iterable[Path | None],
+    suffixes: Mapping[str, tuple[str, ...]] = {},
+) -> None:
     """Refuse files that must not be written, before any work is done.
 
     Parameters
@@ -34,11 +38,13 @@ def apart(writes: Mapping[str, Path | None], reads: Iterable[Path | None]) -> No
         Files that are to be written, by the option that names them.
     reads : iterable of Path or None
         Files that are read. Names, links and hard links of the same file are the same file.
+    suffixes : mapping of str to tuple of str
+        By option, how names of files in its format end.
 
     Raises
     ------
     FileError
-        If one of `writes` is read, or two of them are the same.
+        If one of `writes` is read, or two of them are the same, or one's name ends like those of another format.
     IsADirectoryError
         If one of them is a folder.
     """
@@ -57,6 +63,12 @@ def apart(writes: Mapping[str, Path | None], reads: Iterable[Path | None]) -> No
         if identity in written:
             raise FileError(f"{written[identity]} and {option} both name {path}: they are two files")
         written[identity] = option
+    for option, known in suffixes.items():
+        path = writes[option]
+        if path is not None and path.suffix.lower() not in ("", *known) and not special(path):
+            raise FileError(
+                f"{option} writes {known[0]}, which {path} would not be by its name: end it in {known[0]}"
+            )
 
 
 def program_files(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from weft.compiler.mlir.reader import HOW_TO_QUANTISE as MLIR
 from weft.compiler.mlir.reader import is_mlir
 from weft.compiler.onnx.model import QLINEAR
 from weft.compiler.onnx.reader import Source, checked
+from weft.compiler.other_files import check_kind
 from weft.compiler.tflite.reader import HOW_TO_QUANTISE as TFLITE
 from weft.compiler.tflite.reader import is_tflite
 from weft.errors import InputError
@@ -142,14 +143,17 @@ def signature(model: onnx.ModelProto) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _check_kind(source: Source) -> None:
+    if isinstance(source, onnx.ModelProto):
+        return
     head = source[:4096] if isinstance(source, bytes) else b""
-    if not isinstance(source, bytes | onnx.ModelProto) and Path(source).is_file():
+    if not isinstance(source, bytes) and Path(source).is_file():
         with Path(source).open("rb") as file:
             head = file.read(4096)
     if is_tflite(head):
         raise CompileError(f"`weft quantise` takes ONNX models, and this is a TFLite model: {TFLITE}")
     if is_mlir(head):
         raise CompileError(f"`weft quantise` takes ONNX models, and this is MLIR: {MLIR}")
+    check_kind(head, f"the model of {len(source):,} bytes" if isinstance(source, bytes) else str(source))
 
 
 def _check_float(model: onnx.ModelProto) -> None:

@@ -248,7 +248,7 @@ def convert(
     import weft
 
     files.existing(model)
-    files.apart({"--output": output}, [model])
+    files.apart({"--output": output}, [model], {"--output": (".mlir",)})
     with reports.progress() as progress:
         progress(f"reading {model.name}")
         text = weft.convert(model, shapes=shapes_of(shape))
@@ -270,7 +270,8 @@ def verilog(
     if output.suffix == ".json":
         raise FileError(f"{output}: the Verilog file must not end in .json, its description does")
     described = None if files.special(output) else output.with_suffix(".json")
-    files.apart({"--output": output, "its description": described}, [config_file(config)])
+    suffixes = {"--output": (".v", ".sv")}
+    files.apart({"--output": output, "its description": described}, [config_file(config)], suffixes)
     with reports.progress() as progress:
         progress("generating Verilog")
         text, description = weft.verilog(chosen)

@@ -211,7 +211,8 @@ def board_port(name: str) -> Any:
     """The option `name`: where a board is."""
     return typer.Option(
         name,
-        help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
+        help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one "
+        "(virtual:NAME@CONFIG with another configuration than its own).",
         show_default=False,
     )
 

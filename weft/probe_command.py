@@ -167,9 +167,11 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
     from weft.boards.memory import BoardMemory
     from weft.boards.ports import identify_ready, open_session, sdram_fault
     from weft.boards.probe import read_registers, try_link
-    from weft.virtual import place_of
+    from weft.virtual import PREFIX, place_of
 
     progress("asking the serial ports for a board" if port is None else f"asking at {port}")
+    if port is not None and port.startswith(PREFIX):
+        progress("building the board's simulator (about a minute, the first time only)")
     with place_of(port, baud) as place:
         session, rate = open_session(place.port, place.rates, timeout=place.timeout)
         try:
@@ -179,17 +181,21 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
             session.request(Request(0, Operation.RESET))
             progress(f"trying the link to {identity.board}")
             memory = BoardMemory(session, identity.memory_bytes)
-            link = try_link(memory, min(identity.memory_bytes, int(LINK_SECONDS * rate / 10)))
-            test = None if sdram_fault(identity) else _tested(memory, identity, part, rate, progress)
+            most = min(identity.memory_bytes, int(LINK_SECONDS * rate / 10))
+            link = try_link(memory, most, seconds=LINK_SECONDS)
+            test = None if sdram_fault(identity) else _tested(memory, identity, part, link, progress)
         finally:
             session.close()
     return _Probed(place.port, rate, identity, registers, link, test)
 
 
 def _tested(
-    memory: BoardMemory, identity: Identity, part: Part, rate: int, progress: reports.Progress
+    memory: BoardMemory, identity: Identity, part: Part, link: LinkQuality, progress: reports.Progress
 ) -> MemoryTest | None:
-    """The test of a part of memory, or all of it, by the board if it can; None if nothing is to be tested."""
+    """The test of a part of memory, or all of it, by the board if it can; None if nothing is to be tested.
+
+    A part is what the link can move in `PART_SECONDS`, at the rate that was measured: a simulated one is slow.
+    """
     from weft.boards.frames import Feature
     from weft.boards.memory_test import fill_memory
     from weft.boards.probe import PASSES, check_memory
@@ -198,7 +204,8 @@ def _tested(
         return None
     if part is Part.ALL and identity.features & Feature.FILLS:
         return fill_memory(memory, progress)
-    most = memory.size if part is Part.ALL else int(PART_SECONDS * rate / 10 / PASSES)
+    rate = min(link.write_rate, link.read_rate)
+    most = memory.size if part is Part.ALL else int(PART_SECONDS * rate / PASSES)
     return check_memory(memory, most, progress)
 
 

@@ -46,7 +46,8 @@ def trace(
     if output is None and drawing is None:
         raise FileError("say where the trace goes: --output FILE.json, --svg FILE.svg, or both")
     program, read = load(folder)
-    files.apart({"--output": output, "--svg": drawing}, read)
+    suffixes = {"--output": (".json",), "--svg": (".svg",)}
+    files.apart({"--output": output, "--svg": drawing}, read, suffixes)
     from weft import trace_json, trace_svg
     from weft.trace import timelines_of
 

@@ -86,7 +86,8 @@ def train(
     """Train the last layers of a model with steps that run on the device, in integers."""
     chosen = configuration(config)
     reads = [files.existing(path) for path in (model, data, held_out) if path is not None]
-    files.apart({"--output": output, "--report": report}, [*reads, config_file(config)])
+    suffixes = {"--output": (".onnx",), "--report": (".json",)}
+    files.apart({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
     if port is not None and on is not Target.BOARD:
         raise FileError(f"--port and --on {on} do not go together: only a board has a port")
     import weft

@@ -30,7 +30,7 @@ def tune(
     """Search for faster plans of a model's convolutions, for `weft compile --tuning`."""
     files.existing(model)
     chosen = configuration(config)
-    files.apart({"--output": output}, [model, config_file(config)])
+    files.apart({"--output": output}, [model, config_file(config)], {"--output": (".json",)})
     from weft.tune import tune as search
 
     with reports.progress() as progress:

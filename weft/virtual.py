@@ -16,7 +16,8 @@ from pathlib import Path
 from weft.boards import ports
 from weft.boards.board import Board
 from weft.boards.chip_model import broken_rules
-from weft.boards.host import BoardDevice
+from weft.boards.estimate import check_estimate
+from weft.boards.host import BoardDevice, check_configuration
 from weft.boards.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
 from weft.boards.registry import find, line_rates
 from weft.boards.sdram_array import ARRAY_VERILOG, ArrayFaults
@@ -25,6 +26,7 @@ from weft.boards.spi_flash_model import ARRAY_VERILOG as FLASH_ARRAY_VERILOG
 from weft.boards.spi_flash_model import FLASH_ARGUMENT
 from weft.boards.spi_flash_model import Rule as FlashRule
 from weft.boards.virtual_top import VirtualTop
+from weft.configurations import configuration
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
 from weft.sim.device import Closing, DeviceError
@@ -95,18 +97,22 @@ class Place:
 @contextmanager
 def place_of(port: str | None, baud: int | None, config: Config | None = None) -> Iterator[Place]:
     """The place of the board at a serial port; for ``virtual:NAME`` of a simulation of the board called so, which runs
-    meanwhile; for None of the one that is connected. The flash of ``virtual:NAME:FILE`` holds an image of
-    `weft.boards.flash_image`.
+    meanwhile; for None of the one that is connected.
 
-    Without `baud`, the rate that the board runs at is found out; `config` says what is likely. A simulation has that
-    configuration, or the board's own.
+    A simulation has the board's own configuration, and an empty flash. ``virtual:NAME@CONFIG:FILE`` has the
+    configuration that CONFIG names (`weft.configurations.configuration`), and an image of `weft.boards.flash_image`
+    in its flash; each of the two may be left out. Without `baud`, the rate that the board runs at is found out;
+    `config`, which is the program's, says what is likely.
 
     Raises
     ------
     weft.boards.board.BoardError
-        If there is no board of that name.
+        If there is no board of that name, or CONFIG does not fit it.
+    weft.hdl.isa.config.ConfigError
+        If CONFIG is none.
     weft.sim.device.DeviceError
-        If no board is found, or a simulated memory was used against its rules.
+        If no board is found, a simulated one has another configuration than `config`, or a simulated memory was used
+        against its rules.
     """
     rates = line_rates(config) if baud is None else [baud]
     if port is None:
@@ -116,9 +122,13 @@ def place_of(port: str | None, baud: int | None, config: Config | None = None) -
     if not port.startswith(PREFIX):
         yield Place(port, rates)
         return
-    name, _, image = port.removeprefix(PREFIX).partition(":")
+    names, _, image = port.removeprefix(PREFIX).partition(":")
+    name, _, built_for = names.partition("@")
     board = find(name)
-    with VirtualBoard(board, config or board.config, Path(image) if image else None) as virtual:
+    built = _fitting(board, built_for) if built_for else board.config
+    if config is not None:
+        check_configuration(board.name, port, built.digest, config)
+    with VirtualBoard(board, built, Path(image) if image else None) as virtual:
         yield Place(virtual.port, [board.baud], ANSWER)
         if virtual.violations:
             raise DeviceError(f"the board broke rules of its memory chips: {', '.join(virtual.violations)}")
@@ -141,6 +151,14 @@ def board_at(port: str | None, config: Config, baud: int | None = None) -> Itera
             yield BoardDevice(session, config)
         finally:
             session.close()
+
+
+def _fitting(board: Board, name: str) -> Config:
+    """A configuration by its name. Raises `ConfigError` or `BoardError` if `weft build` would refuse it too."""
+    config = configuration(name)
+    board.family.fabric.multipliers.check(config)
+    check_estimate(board, config)
+    return config
 
 
 class VirtualBoard(Closing):

@@ -30,6 +30,10 @@ _NATIVE = frozenset({
 """Types that ONNX Runtime takes from numpy and gives to it."""
 _LARGEST = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
 """Ends that ONNX Runtime's Slice takes for the first element, if it goes backwards."""
+_SAFE = frozenset({
+    "Cast", "DequantizeLinear", "Flatten", "Identity", "QuantizeLinear", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""Operators that can always be evaluated: the onnx package has them too. Most models have no others on the host."""
 _OURS = ("MaxPool", "AveragePool", "LpPool", "LRN", "MaxUnpool")
 """Operators that ONNX Runtime lets depart from ONNX: pools with dilations and auto_pad, LRN of even size, MaxUnpool."""
 
@@ -43,11 +47,13 @@ class EvaluationError(WeftError, RuntimeError):
 
 @functools.cache
 def runtime() -> ModuleType | None:
-    """ONNX Runtime, None if it is not installed."""
+    """ONNX Runtime without its telemetry, None if it is not installed."""
     try:
         import onnxruntime
     except ImportError:
         return None
+    # `weft` switches telemetry off before the library is loaded, which is too late if a program loaded it earlier.
+    onnxruntime.disable_telemetry_events()
     return onnxruntime
 
 
@@ -70,9 +76,15 @@ class Evaluator:
     """
 
     def __init__(self, network: Network) -> None:
-        self._outputs, self._constants = network.outputs, network.constants
+        self._network = network
+        if any(node.domain not in STANDARD or node.operator not in _SAFE for node in network.nodes):
+            self._parts  # noqa: B018  raises what is wrong now, and opens sessions
+
+    @functools.cached_property
+    def _parts(self) -> list[Part]:
+        network = self._network
         groups = itertools.groupby(network.nodes, lambda node: _by_runtime(node, network))
-        self._parts = [part for kind, run in groups for part in _prepared(network, tuple(run), kind)]
+        return [part for kind, run in groups for part in _prepared(network, tuple(run), kind)]
 
     def run(self, feeds: Feeds) -> list[Any]:
         """The network's outputs in order, for its inputs by name.
@@ -82,10 +94,10 @@ class Evaluator:
         EvaluationError
             If an operator fails on these values.
         """
-        values = {**self._constants, **feeds}
+        values = {**self._network.constants, **feeds}
         for reads, gives, part in self._parts:
             values.update(zip(gives, part({name: values[name] for name in reads}), strict=True))
-        return [values[name] for name in self._outputs]
+        return [values[name] for name in self._network.outputs]
 
 
 def _by_runtime(node: Node, network: Network) -> bool:

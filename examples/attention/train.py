@@ -7,8 +7,11 @@ included. The network is a transformer without layer normalisation, so that ever
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before ONNX Runtime is imported
 
 import numpy as np
 import onnx

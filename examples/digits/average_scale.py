@@ -7,6 +7,10 @@ all of it, and integer and float arithmetic agree.
 
 from __future__ import annotations
 
+import os
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before ONNX Runtime is imported
+
 import numpy as np
 import onnx
 import onnxruntime as ort

@@ -6,9 +6,12 @@ It writes ``digits.onnx`` (QDQ int8) and ``digits_test.npz`` (the held-out quart
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before ONNX Runtime is imported
 
 import numpy as np
 import onnx

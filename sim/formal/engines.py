@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -164,7 +165,7 @@ def _abc(folder: Path, command: str, seconds: float, file: str = AIG) -> str:
         or found.origin is None
         or not (path := Path(found.origin).with_name("yosys-abc")).exists()
     ):
-        raise EngineError("there is no yosys-abc beside pyosys: install the version of constraints.txt")
+        raise EngineError("there is no yosys-abc beside pyosys: install the version of requirements/demo.txt")
     return _logged(folder, [str(path), "-c", f"{_READ.format(file)}; {command}"], seconds)
 
 
@@ -175,12 +176,15 @@ def _yosys(folder: Path, *commands: str, seconds: float) -> str:
 def _logged(folder: Path, command: list[str], seconds: float) -> str:
     """Run a command in `folder`; what it says, nothing if it was ended after a while longer than `seconds`.
 
+    Temporary files are in `folder`, for whoever removes that one.
+
     Raises `EngineError` if it was ended by a signal of its own.
     """
     try:
         process = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=seconds * 1.5 + 10
-        )
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=seconds * 1.5 + 10,
+            env=os.environ | {"TMPDIR": str(folder.absolute())},
+        )  # fmt: skip
         said, code = process.stdout + process.stderr, process.returncode
     except subprocess.TimeoutExpired:
         said, code = "", 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +65,10 @@ _ALONE = 200_000
 
 
 class Tools:
-    """Verilator and compilers that work in a folder. When one fails, or Python is interrupted, all are ended."""
+    """Verilator and compilers that work in a folder, temporary files included.
+
+    When one fails, or Python is interrupted, all are ended with the processes that they started.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,20 +77,25 @@ class Tools:
 
     def run(self, command: Sequence[str | Path]) -> None:
         """Run Verilator or a compiler. Raises `BuildError` with the end of its output if it fails."""
-        environment = os.environ | {"VERILATOR_ROOT": str(verilator_root())}
+        environment = os.environ | {"VERILATOR_ROOT": str(verilator_root()), "TMPDIR": str(self.folder)}
         name = Path(command[0]).name
         try:
             process = subprocess.Popen(
                 [str(part) for part in command], cwd=self.folder, env=environment,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                process_group=0,
             )  # fmt: skip
         except OSError as error:
             raise BuildError(f"cannot run {command[0]}: {error.strerror}") from None
         self._running.add(process)
         if self._ended:
-            process.kill()
+            _kill(process)
         with process:
-            output, _ = process.communicate()
+            try:
+                output, _ = process.communicate()
+            except BaseException:
+                self.end()
+                raise
         self._running.discard(process)
         if process.returncode:
             tail = "\n".join(output.strip().splitlines()[-30:])
@@ -97,7 +107,7 @@ class Tools:
         """End what runs, and what is started after this."""
         self._ended = True
         for process in list(self._running):
-            process.kill()
+            _kill(process)
 
     def compile(self, jobs: Sequence[tuple[Path, str]], flags: Sequence[str]) -> list[Path]:
         """Compile C++ sources, each with its optimisation flag, to objects in the folder, in parallel.
@@ -129,6 +139,12 @@ class Tools:
         self.run([*cxx, *command, "-o", output])
         if not (self.folder / output).is_file():
             raise BuildError(f"{shlex.join(cxx)} made no {output}: set CXX to a C++ compiler, or unset it")
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a tool and its children, which for g++ are the compiler proper and the assembler."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:

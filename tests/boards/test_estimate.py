@@ -220,6 +220,15 @@ def test_memory_says_what_to_change(board: str) -> None:
         estimate.check_estimate(BOARDS[board], TINY.replace(scratchpad_depth=16384))
 
 
+def test_place_and_route_need_more_than_synthesis() -> None:
+    """All boards' own configurations were placed and routed, and `tiny` on no LFE5U-25F: `weft build` only tries."""
+    lfe5u_25f = {"icepi-zero", "icesugar-pro", "ulx3s-12f", "ulx3s-25f"}
+    assert all(estimate.places(board, board.config) for board in BOARDS.values())
+    placed = {name for name, board in BOARDS.items() if estimate.places(board, TINY)}
+    assert placed == BOARDS.keys() - lfe5u_25f - {"icebreaker"}
+    assert all(estimate.fits(BOARDS[name], TINY) for name in lfe5u_25f)
+
+
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
     """And grow with the configuration."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +16,7 @@ from support.simulated_line import SimulatedLine
 
 from weft.boards.frames import CHECKED
 from weft.boards.memory import BoardMemory
+from weft.boards.memory_test import MemoryTest, fill_memory
 from weft.boards.probe import check_memory, chosen_blocks, read_registers, try_link
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
 from weft.sim.device import DeviceError
@@ -143,7 +146,8 @@ def test_the_link() -> None:
     assert 270_000 < good.write_rate < 300_000
     assert 270_000 < good.read_rate < 300_000
     assert (good.repeated, good.damaged, good.error_rate) == (0, 0, 0.0)
-    assert good.requests == 50 + 2 * SIZE // 256
+    read = sum(256 << turn for turn in range(7))  # up to all of memory
+    assert good.requests == 50 + (read + SIZE) // 256
     line.rate = 0.003
     bad = try_link(memory, SIZE, line.clock)
     assert model.memory == before
@@ -151,6 +155,29 @@ def test_the_link() -> None:
     assert bad.repeated > 0
     assert bad.damaged > 0
     assert bad.write_rate < good.write_rate / 1.2
+
+
+@pytest.mark.parametrize("baud", [30_000, 300_000, 3_000_000])
+def test_a_slow_link_is_not_tried_for_longer(baud: int) -> None:
+    """A simulated board is a hundred times slower than the rate of its line says."""
+    memory, line = connected(board(1 << 17))
+    line.baudrate = baud
+    link = try_link(memory, 1 << 17, line.clock, seconds=0.5)
+    assert line.now < 3
+    assert link.read_rate == pytest.approx(baud / 10, rel=0.2)
+
+
+@pytest.mark.parametrize("test", [check_memory, fill_memory])
+def test_long_tests_report_how_far_they_are(test: Callable[..., MemoryTest]) -> None:
+    memory, line = connected(board())
+    line.baudrate = 30_000
+    words: list[tuple[float, str]] = []
+    sizes = [] if test is fill_memory else [SIZE]
+    assert test(memory, *sizes, lambda text: words.append((line.now, text)), line.clock).wrong is None
+    times = [0.0, *(at for at, _ in words), line.now]
+    assert max(after - before for before, after in itertools.pairwise(times)) < max(line.now / 6, 0.1)
+    assert len({text for _, text in words}) > 8
+    assert all(re.search(r" bytes of memory.*: \d+%$", text) for _, text in words)
 
 
 def test_registers() -> None:

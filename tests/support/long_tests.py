@@ -15,9 +15,20 @@ from pathlib import Path
 import pytest
 
 OPTION = "--budget-minutes"
-SOURCES = ("hdl", "compiler", "sim", "boards", "weft", "examples", "benchmarks", "tests", "docs")
+SOURCES = (
+    "hdl",
+    "compiler",
+    "sim",
+    "boards",
+    "weft",
+    "examples",
+    "benchmarks",
+    "tests",
+    "docs",
+    "requirements",
+)
 """Folders whose files tests depend on, beside `SINGLE` files."""
-SINGLE = ("constraints.txt", "pyproject.toml", "Makefile", "README.md")
+SINGLE = ("pyproject.toml", "Makefile", "README.md")
 _TOGETHER = 8
 """Tests of a file that stay together, as they share what the file sets up."""
 _OUT_OF_TIME = "out of time"

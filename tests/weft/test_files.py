@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import weft
+from weft import __main__ as command
 from weft import files
 from weft.errors import FileError
+from weft.examples import digits
 
 
 def text_file(path: Path) -> None:
@@ -186,6 +190,49 @@ def test_what_is_read_is_not_written(tmp_path: Path, way: str, monkeypatch: pyte
         fill(read.parent, ["new", "read"], [path])
     assert read.read_text() == "precious"
     assert left(read.parent) == {"read"}
+
+
+def test_names_that_end_like_another_format(tmp_path: Path) -> None:
+    """Refused, in any case; a name without an end is not, nor is what is no file."""
+    suffixes = {"--output": (".npz",), "--svg": (".v", ".sv")}
+    for name in ("x.csv", "x.npy", "x.NPZ.zip", "x.json"):
+        message = rf"^--output writes \.npz, which {name} would not be by its name: end it in \.npz$"
+        with pytest.raises(FileError, match=message):
+            files.apart({"--output": Path(name)}, [], suffixes)
+    for name in ("x.npz", "x.NPZ", "x", "/dev/null"):
+        files.apart({"--output": Path(name), "--svg": Path("y.sv"), "--report": Path("z.csv")}, [], suffixes)
+
+
+REFUSED = {
+    "run program --input s.npz --output x.csv": ".npz",
+    "run program --input s.npz --report x.csv": ".json",
+    "run program --on timing --report x.csv": ".json",
+    "trace program --output x.csv": ".json",
+    "trace program --svg x.png": ".svg",
+    "tune model.onnx -o x.csv": ".json",
+    "quantise model.onnx -o x.tflite --data s.npz": ".onnx",
+    "train model.onnx -o x.pt --data s.npz": ".onnx",
+    "convert model.onnx -o x.onnx": ".mlir",
+    "verilog -o x.vhd": ".v",
+}
+"""Command lines with a name of another format, and how it should end."""
+
+
+def test_commands_refuse_names_of_other_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.onnx").write_bytes(digits.model())
+    np.savez("s.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    weft.compile("model.onnx", "tiny").save("program")
+    before = left(tmp_path)
+    for line, end in REFUSED.items():
+        with pytest.raises(SystemExit) as ended:
+            command.main(line.split())
+        assert ended.value.code == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.endswith(f" would not be by its name: end it in {end}"), line
+        assert left(tmp_path) == before
 
 
 def test_files_that_are_apart() -> None:

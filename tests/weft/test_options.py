@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import typer
@@ -73,69 +73,90 @@ LIMITS: dict[str, tuple[float, float | None]] = {
 """Commands with their options, and the least and the most that they take."""
 
 
-def numbers() -> dict[str, type]:
-    """Every option that is a number, and whether it is an int or a float."""
+class Number(NamedTuple):
+    """An option that is a number: its declaration, and whether it is an int or a float."""
+
+    option: Any
+    kind: type
+
+
+def numbers() -> dict[str, Number]:
+    """Every option that is a number, by its command and name."""
     found = {}
-    commands = typer.main.get_command(cli.app).commands
     for registered in cli.app.registered_commands:
         assert registered.callback is not None
         name = registered.name or registered.callback.__name__
-        options = {option.name: option.opts[0] for option in commands[name].params}
         for parameter in inspect.signature(registered.callback, eval_str=True).parameters.values():
-            given = parameter.annotation.__origin__ if hasattr(parameter.annotation, "__metadata__") else None
+            declared = getattr(parameter.annotation, "__metadata__", None)
+            given = parameter.annotation.__origin__ if declared else None
             for kind in {int, float} & {given, *get_args(given)}:
-                found[f"{name} {options[parameter.name]}"] = kind
+                names = (
+                    declared[0].default,
+                    *declared[0].param_decls,
+                )  # typer takes the first name for a default
+                found[f"{name} {names[0]}"] = Number(declared[0], kind)
     return found
 
 
 NUMBERS = numbers()
 TEXTS = ["nan", "-inf", "-1", "", "0x10", "1" * 5000, "[red]\n2"]
+EACH_KIND = ["run --latency", "explore --clock", "demo --images", "train --rate", "generate --temperature"]
+"""A whole number and one that is not, without a limit, with a small one, and with one that is 0."""
 
 
-def said(capsys: pytest.CaptureFixture[str], option: str, value: str) -> str:
-    """What weft says to a value that it refuses."""
-    name, option = option.split()
-    with pytest.raises(SystemExit) as left:
-        command.main([name, option, value])
-    assert left.value.code == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    (line,) = told.err.splitlines()
-    return line
+def parsed(name: str, text: str) -> Any:
+    """The value that the parser makes of an option's text. Raises `typer.BadParameter`."""
+    return NUMBERS[name].option.parser(text)
+
+
+def head_of(name: str) -> str:
+    """How the sentence begins for a value that is none of an option's."""
+    article = {int: "an integer", float: "a finite number"}[NUMBERS[name].kind]
+    low, high = LIMITS[name]
+    limits = f"from {low:,} to {high:,}" if high is not None else f"of at least {low:,}"
+    return f"'{name.split()[1]}' must be {article} {limits}, not "
 
 
 def test_all_of_them() -> None:
     assert NUMBERS.keys() == LIMITS.keys()
+    assert set(EACH_KIND) <= LIMITS.keys()
 
 
-@pytest.mark.parametrize("option", NUMBERS)
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:10]))
-def test_no_numbers(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", EACH_KIND)
+def test_no_numbers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In the words of the Python API, with the limits and the value, and before anything else is looked at."""
-    article = {int: "an integer", float: "a finite number"}[NUMBERS[option]]
-    low, high = LIMITS[option]
-    limits = f"from {low:,} to {high:,}" if high is not None else f"of at least {low:,}"
-    line = said(capsys, option, text)
-    head = f"error: '{option.split()[1]}' must be {article} {limits}, not "
-    assert line.startswith(head)
-    if len(text) < 1000:
-        assert line.removeprefix(head) in (repr(text), text, f"{text}.0")
+    command_name, flag = name.split()
+    for text in TEXTS:
+        with pytest.raises(SystemExit) as left:
+            command.main([command_name, flag, text])
+        assert left.value.code == 2
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        head = f"error: {head_of(name)}"
+        assert (out, line[: len(head)]) == ("", head)
+        if len(text) < 1000:
+            assert line.removeprefix(head) in (repr(text), text, f"{text}.0")
 
 
-@pytest.mark.parametrize("option", NUMBERS)
-def test_outside_the_limits(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    low, high = LIMITS[option]
-    step = 1 if NUMBERS[option] is int else 0.0001
-    for value in (low - step, *([] if high is None else [high + step])):
-        assert said(capsys, option, str(value)).endswith(f", not {value}")
+def test_limits() -> None:
+    """Of every option: they are taken, and what is beyond them is not; nor is what is no number."""
+    for name, (low, high) in LIMITS.items():
+        kind = NUMBERS[name].kind
+        step = 1 if kind is int else 0.0001
+        for limit in (low, *([] if high is None else [high])):
+            assert parsed(name, str(limit)) == limit
+        for value in (low - step, *([] if high is None else [high + step]), "nan"):
+            with pytest.raises(typer.BadParameter) as refused:
+                parsed(name, str(value))
+            assert str(refused.value).startswith(head_of(name))
+            assert str(refused.value).removeprefix(head_of(name)) in (str(value), repr(value))
 
 
-@pytest.mark.parametrize("option", NUMBERS)
-def test_limits_are_taken_and_shown(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong then is something else: here an option that does not exist."""
-    name, flag = option.split()
-    for limit in LIMITS[option]:
-        if limit is not None:
-            with pytest.raises(SystemExit):
-                command.main([name, flag, str(limit), "--nothing"])
-            assert capsys.readouterr().err.startswith("error: no such option: --nothing")
+def test_limits_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the help of every option."""
+    for name, (low, high) in LIMITS.items():
+        shown = f"[{low:,} to {high:,}]" if high is not None else f"[at least {low:,}]"
+        assert NUMBERS[name].option.help.endswith(shown), name
+    with pytest.raises(SystemExit):
+        command.main(["run", "--latency", "30", "--nothing"])
+    assert capsys.readouterr().err.startswith("error: no such option: --nothing")

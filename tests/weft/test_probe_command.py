@@ -18,8 +18,9 @@ from support.qdq_models import feeds
 from support.small_models import small
 
 import weft
-from weft import cli
+from weft import cli, probe_command
 from weft.boards import ports
+from weft.boards import probe as probing
 from weft.boards.calibration import Calibration, CalibrationState
 from weft.boards.frames import FlashState
 from weft.boards.registry import find
@@ -62,6 +63,18 @@ def told_to_programs(terminal: Terminal, capsys: pytest.CaptureFixture[str], cod
     assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     return told
+
+
+@pytest.mark.parametrize("rate", [4_000, 12_000])
+def test_a_part_of_memory_is_what_the_link_can_move(
+    rate: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The link as it was measured, whatever the rate of the line."""
+    link = probing.LinkQuality((0.1, 0.1, 0.1), rate, 2 * rate, 1, 0, 0, 0.0)
+    monkeypatch.setattr(probing, "try_link", lambda *given, **named: link)
+    assert call("probe", "--port", terminal.path, "--baud", "3000000", "--json") == 0
+    moved = 4 * json.loads(capsys.readouterr().out)["memory_test"]["tested"]
+    assert 0.8 < moved / (probe_command.PART_SECONDS * rate) <= 1
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,12 +142,13 @@ def test_lists_that_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_a_simulated_board_runs_lists() -> None:
+def test_a_simulated_board_runs_lists(tmp_path: Path) -> None:
     """Two models by one start, runs of one in groups, and the message where something is wrong."""
     config = find("ulx3s-12f").config.replace(
         descriptors=1, n=4, lanes=2, bus_bytes=4, kernel=0, depthwise_taps=0
     )
-    with board_at("virtual:ulx3s-12f", config) as board:
+    (tmp_path / "own.json").write_text(json.dumps(config.to_dict()))
+    with board_at(f"virtual:ulx3s-12f@{tmp_path}/own.json", config) as board:
         cycles = run(board, [1, 0, 1])
         assert all(count > 0 for count, _ in cycles)
         (program, _), _ = parts(config)

@@ -214,12 +214,23 @@ def test_a_simulated_board_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     config = find("ulx3s-12f").config.replace(
         descriptors=1, n=4, lanes=2, bus_bytes=4, kernel=0, depthwise_taps=0
     )
+    Path("own.json").write_text(json.dumps(config.to_dict()))
     for name, rate in (("fast", 4), ("slow", 0.5)):
         weft.compile(small(), config, memory=rate).save(name)
     for seed in range(3):
         np.savez(f"in{seed}.npz", **feeds(small(), np.random.default_rng(seed)))  # type: ignore[arg-type]
     several = [word for seed in range(3) for word in ("--input", f"in{seed}.npz")]
-    line = ["run", "fast", "--variant", "slow", "--on", "board", "--port", "virtual:ulx3s-12f", *several]
+    line = [
+        "run",
+        "fast",
+        "--variant",
+        "slow",
+        "--on",
+        "board",
+        "--port",
+        "virtual:ulx3s-12f@own.json",
+        *several,
+    ]
     assert call(*line, "--report", "report.json") == 0
     about = json.loads(Path("report.json").read_text())["variant"]
     assert about["cycles"][0] is not None

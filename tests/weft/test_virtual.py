@@ -33,6 +33,7 @@ from weft.compiler.gguf.writer import write
 from weft.examples import digits
 from weft.flash_command import flash_image
 from weft.hdl.isa import Load, Store, Vec
+from weft.hdl.isa.config import PRESETS
 from weft.hdl.verilog import generate
 from weft.runtime import Image
 from weft.sim.device import DeviceError
@@ -187,7 +188,6 @@ def _noted(write: Callable[..., None], sizes: list[int]) -> Callable[..., None]:
 
 
 def test_files_that_no_flash_holds(tmp_path: Path) -> None:
-    config = registry.find("icebreaker").config
     large = tmp_path / "large.bin"
     with large.open("wb") as file:
         file.truncate((15 << 20) + 1)
@@ -198,9 +198,47 @@ def test_files_that_no_flash_holds(tmp_path: Path) -> None:
         f"ulx3s-12f:{large}": f"{large} has 15,728,641 bytes, and the flash of ulx3s-12f has room for 14,680,064",
     }
     for port, message in wrong.items():
-        with pytest.raises(DeviceError) as refused, board_at(f"virtual:{port}", config):
+        own = registry.find(port.partition(":")[0]).config
+        with pytest.raises(DeviceError) as refused, board_at(f"virtual:{port}", own):
             pass
         assert str(refused.value).startswith(message)
+
+
+def test_a_simulated_board_refuses_programs_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of a real board, before anything is built; so does one with a configuration that does not fit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(virtual, "build_board", pytest.fail)
+    weft.compile(digits.model(), config="icebreaker").save("program")
+    np.savez("in.npz", image=digits.held_out()[0][:1])
+    run = ["run", "program", "--input", "in.npz", "--on", "board", "--port"]
+    own, other = (registry.find(name).config for name in ("icebreaker", "ulx3s-85f"))
+    refusals = {
+        "virtual:ulx3s-85f": (
+            "the board ulx3s-85f at virtual:ulx3s-85f is built for configuration ulx3s-85f "
+            f"(digest {other.digest:#010x}), "
+            f"the program is for configuration icebreaker (digest {own.digest:#010x}): compile for the one or flash"
+        ),
+        "virtual:ulx3s-85f@tiny": "the board ulx3s-85f at virtual:ulx3s-85f@tiny is built for configuration tiny ",
+        "virtual:icebreaker@tiny": "configuration field 'probability_bits' must be 7 or 0 for ice40, ",
+        "virtual:ulx3s-12f@ulx3s-85f": "the configuration does not fit ulx3s-12f: it is estimated to need ",
+        "virtual:icebreaker@none": "unknown configuration 'none'; choose a preset ",
+    }
+    for port, message in refusals.items():
+        assert _exit_code([*run, port]) != 0
+        (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+        assert said.startswith(f"error: {message}")
+
+
+def test_a_simulated_board_with_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    monkeypatch.setattr(virtual, "VirtualBoard", lambda *given: built.append(given))
+    config = PRESETS["tiny"]
+    for port, flash in (("ulx3s-85f@tiny", None), ("ulx3s-85f@tiny:flash.bin", Path("flash.bin"))):
+        with pytest.raises(TypeError), virtual.place_of(f"virtual:{port}", None, config):
+            pass
+        assert built.pop() == (registry.find("ulx3s-85f"), config, flash)
 
 
 LFE5U_25F = ("icepi-zero", "icesugar-pro", "ulx3s-25f")

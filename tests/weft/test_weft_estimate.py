@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,49 @@ def test_seconds_on_the_link(made: dict[str, Estimate]) -> None:
     assert 0 < item.link < 0.01
 
 
+def test_a_board_without_tables_is_last_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SiLU runs on an Icepi Zero, and on the host beside an 85F, which computes in less time."""
+    monkeypatch.chdir(tmp_path)
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.input((1, 8, 32, 32))
+    for _ in range(3):
+        value = builder.conv(value, 8, kernel=(3, 3), pads=(1, 1, 1, 1))
+        real = builder.dequantise(value)
+        gate = builder.like(builder.node("Sigmoid", [real]), value.shape, value)
+        value = builder.like(builder.node("Mul", [real, builder.dequantise(gate)]), value.shape, value)
+    Path("silu.onnx").write_bytes(builder.finish(value).SerializeToString())
+    slow, quick = estimate("silu.onnx", ["ulx3s-85f", "icepi-zero"])
+    assert slow.seconds < quick.seconds
+    assert slow.sample_seconds == slow.seconds + slow.link > quick.sample_seconds
+    assert (slow.sensible, quick.sensible) == (False, True)
+    # Two convolutions give their outputs to the host, and two have inputs from there.
+    crossing = 4 * 8 * 32 * 32 / (BOARDS["ulx3s-85f"].baud / 10)
+    assert crossing < slow.between < 1.2 * crossing
+    assert slow.between < slow.link
+    assert quick.between == 0
+    boards = ["--board", "ulx3s-85f", "--board", "icepi-zero"]
+    assert call("estimate", "silu.onnx", *boards, "--json") == 0
+    assert [item["board"] for item in json.loads(capsys.readouterr().out)["boards"]] == [
+        "icepi-zero",
+        "ulx3s-85f",
+    ]
+    monkeypatch.setenv("COLUMNS", "250")
+    assert call("estimate", "silu.onnx", *boards) == 0
+    _, first, second, *notes = capsys.readouterr().out.splitlines()
+    assert (first.split()[0], second.split()[0]) == ("icepi-zero", "ulx3s-85f")
+    assert "(not sensible)" in second
+    assert "(not sensible)" not in first
+    said = "\n".join(notes)
+    assert (
+        f"ulx3s-85f: not sensible: for {slow.between * 1e3:,.2f} ms of each sample, nodes on the host" in said
+    )
+    assert re.search(
+        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason of 6: .* look-up tables", said, re.M
+    )
+
+
 def test_boards_that_are_asked_for() -> None:
     assert [item.board for item in estimate(MODEL, ["ulx3s-12f", "ulx3s-12f"])] == ["ulx3s-12f"]
     assert estimate(MODEL, []) == []
@@ -187,7 +231,9 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     (item,) = estimate(MODEL, ["ulx3s-85f"])
     assert found["seconds"] == item.seconds
     assert found["memory"]["needed"] == item.needed
-    assert found["link"] == {"upload_seconds": item.upload, "sample_seconds": item.link}
+    assert found["link"] == {"upload_seconds": item.upload, "sample_seconds": item.link, "between_seconds": 0}
+    assert found["sample_seconds"] == item.seconds + item.link
+    assert found["sensible"]
     assert call("estimate", "digits.onnx", "--board", "vast") == 2
     assert capsys.readouterr().err.startswith("error: unknown board 'vast'; choose ")
     assert call("estimate", "none.onnx") == 2

@@ -417,5 +417,5 @@ def test_other_commands_say_what_such_a_file_is(files: Callable[[str], Gguf], tm
         with pytest.raises(CompileError) as caught:
             import_model(source)
         assert str(caught.value) == (
-            f"{what} is a GGUF file, which holds a language model; weft checks and compiles ONNX, TFLite and MLIR files"
+            f"{what} is a GGUF file, which holds a language model: `weft generate` and `weft serve` take it"
         )

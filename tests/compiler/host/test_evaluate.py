@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,6 +22,7 @@ from weft.compiler.host.reference import mistaken
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import network_of
+from weft.hdl.files.cache import cache_root
 
 DRAWS = 30
 
@@ -355,6 +358,42 @@ def test_nothing_is_printed() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_onnxruntime_is_imported_when_it_is_needed() -> None:
-    code = "import sys, weft, weft.compiler.frontend; sys.exit('onnxruntime' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+_COMPILE = """
+import sys, weft
+from pathlib import Path
+from weft.examples import digits
+program = weft.compile(Path(digits.__file__).with_name("digits.onnx"))
+"""
+_RUN = """
+import numpy as np
+program.run({"image": np.zeros((1, 1, 8, 8), np.float32)})
+"""
+_OF_TELEMETRY = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+_LOADED = "print('onnxruntime' in sys.modules)"
+
+
+@pytest.mark.parametrize(("code", "loaded"), [(_COMPILE, False), (_COMPILE + _RUN, True)])
+@pytest.mark.parametrize("home", ["home", "file"])
+def test_onnxruntime_is_loaded_where_it_is_used_and_keeps_no_events(
+    tmp_path: Path, home: str, code: str, loaded: bool
+) -> None:
+    """Unless telemetry is off, it has files in the home and in TMPDIR, and a warning if there can be none."""
+    (tmp_path / "file").touch()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "temporary").mkdir()
+    before = set(tmp_path.rglob("*"))
+    environment = {key: value for key, value in os.environ.items() if key not in _OF_TELEMETRY}
+    environment |= {"HOME": str(tmp_path / home), "TMPDIR": str(tmp_path / "temporary")}
+    environment["WEFT_CACHE"] = str(cache_root())
+    command = [sys.executable, "-c", code + _LOADED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{loaded}\n", "")
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_onnxruntime_of_a_program_that_loaded_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: calls.append(None))
+    evaluate.runtime.cache_clear()
+    assert evaluate.runtime() is onnxruntime
+    assert calls
