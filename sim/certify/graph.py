@@ -124,3 +124,16 @@ def decode(raw: bytes) -> Graph:
     if graph.format != FORMAT:
         raise GraphError(f"its format is {graph.format!r}, not {FORMAT!r}")
     return graph
+
+
+def check_view(view: View) -> None:
+    """Raises `GraphError` if a view is not inside its buffer."""
+    n, h, w, c = view.shape
+    image, y, x, channel = view.start
+    ends = image + n, y + (h - 1) * view.step[0] + 1, x + (w - 1) * view.step[1] + 1, channel + c
+    inside = all(end <= size for end, size in zip(ends, view.buffer_shape, strict=True))
+    if min(view.shape) < 1 or min(*view.start, *view.step) < 0 or not inside:
+        raise GraphError(
+            f"a view of {view.shape} from {view.start} in steps of {view.step} is not inside {view.buffer!r} of "
+            f"{view.buffer_shape}"
+        )

@@ -6,11 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 from support import attention_cases
-from support.certified import graph_before, inputs_of, outputs, proven, with_faults
+from support.certified import graph_before, inputs_of, outputs, placed, proven, with_faults
 from support.certified_cases import CONFIGS, KINDS, compiled
 from support.op_cases import segment_of
 
-from weft.certificate import placement_of
 from weft.compiler.backend import compile_segment
 from weft.hdl.isa.config import Config
 from weft.sim.certify.formula import Evaluator
@@ -200,7 +199,7 @@ def check_networks(kind: str, seed: int, count: int) -> None:
             with pytest.raises(
                 Unproven, match=r"not what the network says|steps from what the operator says"
             ):
-                prove(other, config, placement_of(program), seed)
+                prove(other, config, placed(program), seed)
     assert differing
 
 
