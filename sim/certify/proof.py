@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,17 +184,22 @@ def _check_apart(placement: Placement) -> None:
     given = [(repr(name), address, len(layout)) for name, (address, layout) in placement.inputs.items()]
     written = [(repr(name), *at) for name, at in placement.buffers.items()]
     results = [(repr(name), *placement.buffers[name]) for name in placement.results]
-    for group in (fixed + given, results):
-        ordered = sorted((item for item in group if item[2]), key=lambda item: item[1])
-        for (name, address, size), (other, start, _) in itertools.pairwise(ordered):
-            if start < address + size:
-                raise Unproven(f"{name} and {other} share memory at {start:#x}")
+    check_disjoint(fixed + given)
+    check_disjoint(results)
     for name, address, size in written:
         for _, start, length in fixed:
             if max(address, start) < min(address + size, start + length):
                 raise Unproven(
                     f"{name} lies over the program's words and constants at {max(address, start):#x}"
                 )
+
+
+def check_disjoint(regions: Iterable[tuple[str, int, int]]) -> None:
+    """Raises `Unproven` if regions of memory, each a name, an address and a size, overlap."""
+    ordered = sorted((item for item in regions if item[2]), key=lambda item: item[1])
+    for (name, address, size), (other, start, _) in itertools.pairwise(ordered):
+        if start < address + size:
+            raise Unproven(f"{name} and {other} share memory at {start:#x}")
 
 
 def _check_formulas(graph: Graph, rng: np.random.Generator) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 from weft.hdl.isa import Instruction, Normalise
 from weft.hdl.isa.config import Config
 from weft.sim.certify.decoder import Decoder
-from weft.sim.certify.decoder_memory import Steps, Token
+from weft.sim.certify.decoder_memory import Reads, Steps, Token
 from weft.sim.certify.field import PRIMES
 from weft.sim.certify.language import Language, LanguageError
-from weft.sim.certify.proof import DEGREE
+from weft.sim.certify.proof import DEGREE, check_disjoint
 from weft.sim.certify.recalled import RecallingDevice
 from weft.sim.certify.symbols import OFFSET_BYTES, joined_bytes
 from weft.sim.certify.values import Values
@@ -109,6 +109,7 @@ class Course:
         }
         context = len(model.positions.numpy)
         blocks = self.decoder.blocks
+        _check_reads(at.reads, context, self.decoder)
         heads, length = blocks[0].keys.shape[1:]
         self._slots = -(-context // at.cache.keys) * at.cache.keys
         texts = 1 if at.together else at.rows
@@ -182,6 +183,7 @@ class Course:
         at = self.at
         numbers = self._rng.integers(0, at.token_rows.count, len(tokens)).tolist()
         frame = at.frame_of(tokens, numbers, [pages[token.text] for token in tokens])
+        _check_regions(at, len(frame))
         self.device.write(at.frame, frame)
         every = (
             (at.tokens, at.token_rows, numbers),
@@ -350,6 +352,34 @@ def _mixed(count: int, context: int, rng: np.random.Generator) -> list[Token]:
         first = int(rng.integers(0, context - rows + 1))
         tokens += [Token(text, first + row) for row in range(rows)]
     return tokens
+
+
+def _check_reads(reads: Reads, context: int, decoder: Decoder) -> None:
+    """Raises `Unproven` if the host reads other than a model has."""
+    shapes = {block.keys.shape[1:] for block in decoder.blocks}
+    heads, length = shapes.pop() if len(shapes) == 1 else (0, 0)
+    found = Reads(context, decoder.logits.shape[1], len(decoder.blocks), heads, length)
+    for name, size in vars(reads).items():
+        if getattr(found, name) != size:
+            raise Unproven(
+                f"the host reads {name}={size:,}, and the model has {name}={getattr(found, name):,}"
+            )
+
+
+def _check_regions(at: Steps, frame_bytes: int) -> None:
+    """Raises `Unproven` if parts of memory that hold different things overlap."""
+    cache = at.cache
+    regions = [
+        (f"contents {index}", address, len(payload)) for index, (address, payload) in enumerate(at.contents)
+    ]
+    regions += [(f"scratch {index}", *part) for index, part in enumerate(at.scratch)]
+    regions += [
+        ("the frame", at.frame, frame_bytes),
+        ("pages", cache.address, cache.pages * cache.page_bytes),
+    ]
+    if at.logits is not None:
+        regions.append(("logits", at.logits[0], at.logits[1] * at.rows))
+    check_disjoint(regions)
 
 
 def _told(tokens: Sequence[Token]) -> str:

@@ -304,6 +304,23 @@ def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None
     assert told(memory, at=other) == "token 9: the host tells the program of other rows than theirs"
 
 
+@pytest.mark.parametrize("name", ["context", "vocabulary", "layers", "heads", "length"])
+def test_all_that_the_host_reads_is_proven(memory: DecoderMemory, name: str) -> None:
+    at = steps_of(memory, memory.program)
+    size = getattr(at.reads, name)
+    other = dataclasses.replace(at, reads=dataclasses.replace(at.reads, **{name: size + 1}))
+    assert told(memory, at=other) == (f"the host reads {name}={size + 1}, and the model has {name}={size}")
+
+
+def test_parts_of_memory_are_apart(memory: DecoderMemory) -> None:
+    """What a program may leave anything in, over pages: keys of other texts would be lost."""
+    at = steps_of(memory, memory.program)
+    other = dataclasses.replace(at, scratch=[(at.cache.address + 8, 16)])
+    assert told(memory, at=other).startswith("pages and scratch 0 share memory at ")
+    other = dataclasses.replace(at, frame=at.contents[0][0])
+    assert "share memory at" in told(memory, at=other)
+
+
 @pytest.fixture
 def few_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that do not end are told soon, of programs of a few hundred instructions."""
