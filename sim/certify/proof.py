@@ -158,14 +158,15 @@ def check_fit(graph: Graph, placement: Placement) -> None:
         buffer lies over words and constants.
     """
     sizes = {name: size for name, (_, size) in placement.buffers.items()}
-    for name in sorted({*graph.outputs, *graph.states} ^ {*placement.results}):
+    outputs = _ends(graph, placement)
+    for name in sorted({*outputs, *graph.states} ^ {*placement.results}):
         if name not in sizes:
             raise Unproven(f"the network computes {name!r}, and the program has no such buffer")
         if name in placement.results:
             raise Unproven(
                 f"the program has {sizes[name]:,} bytes of {name!r}, of which the network says nothing"
             )
-    for name, size in graph.outputs.items():
+    for name, size in outputs.items():
         if size != sizes[name]:
             raise Unproven(f"the network computes {size:,} bytes of {name!r}; {_size(placement, name)}")
     for name, size in graph.inputs.items():
@@ -215,7 +216,7 @@ def _check_formulas(graph: Graph, rng: np.random.Generator) -> None:
 
 def _meant(graph: Graph, network: Network, placement: Placement) -> dict[str, np.ndarray]:
     """By name, what buffers hold after a run according to the network. Raises `Unproven` where it says nothing."""
-    makers = {**{name: name for name in graph.outputs}, **graph.states}
+    makers = {**{name: name for name in _ends(graph, placement)}, **graph.states}
     found = {}
     for name, maker in makers.items():
         if maker not in network.buffers:
@@ -231,6 +232,13 @@ def _meant(graph: Graph, network: Network, placement: Placement) -> dict[str, np
                 f"no operator of the network computes {missing:,} of {len(found[name]):,} bytes of {name!r}"
             )
     return found
+
+
+def _ends(graph: Graph, placement: Placement) -> dict[str, int]:
+    """The outputs of a network, with their sizes, but for those that only become states: the program may write these
+    nowhere else."""
+    kept = {*graph.states.values()} - {*placement.results}
+    return {name: size for name, size in graph.outputs.items() if name not in kept}
 
 
 def _size(placement: Placement, name: str) -> str:

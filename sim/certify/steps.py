@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,16 +99,14 @@ class Course:
         symbols = self.device.symbols
         self._words = values.inputs(2 * at.rows * OFFSET_BYTES).reshape(2, at.rows, OFFSET_BYTES)
         tokens, places = (joined_bytes(symbols, words) for words in self._words)
-        try:
+        with _described():
             self.decoder = Decoder(symbols, config, model, tokens, places)
-        except LanguageError as error:
-            raise Unproven(str(error)) from None
         self.device.offsets = {
             tuple(word): rows
             for words, rows in zip(self._words.tolist(), (at.token_rows, at.place_rows), strict=True)
             for word in words
         }
-        context = len(model.positions.numpy)
+        context = model.positions.shape[0]
         blocks = self.decoder.blocks
         _check_reads(at.reads, context, self.decoder)
         heads, length = blocks[0].keys.shape[1:]
@@ -148,8 +147,8 @@ class Course:
         self._fill(pages)
         self._tell(tokens, pages)
         given = [plane.dram.copy() for plane in device.planes]
-        seen = self._seen(tokens)
-        self._name(tokens, seen)
+        with _described():
+            self._name(tokens, self._seen(tokens))
         try:
             device.start(at.entry)
             device.wait()
@@ -352,6 +351,17 @@ def _mixed(count: int, context: int, rng: np.random.Generator) -> list[Token]:
         first = int(rng.integers(0, context - rows + 1))
         tokens += [Token(text, first + row) for row in range(rows)]
     return tokens
+
+
+@contextmanager
+def _described() -> Iterator[None]:
+    """Raise `Unproven` for a description that has no meaning."""
+    try:
+        yield
+    except LanguageError as error:
+        raise Unproven(str(error)) from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Unproven(f"the description of the model means nothing: {error}") from None
 
 
 def _check_reads(reads: Reads, context: int, decoder: Decoder) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from support.certified import graph_before, proven, refused, rng_of, with_faults
+from support.certified import graph_before, proven, refused, rng_of
 from support.certified_cases import drawn
 from support.op_cases import (
     convolution,
@@ -27,9 +27,6 @@ from weft.hdl.isa.config import PRESETS
 from weft.sim.certify.graph import Graph
 from weft.sim.certify.proof import Placement, prove
 from weft.sim.certify.words import Unproven
-
-FAULTS = 6
-"""Faults for each program; of those of `make regression` four times as many."""
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -53,25 +50,6 @@ def test_networks_of_convolutions(seed: int) -> None:
     rng = rng_of(seed)
     segment, _ = random_convolutions(rng)
     proven(segment, PRESETS[("tiny", "small", "default")[seed % 3]])
-
-
-def check_faults(seed: int, count: int) -> None:
-    print(f"seed {seed}")
-    segment, config = drawn(seed)
-    changed, accepted = with_faults(segment, config, np.random.default_rng(seed), count)
-    print(f"{changed} of {count} faults changed a byte; {accepted} were accepted")
-    assert changed > count // 12
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_faults(seed: int) -> None:
-    check_faults(seed, FAULTS)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(3, 45))
-def test_a_thousand_faults(seed: int) -> None:
-    check_faults(seed, 4 * FAULTS)
 
 
 def test_an_overflow_is_not_proven() -> None:
