@@ -30,6 +30,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import numpy as np
+from closure import sections
 from closure.proof_files import FILES
 from closure.proof_subjects import DIFFERS, REFUSED, SAME, SEGMENTS, Result, Subject
 
@@ -152,6 +153,18 @@ class Campaign:
         print(f"{total.total():,} mutants of {len(self.done):,} programs: {dict(total)}")
         return not total[DIFFERS] + total[FAILED]
 
+    def section(self, count: int) -> sections.Section:
+        """A row for what was changed, for docs/assurance.json."""
+        rows = [
+            [
+                f"mutants of certified programs, other {changed}: refused, accepted and the same, accepted but different",
+                f"{counts[REFUSED]:,}, {counts[SAME]:,}, {counts[DIFFERS]:,} of {counts.total():,}",
+            ]
+            for changed, counts in sorted(self.counts("changed").items())
+        ]
+        command = f"python tests/closure/certificates.py --count {count} --seed {self.seed}"
+        return {"with": command, "rows": rows}
+
     @property
     def total(self) -> collections.Counter[str]:
         """Mutants by outcome."""
@@ -168,6 +181,7 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, default=Path("build/certificates.jsonl"), help="file of what is done"
     )
+    parser.add_argument("--write", type=Path, help="file that the counts go to: docs/assurance.json")
     parser.add_argument("--subject", type=int, help="only this one, with what came of each mutant")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
@@ -177,6 +191,8 @@ def main() -> int:
         return 0
     campaign = Campaign(options.seed, options.keep)
     campaign.run(options.count, options.minutes)
+    if options.write is not None:
+        sections.write(options.write, "compiler", campaign.section(campaign.total.total()))
     return 0 if campaign.show() else 1
 
 
