@@ -157,7 +157,7 @@ class Campaign:
         """A row for what was changed, for docs/assurance.json."""
         rows = [
             [
-                f"mutants of certified programs, other {changed}: refused, accepted and the same, accepted but different",
+                f"mutants of certified programs, {changed}: refused, accepted and the same, accepted but different",
                 f"{counts[REFUSED]:,}, {counts[SAME]:,}, {counts[DIFFERS]:,} of {counts.total():,}",
             ]
             for changed, counts in sorted(self.counts("changed").items())

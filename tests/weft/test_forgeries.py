@@ -20,13 +20,14 @@ import pytest
 from support.commands import code
 from support.manifests import manifest_of, write
 from support.qdq_models import Builder, finished
-from support.state_models import Ring
+from support.state_models import Ring, Svdf
 
 import weft
 import weft.certificate
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.ir.network_file import decode as decode_network
 from weft.compiler.ir.network_file import encode as encode_network
+from weft.hdl.isa.config import PRESETS
 from weft.sim.certify.graph import Array, Graph, decode, encode
 
 GRAPH, CERTIFICATE = "network0.graph", "certificate.json"
@@ -219,10 +220,20 @@ def test_what_the_host_does_is_the_models(
     assert words in refused(capsys, "verify", folder / "a", "--model", folder / "a.onnx")
 
 
-def test_what_is_kept_is_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, program = tmp_path / "ring.tflite", tmp_path / "program"
-    model.write_bytes(Ring(1, taps=3, channels=4, outputs=3).build())
-    assert code(["compile", str(model), "-o", str(program), "--config", "small", "--certify", "-q"]) == 0
+@pytest.mark.parametrize(
+    "model_of",
+    [Ring(1, taps=3, channels=4, outputs=3), Svdf(1, inputs=6, units=4, rank=2, memory=3)],
+    ids=["ring", "svdf"],
+)
+def test_what_is_kept_is_the_models(
+    model_of: Ring | Svdf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether what a run leaves for the next one is written in place, or moved at its end."""
+    model, program, config = tmp_path / "model.tflite", tmp_path / "program", tmp_path / "config.json"
+    model.write_bytes(model_of.build())
+    config.write_text(json.dumps(PRESETS["small"].replace(kernel=64).to_dict()))
+    arguments = ["compile", str(model), "-o", str(program), "--config", str(config), "--certify", "-q"]
+    assert code(arguments) == 0
     assert code(["verify", str(program), "--model", str(model)]) == 0
     path, manifest = program / "states.bin", manifest_of(program)
     made = decode_network(path.read_bytes())
