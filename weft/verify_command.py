@@ -33,12 +33,11 @@ def verify(
     """
     from weft.certificate import verify as prove
 
-    given = {"shapes": shapes_of(shape), "states": states_of(state)}
+    source = None if model is None else files.existing(model)
+    sizes, kept = shapes_of(shape), states_of(state)
     program, _ = load(folder)
     with reports.progress() as progress:
-        found = prove(
-            program, folder, progress, model=None if model is None else files.existing(model), **given
-        )
+        found = prove(program, folder, progress, model=source, shapes=sizes, states=kept)
     if as_json:
         print(json.dumps(found.json, indent=1))
     else:

@@ -12,7 +12,7 @@ import numpy as np
 from weft.hdl.isa import Instruction, places
 
 Rng = np.random.Generator
-_STRANGE = (
+_STRANGE: tuple[Any, ...] = (
     0,
     1,
     -1,
