@@ -26,6 +26,9 @@ class Array(msgspec.Struct, frozen=True):
 
     @property
     def numpy(self) -> np.ndarray:
+        """Raises `ValueError` if there are not as many elements as the shape says."""
+        if min(self.shape, default=0) < 0:  # of which numpy would make any number
+            raise GraphError(f"an array has shape {self.shape}")
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 

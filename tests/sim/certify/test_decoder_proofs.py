@@ -232,6 +232,12 @@ def _narrow(model: Language) -> Language:
             "the formula 'begin' of the decoder means nothing: a formula has the unknown kind 'sine'",
         ),
         (lambda model: _with(model, results=(0, 1)), "the formula 'begin' has 2 results; there must be 3"),
+        (
+            lambda model: msgspec.structs.replace(
+                model, positions=msgspec.structs.replace(model.positions, shape=(SIZES.context, -16))
+            ),
+            "the description of the model means nothing: an array has shape (10, -16)",
+        ),
         (_narrow, "product 'value' has weights for 15 inputs, and there are 16"),
         (
             lambda model: msgspec.structs.replace(model, embedding=Array.of(model.embedding.numpy * 300)),
