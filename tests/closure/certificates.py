@@ -1,10 +1,9 @@
 """Attack proofs of programs: ``python tests/closure/certificates.py --count 5000 --seed 1``.
 
 Subject number i of a seed is always the same program, and its mutants are the same. Each mutant differs in words,
-constants, weights, the network that it is compared with, its manifest, or a file. Accepted mutants run on 50 inputs,
-those of decoders on 14 steps. Subjects that are done are kept in build/certificates.jsonl, so a campaign that was ended
-goes on where it was. The exit code is 1 if an accepted mutant computes something else, or one ends in an error that is
-no refusal.
+constants, weights, the network that it is compared with, its manifest, or a file. Accepted mutants run on 50 inputs.
+Subjects that are done are kept in build/certificates.jsonl, so a campaign that was ended goes on where it was. The exit
+code is 1 if an accepted mutant computes something else, or one ends in an error that is no refusal.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from support.certified_decoders import (
     with_code,
     with_contents,
 )
-from support.extreme_inputs import extreme_inputs
+from support.extreme_inputs import COUNT, extreme_inputs
 from support.manifests import manifest_of, write
 from support.mutated import change_bytes, change_value, change_words
 from support.qdq_models import Builder, finished
@@ -253,7 +253,7 @@ def _points(memory: DecoderMemory, rng: Rng, *, prompts: bool) -> list[Point]:
     context, rows = SIZES.context, 2 if prompts else memory.decoder.places.rows
     caches: tuple[tuple[int, ...], ...] = ((), (), (128,), (127,), (128, 127), (0,), (255, 0, 1))
     found = []
-    for index in range(14):
+    for index in range(COUNT):
         place = int(rng.integers(context // rows)) * rows if prompts else int(rng.integers(context))
         tokens = [
             Token(0, place + row) if prompts else Token(row, (place + 3 * row) % context)
