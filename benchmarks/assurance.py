@@ -10,7 +10,6 @@ properties     all properties of the hardware, with the solvers
 fuzz           random inputs of every kind, for so many ``--minutes``
 faults         runs with errors of memory, stops and bits that change, of ``--count`` random programs for each core
 certificates   proofs of programs, with the time that they take
-compiler       faults of a compiler, ten times ``--count``: programs with a field, or a bit of their constants, changed
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ MEASURED = ROOT / "docs" / "assurance.json"
 PAGE = ROOT / "docs" / "assurance.md"
 BEGIN, END = "<!-- benchmarks/assurance.py -->\n", "<!-- end -->\n"
 HEADER = "| what | counted | with |\n| --- | --- | --- |\n"
-FAULTS = 24
-"""Of a compiler, in each program."""
 Section = dict[str, Any]
 """``with`` is the command that counts it again, ``rows`` are what, how much, and a command if it is another one."""
 
@@ -141,35 +138,11 @@ def _of_the_language_model() -> list[list[str]]:
     return [[what, f"{seconds:.0f} s of processor time"]]
 
 
-def compiler(options: argparse.Namespace) -> Section:
-    import numpy as np
-    from support.certified import with_faults
-    from support.certified_cases import drawn
-
-    programs = -(-10 * options.count // FAULTS)
-    changed = accepted = 0
-    for seed in range(options.seed * 1000, options.seed * 1000 + programs):
-        segment, config = drawn(seed)
-        differ, proven = with_faults(segment, config, np.random.default_rng(seed), FAULTS, constants=0.1)
-        changed, accepted = changed + differ, accepted + proven
-        print(f"seed {seed}: {changed:,} changed a byte, {accepted:,} were accepted", flush=True)
-    total = programs * FAULTS
-    rows = [
-        [
-            f"faults in {programs:,} random programs: change an output, refused though the outputs tried are right, "
-            "accepted and change an output",
-            f"{changed:,}, {total - changed - accepted:,}, 0 of {total:,}; {accepted:,} are proven to change nothing",
-        ]
-    ]
-    return {"with": f"python benchmarks/assurance.py measure compiler --count {options.count}", "rows": rows}
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], Section]] = {
     "properties": properties,
     "fuzz": fuzz,
     "faults": faults,
     "certificates": certificates,
-    "compiler": compiler,
 }
 
 

@@ -6,7 +6,6 @@ The files of segments are named by their place; nothing in a manifest names a fi
 from __future__ import annotations
 
 import hashlib
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +26,8 @@ from weft.hdl.isa.config import Config, ConfigError
 MANIFEST = "program.json"
 STATES = "states.bin"
 FORMAT = "weft program 8"
+MOST_BYTES = 1 << 32
+"""Bytes that a file of a program may have: all that addresses of a device reach."""
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -87,7 +88,8 @@ class Compiled:
 
     `segments` holds a `DeviceProgram` or a `HostSegment` each; `inputs` and `outputs` map names to (dtype name, shape).
     `states` are kept from run to run, and are none of these. `memory` is what it is planned for, in bytes a cycle: as
-    many as the bus is wide if None.
+    many as the bus is wide if None. `digest` is the SHA-256 of the manifest that it was read from, which holds those of
+    all other files; None if it was read from none.
     """
 
     config: Config
@@ -99,6 +101,7 @@ class Compiled:
     assignment: tuple[tuple[str, str, str, str], ...]
     states: tuple[State, ...] = ()
     memory: float | None = None
+    digest: str | None = None
 
     def save(self, folder: Path) -> None:
         """Write manifest and blobs to `folder`, which must exist."""
@@ -112,10 +115,11 @@ class Compiled:
             self.from_device, self.assignment, _save_states(folder, self.states), self.memory,
         )  # fmt: skip
         body = schema.encode(manifest).rstrip("\n").encode()
-        (folder / MANIFEST).write_bytes(body + f"\n{_hash(body)}\n".encode())
+        (folder / MANIFEST).write_bytes(body + f"\n{hash_of(body)}\n".encode())
 
 
-def _hash(raw: bytes) -> str:
+def hash_of(raw: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(raw).hexdigest()
 
 
@@ -135,7 +139,7 @@ def _save_states(folder: Path, states: tuple[State, ...]) -> _States | None:
     contents = {state.source: state.initial for state in states}
     blob = encode(Network((), (), tuple(contents), {}, contents))
     (folder / STATES).write_bytes(blob)
-    return _States({state.source: state.target for state in states}, len(blob), _hash(blob))
+    return _States({state.source: state.target for state in states}, len(blob), hash_of(blob))
 
 
 def _load_states(folder: Path, entry: _States | None) -> tuple[State, ...]:
@@ -153,7 +157,7 @@ def _load_states(folder: Path, entry: _States | None) -> tuple[State, ...]:
 
 
 def _entry(segment: DeviceProgram | HostSegment, blob: bytes) -> _Host | _Device:
-    about = segment.name, len(blob), _hash(blob)
+    about = segment.name, len(blob), hash_of(blob)
     if isinstance(segment, HostSegment):
         return _Host(*about, segment.nodes)
     return _Device(
@@ -176,8 +180,9 @@ def load(folder: Path) -> Compiled:
         If a file is missing, damaged, or written by another version.
     """
     path = folder / MANIFEST
+    raw = read_file(path, schema.LIMIT)
     try:
-        manifest = _manifest(_read(path, schema.LIMIT))
+        manifest = _manifest(raw)
         config = Config.from_dict(manifest.config)
     except (schema.SchemaError, ConfigError) as error:
         raise ProgramFileError(f"{path}: {error}; compile the model again") from None
@@ -191,43 +196,37 @@ def load(folder: Path) -> Compiled:
         manifest.assignment,
         _load_states(folder, manifest.states),
         manifest.memory,
+        hash_of(raw),
     )
 
 
 def _manifest(raw: bytes) -> _Manifest:
     body, _, digest = raw.rstrip(b"\n").rpartition(b"\n")
-    if _hash(body).encode() != digest:
+    if hash_of(body).encode() != digest:
         raise schema.SchemaError("it is damaged: its checksum does not match")
     return schema.decode(body, _Manifest, format=FORMAT)
 
 
-def _read(path: Path, limit: int, size: int | None = None) -> bytes:
-    """The bytes of a regular file; of anything else, reading might never end.
+def read_file(path: Path, limit: int = MOST_BYTES, size: int | None = None) -> bytes:
+    """The bytes of a file of a program's folder.
 
     Raises
     ------
     ProgramFileError
-        If it cannot be read, or has not `size` bytes.
-    SchemaError
-        If it has more than `limit`.
+        If it cannot be read, is no regular file, or has more than `limit` bytes or not exactly `size`.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise ProgramFileError(f"{path} is not a regular file; compile the model again")
-        if size is not None and found.st_size != size:
-            raise ProgramFileError(
-                f"{path} is damaged: it has {found.st_size} bytes, not {schema.shown(size)}; compile the model again"
-            )
-        return schema.read_bytes(path, limit)
+        return schema.read_bytes(path, limit, size)
+    except schema.SchemaError as error:
+        raise ProgramFileError(f"{path} is damaged: {error}; compile the model again") from None
     except OSError as error:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}; compile the model again") from None
 
 
 def _blob_at(path: Path, size: int, digest: str) -> bytes:
     """The bytes of a file, `size` of them with this hash."""
-    blob = _read(path, size, size)
-    if _hash(blob) != digest:
+    blob = read_file(path, size=size)
+    if hash_of(blob) != digest:
         raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")
     return blob
 

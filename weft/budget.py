@@ -232,7 +232,7 @@ class _Search:
         graph, used = form.graph, form.used
         for offer in offers:
             self._progress(f"{offer.operator}: {', '.join(offer.rules)}: on samples")
-            made = _rewritten(graph, offer)
+            made = with_rewrite(graph, offer)
             if made is not None:
                 graph, used = made, (*used, offer)
         if graph is form.graph:
@@ -248,8 +248,8 @@ def _device(graph: Graph) -> list[DeviceSegment]:
     return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
 
 
-def _rewritten(graph: Graph, offer: Used) -> Graph | None:
-    """A model with one rewrite, if it can still be made."""
+def with_rewrite(graph: Graph, offer: Used) -> Graph | None:
+    """Make one rewrite of a model, by its rule and its operator; None if there is none."""
 
     def wanted(item: Rewrite) -> bool:
         return (item.operator, (item.what,)) == (offer.operator, offer.rules)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from weft.compiler.artefact import MANIFEST
+from weft.api import load
+from weft.budget import with_rewrite
+from weft.compiler.artefact import MANIFEST, ProgramFileError, hash_of, read_file
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment, Rounding
 from weft.compiler.ir.graph import View as IrView
 from weft.compiler.ir.graph import Window as IrWindow
@@ -21,9 +25,12 @@ from weft.compiler.kernel.expressions import Expression, Rows
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.substitution.search import Used
 from weft.errors import FileError
 from weft.hdl.errors import WeftError
 from weft.hdl.files import schema
+from weft.hdl.isa.config import Config
+from weft.model_match import differences
 from weft.program import Program
 from weft.runtime import Image
 from weft.sim.certify.graph import FORMAT as GRAPH_FORMAT
@@ -39,14 +46,18 @@ from weft.sim.certify.graph import (
     decode,
     encode,
 )
-from weft.sim.certify.proof import Placement, Proven, prove
+from weft.sim.certify.proof import Placement, prove
 from weft.sim.certify.words import Unproven
 
-FORMAT = "weft certificate 1"
+FORMAT = "weft certificate 2"
 CERTIFICATE = "certificate.json"
 _INDEX_BYTES = 4
 _GIVEN = ("input", "state", "table")
 """Kinds of buffers that hold something when a program starts."""
+_READ = ("output", "state")
+"""Kinds of buffers that are read after a run: by the host, or by the next run."""
+_COMPARED = ("name", "operators", "instructions", "compared_bytes")
+"""Fields of a part that every proof of it has alike."""
 Told = Callable[[str], None]
 
 
@@ -55,9 +66,10 @@ class CertificateError(WeftError, RuntimeError):
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """What is proven of one device program, and the hash of the network that it was compared with."""
+    """What is proven of one device program, and size and hash of the network that it was compared with."""
 
     name: str
+    graph_bytes: int
     graph_sha256: str
     operators: int
     instructions: int
@@ -71,6 +83,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 class Certificate(msgspec.Struct, forbid_unknown_fields=True):
     """What `weft compile --certify` writes: hashes of the model, the program and its configuration, and the proofs.
 
+    It has no signature: it records what was proven, and who can write the folder can write any certificate.
     `roundings` are the rewrites with which the network is not the model's, but rounds otherwise, within a budget.
     """
 
@@ -79,7 +92,7 @@ class Certificate(msgspec.Struct, forbid_unknown_fields=True):
     program_sha256: str
     config_digest: int
     parts: tuple[Part, ...]
-    roundings: tuple[str, ...] = ()
+    roundings: tuple[Used, ...] = ()
 
     @property
     def told(self) -> list[str]:
@@ -97,49 +110,119 @@ class Certificate(msgspec.Struct, forbid_unknown_fields=True):
         return lines
 
 
-def certify(program: Program, folder: Path, model: bytes, told: Told) -> Certificate:
-    """Prove the program that was saved to `folder`, and write networks and certificate there.
+@dataclass(frozen=True)
+class Verified:
+    """A certificate with new proofs, and the model whose network was proven; None if that was the folder's."""
+
+    certificate: Certificate
+    model: str | None
+
+    @property
+    def told(self) -> list[str]:
+        """The lines of the certificate, and one that says whose network was proven."""
+        if self.model is None:
+            whose = (
+                "the network is the folder's word, and so is what the host does: `weft verify --model MODEL` proves "
+                "the program of a model"
+            )
+        else:
+            whose = f"the network, and all that the host does, are those of {self.model}, which was imported again"
+        return [*self.certificate.told, whose]
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The certificate as JSON values; ``network`` says whose network was proven, "model" or "folder"."""
+        own: dict[str, Any] = msgspec.to_builtins(self.certificate)
+        return own | {"network": "folder" if self.model is None else "model"}
+
+
+def certify(program: Program, folder: Path, model: Path, told: Told) -> Certificate:
+    """Prove the program that was saved to `folder`, as it is read from there, and write networks and certificate.
 
     Raises `CertificateError`.
     """
-    for index, segment in enumerate(program.graphs):
-        (folder / _graph_file(index)).write_bytes(encode(graph_of(segment)))
+    networks = _networks_of(program.graphs)
+    for index, raw in enumerate(networks):
+        (folder / _graph_file(index)).write_bytes(raw)
+    saved = load(folder)
     made = Certificate(
         FORMAT,
-        hashlib.sha256(model).hexdigest(),
-        _hash(folder / MANIFEST),
-        program.config.digest,
-        tuple(_parts(program, folder, told)),
-        () if program.roundings is None else tuple(item.told for item in program.roundings.used),
+        _model_hash(model),
+        _digest(saved),
+        saved.config.digest,
+        _parts(saved, networks, told),
+        () if program.roundings is None else program.roundings.used,
     )
     (folder / CERTIFICATE).write_text(schema.encode(made))
     return made
 
 
-def verify(program: Program, folder: Path, model: bytes | None, told: Told) -> Certificate:
-    """Prove the program in `folder` once more, and compare with its certificate.
+def verify(
+    program: Program,
+    folder: Path,
+    told: Told = lambda text: None,
+    *,
+    model: Path | None = None,
+    shapes: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
+) -> Verified:
+    """Prove once more a program that was read from `folder`, and compare it with the certificate there.
 
-    Raises `CertificateError` if anything does not match, `FileError` if there is no certificate.
+    What is proven is `program` itself: it may be run afterwards, whatever has become of the folder.
+
+    Parameters
+    ----------
+    program : Program
+        As `weft.load` returns it.
+    folder : Path
+    told : callable
+        Told what is being done.
+    model : Path, optional
+        The model that it has to be the program of: it is imported again, its network is proven, and the host's parts,
+        transfers, states, inputs and outputs have to be the model's. Without it, all of these are the folder's word.
+    shapes, states
+        As `weft.compile` has them, if the model was compiled with any.
+
+    Raises
+    ------
+    CertificateError
+        If anything is not proven or does not match; the message says what.
+    FileError
+        If there is no certificate.
+    CompileError
+        If the model cannot be read.
     """
-    found = read(folder)
-    check(program, folder, found)
-    if model is not None and hashlib.sha256(model).hexdigest() != found.model_sha256:
-        raise CertificateError(f"{folder / CERTIFICATE} is of another model than this one")
-    parts = tuple(_parts(program, folder, told))
+    found = _read(folder)
+    _check_sealed(program, folder, found)
+    networks = _networks_in(folder, found)
+    if model is not None:
+        _check_model(program, folder, found, networks, model, shapes, states)
+    parts = _parts(program, networks, told)
     for index, (old, new) in enumerate(zip(found.parts, parts, strict=True)):
-        for name in ("name", "graph_sha256", "operators", "instructions", "compared_bytes"):
+        for name in _COMPARED:
             if getattr(old, name) != getattr(new, name):
                 raise CertificateError(
                     f"{folder / CERTIFICATE}: {name} of part {index} is {getattr(old, name)!r}, not "
                     f"{getattr(new, name)!r}: it was edited"
                 )
-    return msgspec.structs.replace(found, parts=parts)
+    return Verified(msgspec.structs.replace(found, parts=parts), None if model is None else model.name)
 
 
-def check(program: Program, folder: Path, found: Certificate) -> None:
-    """Raises `CertificateError` if a certificate is not of the program in `folder`; proves nothing."""
+def _read(folder: Path) -> Certificate:
+    """The certificate of a program folder. Raises `FileError`."""
     path = folder / CERTIFICATE
-    if found.program_sha256 != _hash(folder / MANIFEST):
+    try:
+        return schema.decode(schema.read_bytes(path), Certificate, format=FORMAT)
+    except FileNotFoundError:
+        raise FileError(f"{folder} has no {CERTIFICATE}: `weft compile --certify` writes one") from None
+    except schema.SchemaError as error:
+        raise FileError(f"{path}: {error}; compile the model again with --certify") from None
+
+
+def _check_sealed(program: Program, folder: Path, found: Certificate) -> None:
+    """Raises `CertificateError` if a certificate names another program than this one."""
+    path = folder / CERTIFICATE
+    if found.program_sha256 != _digest(program):
         raise CertificateError(f"{path} is of another program: {MANIFEST} is not the file that was certified")
     if found.config_digest != program.config.digest:
         raise CertificateError(
@@ -151,44 +234,98 @@ def check(program: Program, folder: Path, found: Certificate) -> None:
         )
 
 
-def read(folder: Path) -> Certificate:
-    """The certificate of a program folder. Raises `FileError`."""
-    path = folder / CERTIFICATE
-    if not path.exists():
-        raise FileError(f"{folder} has no {CERTIFICATE}: `weft compile --certify` writes one")
-    try:
-        return schema.decode(schema.read_bytes(path, schema.LIMIT), Certificate, format=FORMAT)
-    except schema.SchemaError as error:
-        raise FileError(f"{path}: {error}; compile the model again with --certify") from None
-
-
-def _parts(program: Program, folder: Path, told: Told) -> list[Part]:
-    parts = []
-    for index, item in enumerate(program.device_programs):
+def _networks_in(folder: Path, found: Certificate) -> list[bytes]:
+    """The networks in a folder, which are those that a certificate names. Raises `CertificateError`."""
+    networks = []
+    for index, part in enumerate(found.parts):
         path = folder / _graph_file(index)
         try:
-            raw = path.read_bytes()
-            graph = decode(raw)
-            proven = prove(graph, program.config, placement_of(item), secrets.randbits(64), told)
-        except (Unproven, GraphError, OSError) as error:
-            raise CertificateError(f"{item.name} is not proven: {error}") from None
-        parts.append(_part(item, raw, graph, proven))
-    return parts
+            networks.append(read_file(path, size=part.graph_bytes))
+        except ProgramFileError as error:
+            raise CertificateError(f"{error} with --certify") from None
+        if hash_of(networks[-1]) != part.graph_sha256:
+            raise CertificateError(
+                f"{path} is not the network that {CERTIFICATE} names: its checksum does not match"
+            )
+    return networks
 
 
-def _part(item: DeviceProgram, raw: bytes, graph: Graph, proven: Proven) -> Part:
+def _check_model(
+    program: Program,
+    folder: Path,
+    found: Certificate,
+    networks: Sequence[bytes],
+    model: Path,
+    shapes: Mapping[str, int] | None,
+    states: Mapping[str, str] | None,
+) -> None:
+    """Raises `CertificateError` if the host's parts of a program, or the networks beside it, are not a model's."""
+    if _model_hash(model) != found.model_sha256:
+        raise CertificateError(f"{folder / CERTIFICATE} is of another model than {model}")
+    graph = import_model(model, config=program.config, shapes=shapes, states=states)
+    for rewrite in found.roundings:
+        again = with_rewrite(graph, rewrite)
+        if again is None:
+            raise CertificateError(
+                f"{folder / CERTIFICATE}: the network of {model} has no rewrite {rewrite.told!r}: it was edited"
+            )
+        graph = again
+    wrong = differences(program.compiled, graph)
+    own = _networks_of(segment for segment in graph.segments if isinstance(segment, DeviceSegment))
+    wrong += [
+        f"{_graph_file(index)} is another network"
+        for index, (given, meant) in enumerate(zip(networks, own, strict=False))
+        if given != meant
+    ]
+    if wrong:
+        raise CertificateError(f"{folder} is no program of {model}: {'; '.join(wrong)}")
+
+
+def _model_hash(model: Path) -> str:
+    with model.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(program: Program) -> str:
+    """The hash of the manifest that a program was read from. Raises `CertificateError`."""
+    if program.compiled.digest is None:
+        raise CertificateError(
+            "a program is certified as it is in its folder: save it, and load it from there"
+        )
+    return program.compiled.digest
+
+
+def _networks_of(segments: Iterable[DeviceSegment]) -> list[bytes]:
+    return [encode(graph_of(segment)) for segment in segments]
+
+
+def _parts(program: Program, networks: Sequence[bytes], told: Told) -> tuple[Part, ...]:
+    """Prove every device program. Raises `CertificateError`."""
+    if not program.device_programs:
+        raise CertificateError("nothing of this program runs on the device, so there is nothing to prove")
+    return tuple(
+        _part(item, raw, program.config, told)
+        for item, raw in zip(program.device_programs, networks, strict=True)
+    )
+
+
+def _part(item: DeviceProgram, raw: bytes, config: Config, told: Told) -> Part:
+    placement = placement_of(item)
+    if not placement.results:
+        raise CertificateError(f"{item.name} is not proven: it has no output that anything reads")
+    try:
+        graph = decode(raw)
+        proven = prove(graph, config, placement, secrets.randbits(64), told)
+    except (Unproven, GraphError) as error:
+        raise CertificateError(f"{item.name} is not proven: {error}") from None
     return Part(
-        item.name, hashlib.sha256(raw).hexdigest(), len(graph.operators), proven.instructions, proven.compared,
+        item.name, len(raw), hash_of(raw), len(graph.operators), proven.instructions, proven.compared,
         proven.values, proven.forms, proven.error, round(proven.seconds, 2),
     )  # fmt: skip
 
 
 def _graph_file(index: int) -> str:
     return f"network{index}.graph"
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def graph_of(segment: DeviceSegment) -> Graph:
@@ -262,9 +399,16 @@ def placement_of(program: DeviceProgram) -> Placement:
         for name, kind in kinds.items()
         if kind not in ("input", "table")
     }
+    results = tuple(name for name, kind in kinds.items() if kind in _READ)
     start = image.bases[CONSTANTS]
     return Placement(
-        image.bases, start + program.entry, image.memory_bytes, [(start, image.fixed)], inputs, buffers
+        image.bases,
+        start + program.entry,
+        image.memory_bytes,
+        [(start, image.fixed)],
+        inputs,
+        buffers,
+        results,
     )
 
 

@@ -117,7 +117,7 @@ def run(
     bandwidth: Bandwidth = None,
     stall_seed: StallSeed = None,
     certified: Annotated[
-        bool, typer.Option("--certified", help="Run only what its certificate is of: see `weft verify`.")
+        bool, typer.Option("--certified", help="Prove the program first, as `weft verify` does.")
     ] = False,
     variant: Annotated[
         list[Path],
@@ -146,14 +146,15 @@ def run(
     computed: a model of the hardware tells how many cycles it takes, and why.
     """
     _check_variants(on, variant, certified=certified)
-    if certified:
-        _check_certificate(folder)
     _check_waves(on, waves, waves_from > 0 or waves_cycles is not None)
     if on is Target.TIMING:
         if against is not None:
             raise FileError("--against and --on timing do not go together: timing computes no outputs")
-        return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
+        memory = {"latency": latency, "bandwidth": bandwidth}
+        return _time(folder, output, report, memory, certified=certified)
     program, others, runs = _read(on, folder, source, port, _written(output, report, waves), against, variant)
+    if certified:
+        _certify(program, folder)
     variants = _variants(program, others)
     if output is not None:
         arrays.check_outputs(program.outputs)
@@ -296,7 +297,9 @@ def _check_waves(on: Target, waves: Path | None, part: bool) -> None:
         raise FileError("--waves is missing: --waves-from and --waves-cycles say what it shows")
 
 
-def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[str, Any]) -> None:
+def _time(
+    folder: Path, output: Path | None, report: Path | None, memory: dict[str, Any], *, certified: bool
+) -> None:
     """Run on the cycle model. Inputs do not matter to it."""
     import numpy as np
 
@@ -304,6 +307,8 @@ def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[s
         raise FileError("--output and --on timing do not go together: timing computes no outputs")
     program, read = load(folder)
     files.apart({"--report": report}, read, {"--report": (".json",)})
+    if certified:
+        _certify(program, folder)
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     with reports.progress() as progress:
         progress("running on the cycle model")
@@ -327,11 +332,12 @@ def _show_units(counters: dict[str, int]) -> None:
         reports.say(f"{unit}: {', '.join(shares)}")
 
 
-def _check_certificate(folder: Path) -> None:
-    """Raises an error unless a program's certificate is of what is in its folder."""
-    from weft.certificate import check, read
+def _certify(program: Any, folder: Path) -> None:
+    """Prove a program that was read from a folder, or raise an error: this very program may run then."""
+    from weft.certificate import verify
 
-    check(load(folder)[0], folder, read(folder))
+    with reports.progress() as progress:
+        reports.say(*verify(program, folder, progress).told)
 
 
 def _compare(golden: list[Any], results: list[Any]) -> None:

@@ -73,7 +73,8 @@ def apart(
 
 def program_files(folder: Path) -> list[Path]:
     """What is read of a program folder."""
-    return [folder / "program.json", *folder.glob("segment*"), *folder.glob("states.bin")]
+    names = ("segment*", "states.bin", "certificate.json", "network*.graph")
+    return [folder / "program.json", *(path for name in names for path in folder.glob(name))]
 
 
 def special(path: Path) -> bool:

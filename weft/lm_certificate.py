@@ -19,7 +19,7 @@ from weft.compiler.language.weights import Weights
 from weft.decoder_run import DecoderMemory, Program, Row
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import WORD_BYTES, decode
-from weft.sim.certify.decoder_memory import Cache, Steps, Token
+from weft.sim.certify.decoder_memory import Cache, Reads, Steps, Token
 from weft.sim.certify.graph import Array
 from weft.sim.certify.language import Language, Layer, Product
 from weft.sim.certify.steps import ProvenSteps, prove_steps
@@ -147,6 +147,7 @@ def steps_of(memory: DecoderMemory, program: Program) -> Steps:
         ),
         logits=None if prompt else (logits, 2 * memory.columns),
         scratch=[(between, places.one_bytes * rows)],
+        reads=Reads(sizes.context, sizes.vocabulary, sizes.blocks, sizes.key_value_heads, sizes.key_length),
     )  # fmt: skip
 
 

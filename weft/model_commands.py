@@ -136,7 +136,7 @@ def compile_model(
         if certify:
             from weft.certificate import certify as prove
 
-            certificate = prove(program, part, model.read_bytes(), progress)
+            certificate = prove(program, part, model, progress)
     if dump_passes is not None:
         with files.whole_folder(dump_passes, reads=reads) as part:
             for name, text in dumped.items():

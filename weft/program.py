@@ -98,6 +98,11 @@ class Program:
         )
 
     @property
+    def compiled(self) -> Compiled:
+        """All that its folder holds."""
+        return self._compiled
+
+    @property
     def config(self) -> Config:
         """The configuration it is compiled for."""
         return self._compiled.config

@@ -1,4 +1,4 @@
-"""The command that checks certificates."""
+"""The command that proves programs of a folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from weft import files
 from weft import report as reports
-from weft.options import Folder, Json, load, writes
+from weft.options import Folder, Json, Shapes, States, load, shapes_of, states_of, writes
 
 
 def verify(
@@ -19,20 +18,28 @@ def verify(
     model: Annotated[
         Path | None,
         typer.Option(
-            "--model", help="The model that was compiled: is the certificate of it?", show_default=False
+            "--model",
+            help="The model that was compiled: it is imported again, and the program is proven to compute it.",
+            show_default=False,
         ),
     ] = None,
+    shape: Shapes = [],  # noqa: B006
+    state: States = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Prove once more that a program computes its network, and compare with the certificate in its folder."""
-    from weft.certificate import verify as again
+    """Prove once more that a program computes its network, and compare with the certificate in its folder.
 
+    Without --model, the network is the one in the folder: whoever can write there can replace it with all else.
+    """
+    from weft.certificate import verify as prove
+
+    source = None if model is None else files.existing(model)
+    sizes, kept = shapes_of(shape), states_of(state)
     program, _ = load(folder)
-    raw = None if model is None else files.existing(model).read_bytes()
     with reports.progress() as progress:
-        found = again(program, folder, raw, progress)
+        found = prove(program, folder, progress, model=source, shapes=sizes, states=kept)
     if as_json:
-        print(json.dumps(msgspec.to_builtins(found), indent=1))
+        print(json.dumps(found.json, indent=1))
     else:
         reports.say(*found.told)
 

@@ -6,7 +6,10 @@ that depend on each other, names that must exist) is checked by whoever reads th
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,23 +59,39 @@ def shown(value: object) -> str:
         return "a value that is nested too deeply"
 
 
-def read_bytes(path: Path, limit: int = LIMIT) -> bytes:
-    """The content of a file.
+def read_bytes(path: Path, limit: int = LIMIT, size: int | None = None) -> bytes:
+    """Read a regular file: a pipe or a device may never end.
+
+    The file that is checked is the file that is read, whatever its name leads to meanwhile.
 
     Raises
     ------
     SchemaError
-        If it has more than `limit` bytes, or its name cannot be that of a file.
+        If it is no regular file, has more than `limit` bytes or not exactly `size`, or its name cannot be that of a
+        file.
     OSError
         If it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(limit + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a NUL in the name
         raise SchemaError(f"no file has such a name ({error})") from None
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise SchemaError("it is not a regular file")
+        if size is not None and found.st_size != size:
+            raise SchemaError(f"it has {found.st_size:,} bytes, not {shown(size)}")
+        with open(descriptor, "rb", closefd=False) as file:
+            raw = file.read((limit if size is None else min(size, limit)) + 1)
+    finally:
+        os.close(descriptor)
     if len(raw) > limit:
         raise SchemaError(f"it has more than {limit:,} bytes")
+    if size is not None and len(raw) != size:
+        raise SchemaError(f"it has other than {size:,} bytes: it changed while it was read")
     return raw
 
 

@@ -38,6 +38,27 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class Reads:
+    """How much of a decoder the host reads; a proof that is of less is none.
+
+    Attributes
+    ----------
+    context : int
+        Places of a text.
+    vocabulary : int
+        Logits of a row.
+    layers, heads, length : int
+        Of keys and values.
+    """
+
+    context: int
+    vocabulary: int
+    layers: int
+    heads: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Steps:
     """A decoder's program in memory, and what the host tells it.
 
@@ -68,6 +89,7 @@ class Steps:
         makes none.
     scratch : sequence of (int, int)
         Addresses and sizes of what the program may leave anything in.
+    reads : Reads
     """
 
     bases: Mapping[int, int]
@@ -87,3 +109,4 @@ class Steps:
     cache: Cache
     logits: tuple[int, int] | None
     scratch: Sequence[tuple[int, int]]
+    reads: Reads

@@ -26,6 +26,9 @@ class Array(msgspec.Struct, frozen=True):
 
     @property
     def numpy(self) -> np.ndarray:
+        """Raises `ValueError` if there are not as many elements as the shape says."""
+        if min(self.shape, default=0) < 0:  # of which numpy would make any number
+            raise GraphError(f"an array has shape {self.shape}")
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
@@ -124,3 +127,16 @@ def decode(raw: bytes) -> Graph:
     if graph.format != FORMAT:
         raise GraphError(f"its format is {graph.format!r}, not {FORMAT!r}")
     return graph
+
+
+def check_view(view: View) -> None:
+    """Raises `GraphError` if a view is not inside its buffer."""
+    n, h, w, c = view.shape
+    image, y, x, channel = view.start
+    ends = image + n, y + (h - 1) * view.step[0] + 1, x + (w - 1) * view.step[1] + 1, channel + c
+    inside = all(end <= size for end, size in zip(ends, view.buffer_shape, strict=True))
+    if min(view.shape) < 1 or min(*view.start, *view.step) < 0 or not inside:
+        raise GraphError(
+            f"a view of {view.shape} from {view.start} in steps of {view.step} is not inside {view.buffer!r} of "
+            f"{view.buffer_shape}"
+        )

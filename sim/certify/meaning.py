@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from weft.hdl.isa.config import Config
 from weft.sim.certify import attention
 from weft.sim.certify.form import STORED
 from weft.sim.certify.formula import evaluate, vectors_of
-from weft.sim.certify.graph import Formula, Graph, Operator, View, Window
+from weft.sim.certify.graph import Formula, Graph, GraphError, Operator, View, Window, check_view
 from weft.sim.certify.requantise import quantised, requantised
 from weft.sim.certify.sums import INT32, Sums, concatenated
 from weft.sim.certify.symbols import OFFSET_BYTES, Rows, Symbols, joined_bytes
@@ -55,7 +56,7 @@ class Network:
                   "Attention": attention.attention}  # fmt: skip
         for op in graph.operators:
             told(op.name)
-            try:
+            with _named(op):
                 if op.kind in kinds:
                     self._write(op.dst, kinds[op.kind](op))
                 elif op.kind in others:
@@ -65,8 +66,6 @@ class Network:
                     self._write_planes(op, op.formula)
                 else:
                     raise Unknown(f"operator {op.name!r} is {op.kind}, which proofs do not know")
-            except (ArithmeticError, LookupError, ValueError) as error:
-                raise Unknown(f"operator {op.name!r} ({op.kind}) means nothing: {error}") from None
 
     def _embedding(self, op: Operator) -> np.ndarray:
         """Rows of a constant table that is quantised, by their offsets in it: 32-bit numbers of four bytes."""
@@ -82,9 +81,13 @@ class Network:
         """What is told of offsets of rows that are inputs, by the values of their bytes."""
         found: dict[tuple[int, ...], Rows] = {}
         for op in graph.operators:
-            if op.kind == "Embedding" and op.sources[0].buffer in graph.inputs:
+            if op.kind != "Embedding":
+                continue
+            with _named(op):
+                if op.sources[0].buffer not in graph.inputs:
+                    continue
+                rows = Rows(*op.arrays["values"].shape)
                 for numbers in self._read(op.sources[0]).reshape(-1, OFFSET_BYTES).tolist():
-                    rows = Rows(*op.arrays["values"].shape)
                     if found.setdefault(tuple(numbers), rows) != rows:
                         raise Unknown(f"operator {op.name!r} reads offsets of rows of another table")
         return found
@@ -97,7 +100,9 @@ class Network:
             self._write(_plane(op.dst, plane), contents)
 
     def _places(self, view: View) -> np.ndarray:
-        """Places in the buffer of the elements of a view, (n, h, w, c)."""
+        """Places in the buffer of the elements of a view, (n, h, w, c). Raises `GraphError` for a view that is not
+        inside its buffer."""
+        check_view(view)
         n, h, w, c = view.shape
         _, height, width, channels = view.buffer_shape
         image, y, x, channel = view.start
@@ -107,13 +112,32 @@ class Network:
         return (at * width + columns[:, None]) * channels + channel + np.arange(c)
 
     def _read(self, view: View) -> np.ndarray:
-        return self.buffers[view.buffer][self._places(view)]
+        places = self._places(view)
+        if view.buffer not in self.buffers:
+            raise GraphError(f"it reads {view.buffer!r}, which nothing has written")
+        found = self._buffer(view)[places]
+        if (found == NOTHING).any():
+            raise GraphError(f"it reads bytes of {view.buffer!r} that nothing has written")
+        return found
 
     def _write(self, view: View, contents: np.ndarray) -> None:
-        size = math.prod(view.buffer_shape)
+        places = self._places(view).ravel()
         if view.buffer not in self.buffers:
-            self.buffers[view.buffer] = np.full(size, NOTHING)
-        self.buffers[view.buffer][self._places(view).ravel()] = contents.ravel()
+            self.buffers[view.buffer] = np.full(math.prod(view.buffer_shape), NOTHING)
+        buffer = self._buffer(view)
+        if min(view.step) < 1 or (buffer[places] != NOTHING).any():
+            raise GraphError(f"it writes bytes of {view.buffer!r} that hold something already")
+        if contents.size != places.size:
+            raise GraphError(f"it makes {contents.size:,} elements for {places.size:,} of {view.buffer!r}")
+        buffer[places] = contents.ravel()
+
+    def _buffer(self, view: View) -> np.ndarray:
+        found = self.buffers[view.buffer]
+        if len(found) != math.prod(view.buffer_shape):
+            raise GraphError(
+                f"it sees {view.buffer!r} as {view.buffer_shape}, but that buffer has {len(found):,} bytes"
+            )
+        return found
 
     def _finish(
         self, op: Operator, sums: Sums, mantissa: np.ndarray, shift: np.ndarray,
@@ -177,7 +201,8 @@ class Network:
 
     def _groups(self, op: Operator) -> np.ndarray:
         """The same of groups of channels over all pixels of an image."""
-        assert op.formula is not None
+        if op.formula is None:
+            raise GraphError("it has no formula")
         (n, h, w, c), size = op.dst.shape, int(op.numbers["group"])
 
         def rows_of(tensor: np.ndarray) -> np.ndarray:
@@ -271,6 +296,15 @@ class Network:
         read = np.where(valid[..., None], x.reshape(-1, c)[address], int(op.numbers["fill"]) & 0xFF)
         around = read[:, 0].reshape(n, oh, ow, c)
         return self._scaled(op, around, int(op.numbers["x_zero"]), op.numbers["scale"])
+
+
+@contextmanager
+def _named(op: Operator) -> Iterator[None]:
+    """Say which operator has no meaning, as it may in a file that was edited. Raises `Unknown`."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Unknown(f"operator {op.name!r} ({op.kind}) means nothing: {error}") from None
 
 
 def _plane(view: View, plane: int) -> View:

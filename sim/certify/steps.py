@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +21,10 @@ import numpy as np
 from weft.hdl.isa import Instruction, Normalise
 from weft.hdl.isa.config import Config
 from weft.sim.certify.decoder import Decoder
-from weft.sim.certify.decoder_memory import Steps, Token
+from weft.sim.certify.decoder_memory import Reads, Steps, Token
 from weft.sim.certify.field import PRIMES
 from weft.sim.certify.language import Language, LanguageError
-from weft.sim.certify.proof import DEGREE
+from weft.sim.certify.proof import DEGREE, check_disjoint
 from weft.sim.certify.recalled import RecallingDevice
 from weft.sim.certify.symbols import OFFSET_BYTES, joined_bytes
 from weft.sim.certify.values import Values
@@ -98,17 +99,16 @@ class Course:
         symbols = self.device.symbols
         self._words = values.inputs(2 * at.rows * OFFSET_BYTES).reshape(2, at.rows, OFFSET_BYTES)
         tokens, places = (joined_bytes(symbols, words) for words in self._words)
-        try:
+        with _described():
             self.decoder = Decoder(symbols, config, model, tokens, places)
-        except LanguageError as error:
-            raise Unproven(str(error)) from None
         self.device.offsets = {
             tuple(word): rows
             for words, rows in zip(self._words.tolist(), (at.token_rows, at.place_rows), strict=True)
             for word in words
         }
-        context = len(model.positions.numpy)
+        context = model.positions.shape[0]
         blocks = self.decoder.blocks
+        _check_reads(at.reads, context, self.decoder)
         heads, length = blocks[0].keys.shape[1:]
         self._slots = -(-context // at.cache.keys) * at.cache.keys
         texts = 1 if at.together else at.rows
@@ -147,8 +147,8 @@ class Course:
         self._fill(pages)
         self._tell(tokens, pages)
         given = [plane.dram.copy() for plane in device.planes]
-        seen = self._seen(tokens)
-        self._name(tokens, seen)
+        with _described():
+            self._name(tokens, self._seen(tokens))
         try:
             device.start(at.entry)
             device.wait()
@@ -182,6 +182,7 @@ class Course:
         at = self.at
         numbers = self._rng.integers(0, at.token_rows.count, len(tokens)).tolist()
         frame = at.frame_of(tokens, numbers, [pages[token.text] for token in tokens])
+        _check_regions(at, len(frame))
         self.device.write(at.frame, frame)
         every = (
             (at.tokens, at.token_rows, numbers),
@@ -350,6 +351,45 @@ def _mixed(count: int, context: int, rng: np.random.Generator) -> list[Token]:
         first = int(rng.integers(0, context - rows + 1))
         tokens += [Token(text, first + row) for row in range(rows)]
     return tokens
+
+
+@contextmanager
+def _described() -> Iterator[None]:
+    """Raise `Unproven` for a description that has no meaning."""
+    try:
+        yield
+    except LanguageError as error:
+        raise Unproven(str(error)) from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Unproven(f"the description of the model means nothing: {error}") from None
+
+
+def _check_reads(reads: Reads, context: int, decoder: Decoder) -> None:
+    """Raises `Unproven` if the host reads other than a model has."""
+    shapes = {block.keys.shape[1:] for block in decoder.blocks}
+    heads, length = shapes.pop() if len(shapes) == 1 else (0, 0)
+    found = Reads(context, decoder.logits.shape[1], len(decoder.blocks), heads, length)
+    for name, size in vars(reads).items():
+        if getattr(found, name) != size:
+            raise Unproven(
+                f"the host reads {name}={size:,}, and the model has {name}={getattr(found, name):,}"
+            )
+
+
+def _check_regions(at: Steps, frame_bytes: int) -> None:
+    """Raises `Unproven` if parts of memory that hold different things overlap."""
+    cache = at.cache
+    regions = [
+        (f"contents {index}", address, len(payload)) for index, (address, payload) in enumerate(at.contents)
+    ]
+    regions += [(f"scratch {index}", *part) for index, part in enumerate(at.scratch)]
+    regions += [
+        ("the frame", at.frame, frame_bytes),
+        ("pages", cache.address, cache.pages * cache.page_bytes),
+    ]
+    if at.logits is not None:
+        regions.append(("logits", at.logits[0], at.logits[1] * at.rows))
+    check_disjoint(regions)
 
 
 def _told(tokens: Sequence[Token]) -> str:

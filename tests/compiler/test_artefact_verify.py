@@ -394,7 +394,7 @@ def test_bytes_that_are_no_network(folder: Path) -> None:
 def test_a_pipe_instead_of_a_file(folder: Path) -> None:
     (folder / "segment0.host").unlink()
     os.mkfifo(folder / "segment0.host")
-    assert "segment0.host is not a regular file" in refusal(folder)
+    assert "segment0.host is damaged: it is not a regular file" in refusal(folder)
 
 
 STRANGE = [

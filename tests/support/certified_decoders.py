@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from support.certified import with_fault
+from support.certified import fill
 from support.language_models import pieces, random_model
 from weft.compiler.gguf.writer import write
 from weft.compiler.language.decoder import Decoder
@@ -18,12 +19,17 @@ from weft.compiler.language.model import LanguageModel, Sizes
 from weft.compiler.language.ranges import ranges
 from weft.decoder_run import DecoderMemory, DecoderRun, Program, Row
 from weft.hdl.checker.program import ProgramError, check
-from weft.hdl.isa import WORD_BYTES, End, Instruction, decode
+from weft.hdl.isa import WORD_BYTES, Instruction, decode
 from weft.hdl.isa.config import Config
 from weft.lm_certificate import description, steps_of
-from weft.sim.certify.decoder_memory import Token
+from weft.sim.certify.decoder import Decoder as Definition
+from weft.sim.certify.decoder_memory import Steps, Token
+from weft.sim.certify.language import Language
 from weft.sim.certify.steps import Course, ProvenSteps, every_step, prove_steps
+from weft.sim.certify.symbols import Symbols
+from weft.sim.certify.values import CONSTANTS, Values
 from weft.sim.certify.words import Unproven
+from weft.sim.compiled.device import golden_device
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 
@@ -87,10 +93,8 @@ class Trial:
     """A decoder's program, or that for `prompts`, and others that are to be proven in its place, each in the time that
     differences take."""
 
-    def __init__(
-        self, memory: DecoderMemory, steps: Sequence[Sequence[Token]], *, prompts: bool = False
-    ) -> None:
-        self.memory, self.steps, self.prompts = memory, steps, prompts
+    def __init__(self, memory: DecoderMemory, points: Sequence[Point], *, prompts: bool = False) -> None:
+        self.memory, self.points, self.prompts = memory, points, prompts
         model, at = description(memory.decoder.numbers), steps_of(memory, program_of(memory, prompts))
         self._course = Course(model, memory.decoder.config, at, 1)
         self._every = [*every_step(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
@@ -111,15 +115,26 @@ class Trial:
             return str(error)
         return ""
 
-    def differs(self, other: DecoderMemory) -> bool:
-        """Whether it leaves something else than the right one behind a step on the golden interpreter."""
-        return self._outputs(other) != self._right
+    def of(self, model: Language) -> str:
+        """Why the program is not proven to compute another model; empty if it is."""
+        at = steps_of(self.memory, program_of(self.memory, self.prompts))
+        try:
+            course = Course(model, self.memory.decoder.config, at, 1)
+            for tokens in self._every:
+                course.step(tokens)
+        except Unproven as error:
+            return str(error)
+        return ""
+
+    def difference(self, other: DecoderMemory) -> str:
+        """The first step after which it leaves something else than the right one; empty if there is none."""
+        for point, right in zip(self.points, self._right, strict=True):
+            if outputs(other, point, prompts=self.prompts) != right:
+                return str(point)
+        return ""
 
     def _outputs(self, memory: DecoderMemory) -> list[list[bytes] | None]:
-        return [
-            outputs(memory, tokens, np.random.default_rng(seed), prompts=self.prompts)
-            for seed, tokens in enumerate(self.steps)
-        ]
+        return [outputs(memory, point, prompts=self.prompts) for point in self.points]
 
 
 def program_of(memory: DecoderMemory, prompts: bool) -> Program:
@@ -144,42 +159,36 @@ def with_code(memory: DecoderMemory, items: Sequence[Instruction], *, prompts: b
     return DecoderMemory(decoder, memory.pages)
 
 
-def with_constants(memory: DecoderMemory, rng: np.random.Generator) -> DecoderMemory:
-    """The same with another bit in its constants or weights."""
+def with_contents(memory: DecoderMemory, name: str, raw: bytes) -> DecoderMemory:
+    """The same with other "constants", or with other "records", which hold weights."""
     decoder = copy.copy(memory.decoder)
     decoder.contents = copy.copy(decoder.contents)
-    name = str(rng.choice(["constants", "records"]))
-    raw = bytearray(getattr(decoder.contents, name))
-    raw[int(rng.integers(len(raw)))] ^= 1 << int(rng.integers(8))
-    setattr(decoder.contents, name, raw)
+    setattr(decoder.contents, name, bytearray(raw))
     return DecoderMemory(decoder, memory.pages)
 
 
-def faulty(memory: DecoderMemory, rng: np.random.Generator, *, prompts: bool = False) -> DecoderMemory:
-    """The same with a fault in one field of the words of its program, or of that for prompts, or now and then in its
-    constants."""
-    if rng.random() < 0.15:
-        return with_constants(memory, rng)
-    decoder = program_of(memory, prompts).decoder
-    items = [item for item in instructions_of(decoder) if not isinstance(item, End)]
-    return with_code(memory, [*with_fault(rng, items), End()], prompts=prompts)
+@dataclass(frozen=True)
+class Point:
+    """What is in memory and on the chip ahead of a step: drawn by a seed. Bytes of keys and values are of `cache`, all
+    of them if it is empty."""
+
+    seed: int
+    tokens: tuple[Token, ...]
+    cache: tuple[int, ...] = ()
 
 
-def outputs(
-    memory: DecoderMemory, tokens: Sequence[Token], rng: np.random.Generator, *, prompts: bool = False
-) -> list[bytes] | None:
+def outputs(memory: DecoderMemory, point: Point, *, prompts: bool = False) -> list[bytes] | None:
     """What a step, or one of `prompts`, leaves on the golden interpreter: logits, and the pages; None if it refuses the
-    program. What is on the chip and in the pages before it is drawn, and so are tokens and pages."""
-    device = GoldenDevice(memory.decoder.config, memory.memory_bytes)
-    memories, run = device.memories, DecoderRun(memory, device)
-    memories.scratchpad[:] = rng.integers(-128, 128, memories.scratchpad.shape)
-    memories.accumulator[:] = rng.integers(-9999, 9999, memories.accumulator.shape)
-    memories.maxima[:], memories.sums[:] = 3, 99_999
-    memories.alignments[:] = rng.integers(-31, 32, memories.alignments.shape)
-    places = memory.decoder.places
+    program."""
+    rng, tokens = np.random.default_rng(point.seed), point.tokens
+    device = golden_device(memory.decoder.config, memory.memory_bytes)
+    assert isinstance(device, GoldenDevice)
+    fill(device, rng)
+    run, places = DecoderRun(memory, device), memory.decoder.places
     pages = rng.permutation(memory.pages).tolist()
     size = memory.pages * places.page_bytes
-    device.write(memory.cache, rng.bytes(size))
+    content = rng.choice(np.array(point.cache or range(256), np.uint8), size).tobytes()
+    device.write(memory.cache, content)
     each = memory.pages // (1 if prompts else places.rows)
     numbers = rng.integers(0, places.sizes.vocabulary, len(tokens)).tolist()
     own = [pages[each * token.text : each * (token.text + 1)] for token in tokens]
@@ -196,3 +205,63 @@ def outputs(
     kept = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
     logits = [] if prompts else [run.logits(row).tobytes() for row in range(len(tokens))]
     return [*kept, *logits, device.read(memory.cache, size)]
+
+
+class _Exact(Definition):
+    """The definition on constants, with keys and values of a text before: its attention's results are numbers."""
+
+    caches: np.ndarray
+    place: int
+
+    def results(self, layer: int) -> np.ndarray:
+        block, seen = self.blocks[layer], self.caches[layer].copy()
+        seen[0, self.place], seen[1, self.place] = block.keys[0], block.values[0]
+        return self.attended(layer, 0, *seen[:, : self.place + 1])
+
+
+def definition(
+    memory: DecoderMemory, model: Language, token: int, place: int, caches: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes that a model says for a token at a place: logits (vocabulary, 2), and keys and values (layers, 2,
+    heads, length). `caches` are those of a text: (layers, 2, places, heads, length)."""
+    symbols = Symbols(Values(3))
+    _Exact.caches, _Exact.place = caches, place
+    columns = model.embedding.shape[1], model.positions.shape[1]
+    offsets = [
+        symbols.integers(np.array([number * count * 2]))
+        for number, count in zip((token, place), columns, strict=True)
+    ]
+    found = _Exact(symbols, memory.decoder.config, model, *offsets)
+    kept = np.array([[block.keys[0], block.values[0]] for block in found.blocks])
+    assert max(found.logits.max(), kept.max()) < CONSTANTS
+    return found.logits[0], kept
+
+
+def computed(
+    memory: DecoderMemory, token: int, place: int, caches: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same as the program computes it on the golden interpreter."""
+    at, config = steps_of(memory, memory.program), memory.decoder.config
+    layers, _, _, heads, length = caches.shape
+    device = golden_device(config, memory.memory_bytes)
+    run = DecoderRun(memory, device)
+    places = _slots(at, np.arange(place), layers, heads, length)
+    for address, content in zip(places.ravel(), caches[:, :, :place].ravel(), strict=True):
+        device.write(int(address), bytes([int(content)]))
+    run.step([Row(token, place, range(memory.pages))])
+    raw = np.frombuffer(run.raw(0), np.uint8).reshape(-1, 2, config.n).swapaxes(1, 2).reshape(-1, 2)
+    own = _slots(at, np.array([place]), layers, heads, length)[:, :, 0]
+    kept = np.array([device.read(int(byte), 1)[0] for byte in own.ravel()]).reshape(own.shape)
+    return raw[: at.reads.vocabulary], kept
+
+
+def _slots(at: Steps, slots: np.ndarray, layers: int, heads: int, length: int) -> np.ndarray:
+    """Addresses of keys and values of a text whose pages lie in their order: (layers, 2, slots, heads, length)."""
+    cache = at.cache
+    layer, kind, slot, head, element = np.ogrid[:layers, :2, : len(slots), :heads, :length]
+    page = slots[slot] // cache.keys * cache.page_bytes
+    within = slots[slot] % cache.keys * cache.slot
+    found: np.ndarray = (
+        cache.address + page + within + layer * cache.layer + kind * cache.kind + head * cache.head
+    )
+    return found + element
