@@ -19,6 +19,7 @@ from weft.hdl.formal import (
     memories,
     packing,
     pairs,
+    parity,
     queues,
     registers,
     semaphores,
@@ -35,7 +36,7 @@ from weft.hdl.formal.property import Property
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
-    basic = (queues, loops, bus, semaphores, registers, memories, faults, descriptors)
+    basic = (queues, loops, bus, semaphores, registers, memories, parity, faults, descriptors)
     units = (
         widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, lookups,
         transposition,

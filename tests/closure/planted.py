@@ -115,7 +115,7 @@ def plant(fault: Fault) -> ModuleType:
         raise FaultError(f"{fault.name!r}: {name} is not {ROOT / fault.file}, but {spec and spec.origin}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    exec(compile(source, spec.origin, "exec"), module.__dict__)  # noqa: S102
+    exec(compile(source, spec.origin, "exec"), module.__dict__)
     setattr(parent, name.rpartition(".")[2], module)
     return module
 
