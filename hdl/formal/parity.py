@@ -60,7 +60,7 @@ def _groups(word: Value, size: int) -> list[Value]:
     return [word[at : at + size + 1] for at in range(0, len(word), size + 1)]
 
 
-def _odd(word: Value, size: int) -> Value:
+def odd(word: Value, size: int) -> Value:
     """Whether some group has an odd number of bits that are 1."""
     return Cat(group.xor() for group in _groups(word, size)).any()
 
@@ -77,7 +77,7 @@ class CodingBench(Bench):
         dut, size = self.dut, self.group
         data = Cat(group[:size] for group in _groups(dut.flips, size))
         self.claim("bits come out as they went in but those that changed", dut.read == dut.word ^ data)
-        self.claim("wrong where an odd number of bits of a group changed", dut.wrong == _odd(dut.flips, size))
+        self.claim("wrong where an odd number of bits of a group changed", dut.wrong == odd(dut.flips, size))
         alone = (dut.flips != 0) & ((dut.flips & (dut.flips - 1)[: len(dut.flips)]) == 0)
         self.claim("each bit that changes alone is seen", implies(alone, dut.wrong))
         self.claim("nothing is seen where nothing changed", dut.flips.any() | ~dut.wrong)
@@ -111,11 +111,11 @@ class _BanksBench(CutBench):
         self.outputs: list[Value] = []
         for bank, memory in enumerate(self.memories):
             (read,), (write,) = memory.read_ports, memory.write_ports
-            self.claim(f"bank {bank} gets words that are right", ~_odd(write.data, self.GROUP))
+            self.claim(f"bank {bank} gets words that are right", ~odd(write.data, self.GROUP))
             asked = ago(m, self.asks(bank), 1, f"asked{bank}", reset=True)
             wanted = read.en == (asked & ~self.hidden(read, write))
             self.claim(f"bank {bank} is read where it is asked", implies(begun, wanted))
-            due.append(ago(m, read.en, 1, f"read{bank}", reset=True) & _odd(read.data, self.GROUP))
+            due.append(ago(m, read.en, 1, f"read{bank}", reset=True) & odd(read.data, self.GROUP))
             data = Cat(group[: self.GROUP] for group in _groups(read.data, self.GROUP))
             self.outputs.append(ago(m, data, 1, f"output{bank}"))
             self.cover(f"a word of bank {bank} is wrong", due[-1])
@@ -186,9 +186,9 @@ class SequentialBench(CutBench):
         (memory,) = self.memories
         (read,), (write,) = memory.read_ports, memory.write_ports
         groups = _groups(read.data, 8)
-        self.claim("memory gets words that are right", ~_odd(write.data, 8))
+        self.claim("memory gets words that are right", ~odd(write.data, 8))
         self.claim("the vector", dut.vector == Cat(group[:8] for group in groups))
-        due = ago(m, dut.read, 1, "read", reset=True) & _odd(read.data, 8)
+        due = ago(m, dut.read, 1, "read", reset=True) & odd(read.data, 8)
         self.claim("wrong in the cycle after a read", dut.wrong == due)
         self.cover("wrong", due)
 

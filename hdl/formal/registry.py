@@ -11,6 +11,7 @@ from weft.hdl.formal import (
     descriptors,
     division,
     faults,
+    fetching,
     instructions,
     kernel,
     lookups,
@@ -36,7 +37,7 @@ from weft.hdl.formal.property import Property
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
-    basic = (queues, loops, bus, semaphores, registers, memories, parity, faults, descriptors)
+    basic = (queues, loops, bus, semaphores, registers, memories, parity, faults, fetching, descriptors)
     units = (
         widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, lookups,
         transposition,
