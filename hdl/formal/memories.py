@@ -24,7 +24,7 @@ class _Small(Config):
         return
 
 
-def _small(**sizes: int) -> Config:
+def small(**sizes: int) -> Config:
     sizes = {"n": 1, "scratchpad_banks": 2, "scratchpad_depth": 2} | sizes
     return _Small(**{"accumulator_banks": 2, "accumulator_depth": 2, "probability_bits": 0} | sizes)
 
@@ -220,11 +220,11 @@ def _rounded(value: Value, shift: Value) -> Value:
 
 
 def _scratchpad(readers: int, writers: int, sizes: dict[str, int]) -> Bench:
-    return ScratchpadBench(Scratchpad(_small(**sizes), readers=readers, writers=writers))
+    return ScratchpadBench(Scratchpad(small(**sizes), readers=readers, writers=writers))
 
 
 def _accumulator(n: int, bits: int) -> Bench:
-    return AccumulatorBench(_OpenAccumulator(_small(n=n, probability_bits=bits)))
+    return AccumulatorBench(_OpenAccumulator(small(n=n, probability_bits=bits)))
 
 
 def properties() -> Iterator[Property]:
@@ -241,7 +241,7 @@ def properties() -> Iterator[Property]:
         "vectors",
         "A read returns the vector that was written to its address: the last bytes that were pushed, in their order, and "
         "for a byte that was written alone the oldest of them, which goes to the end.",
-        lambda: VectorsBench(SequentialScratchpad(_small(n=2))),
+        lambda: VectorsBench(SequentialScratchpad(small(n=2))),
     )
     claim = (
         "A granted read returns the row's sum, if no write to the row is under way, and is refused only for a row that "

@@ -25,6 +25,7 @@ from weft.hdl.formal import (
     registers,
     semaphores,
     sequential,
+    serial,
     softmax,
     states,
     transfers,
@@ -39,7 +40,7 @@ def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
     basic = (queues, loops, bus, semaphores, registers, memories, parity, faults, fetching, descriptors)
     units = (
-        widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, lookups,
+        widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, serial, lookups,
         transposition,
     )  # fmt: skip
     for module in (*basic, *units, instructions, softmax, kernel, sequential):
