@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from planted import NOTICED, FaultError, faults, substitute, tried
+from closure.planted import NOTICED, FaultError, faults, substitute, tried
 
 from weft.boards.formal import registry as boards
 from weft.hdl.formal import registry as hdl
@@ -14,7 +14,7 @@ from weft.hdl.formal import registry as hdl
 FAULTS = faults()
 CHEAP = (
     "a decoder ignores the first bit of each group",
-    "a stop leaves the mark of a full queue",
+    "an error of the last memory is not reported",
     "the spare word is overwritten while it is full",
 )
 
