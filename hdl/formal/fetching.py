@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.hdl.control.fetch import BURST_BYTES, BURSTS, PAGE, Fetch, queue_kinds
 from weft.hdl.formal.cuts import CutBench
 from weft.hdl.formal.parity import odd
 from weft.hdl.formal.pipelines import ago, implies
-from weft.hdl.formal.property import Bench, Bounded, Induction, Property
+from weft.hdl.formal.property import Bench, Bounded, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import stable, within
 from weft.hdl.isa import WORD_BITS, Opcode, Queue
@@ -200,17 +200,17 @@ def properties() -> Iterator[Property]:
         yield Property(
             "control/fetch",
             f"requests and parts, {bus} bytes",
-            "Words are asked for from a start on, in order, to the ends of their blocks, no more than there is room for, "
-            "and of another page only when all ahead are used; parts of an instruction go to its queue, one after the "
-            "other, until a stop or what is no instruction; an error is that and not END; fetch is idle when nothing is "
-            "owed; a word that leaves the buffer and has changed there is reported.",
+            "From a start on, words are asked for in order, to the ends of their blocks, no more than there is room for, "
+            "and those of another page only when all ahead are used. Parts of an instruction go to its queue, in order, "
+            "until a stop or a word that is no instruction, which is an error but for END. Fetch is idle when nothing "
+            "is owed. A word that has changed in the buffer is reported when it leaves.",
             partial(FetchBench, bus),
             cover=40,
         )
         yield Property(
             "control/fetch",
             f"order, {bus} bytes",
-            "Parts are the words that memory gave since the start, in order; END ends.",
+            "Parts are the words that memory gave since the start, in order; fetch ends at END.",
             partial(OrderBench, bus),
             Bounded(12),
             part=True,

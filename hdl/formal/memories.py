@@ -81,8 +81,8 @@ class ScratchpadBench(Bench):
 class VectorsBench(Bench):
     """The sequential core's scratchpad.
 
-    Assumed: a vector and a byte of one are not written in one cycle. One address, any one, is watched with the bytes that
-    were written to it since the reset.
+    Assumed: a vector and a byte of one are not written in one cycle. One address, any one, is watched with the bytes
+    that were written to it since the reset.
     """
 
     def watch(self, m: Module) -> None:
@@ -239,8 +239,8 @@ def properties() -> Iterator[Property]:
     yield Property(
         "sequential/scratchpad",
         "vectors",
-        "A read returns the vector that was written to its address: the last bytes that were pushed, in their order, and "
-        "for a byte that was written alone the oldest of them, which goes to the end.",
+        "A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A "
+        "byte that is written alone is the oldest of them, which goes to the end.",
         lambda: VectorsBench(SequentialScratchpad(small(n=2))),
     )
     claim = (

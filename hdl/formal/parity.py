@@ -90,10 +90,10 @@ class CodingBench(Bench):
 
 
 class _BanksBench(CutBench):
-    """A memory of banks with parity, of which each read returns any word: any bits may have changed. Nothing is assumed.
+    """A memory of banks with parity, of which each read returns any word: any bits may have changed.
 
     A word that is read stands at its bank's port two cycles after it is asked for, and at the memory's output a cycle
-    later; an error is reported in the cycle after that.
+    later; an error is reported in the cycle after that. Nothing is assumed.
     """
 
     GROUP: int
@@ -214,8 +214,8 @@ class CountsBench(Bench):
 
 def properties() -> Iterator[Property]:
     coding = (
-        "A word comes out of memory as it went in but for those bits that have changed there; it is wrong exactly where "
-        "an odd number of bits of a group has changed, so each bit that changes alone is seen, and no other word is."
+        "A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an odd "
+        "number of bits of a group has changed: each bit that changes alone is seen, and no error is invented."
     )
     for group, groups in ((8, 3), (32, 2)):
         bench = partial(CodingBench, group, groups)
@@ -237,8 +237,8 @@ def properties() -> Iterator[Property]:
     yield Property(
         "control/parity_counts",
         "counts",
-        f"A count has the words that were wrong since it was cleared, up to the cycle before, at most {_MOST}; an error "
-        "is reported in the cycle after a word was wrong.",
+        "A count has the words that were wrong since it was cleared, up to the cycle before, at most "
+        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
         CountsBench,
         Induction(2),
     )

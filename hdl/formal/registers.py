@@ -50,8 +50,9 @@ class Answers:
         self._taken = valid & ready
 
     def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
-        """Count requests of one channel, `most` at a time: one that waits for its answer, and one whose answer waits to be
-        taken. They are taken where `beside` is 1, too. Returns whether one stands that has no answer yet."""
+        """Count requests of one channel, `most` at a time: with 2, one that waits for its answer, and one whose answer
+        waits to be taken. `beside` is what else has to be 1 before one is taken. Returns whether one has no answer
+        yet."""
         owed = Signal(range(_MOST + 1), name=f"owed_{name}")
         begun = Signal(range(_MOST + 1), name=f"begun_{name}")
         self.m.d.sync += [

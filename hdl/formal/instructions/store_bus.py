@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from amaranth.hdl import Fragment, Module, Mux, Signal, Value
+from amaranth.hdl import Fragment, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from weft.hdl.bus.burst import BurstSplitter
@@ -13,7 +13,6 @@ from weft.hdl.formal.pipelines import implies
 from weft.hdl.formal.property import Bench, Bounded, Property
 from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, assume_stable, stable, within
-from weft.hdl.isa import SEMAPHORES
 from weft.hdl.isa.config import Config
 from weft.hdl.store.pack import Packer
 from weft.hdl.store.store import _TAG, BURSTS, StoreUnit
@@ -81,7 +80,7 @@ class BusBench(Bench):
 
     def _passes(self, m: Module) -> None:
         """Bursts and words pass; words wait for their burst."""
-        dut, bus, burst, beat = self.dut, self.dut.bus, self.dut.splitter, self.dut.packer.beat
+        bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
         # A request may be withdrawn, as there is room only by the count of a cycle ago: the manager has registers.
         stable(m, self, bus.beat, "beat")
         self.send = bus.request.valid & bus.request.ready

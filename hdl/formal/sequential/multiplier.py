@@ -12,15 +12,17 @@ from weft.hdl.sequential.multiplier import Multiplier, digits
 
 _BITS = 4
 """Of the multiplier: a proof of wide ones takes too long, and all digits are the same to the unit."""
+_FEW = 6
+"""Bits of the multiplicand, for the same reason."""
 _PRODUCT = 34 + 2 * digits(_BITS, 0)
 """Bits of the unit's product."""
 _FIT = 30
 """Bits of a saturated result but its sign."""
-_DEPTH = 16
+_DEPTH = 12
 
 
 class MultiplierBench(Bench):
-    """A multiplier of few bits; multiplicand, shift and what it kept are any.
+    """A multiplier of few bits, and multiplicands of few; shift and what it keeps are any.
 
     Assumed: it is told something while it is ready only, one thing a cycle; a product that it keeps was shifted by 0
     and has 34 bits.
@@ -34,11 +36,13 @@ class MultiplierBench(Bench):
         self.free_inputs(m)
         strobes = Cat(dut.set_multiplicand, dut.set_shift, dut.start)
         self.assume(~strobes.any() | dut.ready & ((strobes & (strobes - 1)[:3]) == 0))
-        factor = Signal(signed(32), name="factor", reset_less=True)
+        factor = Signal(signed(_FEW), name="factor", reset_less=True)
         exact, begun = Signal(signed(_PRODUCT), name="exact"), Signal(name="begun")
         given, shift = Signal(6, name="given"), Signal(7, name="expected_shift")
         small = exact[33:].all() | ~exact[33:].any()
         self.assume(~(dut.start & dut.keep) | begun & (shift == 0) & small)
+        few = dut.value[_FEW - 1 : 32]
+        self.assume(~dut.set_multiplicand | few.all() | ~few.any())
         whole = given | dut.shift
         multiplier = self.dut.value[:_BITS]
         with m.If(dut.set_multiplicand):
@@ -79,9 +83,9 @@ class MultiplierBench(Bench):
 def properties() -> Iterator[Property]:
     yield Property(
         "sequential/multiplier",
-        f"products with {_BITS} bits",
-        "The product, with what was kept, is shifted right by any number, rounded down, saturated or taken modulo 2**32, "
-        "and comes with what rounds it to the even or up, in the documented number of cycles.",
+        f"products of {_FEW} and {_BITS} bits",
+        "The product, plus the one that is kept, is shifted right by any number, rounded down, and saturated or taken "
+        "modulo 2**32; with it comes what rounds it to the even or up, in the documented number of cycles.",
         MultiplierBench,
         Bounded(_DEPTH),
     )

@@ -132,8 +132,8 @@ def properties() -> Iterator[Property]:
     yield Property(
         "sequential/control",
         "writes",
-        "Address and data of a write are taken together, if they are for data memory when that takes them, and answered "
-        "once, in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a run is on.",
+        "Address and data of a write are taken together, those for data memory when it takes them, and answered once, "
+        "in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a run is on.",
         WritesBench,
         cover=2 * SETTLING,
         proven=("state",),
@@ -141,8 +141,8 @@ def properties() -> Iterator[Property]:
     yield Property(
         "sequential/control",
         "reads",
-        "Every read has one answer, OKAY, that stays until it is taken, with what the register held in the cycle before, "
-        "in data memory or not, or the counter that passed whole; it comes as soon as that is there.",
+        "Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data memory "
+        "or not, or the counter that passed whole. It comes as soon as that is there.",
         ReadsBench,
         proven=("state",),
     )
