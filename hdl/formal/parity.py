@@ -214,8 +214,8 @@ class CountsBench(Bench):
 
 def properties() -> Iterator[Property]:
     coding = (
-        "A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an odd "
-        "number of bits of a group has changed: each bit that changes alone is seen, and no error is invented."
+        "A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an "
+        "odd number of bits of a group has changed: each bit that changes alone is seen, and no error is invented."
     )
     for group, groups in ((8, 3), (32, 2)):
         bench = partial(CodingBench, group, groups)

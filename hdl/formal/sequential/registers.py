@@ -141,8 +141,8 @@ def properties() -> Iterator[Property]:
     yield Property(
         "sequential/control",
         "reads",
-        "Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data memory "
-        "or not, or the counter that passed whole. It comes as soon as that is there.",
+        "Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data "
+        "memory or not, or the counter that passed whole. It comes as soon as that is there.",
         ReadsBench,
         proven=("state",),
     )
