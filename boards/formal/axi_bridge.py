@@ -141,8 +141,8 @@ def properties() -> Iterator[Property]:
         "boards/axi_bridge",
         "bursts",
         "Bursts go to memory in pieces that end at blocks. Words of reads come in order, with the ID of their burst "
-        "and a mark on its last one, and there is room for all that are asked for. A write goes to memory when its words "
-        "are here, and a burst is answered when memory has reported all of it.",
+        "and a mark on its last one, and there is room for all that are asked for. A write goes to memory when its "
+        "words are here, and a burst is answered when memory has reported all of it.",
         BridgeBench,
         Bounded(_DEPTH),
     )

@@ -202,8 +202,8 @@ def properties() -> Iterator[Property]:
             f"requests and parts, {bus} bytes",
             "From a start on, words are asked for in order, to the ends of their blocks, no more than there is room "
             "for, and those of another page only when all ahead are used. Parts of an instruction go to its queue, in "
-            "order, until a stop or a word that is no instruction, which is an error but for END. Fetch is idle when nothing "
-            "is owed. A word that has changed in the buffer is reported when it leaves.",
+            "order, until a stop or a word that is no instruction, which is an error but for END. Fetch is idle "
+            "when nothing is owed. A word that has changed in the buffer is reported when it leaves.",
             partial(FetchBench, bus),
             cover=40,
         )
