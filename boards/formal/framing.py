@@ -162,7 +162,7 @@ def properties() -> Iterator[Property]:
         "A frame has an end on both sides, and between them the bytes of the body and four more, in order, where those "
         "that mean an end or an escape are escaped, and no others.",
         lambda: FramerBench(Framer()),
-        cover=40,
+        cover=60,
     )
     yield Property(
         "boards/framing",

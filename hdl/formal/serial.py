@@ -16,14 +16,14 @@ _BITS = 9
 """Of mantissas, the fewest that the unit takes."""
 _ENDS = 1 << _BITS - 1 | 1
 """Bits of mantissas that may be 1: a proof of all takes too long, and they are the same to the unit."""
-_FEW = 6
-"""Bits of elements with their bias, for the same reason."""
+_FEW = 4
+"""Bits of elements and of biases, for the same reason."""
 _TAG = 3
 _DEPTH = 20
 
 
 class SerialBench(Bench):
-    """A lane for mantissas whose first and last bit are any, and the others 0, and elements of few bits.
+    """A lane for mantissas whose first and last bit are any, and the others 0, and elements and biases of few bits.
 
     Assumed: settings do not change; reductions are of one element, as they are those of the parallel unit, of which
     properties of their own are proven; one comes when the result of the one before is there.
@@ -38,8 +38,9 @@ class SerialBench(Bench):
         settings, column = dut.settings, dut.columns[0]
         m.d.comb += Value.cast(settings).eq(self.constant(m, len(Value.cast(settings)), "settings"))
         self.assume(~dut.valid | dut.first & dut.last)
-        few = (dut.elements[0] + column.bias)[_FEW - 1 : 32]
-        self.assume(few.all() | ~few.any())
+        for number in (dut.elements[0], column.bias):
+            few = number[_FEW - 1 :]
+            self.assume(few.all() | ~few.any())
         for mantissa in (column.mantissa, settings.b_mantissa):
             self.assume((mantissa & ~_ENDS) == 0)
         comes, pending, tag = Signal(name="comes"), Signal(name="pending"), Signal(_TAG, name="expected_tag")

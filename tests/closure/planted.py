@@ -30,8 +30,6 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".toml")
 NOTICED = 0.95
 """The part of the faults that properties of their own units notice, at least."""
-_SHALLOW = 24
-"""Cycles in which most faults show; searching further costs more than trying the next property."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +130,7 @@ def notice(items: Iterable[Property], seconds: float) -> Found:
         if not folder.exists():
             folder.mkdir()
             netlist.prepare(netlist.source(item.bench()), folder)
-        method = (
-            Bounded(min(item.cover, _SHALLOW))
-            if first and not isinstance(item.method, Bounded)
-            else item.method
-        )
+        method = item.method if isinstance(item.method, Bounded) or not first else Bounded(item.cover)
         return engines.decide(method, folder, seconds / 4 if first else seconds)
 
     undecided = []

@@ -18,7 +18,7 @@ _PRODUCT = 34 + 2 * digits(_BITS, 0)
 """Bits of the unit's product."""
 _FIT = 30
 """Bits of a saturated result but its sign."""
-_DEPTH = 12
+_DEPTH = 9
 
 
 class MultiplierBench(Bench):
