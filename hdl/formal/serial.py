@@ -19,7 +19,7 @@ _ENDS = 1 << _BITS - 1 | 1
 _FEW = 4
 """Bits of elements and of biases, for the same reason."""
 _TAG = 3
-_DEPTH = 20
+_DEPTH = 18
 
 
 class SerialBench(Bench):

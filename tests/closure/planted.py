@@ -138,8 +138,6 @@ def notice(items: Iterable[Property], seconds: float) -> Found:
         listed = [(item, Path(temporary) / str(number)) for number, item in enumerate(items)]
         for first in (True, False):
             for item, folder in listed:
-                if not first and isinstance(item.method, Bounded):
-                    continue
                 verdict = decide(item, folder, first=first)
                 if verdict.holds is False:
                     return Found(item.name, f"fails in cycle {verdict.frame}")

@@ -107,7 +107,7 @@ class BusBench(Bench):
         self.assume(mask.any())
         ends = self.send & burst.tag[0] & burst.last
         pop = dut.signal.any()
-        order = Order(m, self, push=ends, i=mask[:1], pop=pop, o=dut.signal[:1], most=4)
+        order = Order(m, self, push=ends, i=mask[:1], pop=pop, o=dut.signal[:1], most=2)
         need, begins = Signal(range(2 * BURSTS), name="need"), ends & ~order.watched
         m.d.sync += need.eq(Mux(begins, owed + 1 - bus.confirmed, need - (bus.confirmed & (need != 0))))
         first = order.watched & (order.ahead == 0)
