@@ -118,8 +118,10 @@ class RunBench(ControlBench):
         self.free_inputs(m)
         _busy, was_busy = self.runs(m)
         write = Writes(m, self)
-        control = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0] & write.word[0]
+        here = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0]
+        control = here & write.word[0]
         self.claim("start as written", dut.start == (control & ~was_busy))
+        self.claim("stop as written", self.peek("state.asked", 1) == (here & write.word[1]))
         self.cover("done", dut.irq & ~dut.running)
         self.cover("started again", dut.start & dut.irq)
         self.cover("start is ignored", control & ~dut.start)
@@ -308,7 +310,8 @@ def properties() -> Iterator[Property]:
         "control/control",
         "runs",
         "A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is "
-        "finished and counters have settled, and is reported until the next start.",
+        "finished and counters have settled, and is reported until the next start. A stop is "
+        "asked for as it is written.",
         RunBench,
         cover=2 * SETTLING,
         proven=("state",),

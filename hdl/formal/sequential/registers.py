@@ -56,6 +56,8 @@ class WritesBench(_RegistersBench):
         same = (dut.write_address == word[: len(dut.write_address)]) & (dut.write_data == dut.s_axi_wdata)
         self.claim("as it came", implies(given, same & (dut.write_strobe == dut.s_axi_wstrb)))
         low = taken & dut.s_axi_wstrb[0]
+        stops = low & (word == _CONTROL) & dut.s_axi_wdata[1]
+        self.claim("stop as written", self.peek("state.asked", 1) == stops)
         started = ago(m, low & (word == _CONTROL) & dut.s_axi_wdata[0], 1, "started", reset=True)
         self.claim("start as written", dut.start == (started & ~was_busy))
         limit, here = self.peek("state.limit", WATCHDOG_BITS), low & (word == _WATCHDOG)
