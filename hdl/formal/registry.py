@@ -8,6 +8,7 @@ from weft.hdl.formal import (
     along_rows,
     arithmetic,
     bus,
+    busy,
     descriptors,
     division,
     faults,
@@ -43,5 +44,5 @@ def properties() -> Iterator[Property]:
         widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, serial, lookups,
         transposition,
     )  # fmt: skip
-    for module in (*basic, *units, instructions, softmax, kernel, sequential):
+    for module in (*basic, *units, instructions, softmax, kernel, sequential, busy):
         yield from module.properties()
