@@ -101,7 +101,8 @@ class Deframer(wiring.Component):
         m = Module()
         m.submodules.crc = crc = _Crc()
         line = self.line
-        escaped, bad = Signal(), Signal()
+        escaped = Signal()
+        bad = Signal()
         is_end, is_escape, taken = Signal(), Signal(), Signal()
         wanted, complete = Signal(), Signal()
         byte = Signal(8)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.boards.formal import axi_gate, bus, sdram
+from weft.boards.formal import axi_bridge, axi_gate, bus, framing, sdram
 from weft.hdl.formal.property import Property
 
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.boards`."""
-    for module in (axi_gate, bus, sdram):
+    for module in (axi_bridge, axi_gate, bus, framing, sdram):
         yield from module.properties()

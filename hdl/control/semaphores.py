@@ -113,7 +113,8 @@ class Dispatcher(wiring.Component):
         satisfied = (word.wait & ~self.available) == 0
         accepted = self.instruction.valid & self.instruction.ready
         # A register behind the memory, so that its delay does not add to that of the unit.
-        head, taken = Signal(), Signal()
+        head = Signal()
+        taken = Signal()
         granted = Signal()  # what it waits for is there, and stays
         full = Signal()
         last = self._is_last()
@@ -151,7 +152,8 @@ class Dispatcher(wiring.Component):
         part, word = self.fetched.payload, Value.cast(self.instruction.payload)
         width, stored = len(part.data), self._stored()
         places = range(max(self._depth, 2))
-        write_at, read_at = Signal(places), Signal(places)
+        write_at = Signal(places)
+        read_at = Signal(places)
         if self._depth > 1:
             m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + taken)]
             with m.If(dropped):

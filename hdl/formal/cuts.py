@@ -18,10 +18,13 @@ class CutMemories:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
+        self.cut: list[Memory] = []
+        """The memories, in the order in which the unit is elaborated: their ports are to be looked at."""
 
     def get_memory(self, memory: Memory) -> Module:
         """Called by `Memory` when it is elaborated."""
         m = Module()
+        self.cut.append(memory)
         for port in memory.read_ports:
             value = Value.cast(port.data)
             read = self._bench.free(len(value), f"read_{len(self._bench.inputs)}")
@@ -37,7 +40,9 @@ class CutBench(Bench):
     """
 
     def middle(self) -> Elaboratable | Fragment:
-        return Fragment.get(self.dut, CutMemories(self))
+        cutting = CutMemories(self)
+        self.memories = cutting.cut
+        return Fragment.get(self.dut, cutting)
 
     def free_inputs(self, m: Module, *but: str) -> None:
         super().free_inputs(m, *but)

@@ -14,6 +14,7 @@ from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
 from weft.hdl.lib.ports import ALIGNMENT_BITS
 from weft.hdl.memory.accumulator import Accumulator
 from weft.hdl.memory.scratchpad import Scratchpad
+from weft.hdl.sequential.scratchpad import Scratchpad as SequentialScratchpad
 
 
 class _Small(Config):
@@ -23,7 +24,7 @@ class _Small(Config):
         return
 
 
-def _small(**sizes: int) -> Config:
+def small(**sizes: int) -> Config:
     sizes = {"n": 1, "scratchpad_banks": 2, "scratchpad_depth": 2} | sizes
     return _Small(**{"accumulator_banks": 2, "accumulator_depth": 2, "probability_bits": 0} | sizes)
 
@@ -75,6 +76,39 @@ class ScratchpadBench(Bench):
         self.claim("a read returns what was written last", ~due | (read == old) | (read == new))
         self.cover("something else than 0 is read", due & (old == new) & (old != 0))
         self.cover("written while it is read", due & (old != new))
+
+
+class VectorsBench(Bench):
+    """The sequential core's scratchpad.
+
+    Assumed: a vector and a byte of one are not written in one cycle. One address, any one, is watched with the bytes
+    that were written to it since the reset.
+    """
+
+    def watch(self, m: Module) -> None:
+        dut, n = self.dut, self.dut.config.n
+        self.free_inputs(m)
+        self.assume(~(dut.write & dut.write_byte))
+        address = self.constant(m, len(dut.read_address), "address")
+        made = Signal(8 * n, name="expected_made", reset_less=True)
+        content, known = Signal(8 * n), Signal(n)
+        due, seen = Signal(8 * n), Signal(n)
+        with m.If(dut.push):
+            m.d.sync += made.eq(Cat(made[8:], dut.byte))
+        with m.Elif(dut.write_byte):
+            m.d.sync += made.eq(made.rotate_right(8))
+        for lane in range(n):
+            alone = dut.write_byte & (dut.column == lane)
+            with m.If((dut.write_address == address) & (dut.write | alone)):
+                byte = Mux(dut.write, made.word_select(lane, 8), made[:8])
+                m.d.sync += [known[lane].eq(1), content.word_select(lane, 8).eq(byte)]
+            read = dut.vector.word_select(lane, 8)
+            self.claim(
+                f"byte {lane} is what was written last", ~seen[lane] | (read == due.word_select(lane, 8))
+            )
+        with m.If(dut.read):
+            m.d.sync += [due.eq(content), seen.eq(Mux(dut.read_address == address, known, 0))]
+        self.cover("a whole vector is read", seen.all() & (due[:8] != due[8:16]))
 
 
 class _OpenAccumulator(Accumulator):
@@ -186,11 +220,11 @@ def _rounded(value: Value, shift: Value) -> Value:
 
 
 def _scratchpad(readers: int, writers: int, sizes: dict[str, int]) -> Bench:
-    return ScratchpadBench(Scratchpad(_small(**sizes), readers=readers, writers=writers))
+    return ScratchpadBench(Scratchpad(small(**sizes), readers=readers, writers=writers))
 
 
 def _accumulator(n: int, bits: int) -> Bench:
-    return AccumulatorBench(_OpenAccumulator(_small(n=n, probability_bits=bits)))
+    return AccumulatorBench(_OpenAccumulator(small(n=n, probability_bits=bits)))
 
 
 def properties() -> Iterator[Property]:
@@ -202,6 +236,13 @@ def properties() -> Iterator[Property]:
         sizes = {"scratchpad_banks": banks, "scratchpad_depth": depth}
         name = f"{readers} readers and {writers} writers of {banks} banks of {depth}"
         yield Property("memory/scratchpad", name, claim, partial(_scratchpad, readers, writers, sizes))
+    yield Property(
+        "sequential/scratchpad",
+        "vectors",
+        "A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A "
+        "byte that is written alone is the oldest of them, which goes to the end.",
+        lambda: VectorsBench(SequentialScratchpad(small(n=2))),
+    )
     claim = (
         "A granted read returns the row's sum, if no write to the row is under way, and is refused only for a row that "
         "adds in its bank."

@@ -11,6 +11,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import CHOICES, SETTLING, WORDS, Counters
+from weft.hdl.formal.pipelines import implies
 from weft.hdl.formal.property import Bench, Induction, Property
 from weft.hdl.formal.streams import within
 from weft.hdl.isa import BASES
@@ -26,8 +27,8 @@ from weft.hdl.isa.memmap import (
     counter_register,
 )
 
-_OUTSTANDING = 2
-"""Requests of one kind at most: one that waits for its answer, and one whose answer waits to be taken."""
+_MOST = 3
+"""More requests of one kind than any of the two cores takes without an answer."""
 
 
 class Answers:
@@ -49,35 +50,29 @@ class Answers:
         """An answer comes."""
         self._taken = valid & ready
 
-    def to(self, name: str, valid: Value, ready: Value) -> Value:
-        """Count requests of one channel; returns whether one stands that has no answer yet."""
-        owed = Signal(range(_OUTSTANDING + 2), name=f"owed_{name}")
-        begun = Signal(range(_OUTSTANDING + 2), name=f"begun_{name}")
+    def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
+        """Count requests of one channel, `most` at a time: with 2, one that waits for its answer, and one whose answer
+        waits to be taken. `beside` is what else has to be 1 before one is taken. Returns whether one has no answer
+        yet."""
+        owed = Signal(range(_MOST + 1), name=f"owed_{name}")
+        begun = Signal(range(_MOST + 1), name=f"begun_{name}")
         self.m.d.sync += [
             owed.eq(owed + (valid & ready) - self._taken),
             begun.eq(begun + (valid & ready) - self.new),
         ]
         bench = self.bench
         bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
-        bench.claim(f"{name} takes no more than it answers", (owed <= _OUTSTANDING) & (begun <= 1))
-        bench.claim(f"{name} takes when nothing is owed", ready | (owed != 0))
-        bench.cover(f"{name} two owed", owed == _OUTSTANDING)
+        bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))
+        bench.claim(f"{name} takes when nothing is owed", implies(Value.cast(beside), ready | (owed != 0)))
+        bench.cover(f"{name} as many owed as may be", owed == most)
         waits: Value = begun != 0
         return waits
 
 
-class ControlBench(Bench):
-    """The registers, of a configuration as it is shipped.
+class RunsBench(Bench):
+    """The registers of either core around runs."""
 
-    Not even that a host keeps a request up until it is taken is assumed, as AXI demands. But there is progress in every
-    cycle: the watchdog has properties of its own.
-    """
-
-    def __init__(self) -> None:
-        self.config = Config()
-        super().__init__(Control(self.config))
-
-    def _run(self, m: Module) -> tuple[Value, Signal]:
+    def runs(self, m: Module) -> tuple[Value, Signal]:
         """From a start to the interrupt; returns whether a run is on, and whether one was in the cycle before."""
         dut = self.dut
         running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
@@ -104,16 +99,30 @@ class ControlBench(Bench):
         return busy, was_busy
 
 
+class ControlBench(RunsBench):
+    """The registers, of a configuration as it is shipped.
+
+    Not even that a host keeps a request up until it is taken is assumed, as AXI demands. But there is progress in every
+    cycle: the watchdog has properties of its own.
+    """
+
+    def __init__(self) -> None:
+        self.config = Config()
+        super().__init__(Control(self.config))
+
+
 class RunBench(ControlBench):
     """Of the registers, those that start runs."""
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
-        _busy, was_busy = self._run(m)
+        _busy, was_busy = self.runs(m)
         write = Writes(m, self)
-        control = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0] & write.word[0]
+        here = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0]
+        control = here & write.word[0]
         self.claim("start as written", dut.start == (control & ~was_busy))
+        self.claim("stop as written", self.peek("state.asked", 1) == (here & write.word[1]))
         self.cover("done", dut.irq & ~dut.running)
         self.cover("started again", dut.start & dut.irq)
         self.cover("start is ignored", control & ~dut.start)
@@ -169,7 +178,7 @@ class ReadBench(ControlBench):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
-        busy, _was_busy = self._run(m)
+        busy, _was_busy = self.runs(m)
         answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
         answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
         self.claim("r okay", dut.s_axi_rresp == 0)
@@ -312,7 +321,8 @@ def properties() -> Iterator[Property]:
         "control/control",
         "runs",
         "A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is "
-        "finished and counters have settled, and is reported until the next start.",
+        "finished and counters have settled, and is reported until the next start. A stop is "
+        "asked for as it is written.",
         RunBench,
         cover=2 * SETTLING,
         proven=("state",),

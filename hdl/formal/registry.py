@@ -8,9 +8,11 @@ from weft.hdl.formal import (
     along_rows,
     arithmetic,
     bus,
+    busy,
     descriptors,
     division,
     faults,
+    fetching,
     instructions,
     kernel,
     lookups,
@@ -19,10 +21,12 @@ from weft.hdl.formal import (
     memories,
     packing,
     pairs,
+    parity,
     queues,
     registers,
     semaphores,
     sequential,
+    serial,
     softmax,
     states,
     transfers,
@@ -35,10 +39,10 @@ from weft.hdl.formal.property import Property
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
-    basic = (queues, loops, bus, semaphores, registers, memories, faults, descriptors)
+    basic = (queues, loops, bus, semaphores, registers, memories, parity, faults, fetching, descriptors)
     units = (
-        widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, lookups,
+        widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, serial, lookups,
         transposition,
     )  # fmt: skip
-    for module in (*basic, *units, instructions, softmax, kernel, sequential):
+    for module in (*basic, *units, instructions, softmax, kernel, sequential, busy):
         yield from module.properties()

@@ -67,7 +67,7 @@ class DispatcherBench(Bench):
     """A queue of instructions.
 
     Assumed, as the unit's documentation says: parts come in the order of their index, and opcodes are those of the
-    unit's kinds.
+    unit's kinds. A stop may come at any time; an instruction that it cuts off does not go on afterwards.
     """
 
     def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
@@ -78,17 +78,22 @@ class DispatcherBench(Bench):
 
     def parts(self, m: Module) -> tuple[Value, Signal, Value]:
         """Assume the order of parts; returns whether one goes in, its index, and whether it is the last one."""
-        self.assume(~self.dut.stop)  # what that does is a property in `weft.hdl.formal.faults`
         fetched, part = self.dut.fetched, self.dut.fetched.payload
         count = WORD_BITS // len(part.data)
         index = Signal(range(max(count, 2)), name="expected_index")
         written, last = fetched.valid & fetched.ready, index == count - 1
         with m.If(written):
             m.d.sync += index.eq(Mux(last, 0, index + 1))
+        with m.If(self.dut.stop):
+            m.d.sync += index.eq(0)
         self.assume(~fetched.valid | (part.index == index))
         opcodes = Cat(part.data[:OPCODE_BITS] == int(kind.OPCODE) for kind in self.kinds).any()
         self.assume(~fetched.valid | (index != 0) | opcodes)
         return written, index, last
+
+    def drops(self) -> Value:
+        """Whether all that is in the queue is dropped: a stop spares the instruction that is valid."""
+        return self.dut.stop & ~self.dut.instruction.valid
 
 
 class _OpenDispatcher(Dispatcher):
@@ -152,9 +157,13 @@ class OrderBench(DispatcherBench):
             pop=dut.instruction.valid & dut.instruction.ready,
             o=shown,
             most=self.most,
+            drops=self.drops(),
         )
         self.claim("takes while there is room", dut.fetched.ready | (order.inside >= self.config.queue_depth))
         self.claim("empty", dut.empty == (order.inside == 0))
+        dropped = Signal(name="dropped")
+        m.d.sync += dropped.eq(dropped | self.drops() & (order.inside == self.config.queue_depth))
+        self.cover("an instruction after a full queue was dropped", dropped & dut.instruction.valid)
         if self.config.queue_depth > 1:
             self._places(m, written & last, order, shown)
         else:
@@ -171,14 +180,16 @@ class OrderBench(DispatcherBench):
         level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
         read_at, write_at, slot = self.peek("read_at", width), Signal(width), Signal(width)
         m.d.sync += write_at.eq(write_at + push)
+        with m.If(self.drops()):
+            m.d.sync += write_at.eq(0)
         with m.If(push & ~order.watched):
             m.d.sync += slot.eq(write_at)
         head = Signal.like(order.inside)
         m.d.comb += head.eq(order.inside - level)
-        self.claim("head", (head < 2) & (self.peek("$signal#0", 1) == head[0]))
+        self.claim("head", (head < 2) & (self.peek("head", 1) == head[0]))
         self.claim("valid", ~dut.instruction.valid | (head == 1))
         self.claim("level", level <= depth)
-        self.claim("where the next one goes", self.peek("$signal#1", width) == write_at)
+        self.claim("where the next one goes", self.peek("write_at", width) == write_at)
         self.claim("full", dut.fetched.ready == (level != depth))
         self.claim("no part behind", dut.fetched.ready | (self.index == 0))
         self.claim("places", (read_at + level)[:width] == write_at)
@@ -232,6 +243,8 @@ class WaitBench(DispatcherBench):
         pop = instruction.valid & instruction.ready
         inside = Signal(range(self.most + 2))
         m.d.sync += inside.eq(inside + (written & last) - pop)
+        with m.If(self.drops()):
+            m.d.sync += inside.eq(0)
         wait = Signal(SEMAPHORES)
         m.d.comb += wait.eq(instruction.payload.wait)
         left = Signal(SEMAPHORES)
@@ -244,7 +257,7 @@ class WaitBench(DispatcherBench):
         self.claim("valid once all is available", ~instruction.valid | ~lacks)
         self.claim("waiting for what is lacking", ~dut.waiting | (lacks & (inside != 0)))
         latency = 1 if self.config.queue_depth == 1 else 2
-        within(m, self, (inside != 0) & ~lacks & ~instruction.valid, latency, "valid")
+        within(m, self, (inside != 0) & ~lacks & ~instruction.valid & ~dut.stop, latency, "valid")
         within(m, self, (inside != 0) & lacks & ~dut.waiting, latency - 1, "waiting")
         self.cover("waits", dut.waiting)
         self.cover("takes", dut.take.any())
@@ -273,7 +286,8 @@ def _queues() -> Iterator[Property]:
     """Of each queue its order, with all bits, and what it waits for."""
     order = (
         "Instructions leave once and in the order they came, unchanged; a queue that has room takes the next one, and "
-        "it is empty while it holds no whole one."
+        "it is empty while it holds no whole one; a stop drops all but the instruction that is valid, and leaves the "
+        "queue as new."
     )
     wait = (
         "The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes "

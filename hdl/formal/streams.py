@@ -50,6 +50,8 @@ class Order:
         The word.
     most : int
         Words inside the unit at most.
+    drops : value
+        All words inside, and one that goes in, are dropped in this cycle.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Order:
         o: Value,
         most: int,
         name: str = "",
+        drops: Value | int = 0,
     ) -> None:
         prefix = f"{name} " if name else ""
         mark = bench.free(1, f"{name}_mark".lstrip("_"))
@@ -75,6 +78,8 @@ class Order:
             m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
         with m.If(mark & push & ~watched):
             m.d.sync += [watched.eq(1), word.eq(i), ahead.eq(inside - pop)]
+        with m.If(drops):
+            m.d.sync += [inside.eq(0), watched.eq(0)]
         bench.claim(f"{prefix}out of nothing", ~pop | (inside != 0))
         bench.claim(f"{prefix}no more than there is room for", inside <= most)
         bench.claim(f"{prefix}order", ~(watched & pop & (ahead == 0)) | (Value.cast(o) == word))

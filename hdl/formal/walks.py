@@ -208,7 +208,7 @@ def skid_slots(
 ) -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
     """The words of the unit's `weft.hdl.lib.skid_buffer.SkidBuffer` for `held`: the one that it offers, and the one
     behind that, which it keeps only while it offers one, as is claimed."""
-    comes, full = bench.peek(f"{path}.o__valid", 1), bench.peek(f"{path}.$signal#0", 1)
+    comes, full = bench.peek(f"{path}.o__valid", 1), bench.peek(f"{path}.full", 1)
     following, kept = bench.peek(f"{path}.o__payload", width), bench.peek(f"{path}.kept", width)
     bench.claim("the skid buffer", ~full | comes)
     return (comes, following), (full, kept)

@@ -32,7 +32,8 @@ class SkidBuffer(wiring.Component):
         m = Module()
         i, o = self.i, self.o
         kept = Signal.like(Value.cast(o.payload), name="kept", reset_less=True)
-        full, move = Signal(), Signal()
+        full = Signal()
+        move = Signal()
         m.d.comb += [i.ready.eq(~full), move.eq(~o.valid | o.ready)]
         with m.If(~full):
             m.d.sync += kept.eq(Value.cast(i.payload))

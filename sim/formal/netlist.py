@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amaranth.back import rtlil
-from amaranth.hdl import Fragment, Value
+from amaranth.hdl import Const, Fragment, Value
 from amaranth.lib.wiring import Out
 
 from weft.hdl.errors import WeftError
@@ -80,7 +80,7 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
         tuple(
             Value.cast(value).name
             for _path, member, value in dut.signature.flatten(dut)
-            if member.flow is Out
+            if member.flow is Out and not isinstance(value, Const)  # as the ready of a stream that always is
         ),
     )
 
