@@ -464,6 +464,30 @@ class Softmax(DeviceOp):
     high: int = 127
 
 
+class Ops(tuple[DeviceOp, ...]):
+    """Operators in order, with an index of what reads and writes each buffer, by its name."""
+
+    @cached_property
+    def reads(self) -> dict[str, list[tuple[int, View]]]:
+        """The places of the operators that read a buffer, in order, each with the view that it reads."""
+        found: dict[str, list[tuple[int, View]]] = {}
+        for at, op in enumerate(self):
+            for view in op.sources:
+                found.setdefault(view.buffer.name, []).append((at, view))
+        return found
+
+    @cached_property
+    def writers(self) -> dict[str, list[int]]:
+        """The places of the operators that write a buffer, in order."""
+        found: dict[str, list[int]] = {}
+        for at, op in enumerate(self):
+            found.setdefault(op.dst.buffer.name, []).append(at)
+        return found
+
+    def __reduce__(self) -> tuple[type[Ops], tuple[tuple[DeviceOp, ...]]]:
+        return Ops, (tuple(self),)
+
+
 Region = tuple[int, int]
 """A part of the scratchpad, from address to address."""
 
@@ -500,6 +524,16 @@ class DeviceSegment:
     overlapped: tuple[int, ...] = ()
     strips: tuple[Strips, ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ops, Ops):
+            object.__setattr__(self, "ops", Ops(self.ops))
+
+    @property
+    def index(self) -> Ops:
+        """The operators, with what reads and writes each buffer."""
+        assert isinstance(self.ops, Ops)
+        return self.ops
 
 
 def readers(ops: Iterable[DeviceOp]) -> Counter[str]:

@@ -98,7 +98,7 @@ def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
     found = _as_tuple(make(op, wide))
     for made in found:
         try:
-            _ = made.rows() if isinstance(made, WideConv | RowOp) else None
+            _ = made.kernel if isinstance(made, WideConv | RowOp) else None
         except CompileError as error:
             raise NarrowError(str(error)) from None
     return found
