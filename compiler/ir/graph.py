@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -99,7 +99,7 @@ class View:
         """Bytes from the plane of upper bytes to that of lower ones."""
         return self.shape[0] * self.image_pitch
 
-    @property
+    @cached_property
     def planes(self) -> tuple[View, View]:
         """Upper and lower bytes of elements of 16 bits, of which this view is the upper ones.
 
@@ -166,6 +166,11 @@ class _Operator:
         return 0
 
 
+@cache
+def _fields(kind: type[DeviceOp]) -> tuple[str, ...]:
+    return tuple(item.name for item in dataclasses.fields(kind))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceOp(_Operator):
     """An operator of the device. Each kind is described by a record in `weft.compiler.operators`.
@@ -180,7 +185,15 @@ class DeviceOp(_Operator):
 
     def replace(self, **changes: Any) -> Self:
         """The same with other values of some fields."""
-        return dataclasses.replace(self, **changes)
+        # As dataclasses.replace, which takes most of the time of passes over networks of many steps.
+        made = object.__new__(type(self))
+        values = {name: getattr(self, name) for name in _fields(type(self))} | changes
+        if len(values) > len(_fields(type(self))):
+            raise TypeError(
+                f"{type(self).__name__} has no fields {changes.keys() - set(_fields(type(self)))}"
+            )
+        made.__dict__.update(values)
+        return made
 
     def on(self, view: Callable[[View], View]) -> Self:
         """The same with all operands and the output changed by `view`."""

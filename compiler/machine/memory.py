@@ -311,7 +311,8 @@ class Allocation:
                 if base_of(buffer.kind, compact) == base and name not in replaced
             ]
             share = reuse and base == TEMPS
-            self._allocate(chosen, first if share else {}, last if share else {})
+            if chosen:
+                self._allocate(chosen, first if share else {}, last if share else {})
         for name, source in replaced.items():
             self.offsets[name] = self.offsets[source]
 
@@ -350,10 +351,15 @@ def runs(firsts: Iterable[int]) -> list[range]:
 def _packed(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
     """Offsets: of each buffer in turn the lowest that is free over its lifetime, from operator `first` to `last`; in
     use all the time if these are empty."""
-    earliest = min(first.values(), default=0)
-    packing = Packing(max(last.values(), default=0) - earliest + 1)
     found: dict[str, int] = {}
+    if not first:
+        at = 0
+        for buffer in buffers:
+            found[buffer.name], at = at, at + -(-buffer.size // ALIGN) * ALIGN
+        return found
+    earliest = min(first.values())
+    packing = Packing(max(last.values()) - earliest + 1)
     for buffer in buffers:
-        start, stop = (ends.get(buffer.name, earliest) - earliest for ends in (first, last))
+        start, stop = first[buffer.name] - earliest, last[buffer.name] - earliest
         found[buffer.name] = packing.place(-(-buffer.size // ALIGN), start, stop) * ALIGN
     return found

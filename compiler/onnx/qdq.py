@@ -83,6 +83,8 @@ class Tensor:
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
+        if self.layout == layout:
+            return self
         if self.layout.same(layout):
             return dataclasses.replace(self, layout=layout)
         source = None if self.order is None else layout.over(self.order)

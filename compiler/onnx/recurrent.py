@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.network import LINKS, Node, producer
+from weft.compiler.ir.network import LINKS, Node, Type, producer
 from weft.compiler.onnx.model import Model, prepare
 from weft.compiler.onnx.qoperators import WIDE_SINCE, Expansion
 
@@ -50,8 +50,11 @@ def unrolled(model: Model) -> Model:
         cell = cells.get(node.index)
         nodes += [node] if cell is None else cell.steps()
     opsets = {MICROSOFT: 1} | dict(model.network.opsets)
+    types = dict(model.network.types)
+    for cell in filter(None, cells.values()):
+        types |= cell.types
     network = dataclasses.replace(
-        model.network, nodes=tuple(nodes), constants=expansion.constants, opsets=opsets
+        model.network, nodes=tuple(nodes), constants=expansion.constants, opsets=opsets, types=types
     )
     made = prepare(network)
     behind = len(nodes)
@@ -140,6 +143,11 @@ class _Cell:
     shape: tuple[int, int, int]
     nodes: list[Node] = field(default_factory=list)
     known: dict[str, np.ndarray] = field(default_factory=dict)
+    types: dict[str, Type] = field(default_factory=dict)
+    """Types of new values: those of ONNX Runtime's own operators would take it long to tell."""
+    _matrices: dict[tuple[int, int, int, int | None], tuple[np.ndarray, np.ndarray, np.ndarray]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, model: Model, expansion: Expansion, node: Node) -> _Cell | None:
@@ -233,7 +241,9 @@ class _Cell:
         stored = np.clip(np.rint(values / scale), -(1 << 15), (1 << 15) - 1).astype(np.int16)
         name = f"{self.node.name}/state"
         given = (stored, np.array(scale, np.float32), np.array(0, np.int16))
-        made = self.emit("DequantizeLinear", *(self.expansion.constant(name, item) for item in given))
+        made = self.emit(
+            "DequantizeLinear", *(self.expansion.constant(name, item) for item in given), shape=stored.shape
+        )
         self.known[made] = stored * scale
         return made
 
@@ -305,31 +315,52 @@ class _Cell:
         self, index: int, direction: int, value: str, bias: np.ndarray, gates: range | None = None
     ) -> str:
         """Rows times the weights of inputs (0) or hidden states (1) of some gates, or all, and biases; rounded."""
-        found, size = self.weights[index], self.size
+        size = self.size
         taken = slice(0, None) if gates is None else slice(gates.start * size, gates.stop * size)
-        given = (
-            found.values[direction, taken].T,
-            found.scale[direction, taken],
-            found.zero[direction, taken],
-        )
+        given = self._matrix(index, direction, taken.start, taken.stop)
         if value in self.known:
             real = (given[0].astype(np.float64) - given[2]) * given[1]
             return self._fixed(self.known[value] @ real + bias.reshape(-1), _SUMS)
         name = f"{self.node.name}/weights"
         weights = self.emit(
             "DequantizeLinear",
-            *(self.expansion.constant(name, np.ascontiguousarray(item)) for item in given),
+            *(self.expansion.constant(name, item) for item in given),
             axis=1,
+            shape=given[0].shape,
         )
-        made = self.emit("MatMul", value, weights)
+        rows = self._shape(value)
+        made = self.emit("MatMul", value, weights, shape=rows and (rows[0], given[0].shape[1]))
         if bias.any():
             added = self.expansion.constant(f"{self.node.name}/bias", bias.reshape(-1).astype(np.float32))
             made = self.emit("Add", made, added)
         return self.rounded(made, _SUMS)
 
+    def _matrix(
+        self, index: int, direction: int, first: int, last: int | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Integers, scales and zero points of the weights of some gates: the same arrays for all steps."""
+        key = index, direction, first, last
+        if key not in self._matrices:
+            found, taken = self.weights[index], slice(first, last)
+            parts = (
+                found.values[direction, taken].T,
+                found.scale[direction, taken],
+                found.zero[direction, taken],
+            )
+            values, scale, zero = map(np.ascontiguousarray, parts)
+            self._matrices[key] = values, scale, zero
+        return self._matrices[key]
+
     def _part(self, value: str, axis: int, first: int, last: int) -> str:
         ends = (self.expansion.constant(f"{value}/part", np.array([item])) for item in (first, last, axis))
-        return self.emit("Slice", value, *ends)
+        shape = self._shape(value)
+        return self.emit(
+            "Slice", value, *ends, shape=shape and (*shape[:axis], last - first, *shape[axis + 1 :])
+        )
+
+    def _shape(self, value: str) -> tuple[int, ...] | None:
+        """The shape of a new value; None where it is not known."""
+        return self.types[value].sizes if value in self.types else None
 
     # Nodes.
 
@@ -342,15 +373,28 @@ class _Cell:
         return self.emit("DequantizeLinear", self.emit("QuantizeLinear", value, *given), *given)
 
     def shaped(self, value: str, shape: tuple[int, ...]) -> str:
-        return self.emit("Reshape", value, self.expansion.constant(f"{value}/shape", np.array(shape)))
+        target = self.expansion.constant(f"{value}/shape", np.array(shape))
+        return self.emit("Reshape", value, target, shape=shape)
 
     def joined(self, values: list[str], axis: int) -> str:
         return values[0] if len(values) == 1 else self.emit("Concat", *values, axis=axis)
 
-    def emit(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """A node; returns its output."""
+    def emit(
+        self,
+        operator: str,
+        *inputs: str,
+        output: str = "",
+        shape: tuple[int, ...] | None = None,
+        **attributes: Any,
+    ) -> str:
+        """Add a node, and return its output, which has a shape, or that of the first input."""
         name = f"{self.node.name}/{operator}"
         made = output or self.expansion.name(f"{name}/{len(self.nodes)}")
         domain = MICROSOFT if operator in LINKS and self.expansion.network.opset < WIDE_SINCE else ""
         self.nodes.append(Node(operator, inputs, (made,), attributes, domain, f"{name}/{len(self.nodes)}"))
+        if operator in ("Transpose", "Concat"):
+            return made
+        shape = shape or self._shape(inputs[0])
+        if shape is not None:
+            self.types[made] = Type("int16" if operator == "QuantizeLinear" else "float32", shape)
         return made

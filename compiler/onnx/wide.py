@@ -54,9 +54,11 @@ def is_wide(view: View) -> bool:
 
 def doubled(view: View) -> View:
     """The upper plane of a view's elements, if these have 16 bits."""
+    if is_wide(view):
+        return view
     n, h, w, c = view.buffer.shape
-    buffer = dataclasses.replace(view.buffer, shape=(2 * n, h, w, c))
-    return view if is_wide(view) else dataclasses.replace(view, buffer=buffer)
+    buffer = Buffer(view.buffer.name, (2 * n, h, w, c), view.buffer.kind)
+    return View(buffer, view.shape, view.y, view.x, view.c, view.step, view.image)
 
 
 def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:

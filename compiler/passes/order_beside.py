@@ -72,6 +72,8 @@ class _Order:
             return  # it went with the first half
         if at + 1 < len(self.ops) and _halved(op, self.ops[at + 1]):
             block = range(at, at + 2)
+        if not any(isinstance(self.ops[index], Conv) for index in self._around(block)):
+            return
         work = sum(self._cycles(self.ops[index]) for index in block)
         near = [index for index in (block.start - 1, block.stop) if self._idle(index) >= work]
         if near:
@@ -102,10 +104,13 @@ class _Order:
         array = pixels * height * width * ceil_div(cin, n) * ceil_div(out, n)
         return array - vector_cycles(op, self.planner) - self.taken[op.name]
 
+    def _around(self, block: range) -> range:
+        """The places that some operators may move to, and their own."""
+        return range(max(0, block.start - _MOST), min(len(self.ops), block.stop + _MOST))
+
     def _orders(self, block: range, work: float) -> Iterator[tuple[Conv, _Part]]:
         """Orders with some operators next to a convolution, those first that promise most."""
-        places = range(max(0, block.start - _MOST), min(len(self.ops), block.stop + _MOST))
-        convs = [at for at in places if at not in block and isinstance(self.ops[at], Conv)]
+        convs = [at for at in self._around(block) if at not in block and isinstance(self.ops[at], Conv)]
         idle = {index: self._idle(index) for index in convs}
         wanted = [index for index in idle if idle[index] > _SHARE * work]
         for index in sorted(wanted, key=lambda at: (-min(idle[at], work), abs(at - block.start))):
