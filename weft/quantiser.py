@@ -17,6 +17,7 @@ import onnx
 from weft import files, float_model, masks, ranges
 from weft.accuracy import Accuracy, measure
 from weft.arguments import integer
+from weft.cells import note_cells
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
@@ -105,6 +106,7 @@ def quantise(
         made = _quantised(prepared, calibrating, method, plan.excluded, plan.results(wide))
         _check_made(made)
         masks.quantised(made, found)
+        note_cells(made, prepared, calibrating)
         weights = keep(made, prepared, remembered)
         return Quantised(made, measure(prepared, made, measured, tell), weights)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.masks import causal
+from weft.compiler.ir.model import CLAMPED
 from weft.compiler.ir.score_pairs import CLAMP, NEGLIGIBLE, k_zero_shift, product_ends
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.attention import Operand, Problem, heads_layout, mask_of, splits
@@ -22,9 +23,7 @@ SIZE = (1 << 15) - 1
 """Largest number of elements of a head: sums of products of two of its vectors fit 32 bits."""
 ROW = PITCH_MAX
 """Largest number of elements of all heads in a row."""
-SATURATES = (
-    "scores beyond {reach:.0f} are clamped; queries and keys at the ends of their ranges make {most:.4g}"
-)
+SATURATES = f"scores beyond {{reach:.0f}} {CLAMPED}, and queries and keys at the ends of their ranges make {{most:.4g}}"
 """The note on scores that exceed the range that the device has for them."""
 
 

@@ -150,8 +150,9 @@ def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...
             rows.append((node.name, node.op, "host", reason(match, node)))
         elif node.index in made.device:
             recipe = made.device[node.index]
-            notes = "; ".join(recipe.notes) if recipe is not None and node.index == recipe.nodes[0] else ""
-            rows.append((node.name, node.op, "device", notes))
+            notes = recipe.notes if recipe is not None and node.index == recipe.nodes[0] else ()
+            own = (model.notes[node.name],) if node.name in model.notes else ()
+            rows.append((node.name, node.op, "device", "; ".join((*own, *notes))))
         else:
             absorbed = (
                 "its constant is part of a device operator"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +30,8 @@ _NEWEST = {
     "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
 }
 """The last version of each operator set that the onnx package defines."""
+CELLS = "weft.cells."
+"""How keys of metadata begin that have the largest absolute value of an LSTM's cells, before the name of its node."""
 _DEPTH = 100
 """Largest depth of calls of functions: each takes several of Python's."""
 
@@ -327,7 +331,25 @@ def network_of(proto: onnx.ModelProto) -> Network:
     opsets: dict[str, int] = {}
     for entry in proto.opset_import:
         opsets.setdefault(_domain(entry.domain), int(entry.version))
-    return _network(proto.graph, opsets)
+    return dataclasses.replace(_network(proto.graph, opsets), cells=_cells(proto))
+
+
+def _cells(proto: onnx.ModelProto) -> dict[str, float]:
+    """What `weft quantise` noted of the cells of LSTM nodes."""
+    found: dict[str, float] = {}
+    for item in proto.metadata_props:
+        if not item.key.startswith(CELLS):
+            continue
+        try:
+            found[item.key.removeprefix(CELLS)] = value = float(item.value)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < math.inf:
+            raise CompileError(
+                f"the model's metadata {item.key!r} is {item.value!r}: it must be a number from 0 on, as "
+                "`weft quantise` writes it"
+            )
+    return found
 
 
 def _network(graph: onnx.GraphProto, opsets: dict[str, int]) -> Network:
