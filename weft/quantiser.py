@@ -17,13 +17,13 @@ import onnx
 from weft import files, float_model, masks, ranges
 from weft.accuracy import Accuracy, measure
 from weft.arguments import integer
-from weft.cells import note_cells
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.files.schema import printable
 from weft.kept_weights import Weights, keep
+from weft.largest import note_largest
 from weft.quantise_plan import Plan, operators
 from weft.samples import Given, Samples, fitted
 
@@ -106,7 +106,7 @@ def quantise(
         made = _quantised(prepared, calibrating, method, plan.excluded, plan.results(wide))
         _check_made(made)
         masks.quantised(made, found)
-        note_cells(made, prepared, calibrating)
+        note_largest(made, prepared, calibrating)
         weights = keep(made, prepared, remembered)
         return Quantised(made, measure(prepared, made, measured, tell), weights)
 

@@ -167,7 +167,7 @@ class _Operator:
 
 
 @cache
-def _fields(kind: type[DeviceOp]) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(item.name for item in dataclasses.fields(kind))
 
 
@@ -186,12 +186,10 @@ class DeviceOp(_Operator):
     def replace(self, **changes: Any) -> Self:
         """The same with other values of some fields."""
         # As dataclasses.replace, which takes most of the time of passes over networks of many steps.
-        made = object.__new__(type(self))
-        values = {name: getattr(self, name) for name in _fields(type(self))} | changes
-        if len(values) > len(_fields(type(self))):
-            raise TypeError(
-                f"{type(self).__name__} has no fields {changes.keys() - set(_fields(type(self)))}"
-            )
+        made, names = object.__new__(type(self)), _fields(type(self))
+        values = {name: getattr(self, name) for name in names} | changes
+        if len(values) > len(names):
+            raise TypeError(f"{type(self).__name__} has no fields {', '.join(changes.keys() - set(names))}")
         made.__dict__.update(values)
         return made
 

@@ -85,10 +85,12 @@ class Function:
         return _of_node(_Call(self.node, arguments, self.opsets, size))
 
 
-@functools.lru_cache(
-    maxsize=64
-)  # 300 KB each, of 16 bits: the steps of a recurrent network have the same ones
-def _of_root(size: int, unsigned: bool, dtype: np.dtype, quant: Quant | None) -> Entries:
+_KEPT = 64
+"""Entries that are kept, 300 KB each of 16 bits: the steps of a recurrent network have the same ones."""
+
+
+@functools.lru_cache(_KEPT)
+def _of_root(size: int, unsigned: bool, dtype: str, quant: Quant | None) -> Entries:
     """What all values of a root are, or with `quant` the real numbers that they stand for."""
     stored, none = np.arange(-size // 2, size // 2), np.zeros(size, bool)
     if quant is not None:
@@ -143,7 +145,7 @@ class _Call:
         return _checked(self.node, self.arguments, values)
 
 
-_shared = functools.lru_cache(maxsize=64)(_Call.entries)
+_shared = functools.lru_cache(_KEPT)(_Call.entries)
 
 
 def _of_node(call: _Call) -> Entries:

@@ -30,8 +30,8 @@ _NEWEST = {
     "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
 }
 """The last version of each operator set that the onnx package defines."""
-CELLS = "weft.cells."
-"""How keys of metadata begin that have the largest absolute value of an LSTM's cells, before the name of its node."""
+LARGEST = "weft.largest."
+"""How keys of metadata begin for `Network.largest`, before the name of a node."""
 _DEPTH = 100
 """Largest depth of calls of functions: each takes several of Python's."""
 
@@ -331,17 +331,17 @@ def network_of(proto: onnx.ModelProto) -> Network:
     opsets: dict[str, int] = {}
     for entry in proto.opset_import:
         opsets.setdefault(_domain(entry.domain), int(entry.version))
-    return dataclasses.replace(_network(proto.graph, opsets), cells=_cells(proto))
+    return dataclasses.replace(_network(proto.graph, opsets), largest=_largest(proto))
 
 
-def _cells(proto: onnx.ModelProto) -> dict[str, float]:
-    """What `weft quantise` noted of the cells of LSTM nodes."""
+def _largest(proto: onnx.ModelProto) -> dict[str, float]:
+    """What `weft quantise` noted of values inside nodes."""
     found: dict[str, float] = {}
     for item in proto.metadata_props:
-        if not item.key.startswith(CELLS):
+        if not item.key.startswith(LARGEST):
             continue
         try:
-            found[item.key.removeprefix(CELLS)] = value = float(item.value)
+            found[item.key.removeprefix(LARGEST)] = value = float(item.value)
         except ValueError:
             value = -1.0
         if not 0 <= value < math.inf:

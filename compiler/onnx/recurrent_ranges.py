@@ -131,7 +131,7 @@ def ranges(model: Model, node: Node, gates: Gates, steps: int) -> Ranges | str:
     begun = first.get(6, 0.0)
     usual = USUAL if 6 in first else min(USUAL, steps)
     reached = begun + _grown(gates.highest(read, state), steps)
-    found = model.network.cells.get(node.name)
+    found = model.network.largest.get(node.name)
     taken = reached if found is None else min(reached, max(usual, HEADROOM * found))
     if taken > MOST_CELL:
         how = "by its weights and steps" if found is None else "as a calibration found"

@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from weft.cells import largest_cell
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.onnx.reader import CELLS
+from weft.compiler.onnx.reader import LARGEST
 from weft.compiler.onnx.recurrent_ranges import MOST_CELL, MOST_SUM, SATURATED, Gates, Ranges, scale_of
 from weft.hdl.isa.config import PRESETS
+from weft.largest import largest_cell
 
 CONFIG = PRESETS["small"].replace(kernel=64)
 STEP = np.float32(1 / 127)
@@ -73,7 +73,7 @@ class Net:
         )  # fmt: skip
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         if self.cells is not None:
-            made.metadata_props.add(key=f"{CELLS}cell", value=repr(self.cells))
+            made.metadata_props.add(key=f"{LARGEST}cell", value=repr(self.cells))
         return onnx.shape_inference.infer_shapes(made)
 
     def run(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +127,9 @@ def test_cells_that_nobody_bounds_are_refused() -> None:
     rng = np.random.default_rng(0)
     most, steps = int(MOST_CELL), 20
     first = {"c0": np.full((1, 1, 4), most - 10, np.float32)}
-    assert f"its cells may reach {most + 10}, by its weights and steps" in reason(opened(rng, steps, first=first))
+    assert f"its cells may reach {most + 10}, by its weights and steps" in reason(
+        opened(rng, steps, first=first)
+    )
     closing = weft.check(opened(rng, steps, first=first, forget=1.0).model(), CONFIG)
     assert closing.warnings == ()
     assert all(name != "cell" for name, *_ in closing)
@@ -153,8 +155,8 @@ def test_what_a_calibration_found_is_told_everywhere() -> None:
 @pytest.mark.parametrize("value", ["nan", "-1", "inf", "wide"])
 def test_metadata_that_is_no_number(value: str) -> None:
     model = opened(np.random.default_rng(0), 4).model()
-    model.metadata_props.add(key=f"{CELLS}cell", value=value)
-    with pytest.raises(CompileError, match=f"'weft.cells.cell' is '{value}': it must be a number"):
+    model.metadata_props.add(key=f"{LARGEST}cell", value=value)
+    with pytest.raises(CompileError, match=f"'weft.largest.cell' is '{value}': it must be a number"):
         weft.check(model, CONFIG)
 
 

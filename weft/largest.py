@@ -1,4 +1,7 @@
-"""What the cells of LSTM nodes reach: the device has them in 16 bits, and ONNX's operator gives the last ones alone."""
+"""What values inside nodes reach that the device has in fewer bits than floats: cells of LSTM, and scores of attention.
+
+The quantiser finds ranges of the values between nodes alone. These are noted in the metadata of the quantised model.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,24 @@ import onnx
 from onnx import helper, numpy_helper
 
 from weft import float_model
-from weft.compiler.onnx.reader import CELLS
+from weft.compiler.onnx.reader import LARGEST
+from weft.quantise_plan import MASKED
 
 _OTHERS = ("activations", "clip", "input_forget")
 """Attributes by which a node is another function; the device does not have these."""
 
 
-def note_cells(
+def note_largest(
     quantised: onnx.ModelProto, model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
 ) -> None:
-    """Note in the metadata of a quantised model how large the cells of its LSTM nodes are, in the float model that it
-    was made of, for all samples."""
-    nodes = [node for node in model.graph.node if _plain(node)]
+    """Note in the metadata of a quantised model what `weft.compiler.ir.network.Network.largest` has, by the float model
+    that it was made of, for all samples."""
+    products = {name for node in model.graph.node if node.op_type == "MatMul" for name in node.input}
+    nodes = [
+        node
+        for node in model.graph.node
+        if _plain(node) or (node.op_type == "Softmax" and node.output[0] in products)
+    ]
     if not nodes:
         return
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
@@ -31,11 +40,20 @@ def note_cells(
     for inputs in samples:
         values = constants | dict(inputs) | (probe(inputs) if probe else {})
         for node in nodes:
-            most[node.name] = max(
-                most[node.name], largest_cell(node, [values.get(name) for name in node.input])
-            )
+            of_node = largest_cell if node.op_type == "LSTM" else largest_score
+            found = of_node(node, [values.get(name) for name in node.input])
+            most[node.name] = max(most[node.name], found)
     for name, value in most.items():
-        quantised.metadata_props.add(key=f"{CELLS}{name}", value=repr(value))
+        quantised.metadata_props.add(key=f"{LARGEST}{name}", value=repr(value))
+
+
+def largest_score(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
+    """The largest absolute value of what is the largest of its row, of rows along the last axis; 0 for rows without any
+    key that a mask leaves."""
+    (scores,) = values
+    assert scores is not None
+    rows = scores.max(axis=-1, initial=-np.inf)
+    return float(np.abs(rows[rows > MASKED / 2]).max(initial=0.0))
 
 
 def _plain(node: onnx.NodeProto) -> bool:
