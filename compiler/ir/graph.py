@@ -186,7 +186,8 @@ class DeviceOp(_Operator):
     def replace(self, **changes: Any) -> Self:
         """The same with other values of some fields."""
         # As dataclasses.replace, which takes most of the time of passes over networks of many steps.
-        made, names = object.__new__(type(self)), _fields(type(self))
+        kind: Any = type(self)
+        made, names = object.__new__(kind), _fields(kind)
         values = {name: getattr(self, name) for name in names} | changes
         if len(values) > len(names):
             raise TypeError(f"{type(self).__name__} has no fields {', '.join(changes.keys() - set(names))}")

@@ -74,9 +74,12 @@ class _Kind:
 
 
 def _plain(value: object) -> object:
+    """What is equal for values that are alike, and can be hashed."""
     if isinstance(value, View):
         return value.shape
-    return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 @lru_cache(256)
