@@ -281,7 +281,7 @@ def _disjoint(found: Sequence[_Candidate], count: int) -> list[_Candidate]:
         ending.append(chosen)
     best, last = list[_Candidate](), count - 1
     while last >= 0:
-        item = ending[last]
-        last = last - 1 if item is None else item.first - 1
-        best += [] if item is None else [item]
+        chosen = ending[last]
+        last = last - 1 if chosen is None else chosen.first - 1
+        best += [] if chosen is None else [chosen]
     return best[::-1]

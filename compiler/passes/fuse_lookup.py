@@ -58,7 +58,7 @@ def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         for at, fused in zip(writers, joined, strict=True):
             assert fused is not None
             ops[at] = fused
-        del written[op.src.buffer.name]
+        del written[op.sources[0].buffer.name]
         written[name] = sorted((*written.get(name, ()), *writers))
     return dataclasses.replace(segment, ops=tuple(ops))
 

@@ -66,9 +66,9 @@ def best(found: Sequence[Group], count: int) -> list[Group]:
         most, chosen = max(options, key=lambda item: item[0])
         saved.append(most)
         last.append(chosen)
-    best, stop = list[Group](), count
+    taken, stop = list[Group](), count
     while stop:
-        group = last[stop]
-        stop = stop - 1 if group is None else group.first
-        best += [] if group is None else [group]
-    return best[::-1]
+        ending_here = last[stop]
+        stop = stop - 1 if ending_here is None else ending_here.first
+        taken += [] if ending_here is None else [ending_here]
+    return taken[::-1]
