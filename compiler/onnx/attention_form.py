@@ -9,12 +9,12 @@ import numpy as np
 from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.masks import causal
 from weft.compiler.ir.model import CLAMPED
-from weft.compiler.ir.score_pairs import CLAMP, NEGLIGIBLE, k_zero_shift, product_ends
+from weft.compiler.ir.score_pairs import CLAMP, score_ends
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.attention import Operand, Problem, heads_layout, mask_of, splits
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, masked_keys, masked_queries
-from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Quant, result
+from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, result
 from weft.hdl.isa import COORDINATE_MAX
 
 KEYS = COORDINATE_MAX
@@ -165,7 +165,7 @@ def scores_reach(context: NodeContext) -> str | None:
     """The largest scores must not reach 177, or 133, by 1.25 times what a calibration found, if it is known."""
     problem, found = problem_of(context), _largest(context)
     q, k = problem.q.activation.quant, problem.k.activation.quant
-    most, reach = _reach(q, k, problem.q.size, score_factor(context))
+    most, reach = score_ends(q.zero, k.zero, problem.q.size, q.scale * k.scale * score_factor(context))
     if found is None or most <= reach or HEADROOM * found <= reach:
         return None
     return f"it found {found:.4g}, and two scores beyond {reach:.0f} would count the same"
@@ -196,7 +196,8 @@ def fused(
     found = next(problem.solutions())
     (q, q_shape), (k, k_shape), (v, v_shape) = found.operands
     quants = [operand.activation.quant for operand in (problem.q, problem.k, problem.v)]
-    most, reach = _reach(quants[0], quants[1], problem.q.size, factor)
+    nats = quants[0].scale * quants[1].scale * factor
+    most, reach = score_ends(quants[0].zero, quants[1].zero, problem.q.size, nats)
     largest = _largest(context)
     note = (
         SATURATES.format(reach=reach, most=most)
@@ -224,7 +225,7 @@ def fused(
         images=found.images,
         heads=found.heads,
         kv_heads=found.kv_heads,
-        score_scale=quants[0].scale * quants[1].scale * factor,
+        score_scale=nats,
         lengths=found.mask.lengths,
         scale=quants[2].scale,
         causal=found.mask.causal,
@@ -234,11 +235,3 @@ def fused(
         v_zero=quants[2].zero,
     )
     return Pending((op,), layout, (q, k, v), nodes, notes=(*notes, *saturation))
-
-
-def _reach(q: Quant, k: Quant, size: int, factor: float) -> tuple[float, float]:
-    """The largest score that heads of `size` can make, and the one from which on the device clamps them."""
-    nats = q.scale * k.scale * factor
-    most = max(map(abs, product_ends(q.zero, k.zero))) * size * nats
-    shift = k_zero_shift(k.zero, size, nats)
-    return most, CLAMP - (shift if shift <= NEGLIGIBLE else 0)
