@@ -1,4 +1,4 @@
-"""First fit over time: each range is at the lowest address that is free all the time, as a look at all others finds it."""
+"""First fit over time: each range is at the lowest address that is free all the time, as a search of all finds it."""
 
 from __future__ import annotations
 
