@@ -169,7 +169,7 @@ def _tell_of_host(program: Program) -> None:
     if host := [node for node in nodes if node[2] == "host"]:
         reports.show_assignment(host, reports.summary())
     warn_of_host(nodes)
-    warn_of_clamps(program.warnings)
+    warn_of_clamps(nodes)
 
 
 def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
@@ -208,12 +208,14 @@ def check(
         print(*told_shares(nodes), sep="\n")
         reports.show_reasons(reasons(nodes), reports.stdout())
     warn_of_host(nodes)
-    warn_of_clamps(nodes.warnings)
+    warn_of_clamps(nodes)
 
 
-def warn_of_clamps(warnings: Sequence[str]) -> None:
+def warn_of_clamps(nodes: Assignment) -> None:
     """Print what may leave the range that the device has for it."""
-    for text in warnings:
+    from weft.compiler.ir.model import clamps
+
+    for text in clamps(nodes):
         reports.warn(text)
 
 
