@@ -18,7 +18,7 @@ from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
 from weft.compiler.machine.overlap import overlapped
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.target import Target
-from weft.compiler.machine.tasks import Tasks
+from weft.compiler.machine.tasks import Task, Tasks
 from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.depth_first import depth_first
@@ -35,6 +35,8 @@ from weft.hdl.isa.config import Config
 
 _SMALL = 4096
 """Instructions of programs that are planned twice behind slow memories, with parameters beside weights and apart."""
+_TOGETHER = 1 << 14
+"""Tasks that become columns at a time, as long as memory allows: it takes long for a few."""
 _WORTH = 1.01
 """What programs with parameters apart may take by estimate, in parts of the others: units wait there less."""
 
@@ -216,6 +218,7 @@ def _lowered(
     constants, tables, kernels = Constants(), Ring(0, 1, config.lookup_tables), Kernels(config.kernel)
     ends: dict[str, int] = {}
     parts: list[Tasks] = []
+    tasks: list[Task] = []
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
@@ -223,7 +226,11 @@ def _lowered(
         emit = Emitter(target, constants, index, tables, kernels, ends)
         if index == 0:
             parts.append(table_ahead(segment.ops, emit))
-        parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
+        tasks += operator_of(op).lower(op, site, emit)
+        if len(tasks) >= _TOGETHER:
+            parts.append(Tasks.of(tasks, config))
+            tasks = []
+    parts.append(Tasks.of(tasks, config))
     ordered, code, cycles = schedule(overlapped(Tasks.joined(parts), segment.overlapped), target)
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)

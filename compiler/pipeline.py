@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
@@ -68,11 +69,16 @@ PIPELINE = (
 def run_passes(
     passes: Iterable[Pass], segment: DeviceSegment, planner: Planner, watch: Watch | None = None
 ) -> DeviceSegment:
-    """The segment after all `passes`, verified after each."""
-    verify_segment(segment)
+    """The segment after all `passes`, verified after each that changes an operator."""
+    known: set[DeviceOp] = set()
+    verify_segment(segment, known)
     for item in passes:
-        segment = item.run(segment, planner)
-        verify_segment(segment)
+        made = item.run(segment, planner)
+        if made.ops == segment.ops:  # operators are equal if they are the same objects
+            made = dataclasses.replace(made, ops=segment.ops)
+        if made.ops is not segment.ops or made.states is not segment.states:
+            verify_segment(made, known)
+        segment = made
         if watch is not None:
             watch(item.name, segment)
     return segment

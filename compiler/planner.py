@@ -58,7 +58,7 @@ class Planner:
 
     def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
         """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""
-        return Site.of(op, Allocation((op,), resident=resident), self.target, region)
+        return Site.of(op, Allocation((op,), reuse=False, resident=resident), self.target, region)
 
     def convolution(self, shape: ConvShape) -> ConvPlan | None:
         """The plan of a convolution; None if not even its smallest part fits."""

@@ -18,16 +18,18 @@ def verify(graph: Graph) -> None:
         _verify_alias(transfer.buffer, buffers, f"value {transfer.value!r}")
     for segment in graph.segments:
         if isinstance(segment, DeviceSegment):
-            _verify_segment(segment, buffers, written)
+            _verify_segment(segment, buffers, written, set())
     for transfer in graph.from_device:
         if transfer.buffer.name not in written:
             raise IrError(f"output {transfer.value!r}: buffer {transfer.buffer.name!r} is never written")
 
 
-def verify_segment(segment: DeviceSegment) -> None:
-    """The same of a device segment by itself, for which the host writes all buffers that are its own to write."""
+def verify_segment(segment: DeviceSegment, known: set[DeviceOp] | None = None) -> None:
+    """Raise `IrError` if a device segment by itself breaks a rule: the host writes all buffers that are its own to
+    write. Operators in `known` keep the rules for one operator; the others are added."""
     views = (view for op in segment.ops for view in op.sources)
-    _verify_segment(segment, {}, {view.buffer.name for view in views if view.buffer.kind in _BY_THE_HOST})
+    written = {view.buffer.name for view in views if view.buffer.kind in _BY_THE_HOST}
+    _verify_segment(segment, {}, written, set() if known is None else known)
 
 
 def verify_op(op: DeviceOp) -> None:
@@ -35,10 +37,14 @@ def verify_op(op: DeviceOp) -> None:
     operator_of(op).verify(op)
 
 
-def _verify_segment(segment: DeviceSegment, buffers: dict[str, Buffer], written: set[str]) -> None:
+def _verify_segment(
+    segment: DeviceSegment, buffers: dict[str, Buffer], written: set[str], known: set[DeviceOp]
+) -> None:
     on_chip: set[str] = set()
     for op in segment.ops:
-        verify_op(op)
+        if op not in known:
+            verify_op(op)
+            known.add(op)
         if isinstance(op, Conv) and op.epilogue is not None:
             on_chip.add(op.epilogue.sources[0].buffer.name)
         for view in op.sources:

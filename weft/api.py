@@ -15,7 +15,7 @@ from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment
-from weft.compiler.ir.model import Graph
+from weft.compiler.ir.model import Graph, clamps
 from weft.compiler.ir.shares import Shares, shares
 from weft.compiler.mlir.writer import written
 from weft.compiler.onnx.limits import ELEMENTS
@@ -276,6 +276,11 @@ def load(folder: str | os.PathLike[str]) -> Program:
 
 class Check(list[tuple[str, str, str, str]]):
     """What `check` tells: (name, operator, "device" or "host", reason) for every node of a model, and its `shares`."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each value that may leave the range that the device has for it."""
+        return clamps(self)
 
     def __init__(self, nodes: Iterable[tuple[str, str, str, str]], shares: Shares) -> None:
         super().__init__(nodes)

@@ -12,9 +12,9 @@ import numpy as np
 from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
-from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
+from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT, score_ends
 from weft.compiler.machine.memory import LENGTH
-from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE
+from weft.compiler.onnx.attention_form import KEYS, ROW, SATURATES, SIZE
 from weft.configurations import configuration, sequential_boards
 from weft.devices import Simulation
 from weft.errors import InputError
@@ -106,6 +106,9 @@ class PagedAttention:
         multiplier = 1 / math.sqrt(self.head_size) if scale is None else positive("scale", scale)
         op = self._operator(quant, flag("causal", causal), multiplier)
         in_turn = bool(sequential_boards(self.config))
+        most, reach = score_ends(op.q_zero, op.k_zero, self.head_size, op.score_scale)
+        self.warnings = () if most <= reach else (SATURATES.format(reach=reach, most=most),)
+        """A sentence if scores may leave the range that the device has for them, and are clamped then."""
         segment = DeviceSegment("attention", (op,))
         self.program: DeviceProgram = compile_segment(segment, self.config, sequential=in_turn)
         check_program(self.program.instructions, self.config, extents=self.program.areas.extents)
@@ -196,7 +199,8 @@ class PagedAttention:
         InputError
             If an array has another dtype or shape, a page does not exist, or the table does not hold `length` keys.
         """
-        execution = Execution(on, self.config, Simulation(latency, bandwidth, stalls))
+        simulation = Simulation(latency, bandwidth, stalls)
+        execution = Execution(on, self.config, simulation, warnings=self.warnings)
         pool = (self.pages, self.page, self.kv_heads, self.head_size)
         wanted = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
         for (name, shape), value in zip(wanted.items(), (q, k, v), strict=True):

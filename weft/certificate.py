@@ -360,7 +360,7 @@ def _operator(op: Any) -> Operator:
         elif isinstance(value, IrWindow):
             windows[field.name] = Window(value.kernel, value.stride, value.dilation, value.pad)
     sources = tuple(map(_view, op.sources))
-    formula = formula_of(op.rows(), op.vectors) if isinstance(op, RowOp | WideConv) else None
+    formula = formula_of(op.kernel, op.vectors) if isinstance(op, RowOp | WideConv) else None
     return Operator(
         type(op).__name__, op.name, sources, _view(op.dst), numbers, texts, arrays, windows, formula
     )

@@ -261,6 +261,8 @@ def _keep(results: list[Any], output: Path | None, report: Path | None) -> None:
         files.write_json(report, result.report)
     reports.show_layers(result.report, reports.summary())
     reports.show_host(result.report)
+    for text in result.report.get("warnings", ()):
+        reports.warn(text)
     for name, value in result.outputs.items():
         reports.say(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Execution:
     simulation : Simulation
     keep : bool
         Keep what is in the device's memory.
+    warnings : sequence of str
+        What the report says of values that may be clamped.
 
     Attributes
     ----------
@@ -45,9 +47,16 @@ class Execution:
     """
 
     def __init__(
-        self, on: str | Device, config: Config, simulation: Simulation, *, keep: bool = True
+        self,
+        on: str | Device,
+        config: Config,
+        simulation: Simulation,
+        *,
+        keep: bool = True,
+        warnings: Sequence[str] = (),
     ) -> None:
         check_target(on, config)
+        self._warnings = warnings
         self._on, self._config, self._simulation, self._keep = on, config, simulation, keep
         self.complete, self.memory = True, b""
         self._layers: list[dict[str, Any]] = []
@@ -103,4 +112,5 @@ class Execution:
     @property
     def report(self) -> dict[str, Any]:
         """As in `weft.Result`."""
-        return report(self._layers, self._totals, self._config, self._host if self.complete else [])
+        host = self._host if self.complete else []
+        return report(self._layers, self._totals, self._config, host, self._warnings)

@@ -169,6 +169,7 @@ def _tell_of_host(program: Program) -> None:
     if host := [node for node in nodes if node[2] == "host"]:
         reports.show_assignment(host, reports.summary())
     warn_of_host(nodes)
+    warn_of_clamps(nodes)
 
 
 def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
@@ -200,12 +201,22 @@ def check(
         keys = ("name", "operator", "place", "reason")
         rows = [dict(zip(keys, node, strict=True)) for node in nodes]
         listed = {"format": CHECK, "nodes": rows, "on_device": len(nodes) - host}
+        listed["warnings"] = list(nodes.warnings)
         print(json.dumps(listed | dataclasses.asdict(nodes.shares), indent=1))
     else:
         reports.show_assignment(nodes, reports.stdout())
         print(*told_shares(nodes), sep="\n")
         reports.show_reasons(reasons(nodes), reports.stdout())
     warn_of_host(nodes)
+    warn_of_clamps(nodes)
+
+
+def warn_of_clamps(nodes: Assignment) -> None:
+    """Print what may leave the range that the device has for it."""
+    from weft.compiler.ir.model import clamps
+
+    for text in clamps(nodes):
+        reports.warn(text)
 
 
 def told_shares(nodes: Check) -> tuple[str, str]:

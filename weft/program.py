@@ -16,7 +16,7 @@ from weft.arguments import flag
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import from_buffer, prepare, run_host, to_buffer
-from weft.compiler.ir.model import HostSegment
+from weft.compiler.ir.model import HostSegment, clamps
 from weft.compiler.passes.drop_channels import channels_left_out
 from weft.devices import Simulation
 from weft.errors import InputError
@@ -44,7 +44,8 @@ class Result:
     report : dict
         ``cycles``, ``macs``, ``utilisation`` (useful MACs over N * N * cycles), ``dram_bytes``, ``counters``, and the
         same with ``name``, ``kind`` and ``bound`` for every operator under ``layers``; cycles, utilisation and counters
-        are None on a device without time. ``config`` has the configuration's fields, ``format`` the version of this.
+        are None on a device without time. ``config`` has the configuration's fields, ``format`` the version of this,
+        and ``warnings`` those of the program.
     memory : bytes
         The whole DRAM after the run, one device program after the other; empty like the outputs.
     """
@@ -161,6 +162,11 @@ class Program:
         return self._compiled.assignment
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each value that may leave the range that the device has for it, and is clamped then."""
+        return clamps(self.assignment)
+
+    @property
     def device_programs(self) -> tuple[DeviceProgram, ...]:
         """Those of its parts that run on the device, in order."""
         return tuple(segment for segment in self.segments if isinstance(segment, DeviceProgram))
@@ -242,7 +248,8 @@ class Program:
             If a device fails.
         """
         simulation = Simulation(latency, self.memory if bandwidth is None else bandwidth, stalls, trace)
-        execution = Execution(on, self.config, simulation, keep=flag("memory", memory))
+        keep = flag("memory", memory)
+        execution = Execution(on, self.config, simulation, keep=keep, warnings=self.warnings)
         values = self._check(inputs) | self._states
         if on == "timing" and not self.on_device:
             raise InputError("nothing of this program runs on the device, so there are no cycles to tell")

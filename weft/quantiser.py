@@ -23,6 +23,7 @@ from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.files.schema import printable
 from weft.kept_weights import Weights, keep
+from weft.largest import note_largest
 from weft.quantise_plan import Plan, operators
 from weft.samples import Given, Samples, fitted
 
@@ -105,6 +106,7 @@ def quantise(
         made = _quantised(prepared, calibrating, method, plan.excluded, plan.results(wide))
         _check_made(made)
         masks.quantised(made, found)
+        note_largest(made, prepared, calibrating)
         weights = keep(made, prepared, remembered)
         return Quantised(made, measure(prepared, made, measured, tell), weights)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,11 @@ def _utilisation(macs: int, cycles: int | None, config: Config) -> float | None:
 
 
 def report(
-    layers: list[dict[str, Any]], totals: Totals, config: Config, host: list[dict[str, Any]]
+    layers: list[dict[str, Any]],
+    totals: Totals,
+    config: Config,
+    host: list[dict[str, Any]],
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The report of a whole run."""
     macs = sum(layer["macs"] for layer in layers)
@@ -101,4 +106,5 @@ def report(
         "counters": totals.counters,
         "layers": layers,
         "host": host,
+        "warnings": list(warnings),
     }

@@ -129,7 +129,9 @@ class _Run:
         self, program: Program, device: Device, inputs: Mapping[str, np.ndarray], image: Image, states: Values
     ) -> None:
         self.program, self.device, self.image = program, device, image
-        self.execution = Execution(device, program.config, Simulation(), keep=False)
+        self.execution = Execution(
+            device, program.config, Simulation(), keep=False, warnings=program.warnings
+        )
         self.values: Values = program._check(inputs) | states
         segments = list(program.segments)
         at = segments.index(image.program)

@@ -198,14 +198,19 @@ def _session(network: Network) -> Run | None:
 
 
 def foreign_types(network: Network) -> dict[str, Type]:
-    """Types and shapes of what operators make that ONNX does not define, by ONNX Runtime.
+    """Types and shapes of what operators make that ONNX does not define, as far as they are not known, by ONNX Runtime.
 
     Raises
     ------
     EvaluationError
         If ONNX Runtime is not installed, or does not have one of them.
     """
-    foreign = [node for node in network.nodes if node.domain not in STANDARD]
+    known = {name for name, found in network.types.items() if found.sizes is not None}
+    foreign = [
+        node
+        for node in network.nodes
+        if node.domain not in STANDARD and not known.issuperset(filter(None, node.outputs))
+    ]
     if not foreign:
         return {}
     what = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -99,7 +99,7 @@ class View:
         """Bytes from the plane of upper bytes to that of lower ones."""
         return self.shape[0] * self.image_pitch
 
-    @property
+    @cached_property
     def planes(self) -> tuple[View, View]:
         """Upper and lower bytes of elements of 16 bits, of which this view is the upper ones.
 
@@ -166,6 +166,11 @@ class _Operator:
         return 0
 
 
+@cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in dataclasses.fields(kind))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceOp(_Operator):
     """An operator of the device. Each kind is described by a record in `weft.compiler.operators`.
@@ -180,7 +185,14 @@ class DeviceOp(_Operator):
 
     def replace(self, **changes: Any) -> Self:
         """The same with other values of some fields."""
-        return dataclasses.replace(self, **changes)
+        # As dataclasses.replace, which takes most of the time of passes over networks of many steps.
+        kind: Any = type(self)
+        made, names = object.__new__(kind), _fields(kind)
+        values = {name: getattr(self, name) for name in names} | changes
+        if len(values) > len(names):
+            raise TypeError(f"{type(self).__name__} has no fields {', '.join(changes.keys() - set(names))}")
+        made.__dict__.update(values)
+        return made
 
     def on(self, view: Callable[[View], View]) -> Self:
         """The same with all operands and the output changed by `view`."""
@@ -464,6 +476,30 @@ class Softmax(DeviceOp):
     high: int = 127
 
 
+class Ops(tuple[DeviceOp, ...]):
+    """Operators in order, with an index of what reads and writes each buffer, by its name."""
+
+    @cached_property
+    def reads(self) -> dict[str, list[tuple[int, View]]]:
+        """The places of the operators that read a buffer, in order, each with the view that it reads."""
+        found: dict[str, list[tuple[int, View]]] = {}
+        for at, op in enumerate(self):
+            for view in op.sources:
+                found.setdefault(view.buffer.name, []).append((at, view))
+        return found
+
+    @cached_property
+    def writers(self) -> dict[str, list[int]]:
+        """The places of the operators that write a buffer, in order."""
+        found: dict[str, list[int]] = {}
+        for at, op in enumerate(self):
+            found.setdefault(op.dst.buffer.name, []).append(at)
+        return found
+
+    def __reduce__(self) -> tuple[type[Ops], tuple[tuple[DeviceOp, ...]]]:
+        return Ops, (tuple(self),)
+
+
 Region = tuple[int, int]
 """A part of the scratchpad, from address to address."""
 
@@ -500,6 +536,16 @@ class DeviceSegment:
     overlapped: tuple[int, ...] = ()
     strips: tuple[Strips, ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ops, Ops):
+            object.__setattr__(self, "ops", Ops(self.ops))
+
+    @property
+    def index(self) -> Ops:
+        """The operators, with what reads and writes each buffer."""
+        assert isinstance(self.ops, Ops)
+        return self.ops
 
 
 def readers(ops: Iterable[DeviceOp]) -> Counter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +23,7 @@ class Layout:
     perm: tuple[int, ...]
     nhwc: Shape4
 
-    @property
+    @cached_property
     def canonical(self) -> tuple[tuple[int, int], ...]:
         """(size, stride in the value) of the buffer's axes, with unit axes dropped and mergeable ones merged.
 

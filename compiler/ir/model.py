@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.compiler.ir.embedding import RowIndices
@@ -11,6 +12,22 @@ from weft.compiler.ir.network import Network, State
 READ_ON_HOST = "its result is read on the host"
 COMPUTED_ON_HOST = "its input is computed on the host"
 """How reasons begin that a node is on the host for because its neighbours are."""
+CLAMPED = "are clamped"
+"""What notes on nodes of the device say of values that have no range of the device's: results are wrong there."""
+
+Assignment = tuple[tuple[str, str, str, str], ...]
+"""(name, operator, "device" or "host", reason) of every node."""
+
+
+def clamps(assignment: Iterable[tuple[str, str, str, str]]) -> tuple[str, ...]:
+    """The warnings of an assignment: a sentence for each value of the device that may be clamped."""
+    return tuple(
+        f"{name} ({operator}): {note}"
+        for name, operator, place, reason in assignment
+        if place == "device"
+        for note in reason.split("; ")
+        if CLAMPED in note
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -132,7 +132,8 @@ class Network:
 
     `types` has those of values as far as they are known, constants left out, and `opsets` the version of each
     operator set. Bodies of control flow have no `opsets`: they are those of the network around them. `states` are kept
-    from run to run; `inputs` and `outputs` have theirs.
+    from run to run; `inputs` and `outputs` have theirs. `largest` has what a calibration found inside nodes, by their
+    names: the largest absolute value of an LSTM's cells, and of the largest scores of rows that a Softmax reads.
     """
 
     nodes: tuple[Node, ...]
@@ -142,6 +143,7 @@ class Network:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     opsets: Mapping[str, int] = field(default_factory=dict)
     states: tuple[State, ...] = ()
+    largest: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:

@@ -37,6 +37,13 @@ def k_zero_shift(k_zero: int, size: int, nats: float) -> float:
     return abs(k_zero) * 255 * size * nats
 
 
+def score_ends(q_zero: int, k_zero: int, size: int, nats: float) -> tuple[float, float]:
+    """The largest score that heads of `size` can make, and the one from which on the device clamps them."""
+    shift = k_zero_shift(k_zero, size, nats)
+    most = max(map(abs, product_ends(q_zero, k_zero))) * size * nats
+    return most, CLAMP - (shift if shift <= NEGLIGIBLE else 0)
+
+
 @dataclass(frozen=True)
 class Pair:
     """QuantizeLinear and DequantizeLinear with the same parameters; integers are those of the model's type.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from weft.compiler.kernel.expressions import EXPONENTS, FACTOR, IMMEDIATE, Expression, KernelError, Rows
 from weft.hdl.isa import MicroOp
@@ -53,8 +54,11 @@ class _Step:
 
 
 _ZERO = _Place("number", 0)
+_KEPT = 256
+"""Kernels of which is kept what was made of them: operators that are alike share theirs."""
 
 
+@lru_cache(_KEPT)
 def generate(rows: Rows, n: int) -> tuple[MicroOp, ...]:
     """The micro-operations of a kernel for vectors of `n` elements.
 
@@ -66,11 +70,13 @@ def generate(rows: Rows, n: int) -> tuple[MicroOp, ...]:
     return _Generator(rows, n).ops()
 
 
+@lru_cache(_KEPT)
 def tables_of(rows: Rows) -> tuple[bytes, ...]:
     """The look-up tables that a kernel reads, each once: TABLE in what `generate` makes has their numbers here."""
     return tuple(dict.fromkeys(item.table for item in _all(rows.result) if item.kind == "table"))
 
 
+@lru_cache(_KEPT)
 def elementwise(rows: Rows) -> bool:
     """Whether each result is made of the elements in its own place alone, wherever in a row that is."""
     return not rows.single and not any(item.kind in _OF_ROWS for item in _all(rows.result))

@@ -8,9 +8,9 @@ builds expressions on integers, of which each knows the range that its value can
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,7 +213,7 @@ def factor_of(scale: float) -> tuple[int, int]:
     return mantissa, shift
 
 
-@dataclass
+@dataclass(eq=False)
 class Rows:
     """What a kernel works on: rows of `columns` elements of `tensors` tensors.
 
@@ -404,4 +404,4 @@ def _line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+    return f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from weft.compiler.ir.graph import CompileError, View
@@ -80,7 +81,7 @@ class WideElements(ClampedRows):
     a_wide: bool = False
     b_wide: bool = False
 
-    @property
+    @cached_property
     def sources(self) -> tuple[View, ...]:
         a = self.a.planes if self.a_wide else (self.a,)
         if self.b is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, Self
 
 import numpy as np
@@ -45,8 +46,45 @@ class RowOp(DeviceOp):
         return ()
 
     def rows(self) -> Rows:
-        """The kernel."""
+        """Make the kernel, of nothing but fields."""
         raise NotImplementedError
+
+    @cached_property
+    def kernel(self) -> Rows:
+        """What `rows` makes. Operators that differ in names and places alone share it."""
+        return _kernel(_Kind(self))
+
+
+class _Kind:
+    """An operator; equal to others whose fields are the same, but for names, plans, and where operands lie."""
+
+    def __init__(self, op: RowOp) -> None:
+        self.op = op
+        named = ((item.name, getattr(op, item.name)) for item in dataclasses.fields(op))
+        self._key = (
+            type(op),
+            *(_plain(value) for name, value in named if name not in ("name", "plan", "lookup")),
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kind) and self._key == other._key
+
+
+def _plain(value: object) -> object:
+    """What is equal for values that are alike, and can be hashed."""
+    if isinstance(value, View):
+        return value.shape
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+@lru_cache(256)
+def _kernel(kind: _Kind) -> Rows:
+    return kind.op.rows()
 
 
 @dataclass(frozen=True, eq=False)

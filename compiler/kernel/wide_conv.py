@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import cached_property, lru_cache
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -73,17 +73,48 @@ class WideConv(Weighted):
     def form(self) -> _Form:
         return _Form.of(self)
 
-    def rows(self) -> Rows:
+    @cached_property
+    def kernel(self) -> Rows:
         """The kernel: tensor 0 are the sums."""
-        form, rows = self.form, Rows(len(self.scale), 4)
-        factor, places = rows.factor(1, 2), RECIPROCAL_PLACES - form.shift
-        last = len(self.fills) - 1
-        made = rows.accumulated(last, form.largest).over(factor, places, 1 << _ROOM)
-        if self.x_wide:
-            made = made + rows.accumulated(0, form.largest).over(factor, places + 8, 1 << _ROOM)
-        for byte, at in ((rows.read(3), 16), (rows.lower(3), 8), (rows.lower(2), 0)):
-            made = made + (byte << at + form.bias_shift)
-        return stored(rows, made, self, form.places)
+        form = self.form
+        columns = len(self.scale)
+        return _rows(
+            _Kernel(
+                columns,
+                form.largest,
+                form.shift,
+                form.places,
+                form.bias_shift,
+                self.clamp,
+                self.x_wide,
+                self.wide,
+            )
+        )
+
+
+class _Kernel(NamedTuple):
+    """What the kernel of a `WideConv` of so many channels depends on."""
+
+    columns: int
+    largest: int
+    shift: int
+    places: int
+    bias_shift: int
+    clamp: tuple[int, int]
+    x_wide: bool
+    wide: bool
+
+
+@lru_cache(256)
+def _rows(op: _Kernel) -> Rows:
+    rows = Rows(op.columns, 4)
+    factor, places = rows.factor(1, 2), RECIPROCAL_PLACES - op.shift
+    made = rows.accumulated(int(op.x_wide), op.largest).over(factor, places, 1 << _ROOM)
+    if op.x_wide:
+        made = made + rows.accumulated(0, op.largest).over(factor, places + 8, 1 << _ROOM)
+    for byte, at in ((rows.read(3), 16), (rows.lower(3), 8), (rows.lower(2), 0)):
+        made = made + (byte << at + op.bias_shift)
+    return stored(rows, made, op, op.places)
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,7 +106,7 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
     src, dst = site.sources[0], site.dst
     images = Ring(0, pixels * vectors, plan.slots)
     constants = site.config.scratchpad_size - BYTES * len(op.vectors) * vectors
-    ops = generate(op.rows(), n)
+    ops = generate(op.kernel, n)
     start = yield from emit.kernel(ops)
     box = Box(0, 0, dst.h, dst.w)
     for first in range(0, dst.c, vectors * n):
@@ -138,7 +138,7 @@ class _RowLowering:
         self.op, self.tile, self.emit, self.config = op, tile, emit, site.config
         self.sources, self.dst, self.layer = site.sources, site.dst, emit.layer
         slots, n = tile.slots, site.config.n
-        self.apart = elementwise(op.rows())
+        self.apart = elementwise(op.kernel)
         first, last = site.room
         self.constants = last - BYTES * len(op.vectors) * tile.vectors
         self.vectors = [ceil_div(tensor.c, n) for tensor in (*self.sources, self.dst)]
@@ -150,7 +150,7 @@ class _RowLowering:
         self.outputs = Ring(self.constants - slots * size, size, slots)
 
     def tasks(self) -> Iterator[Task]:
-        rows = self.op.rows()
+        rows = self.op.kernel
         tables = yield from self.emit.lookups(tables_of(rows), self._blocks())
         ops = with_tables(generate(rows, self.config.n), tables)
         start = yield from self.emit.kernel(ops)

@@ -74,6 +74,12 @@ _KEPT = 1 << 12
 
 
 @lru_cache(_KEPT)
+def _microcode(entry: int, ops: tuple[MicroOp, ...]) -> Microcode:
+    fields = {f"op{index}": op.encode() for index, op in enumerate(ops)}
+    return Microcode(entry=entry, count=len(ops), **fields)
+
+
+@lru_cache(_KEPT)
 def _vectors(count: int, n: int) -> Load:
     return Load(base=CONSTANTS, pixels=count, pitch=n, length=n, run=count * n, dst_vector=1, dst_pixel=1)
 
@@ -224,10 +230,8 @@ class Emitter:
         """Put a kernel into the engine's memory, unless it is there; returns its first entry."""
         start, held = self.kernels.get(ops)
         for at in [] if held else range(0, len(ops), MICRO_OPS):
-            words = [op.encode() for op in ops[at : at + MICRO_OPS]]
-            fields = {f"op{index}": word for index, word in enumerate(words)}
-            code = Microcode(entry=start + at, count=len(words), **fields)
-            yield Task(code, self.layer, len(words))
+            code = _microcode(start + at, ops[at : at + MICRO_OPS])
+            yield Task(code, self.layer, code.count)
         return start
 
     def load_box(

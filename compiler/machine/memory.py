@@ -11,6 +11,7 @@ import numpy as np
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
 from weft.compiler.machine.in_place import in_place
 from weft.compiler.machine.limits import PIXELS_MAX
+from weft.compiler.machine.packing import Packing
 from weft.hdl.isa import MicroOp, int4
 
 CONSTANTS = 0
@@ -310,7 +311,8 @@ class Allocation:
                 if base_of(buffer.kind, compact) == base and name not in replaced
             ]
             share = reuse and base == TEMPS
-            self._allocate(chosen, first if share else {}, last if share else {})
+            if chosen:
+                self._allocate(chosen, first if share else {}, last if share else {})
         for name, source in replaced.items():
             self.offsets[name] = self.offsets[source]
 
@@ -349,14 +351,15 @@ def runs(firsts: Iterable[int]) -> list[range]:
 def _packed(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
     """Offsets: of each buffer in turn the lowest that is free over its lifetime, from operator `first` to `last`; in
     use all the time if these are empty."""
-    offsets: dict[str, int] = {}
-    placed: list[tuple[int, int, Buffer]] = []
+    found: dict[str, int] = {}
+    if not first:
+        at = 0
+        for buffer in buffers:
+            found[buffer.name], at = at, at + -(-buffer.size // ALIGN) * ALIGN
+        return found
+    earliest = min(first.values())
+    packing = Packing(max(last.values()) - earliest + 1)
     for buffer in buffers:
-        offset = 0
-        for start, stop, other in sorted(placed, key=lambda item: item[0]):
-            apart = first and (last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name])
-            if not apart and start < offset + buffer.size and offset < stop:
-                offset = -(-stop // ALIGN) * ALIGN
-        placed.append((offset, offset + buffer.size, buffer))
-        offsets[buffer.name] = offset
-    return offsets
+        start, stop = first[buffer.name] - earliest, last[buffer.name] - earliest
+        found[buffer.name] = packing.place(-(-buffer.size // ALIGN), start, stop) * ALIGN
+    return found

@@ -8,24 +8,27 @@ import numpy as np
 
 from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.masks import causal
-from weft.compiler.ir.score_pairs import CLAMP, NEGLIGIBLE, k_zero_shift, product_ends
+from weft.compiler.ir.model import CLAMPED
+from weft.compiler.ir.score_pairs import CLAMP, score_ends
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.attention import Operand, Problem, heads_layout, mask_of, splits
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, masked_keys, masked_queries
-from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Quant, result
+from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, result
 from weft.hdl.isa import COORDINATE_MAX
 
 KEYS = COORDINATE_MAX
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
 SIZE = (1 << 15) - 1
 """Largest number of elements of a head: sums of products of two of its vectors fit 32 bits."""
+HEADROOM = 1.25
+"""How far scores may be beyond what a calibration found."""
 ROW = PITCH_MAX
 """Largest number of elements of all heads in a row."""
-SATURATES = (
-    "scores beyond {reach:.0f} are clamped; queries and keys at the ends of their ranges make {most:.4g}"
-)
-"""The note on scores that exceed the range that the device has for them."""
+SATURATES = f"scores beyond {{reach:.0f}} {CLAMPED}, and queries and keys at the ends of their ranges make {{most:.4g}}"
+"""The note on scores that may exceed the range that the device has for them."""
+FOUND = f"scores beyond {{reach:.0f}} {CLAMPED}, and a calibration found them up to {{found:.4g}}"
+"""The same, if it is known how large they are."""
 
 
 def problem_of(context: NodeContext) -> Problem:
@@ -158,7 +161,27 @@ def _extension(problem: Problem, factor: float) -> Extension | None:
     return extension(q, k, problem.q.size, q.scale * k.scale * factor)
 
 
-FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches)
+def scores_reach(context: NodeContext) -> str | None:
+    """The largest scores must not reach 177, or 133, by 1.25 times what a calibration found, if it is known."""
+    problem, found = problem_of(context), _largest(context)
+    q, k = problem.q.activation.quant, problem.k.activation.quant
+    most, reach = score_ends(q.zero, k.zero, problem.q.size, q.scale * k.scale * score_factor(context))
+    if found is None or most <= reach or HEADROOM * found <= reach:
+        return None
+    return f"it found {found:.4g}, and two scores beyond {reach:.0f} would count the same"
+
+
+def _largest(context: NodeContext) -> float | None:
+    """What a calibration found of the largest scores of rows."""
+    symbol = context.symbol(0)
+    return (
+        context.model.network.largest.get(symbol.scores.softmax)
+        if isinstance(symbol, Probabilities)
+        else None
+    )
+
+
+FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches, scores_reach)
 
 
 def fused(
@@ -173,7 +196,15 @@ def fused(
     found = next(problem.solutions())
     (q, q_shape), (k, k_shape), (v, v_shape) = found.operands
     quants = [operand.activation.quant for operand in (problem.q, problem.k, problem.v)]
-    saturation = _saturation(quants[0], quants[1], problem.q.size, factor)
+    nats = quants[0].scale * quants[1].scale * factor
+    most, reach = score_ends(quants[0].zero, quants[1].zero, problem.q.size, nats)
+    largest = _largest(context)
+    note = (
+        SATURATES.format(reach=reach, most=most)
+        if largest is None
+        else FOUND.format(reach=reach, found=largest)
+    )
+    saturation = () if most <= reach else (note,)
     if problem.key_mask is not None:
         more, mask = _extension(problem, factor), problem.key_mask.tensor()
         assert more is not None
@@ -194,7 +225,7 @@ def fused(
         images=found.images,
         heads=found.heads,
         kv_heads=found.kv_heads,
-        score_scale=quants[0].scale * quants[1].scale * factor,
+        score_scale=nats,
         lengths=found.mask.lengths,
         scale=quants[2].scale,
         causal=found.mask.causal,
@@ -204,12 +235,3 @@ def fused(
         v_zero=quants[2].zero,
     )
     return Pending((op,), layout, (q, k, v), nodes, notes=(*notes, *saturation))
-
-
-def _saturation(q: Quant, k: Quant, size: int, factor: float) -> tuple[str, ...]:
-    """The note on scores of heads of `size` that the device may have to clamp, if there are any."""
-    nats = q.scale * k.scale * factor
-    most = max(map(abs, product_ends(q.zero, k.zero))) * size * nats
-    shift = k_zero_shift(k.zero, size, nats)
-    reach = CLAMP - (shift if shift <= NEGLIGIBLE else 0)
-    return () if most <= reach else (SATURATES.format(reach=reach, most=most),)

@@ -80,18 +80,80 @@ class Function:
         """What the model's nodes give for all values of the root."""
         size = 1 << 16 if self.root.wide else LOOKUP_ENTRIES
         if self.node is None:
-            stored = np.arange(-size // 2, size // 2)
-            none = np.zeros(size, bool)
-            if self.quant is not None:
-                values = (stored - self.quant.zero).astype(np.float32) * np.float32(self.quant.scale)
-                return Entries(values, none)
-            return Entries((stored + size // 2 * self.root.unsigned).astype(self.root.dtype), none)
+            return _of_root(size, self.root.unsigned, self.root.dtype, self.quant)
         arguments = tuple(item.entries if isinstance(item, Function) else item for item in self.arguments)
+        return _of_node(_Call(self.node, arguments, self.opsets, size))
+
+
+_KEPT = 64
+"""Entries that are kept, 300 KB each of 16 bits: the steps of a recurrent network have the same ones."""
+
+
+@functools.lru_cache(_KEPT)
+def _of_root(size: int, unsigned: bool, dtype: str, quant: Quant | None) -> Entries:
+    """What all values of a root are, or with `quant` the real numbers that they stand for."""
+    stored, none = np.arange(-size // 2, size // 2), np.zeros(size, bool)
+    if quant is not None:
+        return Entries((stored - quant.zero).astype(np.float32) * np.float32(quant.scale), none)
+    return Entries((stored + size // 2 * unsigned).astype(dtype), none)
+
+
+Arguments = tuple[Entries | np.ndarray | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A node that is computed of arguments, for so many entries. Calls are equal if they make the same, but for the
+    name of the node."""
+
+    node: Node
+    arguments: Arguments
+    opsets: Mapping[str, int]
+    size: int
+
+    @functools.cached_property
+    def key(self) -> tuple[object, ...]:
+        given = (
+            (item.dtype.str, item.shape, item.tobytes()) if isinstance(item, np.ndarray) else item
+            for item in self.arguments
+        )
+        attributes = tuple((name, repr(value)) for name, value in sorted(self.node.attributes.items()))
+        return self.node.op, attributes, tuple(given), tuple(sorted(self.opsets.items())), self.size
+
+    @property
+    def plain(self) -> bool:
+        """Whether text tells attributes apart: numbers and names, neither arrays nor networks."""
+        plain = (int, float, str, bytes)
+        return all(
+            isinstance(item, plain)
+            for value in self.node.attributes.values()
+            for item in (value if isinstance(value, tuple) else (value,))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Call) and self.key == other.key
+
+    def entries(self) -> Entries:
+        """The result for all entries."""
         try:
-            values = np.broadcast_to(_evaluated(self.node, arguments, self.opsets), size)
+            values = np.broadcast_to(_evaluated(self.node, self.arguments, self.opsets), self.size)
         except EvaluationError as error:
-            return Entries(np.zeros(size, np.float32), np.ones(size, bool), str(error))
-        return _checked(self.node, arguments, values)
+            return Entries(np.zeros(self.size, np.float32), np.ones(self.size, bool), str(error))
+        return _checked(self.node, self.arguments, values)
+
+
+_shared = functools.lru_cache(_KEPT)(_Call.entries)
+
+
+def _of_node(call: _Call) -> Entries:
+    """The result of a node for all entries; calls that are equal share it, unless a message names the node."""
+    if not call.plain:
+        return call.entries()
+    found = _shared(call)
+    return call.entries() if found.cause else found
 
 
 def _evaluated(

@@ -45,6 +45,7 @@ class Model:
 
     `network` has no nodes that were folded into constants, or that nobody reads; `folded` are the former. `shapes` and
     `dtypes` (numpy names) cover every value, constants included. `config` tells what units the device has.
+    `notes` has what to say of nodes of the device, by their names.
     """
 
     network: Network
@@ -53,6 +54,7 @@ class Model:
     dtypes: dict[str, str]
     config: Config = COMPLETE
     consumers: dict[str, list[Node]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -101,32 +102,42 @@ def _schedule(match: Match, made: Plan, recipes: list[Recipe]) -> None:
 def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
     """Take the nodes that can run now, in order; the values they make become known."""
     produced = {name for node in nodes for name in node.outputs}
-    ready = []
-    for node in list(nodes):
+    ready: list[Node] = []
+    left: list[Node] = []
+    for node in nodes:
         if known.issuperset(node.inputs) and not produced.intersection(node.reads) - known:
             ready.append(node)
-            nodes.remove(node)
             known.update(node.outputs)
+        else:
+            left.append(node)
+    nodes[:] = left
     return ready
 
 
 def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> list[Recipe]:
     """Take the recipes that can run now, in order; the storages they fill become filled."""
+    missing: list[int] = []
+    readers: dict[str, list[int]] = {}
+    for place, recipe in enumerate(waiting):
+        needs = {tensor.storage for tensor in recipe.inputs if not tensor.hosted} - filled
+        on_host = sum(tensor.hosted and tensor.value not in known for tensor in recipe.inputs)
+        missing.append(len(needs) + on_host)
+        for storage in needs:
+            readers.setdefault(storage, []).append(place)
+    heap = [
+        place for place, count in enumerate(missing) if not count
+    ]  # of those that can run, the first in order
     ready: list[Recipe] = []
-    while True:
-        found = next((recipe for recipe in waiting if _runs(recipe, known, filled)), None)
-        if found is None:
-            return ready
+    while heap:
+        found = waiting[heapq.heappop(heap)]
         ready.append(found)
-        waiting.remove(found)
         filled.add(found.output.storage)
-
-
-def _runs(recipe: Recipe, known: set[str], filled: set[str]) -> bool:
-    """Whether all that a recipe reads is there."""
-    return all(
-        tensor.value in known if tensor.hosted else tensor.storage in filled for tensor in recipe.inputs
-    )
+        for place in readers.pop(found.output.storage, ()):
+            missing[place] -= 1
+            if not missing[place]:
+                heapq.heappush(heap, place)
+    waiting[:] = [recipe for recipe, count in zip(waiting, missing, strict=True) if count]
+    return ready
 
 
 def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...]:
@@ -139,8 +150,9 @@ def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...
             rows.append((node.name, node.op, "host", reason(match, node)))
         elif node.index in made.device:
             recipe = made.device[node.index]
-            notes = "; ".join(recipe.notes) if recipe is not None and node.index == recipe.nodes[0] else ""
-            rows.append((node.name, node.op, "device", notes))
+            notes = recipe.notes if recipe is not None and node.index == recipe.nodes[0] else ()
+            own = (model.notes[node.name],) if node.name in model.notes else ()
+            rows.append((node.name, node.op, "device", "; ".join((*own, *notes))))
         else:
             absorbed = (
                 "its constant is part of a device operator"

@@ -83,6 +83,8 @@ class Tensor:
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
+        if self.layout == layout:
+            return self
         if self.layout.same(layout):
             return dataclasses.replace(self, layout=layout)
         source = None if self.order is None else layout.over(self.order)
@@ -154,7 +156,8 @@ class Scores:
 
     `q` has shape (..., queries, size), `k` shape (..., size, keys), `allowed` one that broadcasts to (..., queries,
     keys). `nodes` made them, the first is the product; `values` are all values in between. `pairs` are the Q/DQ pairs
-    that scores passed, `weight_pairs` those of probabilities, `quantised` that whose integers this value is.
+    that scores passed, `weight_pairs` those of probabilities, `quantised` that whose integers this value is, and
+    `softmax` names the node that makes probabilities of them.
     """
 
     q: Activation
@@ -169,6 +172,7 @@ class Scores:
     weight_pairs: tuple[Pair, ...] = ()
     quantised: Pair | None = None
     key_mask: Activation | None = None
+    softmax: str = ""
 
     @property
     def unit(self) -> float:

@@ -32,6 +32,8 @@ class Expansion:
         self.per_axis = network.opset >= _PER_AXIS
         self._taken = {name for node in network.nodes for name in (*node.inputs, *node.outputs)}
         self._taken |= {*self.constants, *network.inputs}
+        self._latest: dict[str, str] = {}
+        """The last name that was given for each that was asked for."""
 
     def values(self, name: str) -> np.ndarray | None:
         """A constant that holds a scale or a zero point; scales as float32, of which float16 is a part."""
@@ -58,10 +60,11 @@ class Expansion:
 
     def name(self, wanted: str) -> str:
         """A name that no other value has."""
-        name = wanted
+        name = self._latest.get(wanted, wanted)
         while name in self._taken:
             name += "_"
         self._taken.add(name)
+        self._latest[wanted] = name
         return name
 
     def rank(self, name: str) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +30,8 @@ _NEWEST = {
     "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
 }
 """The last version of each operator set that the onnx package defines."""
+LARGEST = "weft.largest."
+"""How keys of metadata begin for `Network.largest`, before the name of a node."""
 _DEPTH = 100
 """Largest depth of calls of functions: each takes several of Python's."""
 
@@ -327,7 +331,25 @@ def network_of(proto: onnx.ModelProto) -> Network:
     opsets: dict[str, int] = {}
     for entry in proto.opset_import:
         opsets.setdefault(_domain(entry.domain), int(entry.version))
-    return _network(proto.graph, opsets)
+    return dataclasses.replace(_network(proto.graph, opsets), largest=_largest(proto))
+
+
+def _largest(proto: onnx.ModelProto) -> dict[str, float]:
+    """What `weft quantise` noted of values inside nodes."""
+    found: dict[str, float] = {}
+    for item in proto.metadata_props:
+        if not item.key.startswith(LARGEST):
+            continue
+        try:
+            found[item.key.removeprefix(LARGEST)] = value = float(item.value)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < math.inf:
+            raise CompileError(
+                f"the model's metadata {item.key!r} is {item.value!r}: it must be a number from 0 on, as "
+                "`weft quantise` writes it"
+            )
+    return found
 
 
 def _network(graph: onnx.GraphProto, opsets: dict[str, int]) -> Network:

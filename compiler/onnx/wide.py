@@ -54,9 +54,11 @@ def is_wide(view: View) -> bool:
 
 def doubled(view: View) -> View:
     """The upper plane of a view's elements, if these have 16 bits."""
+    if is_wide(view):
+        return view
     n, h, w, c = view.buffer.shape
-    buffer = dataclasses.replace(view.buffer, shape=(2 * n, h, w, c))
-    return view if is_wide(view) else dataclasses.replace(view, buffer=buffer)
+    buffer = Buffer(view.buffer.name, (2 * n, h, w, c), view.buffer.kind)
+    return View(buffer, view.shape, view.y, view.x, view.c, view.step, view.image)
 
 
 def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
@@ -98,7 +100,7 @@ def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
     found = _as_tuple(make(op, wide))
     for made in found:
         try:
-            _ = made.rows() if isinstance(made, WideConv | RowOp) else None
+            _ = made.kernel if isinstance(made, WideConv | RowOp) else None
         except CompileError as error:
             raise NarrowError(str(error)) from None
     return found

@@ -40,7 +40,7 @@ def _evaluate(op: GroupNorm, given: tuple[np.ndarray, ...], bits: int) -> np.nda
         return split.swapaxes(1, 2).reshape(n * groups, h * w * op.group)
 
     tensors = [rows_of(given[0].reshape(n, h * w, c)), *map(rows_of, op.vectors)]
-    found = evaluate(op.rows(), tensors).reshape(n, groups, h * w, op.group)
+    found = evaluate(op.kernel, tensors).reshape(n, groups, h * w, op.group)
     return found.swapaxes(1, 2).reshape(op.dst.shape)
 
 
@@ -55,7 +55,7 @@ def _lower(op: GroupNorm, site: Site, emit: Emitter) -> Iterator[Task]:
 def _cost(op: GroupNorm, plan: RowPlan, target: Target) -> Cost:
     config = target.config
     n, h, w, c = op.dst.shape
-    cycles = n * kernel_cycles(generate(op.rows(), config.n), ceil_div(c, config.n), h * w, config)
+    cycles = n * kernel_cycles(generate(op.kernel, config.n), ceil_div(c, config.n), h * w, config)
     return Cost(*vector_plan.cycles(op, target, cycles, 2 * prod(op.dst.shape)))
 
 

@@ -38,7 +38,7 @@ def evaluate_rows(op: RowOp, given: tuple[np.ndarray, ...], bits: int) -> np.nda
     pixels = op.dst.shape[:3]
     spread = (np.broadcast_to(tensor, (*pixels, tensor.shape[3])) for tensor in given)
     tensors = [tensor.reshape(-1, tensor.shape[3]) for tensor in spread]
-    made = evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)])
+    made = evaluate(op.kernel, [*tensors, *(vector[None] for vector in op.vectors)])
     return stacked(made, op.dst.shape, wide=op.wide)
 
 
@@ -54,7 +54,7 @@ def plan(op: RowOp, site: Site, choose: Chooser) -> RowPlan | None:
 
 def beside(op: RowOp, site: Site) -> RowPlan | None:
     """A strip of rows at a time, of which at least two fit. What runs beside it could refill its look-up tables."""
-    if tables_of(op.rows()):
+    if tables_of(op.kernel):
         return None
     found = row_plan.plan(site.flattened(), BYTES * len(op.vectors), STRIP_ROWS, wide=op.wide)
     return found if found is not None and found.slots > 1 else None
@@ -75,7 +75,7 @@ def cost(op: RowOp, plan: RowPlan, target: Target) -> Cost:
     n, h, w, _ = op.dst.shape
     c = op.sources[0].shape[3]
     moved = prod(op.dst.shape) + sum(prod(view.shape) for view in op.sources)
-    rows = op.rows()
+    rows = op.kernel
     ops, apart = generate(rows, config.n), elementwise(rows)
     loops = loops_of(ops, n * h * w, ceil_div(c, config.n), config, apart=apart, whole=apart)
     cycles = loops.cycles(ops, config) + LOOKUP_ENTRIES * len(tables_of(rows))
@@ -86,7 +86,7 @@ def lacking(op: RowOp, config: Config) -> str | None:
     """What a configuration says that has no kernel engine, or fewer look-up tables than the kernel reads."""
     if not config.kernel:
         return "this configuration has no kernel engine; set 'kernel' to 64"
-    count, most = len(tables_of(op.rows())), config.lookup_tables
+    count, most = len(tables_of(op.kernel)), config.lookup_tables
     if count <= most:
         return None
     return f"the kernel reads {count} look-up tables, but the configuration has {most}: set 'lookup_tables' to more"

@@ -30,7 +30,7 @@ def _evaluate(op: WideConv, given: tuple[np.ndarray, ...], bits: int) -> np.ndar
         for plane, fill in zip(given, op.fills, strict=True)
     ]
     tensors = [np.stack(found, axis=-1).reshape(-1, len(totals), len(found))]
-    made = evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)])
+    made = evaluate(op.kernel, [*tensors, *(vector[None] for vector in op.vectors)])
     return stacked(made, op.dst.shape, wide=op.wide)
 
 

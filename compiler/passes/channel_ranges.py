@@ -66,6 +66,8 @@ def _made(op: DeviceOp, known: Mapping[str, Ranges], bits: int) -> Ranges | None
         return _of_pool(op, range_of(op.src, known), bits)
     if isinstance(op, Rescale | Pad):
         given = range_of(op.src, known)
+        if isinstance(op, Rescale) and op.unchanged:
+            return given
         if isinstance(op, Pad):
             given = Ranges(np.minimum(given.low, op.fill), np.maximum(given.high, op.fill))
         return _requantised(op, given.low - op.x_zero, given.high - op.x_zero, op.scale, bits)

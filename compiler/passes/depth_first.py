@@ -23,7 +23,7 @@ from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of
-from weft.compiler.passes.keep_resident import cost_of, keep_resident
+from weft.compiler.passes.keep_resident import Chip, keep_resident
 from weft.compiler.passes.strips import Laid, Part, as_images, lay, parts_of, replaced, rows_read
 from weft.compiler.plan.conv_plan import unit
 from weft.compiler.plan.conv_shape import ConvShape
@@ -93,12 +93,8 @@ class _Chains:
     def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
         self.segment, self.planner, self.ops = segment, planner, segment.ops
         self.work: dict[int, _Work] = {}
-        self.readers: dict[str, list[int]] = {}
-        self.writers: dict[str, list[int]] = {}
-        for index, op in enumerate(self.ops):
-            self.writers.setdefault(op.dst.buffer.name, []).append(index)
-            for view in op.sources:
-                self.readers.setdefault(view.buffer.name, []).append(index)
+        self.writers = segment.index.writers
+        self.readers = {name: [at for at, _ in reads] for name, reads in segment.index.reads.items()}
 
     @cached_property
     def usual(self) -> DeviceSegment:
@@ -108,8 +104,13 @@ class _Chains:
     @cached_property
     def costs(self) -> list[Cost]:
         """What each operator takes without strips; nothing where that is not known."""
-        found = (cost_of(self.usual, range(at, at + 1), self.planner) for at in range(len(self.ops)))
+        found = (self.chip.cost(range(at, at + 1)) for at in range(len(self.ops)))
         return [cost or Cost(0.0, 0.0) for cost in found]
+
+    @cached_property
+    def chip(self) -> Chip:
+        """What is on chip without strips."""
+        return Chip(self.usual, self.planner)
 
     def _saved(self, first: int, last: int, cost: Cost) -> float:
         """What a chain saves that takes so much; 0 if that is not worth it."""
@@ -260,10 +261,9 @@ class _Chains:
         """What the bus moves since other results cannot stay on chip while a chain runs."""
         inner = {self.ops[at].dst.buffer.name for at in range(first, last)}
         total = 0
-        for name in self.usual.resident.keys() - inner:
-            (writer,), reads = self.writers[name], self.readers[name]
-            if writer <= last and first <= max(reads):
-                total += math.prod(self.ops[writer].dst.shape) * (1 + len(reads))
+        for name in self.chip.held.taken(range(first, last + 1)).keys() - inner:
+            (writer,) = self.writers[name]
+            total += math.prod(self.ops[writer].dst.shape) * (1 + len(self.readers[name]))
         return float(self.planner.target.moved(total))
 
 
@@ -272,11 +272,16 @@ def _disjoint(found: Sequence[_Candidate], count: int) -> list[_Candidate]:
     by_last: dict[int, list[_Candidate]] = {}
     for item in found:
         by_last.setdefault(item.last, []).append(item)
-    best: list[tuple[float, tuple[_Candidate, ...]]] = [(0.0, ())]
+    saved, ending = [0.0], list[_Candidate | None]()
     for last in range(count):
-        options = [best[-1]]
-        for item in by_last.get(last, ()):
-            saved, chosen = best[item.first]
-            options.append((saved + item.saved, (*chosen, item)))
-        best.append(max(options, key=lambda option: option[0]))
-    return list(best[-1][1])
+        options: list[tuple[float, _Candidate | None]] = [(saved[-1], None)]
+        options += [(saved[item.first] + item.saved, item) for item in by_last.get(last, ())]
+        most, chosen = max(options, key=lambda option: option[0])
+        saved.append(most)
+        ending.append(chosen)
+    best, last = list[_Candidate](), count - 1
+    while last >= 0:
+        chosen = ending[last]
+        last = last - 1 if chosen is None else chosen.first - 1
+        best += [] if chosen is None else [chosen]
+    return best[::-1]

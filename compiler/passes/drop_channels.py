@@ -99,6 +99,7 @@ class _Groups:
 
     def _root(self, name: str) -> str:
         while self._parent[name] != name:
+            self._parent[name] = self._parent[self._parent[name]]  # paths stay short
             name = self._parent[name]
         return name
 

@@ -32,12 +32,13 @@ def fuse_epilogue(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
             made[at], made[index] = (), _joined(conv, op, planner)
             continue
         for view in op.sources:
-            parts = {
-                at: item for at, item in enumerate(segment.ops) if item.dst.buffer.name == view.buffer.name
-            }
-            joined = _in_parts([*parts.values()], view, op, planner) if reads[view.buffer.name] == 1 else ()
+            if reads[view.buffer.name] > 1:
+                continue
+            parts = {at: segment.ops[at] for at in segment.index.writers.get(view.buffer.name, ())}
+            joined = _in_parts([*parts.values()], view, op, planner)
             if joined and all(made[at] == (item,) for at, item in parts.items()):
-                made = [() if at in parts else item for at, item in enumerate(made)]
+                for at in parts:
+                    made[at] = ()
                 made[index] = joined
                 break
     return dataclasses.replace(segment, ops=tuple(op for part in made for op in part))

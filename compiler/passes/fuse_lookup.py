@@ -42,19 +42,24 @@ def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         return segment
     reads = readers(segment.ops)
     ops: list[DeviceOp] = []
+    written: dict[str, list[int]] = {}
     for op in segment.ops:
-        writers = [at for at, item in enumerate(ops) if item.dst.buffer.name == op.sources[0].buffer.name]
+        writers = written.get(op.sources[0].buffer.name, [])
         joined: list[DeviceOp | None] = [None]
         if isinstance(op, Rescale) and all(
             _fusible(ops[at], op, reads[op.src.buffer.name]) for at in writers
         ):
             joined = [_joined(ops[at], op, planner, alone=len(writers) == 1) for at in writers] or [None]
+        name = op.dst.buffer.name
         if None in joined:
+            written.setdefault(name, []).append(len(ops))
             ops.append(op)
             continue
         for at, fused in zip(writers, joined, strict=True):
             assert fused is not None
             ops[at] = fused
+        del written[op.sources[0].buffer.name]
+        written[name] = sorted((*written.get(name, ()), *writers))
     return dataclasses.replace(segment, ops=tuple(ops))
 
 

@@ -15,21 +15,23 @@ from weft.compiler.planner import Planner
 
 def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     """Padding becomes that of the convolutions and pools behind it, if nobody else reads what is padded."""
-    ops = list(segment.ops)
-    for pad in segment.ops:
+    ops: dict[int, DeviceOp] = dict(enumerate(segment.ops))
+    readers = {name: {at for at, _ in reads} for name, reads in segment.index.reads.items()}
+    for at, pad in enumerate(segment.ops):
         if not isinstance(pad, Pad) or not _plain(pad):
             continue
-        name = pad.dst.buffer.name
-        found = {index: _padded(pad, op) for index, op in enumerate(ops)
-                 if any(view.buffer.name == name for view in op.sources)}  # fmt: skip
+        found = {place: _padded(pad, ops[place]) for place in readers.get(pad.dst.buffer.name, ())}
         joined = {
-            index: op
-            for index, op in found.items()
-            if op is not None and keeps_fitting(ops[index], op, planner)
+            place: op
+            for place, op in found.items()
+            if op is not None and keeps_fitting(ops[place], op, planner)
         }
         if found and len(joined) == len(found):
-            ops = [joined.get(index, op) for index, op in enumerate(ops) if op is not pad]
-    return dataclasses.replace(segment, ops=tuple(ops))
+            ops |= joined
+            readers.setdefault(pad.src.buffer.name, set()).update(joined)
+            readers[pad.src.buffer.name].discard(at)
+            del ops[at]
+    return dataclasses.replace(segment, ops=tuple(ops.values()))
 
 
 def _plain(pad: Pad) -> bool:

@@ -16,7 +16,7 @@ from weft.compiler.ir.views import overlapping
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import Cost, operator_of
-from weft.compiler.passes.keep_resident import taken
+from weft.compiler.passes.keep_resident import Held
 from weft.compiler.plan.channel_plan import channelwise
 from weft.compiler.plan.conv_plan import boxes, unit
 from weft.compiler.plan.conv_shape import ConvShape
@@ -96,11 +96,11 @@ class Groups:
         self, segment: DeviceSegment, planner: Planner, names: Collection[str] | None = None
     ) -> None:
         self.tiles = _TILES if names is None else _TILES[:1]
-        wanted = segment.ops if names is None else [op for op in segment.ops if op.name in names]
-        self.wanted = {segment.ops.index(op) for op in wanted}
+        self.wanted = {at for at, op in enumerate(segment.ops) if names is None or op.name in names}
         self.segment, self.planner, self.config = segment, planner, planner.config
         self.strips = {index for item in segment.strips for index in range(item.first, item.stop)}
         self.costs: dict[int, Cost] = {}
+        self.held = Held(segment.index, segment.resident, planner.config)
 
     def found(self) -> list[Group]:
         """Those that save something by estimate."""
@@ -209,7 +209,7 @@ class Groups:
         """The largest part of the scratchpad that no result has that stays on chip while operators run; None if some of
         these results share a place, so that they would wait for each other."""
         step, size = unit(self.config), self.config.scratchpad_size
-        held = taken(self.segment, alive, self.config)
+        held = self.held.taken(alive)
         places = sorted(place for name, place in held.items() if name not in dropped)
         if any(one[1] > other[0] for one, other in pairwise(places)):
             return None

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Ops, Region, View
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
@@ -29,20 +30,21 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
     Both are by estimate, for one result after the other.
     """
-    for index in range(len(segment.ops)):
-        if segment.ops[index].dst.buffer.name in segment.resident:
+    chip = Chip(segment, planner)
+    for index, op in enumerate(segment.ops):
+        alive = chip.until_read(index)
+        if op.dst.buffer.name in segment.resident or not alive:
             continue
-        alive = range(index, index + len(_until_read(segment.ops, index)))
-        before = cost_of(segment, alive, planner) if alive else None
-        for kept in placements(segment, index, planner) if before else ():
+        before = chip.cost(alive)
+        for place in chip.placements(index) if before else ():
             assert before is not None
             # In memory, a result is stored to its end and loaded from its start: nothing overlaps there.
             most = Cost(before.cycles + overheads.ENDS, before.traffic)
-            after = cost_of(kept, alive, planner, most)
+            after = chip.cost(alive, place, most)
             if after and after.cycles <= most.cycles and after.traffic < most.traffic:
-                segment = kept
+                chip.put(place)
                 break
-    return segment
+    return chip.segment()
 
 
 def with_resident(segment: DeviceSegment, index: int, planner: Planner) -> DeviceSegment | None:
@@ -53,76 +55,189 @@ def with_resident(segment: DeviceSegment, index: int, planner: Planner) -> Devic
 
 
 def placements(segment: DeviceSegment, index: int, planner: Planner) -> Iterator[DeviceSegment]:
-    """The segment with the result of operator `index` in banks of its own, in banks that others have a part of, and
-    where array and vector unit meet in a bank."""
-    ops, config = _until_read(segment.ops, index), planner.config
-    if not ops:
-        return
-    _, _, w, c = ops[0].dst.shape
-    if w * ceil_div(c, config.n) > STRIDE_MAX:
-        return
-    alive = range(index, index + len(ops))
-    shared = list(_rest_of_banks(segment, alive, config))
-    own = _own_banks(segment, alive, config)
-    places = own + [place for place, meet in shared if not meet] + [place for place, meet in shared if meet]
-    for at, left in places:
-        kept = _placed(segment, index, at, left, planner)
-        if kept is not None:
-            yield kept
+    """The segment with the result of operator `index` at each place on chip that `Chip.placements` finds."""
+    for place in Chip(segment, planner).placements(index):
+        chip = Chip(segment, planner)
+        chip.put(place)
+        yield chip.segment()
 
 
-_Place = tuple[int, tuple[Region, ...]]
-"""An address of a result, and what that leaves of the scratchpad for each operator while it is there."""
+def cost_of(segment: DeviceSegment, part: range, planner: Planner) -> Cost | None:
+    """Estimates for some operators of a segment together; None if one of them cannot be planned."""
+    return Chip(segment, planner).cost(part)
 
 
-def _own_banks(segment: DeviceSegment, alive: range, config: Config) -> list[_Place]:
-    """The place of a result in banks of its own while some operators run, if there is one."""
-    step = unit(config)
-    need = ceil_div(_size(segment.ops[alive.start].dst, config), step) * step
-    regions = _regions(segment, config)[alive.start : alive.stop]
-    low, high = max(region[0] for region in regions), min(region[1] for region in regions)
-    if high - low < need + 2 * step:  # weights and parameters need some
-        return []
-    # From the end where less is taken, so that results which follow each other lie at opposite ends.
-    if low <= config.scratchpad_size - high:
-        return [(low, tuple((low + need, region[1]) for region in regions))]
-    return [(high - need, tuple((region[0], high - need) for region in regions))]
+_ANY = Cost(math.inf, math.inf)
 
 
-def _placed(
-    segment: DeviceSegment, index: int, at: int, left: tuple[Region, ...], planner: Planner
-) -> DeviceSegment | None:
-    """The segment with the result of operator `index` at an address on chip, and what that leaves of the scratchpad
-    from there on; None if operators cannot read or write it there."""
-    stop, regions = index + len(left), _regions(segment, planner.config)
-    ops = segment.ops[index:stop]
-    resident = {**segment.resident, ops[0].dst.buffer.name: at}
-    for op, region in zip(ops, left, strict=True):
-        if isinstance(op, Conv) and not _fits(ConvShape(op, planner.site(op, resident, region))):
-            return None
-    return dataclasses.replace(segment, resident=resident, regions=regions[:index] + left + regions[stop:])
+class _Place(NamedTuple):
+    """Where a result stays while the operators from `first` on run: its address, and what that leaves of the
+    scratchpad for each of them."""
+
+    first: int
+    at: int
+    left: tuple[Region, ...]
+
+
+class Held:
+    """The results of operators that stay on chip, by the operators during which they do."""
+
+    def __init__(self, ops: Ops, resident: Mapping[str, int], config: Config) -> None:
+        self.ops, self.config, self.resident = ops, config, dict(resident)
+        self._during: dict[int, list[int]] = {}
+        for name in resident:
+            self._note(name)
+
+    def put(self, name: str, at: int) -> None:
+        """Note that a result stays at an address."""
+        self.resident[name] = at
+        self._note(name)
+
+    def _note(self, name: str) -> None:
+        for writer in self.ops.writers.get(name, ()):
+            for at in range(writer, self.ops.reads[name][-1][0] + 1):
+                self._during.setdefault(at, []).append(writer)
+
+    def taken(self, alive: range) -> dict[str, Region]:
+        """Where results are that stay on chip while some operators run."""
+        found: dict[str, Region] = {}
+        for writer in sorted({place for at in alive for place in self._during.get(at, ())}):
+            view = self.ops[writer].dst
+            start = self.resident[view.buffer.name]
+            found[view.buffer.name] = (start, start + _size(view, self.config))
+        return found
+
+
+class Chip:
+    """What of a segment is on chip, and what that leaves for each operator: changed result by result."""
+
+    def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
+        self._segment, self.planner, self.config = segment, planner, planner.config
+        self.ops = segment.index
+        whole = (0, self.config.scratchpad_size)
+        self._regions = list(segment.regions or (whole,) * len(self.ops))
+        self.held = Held(self.ops, segment.resident, self.config)
+
+    def segment(self) -> DeviceSegment:
+        """The segment with all that was put on chip."""
+        resident = self.held.resident
+        if len(resident) == len(self._segment.resident):
+            return self._segment
+        return dataclasses.replace(self._segment, resident=resident, regions=tuple(self._regions))
+
+    def put(self, place: _Place) -> None:
+        """Keep the result of the first operator of a place there."""
+        self.held.put(self.ops[place.first].dst.buffer.name, place.at)
+        self._regions[place.first : place.first + len(place.left)] = place.left
+
+    def placements(self, index: int) -> Iterator[_Place]:
+        """The places for the result of operator `index`: in banks of its own, in banks that others have a part of, and
+        where array and vector unit meet in a bank."""
+        alive = self.until_read(index)
+        if not alive:
+            return
+        _, _, w, c = self.ops[index].dst.shape
+        if w * ceil_div(c, self.config.n) > STRIDE_MAX:
+            return
+        shared = list(self._rest_of_banks(alive))
+        own = self._own_banks(alive)
+        places = (
+            own + [place for place, meet in shared if not meet] + [place for place, meet in shared if meet]
+        )
+        yield from filter(self._possible, places)
+
+    def _own_banks(self, alive: range) -> list[_Place]:
+        """The place of a result in banks of its own while some operators run, if there is one."""
+        step, config = unit(self.config), self.config
+        need = ceil_div(_size(self.ops[alive.start].dst, config), step) * step
+        regions = self._regions[alive.start : alive.stop]
+        low, high = max(region[0] for region in regions), min(region[1] for region in regions)
+        if high - low < need + 2 * step:  # weights and parameters need some
+            return []
+        # From the end where less is taken, so that results which follow each other lie at opposite ends.
+        if low <= config.scratchpad_size - high:
+            return [_Place(alive.start, low, tuple((low + need, region[1]) for region in regions))]
+        return [_Place(alive.start, high - need, tuple((region[0], high - need) for region in regions))]
+
+    def _rest_of_banks(self, alive: range) -> Iterator[tuple[_Place, bool]]:
+        """Where a result has room, while some operators run, in banks that other results have parts of, and whether
+        array and vector unit meet there."""
+        dst = self.ops[alive.start].dst
+        need, name = _size(dst, self.config), dst.buffer.name
+        step, regions = unit(self.config), self._regions[alive.start : alive.stop]
+        held = self.held.taken(alive)
+        for _, start in held.values():
+            space, banks = (start, start + need), (start // step * step, ceil_div(start + need, step) * step)
+            left = tuple(filter(None, (_beside(region, banks) for region in regions)))
+            free = all(space[1] <= other[0] or other[1] <= space[0] for other in held.values())
+            if (
+                start == banks[0]
+                or banks[1] > self.config.scratchpad_size
+                or not free
+                or len(left) < len(regions)
+            ):
+                continue
+            beside = [other for other, item in held.items() if item[0] < banks[1] and banks[0] < item[1]]
+            meet = any(_meet(self.ops[at], name, other) for at in alive for other in beside)
+            yield _Place(alive.start, start, left), meet
+
+    def _possible(self, place: _Place) -> bool:
+        """Whether operators can read or write a result at a place."""
+        name = self.ops[place.first].dst.buffer.name
+        for at, region in enumerate(place.left, place.first):
+            op = self.ops[at]
+            if isinstance(op, Conv):
+                resident = self._used(op) | {name: place.at}
+                if not _fits(ConvShape(op, self.planner.site(op, resident, region))):
+                    return False
+        return True
+
+    def _used(self, op: DeviceOp) -> dict[str, int]:
+        """The addresses of what an operator uses on chip."""
+        names = (view.buffer.name for view in (*op.sources, op.dst))
+        resident = self.held.resident
+        return {name: resident[name] for name in names if name in resident}
+
+    def until_read(self, index: int) -> range:
+        """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if
+        one of them can only use memory, or if not all of the result is written as one, and read as that or in whole
+        rows."""
+        dst, nothing = self.ops[index].dst, range(0)
+        name = dst.buffer.name
+        if dst.buffer.kind != "temp" or not dst.contiguous:
+            return nothing
+        views = self.ops.reads.get(name, [])
+        if not views or len(self.ops.writers[name]) > 1:
+            return nothing
+        alive = range(index, views[-1][0] + 1)
+        whole = all(
+            view.shape[3] == dst.shape[3] if view.contiguous else _whole_rows(view, dst) for _, view in views
+        )
+        return alive if whole and all(operator_of(self.ops[at]).resident for at in alive) else nothing
+
+    def cost(self, part: range, place: _Place | None = None, most: Cost = _ANY) -> Cost | None:
+        """Estimates for some operators together, if their first result is at a place; None if one of them cannot be
+        planned, or as soon as they are above `most`, so that not all have to be planned then."""
+        regions = self._regions[part.start : part.stop] if place is None else place.left
+        own = {} if place is None else {self.ops[place.first].dst.buffer.name: place.at}
+        total, met = Cost(0, 0), 0
+        for at, region in zip(part, regions, strict=True):
+            op = self.ops[at]
+            resident = self._used(op) | own
+            cost = self.planner.cost(op, resident, region)
+            if cost is None:
+                return None
+            total = Cost(total.cycles + cost.cycles, total.traffic + cost.traffic)
+            if total.cycles > most.cycles or total.traffic > most.traffic:
+                return None
+            met += _met(op, resident, self.config)
+        return Cost(total.cycles + met, total.traffic)
 
 
 def _size(view: View, config: Config) -> int:
     """Vectors of all that is in a buffer."""
     n, h, w, c = view.shape
     return n * h * w * ceil_div(c, config.n)
-
-
-def _rest_of_banks(segment: DeviceSegment, alive: range, config: Config) -> Iterator[tuple[_Place, bool]]:
-    """Where a result has room, while some operators run, in banks that other results have parts of, and whether array
-    and vector unit meet there."""
-    need, name = _size(segment.ops[alive.start].dst, config), segment.ops[alive.start].dst.buffer.name
-    step, regions = unit(config), _regions(segment, config)[alive.start : alive.stop]
-    held = taken(segment, alive, config)
-    for _, start in held.values():
-        space, banks = (start, start + need), (start // step * step, ceil_div(start + need, step) * step)
-        left = tuple(filter(None, (_beside(region, banks) for region in regions)))
-        free = all(space[1] <= other[0] or other[1] <= space[0] for other in held.values())
-        if start == banks[0] or banks[1] > config.scratchpad_size or not free or len(left) < len(regions):
-            continue
-        beside = [other for other, item in held.items() if item[0] < banks[1] and banks[0] < item[1]]
-        yield (start, left), any(_meet(segment.ops[at], name, other) for at in alive for other in beside)
 
 
 def _beside(region: Region, banks: Region) -> Region | None:
@@ -134,45 +249,12 @@ def _beside(region: Region, banks: Region) -> Region | None:
     return (region[0], banks[0]) if region[1] <= banks[1] else None
 
 
-def taken(segment: DeviceSegment, alive: range, config: Config) -> dict[str, Region]:
-    """Where results are that stay on chip while some operators run."""
-    found: dict[str, Region] = {}
-    last = {view.buffer.name: at for at, op in enumerate(segment.ops) for view in op.sources}
-    for op in segment.ops[: alive.stop]:
-        name = op.dst.buffer.name
-        if name in segment.resident and last[name] >= alive.start:
-            start = segment.resident[name]
-            found[name] = (start, start + _size(op.dst, config))
-    return found
-
-
 def _meet(op: DeviceOp, name: str, other: str) -> bool:
     """Whether the array reads one of two buffers, and the vector unit the other."""
     if not isinstance(op, Conv):
         return False
     read, *rest = (view.buffer.name for view in (*op.sources, op.dst))
     return (read == name and other in rest) or (read == other and name in rest)
-
-
-def _regions(segment: DeviceSegment, config: Config) -> tuple[Region, ...]:
-    return segment.regions or ((0, config.scratchpad_size),) * len(segment.ops)
-
-
-def _until_read(ops: Sequence[DeviceOp], index: int) -> Sequence[DeviceOp]:
-    """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if one
-    of them can only use memory, or if not all of the result is written as one, and read as that or in whole rows."""
-    dst = ops[index].dst
-    name = dst.buffer.name
-    if dst.buffer.kind != "temp" or not dst.contiguous:
-        return []
-    views = [(at, view) for at, op in enumerate(ops) for view in op.sources if view.buffer.name == name]
-    whole = all(
-        view.shape[3] == dst.shape[3] if view.contiguous else _whole_rows(view, dst) for _, view in views
-    )
-    if not views or not whole or sum(op.dst.buffer.name == name for op in ops) > 1:
-        return []
-    between = ops[index : views[-1][0] + 1]
-    return between if all(operator_of(op).resident for op in between) else []
 
 
 def _whole_rows(view: View, dst: View) -> bool:
@@ -197,33 +279,16 @@ def _apart(op: Conv | WideConv) -> bool:
     return op.epilogue is None or op.epilogue.sources[1].buffer.name != op.src.buffer.name
 
 
-_ANY = Cost(math.inf, math.inf)
-
-
-def cost_of(segment: DeviceSegment, part: range, planner: Planner, most: Cost = _ANY) -> Cost | None:
-    """Estimates for some operators of a segment together; None if one of them cannot be planned, or as soon as they are
-    above `most`, so that not all have to be planned then."""
-    regions = _regions(segment, planner.config)
-    total = Cost(0, 0)
-    for at in part:
-        cost = planner.cost(segment.ops[at], segment.resident, regions[at])
-        if cost is None:
-            return None
-        total = Cost(total.cycles + cost.cycles, total.traffic + cost.traffic)
-        if total.cycles > most.cycles or total.traffic > most.traffic:
-            return None
-    met = sum(_met(segment.ops[at], segment, planner.config) for at in part)
-    return Cost(total.cycles + met, total.traffic)
-
-
-def _met(op: DeviceOp, segment: DeviceSegment, config: Config) -> int:
+def _met(op: DeviceOp, resident: Mapping[str, int], config: Config) -> int:
     """Accesses of the vector unit to banks that the array reads its inputs from: it waits a cycle for each."""
-    held = [view for view in (*op.sources, op.dst) if view.buffer.name in segment.resident]
+    held = [view for view in (*op.sources, op.dst) if view.buffer.name in resident]
     if len(held) < 2 or held[0] is not op.sources[0] or not isinstance(op, Conv):
         return 0
     step = unit(config)
     ranges = [
-        (segment.resident[view.buffer.name] // step, _last(view, segment, config) // step) for view in held
+        (start // step, (start + _whole(view, config) - 1) // step)
+        for view in held
+        for start in (resident[view.buffer.name],)
     ]
     read, *rest = ranges
     return sum(
@@ -231,11 +296,6 @@ def _met(op: DeviceOp, segment: DeviceSegment, config: Config) -> int:
         for view, other in zip(held[1:], rest, strict=True)
         if other[0] <= read[1] and read[0] <= other[1]
     )
-
-
-def _last(view: View, segment: DeviceSegment, config: Config) -> int:
-    """The last vector of what stays on chip."""
-    return segment.resident[view.buffer.name] + _whole(view, config) - 1
 
 
 def _whole(view: View, config: Config) -> int:

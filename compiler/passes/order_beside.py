@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import prod
+from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
 from weft.compiler.ir.views import overlapping
@@ -46,23 +47,33 @@ def order_beside(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     return dataclasses.replace(segment, ops=tuple(order.ops))
 
 
+class _Part(NamedTuple):
+    """Another order of the operators from place `start` on."""
+
+    start: int
+    ops: list[DeviceOp]
+
+
 class _Order:
     """Operators in an order that is changed step by step."""
 
     def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
         self.segment, self.planner = segment, planner
         self.ops = list(segment.ops)
+        self.places = {op: at for at, op in enumerate(self.ops)}
         self.taken: Counter[str] = Counter()
         """Of convolutions what others take the vector unit meanwhile."""
 
     def place(self, op: DeviceOp) -> None:
         """Move an operator, or a convolution to it, if that is worth it."""
-        at = self.ops.index(op)
+        at = self.places[op]
         block = range(at, at + 1)
         if at and _halved(self.ops[at - 1], op):
             return  # it went with the first half
         if at + 1 < len(self.ops) and _halved(op, self.ops[at + 1]):
             block = range(at, at + 2)
+        if not any(isinstance(self.ops[index], Conv) for index in self._around(block)):
+            return
         work = sum(self._cycles(self.ops[index]) for index in block)
         # An operator without a plan has no work; it is refused later.
         beside = (index for index in (block.start - 1, block.stop) if 0 <= index < len(self.ops))
@@ -70,9 +81,11 @@ class _Order:
         if near:
             self.taken[self.ops[near[0]].name] += round(work)
             return
-        for conv, ops in islice(self._orders(block, work), _TRIED):
-            if self._saves(ops, work, [self.ops[index].name for index in block]):
-                self.ops = ops
+        for conv, order in islice(self._orders(block, work), _TRIED):
+            if self._saves(order, work, [self.ops[index].name for index in block]):
+                stop = order.start + len(order.ops)
+                self.ops[order.start : stop] = order.ops
+                self.places |= zip(order.ops, range(order.start, stop), strict=True)
                 self.taken[conv.name] += round(work)
                 return
 
@@ -93,10 +106,13 @@ class _Order:
         array = pixels * height * width * ceil_div(cin, n) * ceil_div(out, n)
         return array - vector_cycles(op, self.planner) - self.taken[op.name]
 
-    def _orders(self, block: range, work: float) -> Iterator[tuple[Conv, list[DeviceOp]]]:
+    def _around(self, block: range) -> range:
+        """The places that some operators may move to, and their own."""
+        return range(max(0, block.start - _MOST), min(len(self.ops), block.stop + _MOST))
+
+    def _orders(self, block: range, work: float) -> Iterator[tuple[Conv, _Part]]:
         """Orders with some operators next to a convolution, those first that promise most."""
-        places = range(max(0, block.start - _MOST), min(len(self.ops), block.stop + _MOST))
-        convs = [at for at in places if at not in block and isinstance(self.ops[at], Conv)]
+        convs = [at for at in self._around(block) if at not in block and isinstance(self.ops[at], Conv)]
         idle = {index: self._idle(index) for index in convs}
         wanted = [index for index in idle if idle[index] > _SHARE * work]
         for index in sorted(wanted, key=lambda at: (-min(idle[at], work), abs(at - block.start))):
@@ -104,11 +120,11 @@ class _Order:
             assert isinstance(conv, Conv)
             if any(linked(conv, self.ops[other]) for other in block):
                 continue
-            ops = next(filter(None, self._moves(block, index)), None)
-            if ops is not None:
-                yield conv, ops
+            order = next(filter(None, self._moves(block, index)), None)
+            if order is not None:
+                yield conv, order
 
-    def _moves(self, block: range, conv: int) -> Iterator[list[DeviceOp] | None]:
+    def _moves(self, block: range, conv: int) -> Iterator[_Part | None]:
         """Orders with a block right behind a convolution, right ahead of it, or with the convolution next to it; None
         where that passes what it depends on."""
         own, one = (list(block), [conv])
@@ -123,20 +139,19 @@ class _Order:
             yield self._moved([conv, *between], own)
             yield self._moved(one, between)
 
-    def _moved(self, first: Sequence[int], second: Sequence[int]) -> list[DeviceOp] | None:
+    def _moved(self, first: Sequence[int], second: Sequence[int]) -> _Part | None:
         """The order with operators `second`, which follow `first`, ahead of these; None if one of them depends on one
         of these, or the other way round."""
         ops = self.ops
         if not first or not second or any(bound(ops[a], ops[b]) for a in first for b in second):
             return None
-        start, stop = first[0], second[-1] + 1
-        return [*ops[:start], *(ops[at] for at in (*second, *first)), *ops[stop:]]
+        return _Part(first[0], [ops[at] for at in (*second, *first)])
 
-    def _saves(self, ops: list[DeviceOp], work: float, names: Sequence[str]) -> bool:
+    def _saves(self, order: _Part, work: float, names: Sequence[str]) -> bool:
         """Whether another order saves enough of the cycles of operators that take so much."""
-        other = [index for index, (old, new) in enumerate(zip(self.ops, ops, strict=True)) if old is not new]
-        part = slice(max(other[0] - _AROUND, 0), other[-1] + 1 + _AROUND)
-        before, behind = (self._alone(each, part) for each in (self.ops, ops))
+        start, stop = order.start, order.start + len(order.ops)
+        ahead, after = self.ops[max(start - _AROUND, 0) : start], self.ops[stop : stop + _AROUND]
+        before, behind = (self._alone([*ahead, *part, *after]) for part in (self.ops[start:stop], order.ops))
         if before is None or behind is None:
             return False
         found = [Groups(trial, self.planner, names) for trial, _ in (before, behind)]
@@ -148,10 +163,10 @@ class _Order:
             return saved > least
         return saved > least + _saved(found[0])
 
-    def _alone(self, ops: Sequence[DeviceOp], part: slice) -> tuple[DeviceSegment, float] | None:
+    def _alone(self, ops: Sequence[DeviceOp]) -> tuple[DeviceSegment, float] | None:
         """Some operators as the later passes make them, but one after the other, and their cycles by estimate; those of
         the bus as well if memory is slower than that. None if one cannot be planned."""
-        trial = keep_resident(part_of(ops[part], self.segment), self.planner)
+        trial = keep_resident(part_of(ops, self.segment), self.planner)
         cost = cost_of(trial, range(len(trial.ops)), self.planner)
         if cost is None:
             return None

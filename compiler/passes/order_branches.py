@@ -26,21 +26,21 @@ def order_branches(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     That is by estimate, of these operators and their neighbours, once epilogues are fused and results stay on chip.
     """
     ops = list(segment.ops)
-    for joint in segment.ops:
-        found = _moved(ops, ops.index(joint)) if isinstance(joint, Add | Multiply) else None
+    for at, joint in enumerate(segment.ops):  # all that moves stays ahead of the operator at which it meets
+        found = _moved(ops, at) if isinstance(joint, Add | Multiply) else None
         if found is None:
             continue
         first, other = found
-        part = slice(max(first - _AROUND, 0), ops.index(joint) + 1 + _AROUND)
-        before, behind = (_cost(candidate, part, segment, planner) for candidate in (ops, other))
-        if before is not None and behind is not None and behind < _GAIN * before:
-            ops = other
+        ahead, behind = ops[max(first - _AROUND, 0) : first], ops[at : at + 1 + _AROUND]
+        before, after = (_cost([*ahead, *part, *behind], segment, planner) for part in (ops[first:at], other))
+        if before is not None and after is not None and after < _GAIN * before:
+            ops[first:at] = other
     return dataclasses.replace(segment, ops=tuple(ops))
 
 
 def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | None:
-    """The place of the earlier of two convolutions that operator `at` reads, and all with it right before that one;
-    None if there are none, or it has to stay."""
+    """The place of the earlier of two convolutions that operator `at` reads, and all from there to `at` with that one
+    last; None if there are none, or it has to stay."""
     names = [view.buffer.name for view in ops[at].sources]
     found = [index for index in range(max(at - _MOST, 0), at) if ops[index].dst.buffer.name in names]
     if len(set(names)) < 2 or len(found) != 2 or not all(isinstance(ops[index], Conv) for index in found):
@@ -52,12 +52,12 @@ def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | Non
     reads = {view.buffer.name for op in between for view in op.sources}
     if moving.dst.buffer.name in reads or any(op.dst.buffer.name in touched for op in between):
         return None
-    return first, [*ops[:first], *between, moving, *ops[at:]]
+    return first, [*between, moving]
 
 
-def _cost(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment, planner: Planner) -> float | None:
+def _cost(ops: Sequence[DeviceOp], segment: DeviceSegment, planner: Planner) -> float | None:
     """Cycles of some operators by estimate, as the later passes make them; None if one cannot be planned."""
-    trial = fuse_epilogue(part_of(ops[part], segment), planner)
+    trial = fuse_epilogue(part_of(ops, segment), planner)
     trial = keep_resident(trial, planner)
     found = cost_of(trial, range(len(trial.ops)), planner)
     return None if found is None else found.cycles

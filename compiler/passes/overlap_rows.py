@@ -59,11 +59,16 @@ def best(found: Sequence[Group], count: int) -> list[Group]:
     ending: dict[int, list[Group]] = {}
     for group in found:
         ending.setdefault(group.stop, []).append(group)
-    saved: list[tuple[float, list[Group]]] = [(0.0, [])]
+    saved, last = [0.0], list[Group | None]([None])
     for stop in range(1, count + 1):
-        best = saved[-1]
-        for group in ending.get(stop, ()):
-            before, chosen = saved[group.first]
-            best = max(best, (before + group.saved, [*chosen, group]), key=lambda item: item[0])
-        saved.append(best)
-    return saved[-1][1]
+        options: list[tuple[float, Group | None]] = [(saved[-1], None)]
+        options += [(saved[group.first] + group.saved, group) for group in ending.get(stop, ())]
+        most, chosen = max(options, key=lambda item: item[0])
+        saved.append(most)
+        last.append(chosen)
+    taken, stop = list[Group](), count
+    while stop:
+        ending_here = last[stop]
+        stop = stop - 1 if ending_here is None else ending_here.first
+        taken += [] if ending_here is None else [ending_here]
+    return taken[::-1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+from collections.abc import Iterator, Mapping
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Ops, Rescale, View
 from weft.compiler.planner import Planner
 
 
@@ -13,46 +15,75 @@ def read_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
     The copy disappears, if all who read it can do that.
     """
-    ops, at = list(segment.ops), 0
-    while at < len(ops):
-        copy = ops[at]
-        reading = _reading(ops, copy) if isinstance(copy, Rescale) and _removable(ops, at) else {}
-        if reading and _no_longer(copy, [(ops[index], op) for index, op in reading.items()], planner):
-            ops = [reading.get(index, op) for index, op in enumerate(ops) if index != at]
-        else:
-            at += 1
-    return dataclasses.replace(segment, ops=tuple(ops))
+    made = _Views(segment.index)
+    for at, copy in enumerate(made.ops):
+        reading = made.reading(copy) if isinstance(copy, Rescale) and _removable(copy) else {}
+        changes = [(made.ops[place], op) for place, op in reading.items()]
+        if changes and made.alone(at) and _no_longer(copy, changes, planner):
+            made.remove(at, reading)
+    return dataclasses.replace(segment, ops=tuple(made.left()))
 
 
-def _removable(ops: list[DeviceOp], at: int) -> bool:
-    """Whether an operator is a copy, of what nobody writes later, to where nobody else writes."""
-    copy = ops[at]
-    if not isinstance(copy, Rescale) or not copy.unchanged or copy.dst.buffer.kind != "temp":
-        return False
-    written = [op.dst for op in ops if op is not copy and _meet(op.dst, copy.dst)]
-    written += [op.dst for op in ops[at:] if _meet(op.dst, copy.src)]
+class _Views:
+    """Operators of which some copies are removed, with the places of those that read and write each buffer."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops: list[DeviceOp] = list(ops)
+        self._removed: set[int] = set()
+        self._writers = {name: list(places) for name, places in ops.writers.items()}
+        self._readers = {name: {at for at, _ in reads} for name, reads in ops.reads.items()}
+
+    def left(self) -> Iterator[DeviceOp]:
+        """The operators that are not removed."""
+        return (op for at, op in enumerate(self.ops) if at not in self._removed)
+
+    def alone(self, at: int) -> bool:
+        """Whether nothing writes what a copy reads from there on, and nothing else writes where it does."""
+        (source,), target = self.ops[at].sources, self.ops[at].dst
+        writers = self._writers.get(source.buffer.name, [])
+        later = writers[bisect.bisect_left(writers, at) :]
+        others = (place for place in self._writers[target.buffer.name] if place != at)
+        written = [(source, place) for place in later] + [(target, place) for place in others]
+        return not any(_meet(self.ops[place].dst, view) for view, place in written)
+
+    def reading(self, copy: Rescale) -> dict[int, DeviceOp]:
+        """The operators that read what is copied, by their place, as they are without the copy; none if one of them
+        needs it.
+        """
+        found: dict[int, DeviceOp] = {}
+        for place in sorted(self._readers.get(copy.dst.buffer.name, ())):
+            op = self.ops[place]
+            if not any(_meet(view, copy.dst) for view in op.sources):
+                continue
+            views = [view for view in op.sources if view.buffer.name == copy.dst.buffer.name]
+            # Only some operators may write into a buffer that they read.
+            if getattr(op, "epilogue", None) is not None or op.dst.buffer.name == copy.src.buffer.name:
+                return {}
+            through = {view: _through(copy, view) for view in views}
+            if None in through.values():
+                return {}
+            found[place] = op.on(lambda view, through=through: through.get(view) or view)  # type: ignore[misc]
+        return found
+
+    def remove(self, at: int, reading: Mapping[int, DeviceOp]) -> None:
+        """Remove the copy at a place, and put other operators in the place of those that read it."""
+        copy = self.ops[at]
+        self._removed.add(at)
+        self._writers[copy.dst.buffer.name].remove(at)
+        self._readers[copy.sources[0].buffer.name].discard(at)
+        for place, op in reading.items():
+            for view in self.ops[place].sources:
+                self._readers[view.buffer.name].discard(place)
+            self.ops[place] = op
+            for view in op.sources:
+                self._readers.setdefault(view.buffer.name, set()).add(place)
+
+
+def _removable(copy: Rescale) -> bool:
+    """Whether an operator only copies bytes that can be read where they are."""
     whole = all(view.shape[0] == view.buffer.shape[0] for view in (copy.src, copy.dst))
-    return not written and whole and copy.dst.step == (1, 1) and all(copy.src.step)
-
-
-def _reading(ops: list[DeviceOp], copy: DeviceOp) -> dict[int, DeviceOp]:
-    """The operators that read what is copied, by their place, as they are without the copy; none if one of them needs
-    it.
-    """
-    assert isinstance(copy, Rescale)
-    found: dict[int, DeviceOp] = {}
-    for index, op in enumerate(ops):
-        if not any(_meet(view, copy.dst) for view in op.sources):
-            continue
-        views = [view for view in op.sources if view.buffer.name == copy.dst.buffer.name]
-        # Only some operators may write into a buffer that they read.
-        if getattr(op, "epilogue", None) is not None or op.dst.buffer.name == copy.src.buffer.name:
-            return {}
-        through = {view: _through(copy, view) for view in views}
-        if None in through.values():
-            return {}
-        found[index] = op.on(lambda view, through=through: through.get(view) or view)  # type: ignore[misc]
-    return found
+    plain = copy.unchanged and copy.dst.buffer.kind == "temp" and copy.dst.step == (1, 1)
+    return plain and whole and all(copy.src.step)
 
 
 def _no_longer(copy: DeviceOp, changes: list[tuple[DeviceOp, DeviceOp]], planner: Planner) -> bool:

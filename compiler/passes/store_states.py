@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Ops, Rescale, View
 from weft.compiler.planner import Planner
 
 _CHANNELS = 1024
@@ -18,32 +18,30 @@ def store_states(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     """
     if not segment.states:
         return segment
-    ops = list(segment.ops)
     copied: list[tuple[str, str]] = []
     placed: dict[str, str] = {}
     for state, made in segment.states.items():
-        if made not in placed and _in_place(ops, state, made):
+        if made not in placed and _in_place(segment.index, state, made):
             placed[made] = state
         else:
             copied.append((state, made))
     buffers = {made: (state, "state") for made, state in placed.items()}
     buffers |= {made: (made, "temp") for _, made in copied if made not in placed}
-    copies = [_copy(ops, state, made) for state, made in copied]
-    every = tuple(_renamed(op, buffers) for op in (*ops, *copies))
+    copies = [_copy(segment.index, state, made) for state, made in copied]
+    every = tuple(_renamed(op, buffers) for op in (*segment.ops, *copies))
     whole = (0, planner.config.scratchpad_size)
     regions = segment.regions and (*segment.regions, *(whole for _ in copies))
     return dataclasses.replace(segment, ops=every, regions=regions, states={})
 
 
-def _in_place(ops: list[DeviceOp], state: str, made: str) -> bool:
+def _in_place(ops: Ops, state: str, made: str) -> bool:
     """Whether the first operator that writes the new value is behind all that read the old one."""
-    first = next(index for index, op in enumerate(ops) if op.dst.buffer.name == made)
-    return all(view.buffer.name != state for op in ops[first:] for view in op.sources)
+    return all(at < ops.writers[made][0] for at, _ in ops.reads.get(state, ()))
 
 
-def _copy(ops: list[DeviceOp], state: str, made: str) -> Rescale:
+def _copy(ops: Ops, state: str, made: str) -> Rescale:
     """What copies the new value, all of it, to the state: as pixels of many channels, which are quick to move."""
-    size = next(op.dst.buffer.size for op in ops if op.dst.buffer.name == made)
+    size = ops[ops.writers[made][0]].dst.buffer.size
     channels = max(count for count in range(1, min(size, _CHANNELS) + 1) if size % count == 0)
     shape = (1, 1, size // channels, channels)
     source, target = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View, readers
@@ -12,11 +11,11 @@ from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View, readers
 def part_of(inside: Sequence[DeviceOp], segment: DeviceSegment) -> DeviceSegment:
     """Some of the operators of a segment, in an order of theirs, as a segment: what others read of their results are
     outputs there, which can be no part of another operator, and stay on chip for none."""
-    kept = readers(segment.ops) - Counter(readers(inside))
+    reads, own = segment.index.reads, readers(inside)
 
     def seen(view: View) -> View:
         buffer = view.buffer
-        outside = buffer.kind == "temp" and buffer.name in kept
+        outside = buffer.kind == "temp" and len(reads.get(buffer.name, ())) > own[buffer.name]
         return (
             dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind="output")) if outside else view
         )

@@ -156,7 +156,7 @@ class ConvShape:
     @cached_property
     def kernel_ops(self) -> tuple[MicroOp, ...]:
         """The micro-operations that make outputs of sums; none where the fixed path does."""
-        return generate(self.op.rows(), self.config.n) if isinstance(self.op, WideConv) else ()
+        return generate(self.op.kernel, self.config.n) if isinstance(self.op, WideConv) else ()
 
     @property
     def slots(self) -> int:

@@ -24,16 +24,22 @@ def check_kernels(body: Code, config: Config) -> None:
     """
     opcodes = body.opcodes
     memory: list[int | None] = [None] * config.kernel
+    decoded: dict[bytes, Instruction] = {}
+    right: set[tuple[bytes, tuple[int | None, ...]]] = set()  # the same again and again, in long programs
     for index in np.flatnonzero((opcodes == Opcode.KERNEL) | (opcodes == Opcode.MICROCODE)).tolist():
-        instruction = body[index]
+        words = body.words[index].tobytes()
+        instruction = decoded.get(words) or decoded.setdefault(words, body[index])
         if isinstance(instruction, Microcode):
             memory[instruction.entry : instruction.entry + instruction.count] = instruction.ops
             continue
         assert isinstance(instruction, Kernel)
         try:
             ops = kernel_at(memory, instruction.start)
-            check_kernel(ops, instruction, config)
-            _check_in_place(ops, instruction, config)
+            key = words, tuple(memory[instruction.start : instruction.start + len(ops)])
+            if key not in right:
+                check_kernel(ops, instruction, config)
+                _check_in_place(ops, instruction, config)
+                right.add(key)
         except (IsaError, ProgramError) as error:
             raise ProgramError(f"{name(index, instruction)}: {error}") from None
 

@@ -360,7 +360,9 @@ def properties() -> Iterator[Property]:
     }
     for name, (counted, bits) in cases.items():
         cycles = 12 + 2 * (len(counted) - 1)  # a round of the counters, and their way to the adder
-        yield Property("control/counters", name, claim, partial(CountersBench, counted, bits), Induction(cycles))
+        yield Property(
+            "control/counters", name, claim, partial(CountersBench, counted, bits), Induction(cycles)
+        )
     yield Property(
         "control/counters",
         "window",

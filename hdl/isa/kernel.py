@@ -270,10 +270,15 @@ def kernel_at(memory: Sequence[int | None], start: int) -> tuple[MicroOp, ...]:
             raise IsaError(
                 f"the kernel from entry {start} on has micro-operations that no MICROCODE before it wrote"
             )
-        found.append(MicroOp.decode(word))
+        found.append(_decoded(word))
         if found[-1].end:
             return tuple(found)
     raise IsaError(f"the kernel from entry {start} on has no micro-operation with 'end'")
+
+
+@lru_cache(1 << 12)
+def _decoded(word: int) -> MicroOp:
+    return MicroOp.decode(word)
 
 
 def check_kernel(ops: Sequence[MicroOp], instruction: Kernel, config: Config) -> None:

@@ -188,7 +188,7 @@ def mask(context: NodeContext) -> Scores:
 
 def normalise(context: NodeContext) -> Probabilities:
     """Softmax of scores."""
-    return Probabilities(_extended(context))
+    return Probabilities(dataclasses.replace(_extended(context), softmax=context.node.name))
 
 
 def rounding(context: NodeContext) -> Scores | Probabilities:

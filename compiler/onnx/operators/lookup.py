@@ -10,10 +10,10 @@ from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
 from weft.compiler.kernel.wide_function import TABLES, Lines, WideFunction, lines
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.elementwise import ARITHMETIC, MOVES, PLAIN
-from weft.compiler.onnx.functions import Function
+from weft.compiler.onnx.functions import Entries, Function
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.quantise import KERNEL, per_tensor, scales_fit, wide_engine
-from weft.compiler.onnx.qdq import Activation, Pending, Recipe, Tensor, parameters, result_of
+from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, parameters, result_of
 from weft.compiler.onnx.wide import doubled
 
 WIDE_STEPS = 8
@@ -91,10 +91,7 @@ def _lines(context: NodeContext, function: Function) -> WideFunction | str:
     before = function.arguments[0]
     assert quant is not None
     assert isinstance(before, Function)
-    with np.errstate(all="ignore"):
-        values = before.entries.values.astype(np.float64) / quant.scale + quant.zero
-    wanted = function.entries.stored.astype(np.int64)
-    fields, apart = _fitted(values.tobytes(), wanted.tobytes(), quant.bits)
+    fields, apart = _fitted(before.entries, function.entries, quant)
     if apart > (WIDE_STEPS if quant.bits > 8 else 1):
         return f"they are {apart} off"
     return WideFunction(
@@ -106,13 +103,15 @@ _NO_VIEW = View(Buffer("", (2, 1, 1, 1)), (1, 1, 1, 1))
 
 
 @functools.lru_cache(maxsize=32)  # the steps of a recurrent network have the same functions again and again
-def _fitted(values: bytes, wanted: bytes, bits: int) -> tuple[Lines, int]:
-    """The lines nearest to a function, and how far they are off at most: float64 and int64, for each value."""
-    half = 1 << bits - 1
-    exact = np.nan_to_num(np.frombuffer(values), nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
+def _fitted(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, int]:
+    """The lines nearest to a function of real numbers, and how far they are off its rounded results at most."""
+    half = 1 << quant.bits - 1
+    with np.errstate(all="ignore"):
+        values = real.values.astype(np.float64) / quant.scale + quant.zero
+    exact = np.nan_to_num(values, nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
     found = lines(exact, (-half, half - 1))
-    made = WideFunction(name="", wide=bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **found._asdict())
-    return found, int(np.abs(made.results - np.frombuffer(wanted, np.int64)).max())
+    made = WideFunction(name="", wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **found._asdict())
+    return found, int(np.abs(made.results - rounded.stored.astype(np.int64)).max())
 
 
 def _chosen(context: NodeContext) -> Function | None:

@@ -123,7 +123,7 @@ def test_ranges() -> None:
         most = 128 * np.abs(op.weight).astype(np.int64).sum(axis=(1, 2, 3))
         signs = np.array(np.meshgrid(*[(-1, 0, 1)] * len(op.fills))).reshape(len(op.fills), -1)
         sums = most[None, :, None] * signs.T[:, None, :]
-        wide_cases.check_ranges(op.rows(), [sums, *(vector[None] for vector in op.vectors)])
+        wide_cases.check_ranges(op.kernel, [sums, *(vector[None] for vector in op.vectors)])
         assert most.max() == op.form.largest
 
 

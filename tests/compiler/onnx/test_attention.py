@@ -15,6 +15,7 @@ from support.attention_models import Exploded, Sizes
 from support.graph_runs import device_ops, on_host, run_graph
 from support.qdq_models import Builder
 
+import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.interpret import exact
 from weft.compiler.ir.dump import dump
@@ -92,13 +93,20 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
 
 
 @pytest.mark.parametrize(("scale", "note"), [
-    (0.002, ""), (2.0, "scores beyond 177 are clamped; queries and keys at the ends of their ranges make"),
+    (0.002, ""), (2.0, "scores beyond 177 are clamped, and queries and keys at the ends of their ranges make"),
 ])  # fmt: skip
 def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
-    model = models.operator(np.random.default_rng(4), Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
+    """By `check`, by what `compile` makes, also once it was saved, and in the report of each run."""
+    rng = np.random.default_rng(4)
+    model = models.operator(rng, Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
     (said,) = [item[3] for item in import_model(model).assignment if item[1] == "Attention"]
     assert said.startswith(note)
     assert bool(said) == bool(note)
+    checked, program = weft.check(model, "tiny"), weft.compile(model, "tiny")
+    assert [text.partition("): ")[2] for text in checked.warnings] == ([said] if note else [])
+    assert checked.warnings == program.warnings
+    result = program.run(qdq_models.feeds(model, rng))
+    assert result.report["warnings"] == list(program.warnings)
 
 
 def test_rounded_scores_cost_the_model_but_not_the_device() -> None:

@@ -237,5 +237,6 @@ def test_results_that_cannot_stay_on_chip_meanwhile_cost_their_bytes() -> None:
     assert chains._lost(1, 2) == moved > 0
     assert chains._lost(3, 3) == moved
     assert chains._lost(0, 3) == 0.0  # it is a part of the chain
-    chains.usual = dataclasses.replace(chains.segment, resident={})
-    assert chains._lost(1, 2) == 0.0
+    none = _Chains(chains.segment, chains.planner)
+    none.usual = dataclasses.replace(chains.segment, resident={})
+    assert none._lost(1, 2) == 0.0

@@ -1,0 +1,51 @@
+"""The work of the compiler grows as the steps of recurrent networks do: counted in reads of names, which no load of the
+machine changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from support.recurrent_models import Cell, CellNet
+
+import weft
+from weft.compiler.ir.graph import Buffer
+from weft.compiler.ir.network import Node
+from weft.hdl.isa.config import PRESETS
+
+CONFIG = PRESETS["small"].replace(kernel=64)
+STEPS = 5
+MOST = 2.15
+"""What twice as many steps more may take, in parts of what so many took: 2 is linear."""
+COUNTED = ((Buffer, "name"), (Node, "outputs"), (Node, "inputs"))
+"""What a pass reads of every operator that it looks at."""
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each of `COUNTED` is read from now on."""
+    found: Counter[str] = Counter()
+
+    def count(kind: type, name: str) -> property:
+        def read(item: object) -> object:
+            found[f"{kind.__name__}.{name}"] += 1
+            return item.__dict__[name]
+
+        return property(read, lambda item, value: item.__dict__.__setitem__(name, value))
+
+    for kind, name in COUNTED:
+        monkeypatch.setattr(kind, name, count(kind, name), raising=False)
+    return found
+
+
+@pytest.mark.parametrize("action", [weft.check, weft.compile])
+def test_reads_grow_with_steps(action: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a network, its operators and their buffers, for four times as many steps."""
+    models = [CellNet(Cell("GRU", STEPS * times, 1, 4, 4, "bidirectional")).model() for times in (1, 2, 4)]
+    action(models[0], CONFIG)  # what is made once is made now
+    found = counted(monkeypatch)
+    few, more, most = ([action(model, CONFIG), Counter(found), found.clear()][1] for model in models)
+    for name, count in most.items():
+        assert count - more[name] < MOST * (more[name] - few[name]), name
+    assert more["Node.outputs"] > few["Node.outputs"] > 100
+    assert action is weft.check or more["Buffer.name"] > few["Buffer.name"] > 1000

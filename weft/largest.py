@@ -1,0 +1,91 @@
+"""What values inside nodes reach that the device has in fewer bits than floats: cells of LSTM, and scores of attention.
+
+The quantiser finds ranges of the values between nodes alone. These are noted in the metadata of the quantised model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from weft import float_model
+from weft.compiler.onnx.reader import LARGEST
+from weft.quantise_plan import MASKED
+
+_OTHERS = ("activations", "clip", "input_forget")
+"""Attributes by which a node is another function; the device does not have these."""
+
+
+def note_largest(
+    quantised: onnx.ModelProto, model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
+) -> None:
+    """Note in the metadata of a quantised model what `weft.compiler.ir.network.Network.largest` has, by the float model
+    that it was made of, for all samples."""
+    products = {name for node in model.graph.node if node.op_type == "MatMul" for name in node.input}
+    nodes = [
+        node
+        for node in model.graph.node
+        if _plain(node) or (node.op_type == "Softmax" and node.output[0] in products)
+    ]
+    if not nodes:
+        return
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    given = set(float_model.signature(model)) | constants.keys()
+    read = {name for node in nodes for name in node.input if name}
+    probe = float_model.Probe(model, sorted(read - given)) if read - given else None
+    most = dict.fromkeys((node.name for node in nodes), 0.0)
+    for inputs in samples:
+        values = constants | dict(inputs) | (probe(inputs) if probe else {})
+        for node in nodes:
+            of_node = largest_cell if node.op_type == "LSTM" else largest_score
+            found = of_node(node, [values.get(name) for name in node.input])
+            most[node.name] = max(most[node.name], found)
+    for name, value in most.items():
+        quantised.metadata_props.add(key=f"{LARGEST}{name}", value=repr(value))
+
+
+def largest_score(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
+    """The largest absolute value of what is the largest of its row, of rows along the last axis; 0 for rows without any
+    key that a mask leaves."""
+    (scores,) = values
+    assert scores is not None
+    rows = scores.max(axis=-1, initial=-np.inf)
+    return float(np.abs(rows[rows > MASKED / 2]).max(initial=0.0))
+
+
+def _plain(node: onnx.NodeProto) -> bool:
+    own = {item.name for item in node.attribute}
+    extra = [name for index in (4, 7) for name in node.input[index : index + 1] if name]
+    return node.op_type == "LSTM" and node.domain == "" and not own.intersection(_OTHERS) and not extra
+
+
+def largest_cell(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
+    """The largest absolute value of all cells of an LSTM node, for the values of its inputs as ONNX has them: X, W, R,
+    B, lengths, initial_h and initial_c, None where they are left out."""
+    x, weights, recurrent, bias, _, hidden, cell = [*values, *[None] * 7][:7]
+    assert x is not None
+    assert weights is not None
+    assert recurrent is not None
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    if attributes.get("layout", 0):
+        x, hidden, cell = (None if item is None else item.swapaxes(0, 1) for item in (x, hidden, cell))
+    assert x is not None
+    backwards = {b"forward": (False,), b"reverse": (True,)}.get(
+        attributes.get("direction", b"forward"), (False, True)
+    )
+    most = 0.0
+    for direction, back in enumerate(backwards):
+        size = recurrent.shape[2]
+        own = 0.0 if bias is None else bias[direction].reshape(2, -1).sum(axis=0)
+        h, c = (np.zeros((x.shape[1], size)) if item is None else item[direction] for item in (hidden, cell))
+        most = max(most, float(np.abs(c).max()))
+        for part in (x[::-1] if back else x) @ weights[direction].T + own:
+            gates = part + h @ recurrent[direction].T
+            i, o, f = 0.5 + 0.5 * np.tanh(gates[:, : 3 * size].reshape(-1, 3, size) / 2).swapaxes(0, 1)
+            c = f * c + i * np.tanh(gates[:, 3 * size :])
+            h = o * np.tanh(c)
+            most = max(most, float(np.abs(c).max()))
+    return most
