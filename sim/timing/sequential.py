@@ -25,8 +25,8 @@ class SequentialTimingDevice(TimingDevice):
 
     It carries out the microprogram, with the cycle of every word, on the bytes that memory holds. Where no bytes decide
     how long a word takes, or which one is next, it does not matter what they are: they do for SOFTMAX, NORMALISE and
-    some micro-operations of kernels. What programs write goes to a copy of memory. Each program begins on a core that is
-    ready, with zeros in all memories on chip.
+    some micro-operations of kernels. What programs write goes to a copy of memory. Each program begins on a ready core,
+    with zeros in all memories on chip.
 
     Parameters
     ----------
