@@ -100,6 +100,8 @@ class ChatTemplate:
                 return self._worker.ask({"values": values, "longest": longest}, longest)
             except _TemplateError as error:
                 raise InputError(f"the model's chat template does not take these messages: {error}") from None
+            except RecursionError:
+                raise InputError("the messages have values that are nested too deeply") from None
 
     def _open(self) -> _Worker:
         worker = _Worker()
