@@ -17,8 +17,8 @@ from weft.compiler.language.libraries import library
 from weft.compiler.language.model import Block, LanguageModel, Linear, Matrix, Norm, dense
 from weft.compiler.language.vocabulary import Vocabulary, find_ends
 
-WRITTEN = tuple(kind for kind in KINDS if kind != "Q6_K")
-"""Types that matrices can be written as; the package `gguf` does not quantise to ``Q6_K``."""
+WRITTEN = tuple(kind for kind in KINDS if not kind.endswith("_K"))
+"""Types that matrices can be written as; the package `gguf` does not quantise to ``Q2_K`` to ``Q6_K``."""
 
 
 def write(
