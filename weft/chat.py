@@ -124,7 +124,7 @@ class ChatTemplate:
         self.close()
 
 
-class _TemplateError(Exception):
+class _TemplateError(InputError):
     """Why there is no text."""
 
 

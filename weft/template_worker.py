@@ -20,10 +20,6 @@ _SHOWN = 1000
 """Characters of a message that are sent."""
 
 
-class RefusedError(Exception):
-    """A template refuses messages by ``raise_exception``."""
-
-
 def limit(memory: int) -> None:
     """Limit this process to `memory` bytes, and to no files written."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
@@ -65,12 +61,12 @@ def _generation_tag() -> type:
 
 
 def render(template: Any, values: dict[str, Any], longest: int) -> str:
-    """The text of a template. Raises `RefusedError` if it has more than `longest` characters."""
+    """Render a template. Raises `ValueError` if the text has more than `longest` characters."""
     pieces, length = [], 0
     for piece in template.generate(**values):
         length += len(piece)
         if length > longest:
-            raise RefusedError(f"the text has more than {longest:,} characters")
+            raise ValueError(f"the text has more than {longest:,} characters")
         pieces.append(piece)
     return "".join(pieces)
 
@@ -127,7 +123,7 @@ def _write_now(pattern: str) -> str:
 
 
 def _refuse(message: object) -> None:
-    raise RefusedError(str(message))
+    raise ValueError(str(message))
 
 
 if __name__ == "__main__":

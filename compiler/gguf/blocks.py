@@ -54,7 +54,7 @@ def _q5_1(raw: np.ndarray) -> _Decoded:
 
 def _fields(raw: np.ndarray, bits: int) -> np.ndarray:
     """Numbers of so many bits in bytes: (blocks, fields, bytes); the lowest ones come first."""
-    shifts = np.arange(0, 8, bits, np.uint8)[:, None]
+    shifts = np.array(range(0, 8, bits), np.uint8)[:, None]
     return (raw[:, None] >> shifts) & np.uint8((1 << bits) - 1)
 
 
