@@ -37,7 +37,7 @@ class ChatTemplate:
     ----------
     source : str
     vocabulary : Vocabulary
-        Whose tokens for the begin and the end templates write.
+        Templates write its tokens for the begin, the end and unknown text.
 
     Raises
     ------
@@ -49,8 +49,10 @@ class ChatTemplate:
         self._source = source
         self._names = {
             f"{name}_token": "" if token is None else vocabulary.tokens[token]
-            for name, token in (("bos", vocabulary.begin), ("eos", vocabulary.end))
-        }
+            for name, token in (
+                ("bos", vocabulary.begin), ("eos", vocabulary.end), ("unk", vocabulary.unknown),
+            )
+        }  # fmt: skip
         self._lock = threading.Lock()
         self._worker = self._open()
 
@@ -59,18 +61,37 @@ class ChatTemplate:
         """How the token for the begin is written."""
         return self._names["bos_token"]
 
-    def text(self, messages: Sequence[Mapping[str, str]], longest: int = LONGEST) -> str:
-        """The text of messages (role and content), up to where the model's answer begins.
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        longest: int = LONGEST,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render messages, up to where the model's answer begins.
+
+        Parameters
+        ----------
+        messages : sequence of mapping
+            Each has a role, mostly a content, and whatever else a template reads, such as ``tool_calls``: JSON values.
+        longest : int
+            Characters of the text at most.
+        options : mapping
+            Other names that the template reads, such as ``enable_thinking``.
 
         Raises
         ------
         InputError
-            If there are no messages; if the template refuses them, makes more than `longest` characters of them, or
-            exceeds a limit.
+            If there are no messages; if an option has a name that is taken; if the template refuses them, makes more
+            than `longest` characters of them, or exceeds a limit.
         """
         if not messages:
             raise InputError("there are no messages")
-        values = {"messages": messages, "add_generation_prompt": True, **self._names}
+        values = {
+            "messages": messages, "tools": None, "documents": None, "add_generation_prompt": True, **self._names,
+        }  # fmt: skip
+        if taken := sorted(values.keys() & (options or {}).keys()):
+            raise InputError(f"options of a chat template cannot be {', '.join(map(repr, taken))}")
+        values |= options or {}
         with self._lock:
             if self._worker.ended:
                 self._worker.close()
@@ -79,6 +100,8 @@ class ChatTemplate:
                 return self._worker.ask({"values": values, "longest": longest}, longest)
             except _TemplateError as error:
                 raise InputError(f"the model's chat template does not take these messages: {error}") from None
+            except RecursionError:
+                raise InputError("the messages have values that are nested too deeply") from None
 
     def _open(self) -> _Worker:
         worker = _Worker()
@@ -101,7 +124,7 @@ class ChatTemplate:
         self.close()
 
 
-class _TemplateError(Exception):
+class _TemplateError(InputError):
     """Why there is no text."""
 
 

@@ -187,7 +187,7 @@ class Model:
         temperature, top_k, seed
             As `weft.sampling.Sampler` has them. At temperature 0 the token with the largest logit follows.
         stop : str or collection of str
-            Texts in front of which it ends.
+            Texts in front of which it ends; the name of a control token stands for this token, too.
 
         Returns
         -------

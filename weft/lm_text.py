@@ -14,7 +14,8 @@ class Text:
     ----------
     tokenizer : Tokenizer
     stop : sequence of str
-        Texts that end it, and do not belong to it; none of them is empty.
+        Texts that end it, and do not belong to it; none of them is empty. The name of a control token, such as
+        ``<|eot_id|>``, stands for this token, too.
 
     Attributes
     ----------
@@ -24,15 +25,21 @@ class Text:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self._decoder, self._stop = tokenizer.decoder(), tuple(stop)
+        names, controls = tokenizer.vocabulary.tokens, tokenizer.controls if stop else ()
+        self._stop_tokens = frozenset(token for token in controls if names[token] in self._stop)
         self._held = ""
         self.stopped = False
 
     def feed(self, token: int) -> str:
-        """What is certain with another token."""
-        return self._more(self._decoder.feed(token))
+        """Return the text that is certain with another token."""
+        if token not in self._stop_tokens:
+            return self._more(self._decoder.feed(token))
+        text = self.end()
+        self.stopped = True
+        return text
 
     def end(self) -> str:
-        """What is left when no token follows."""
+        """Return the rest of the text when no token follows."""
         text = self._more(self._decoder.end())
         held, self._held = self._held, ""
         return text + held

@@ -89,6 +89,7 @@ class Server:
         return Starlette(
             routes=[
                 Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{name:path}", self._one_model, methods=["GET"]),
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/chat/completions", self._chats, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
@@ -98,8 +99,19 @@ class Server:
         )
 
     async def _models(self, request: Request) -> Response:
-        model = {"id": self._name, "object": "model", "created": self._started, "owned_by": "weft"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._check_name(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self._name, "object": "model", "created": self._started, "owned_by": "weft"}
+
+    def _check_name(self, name: str) -> None:
+        if name != self._name:
+            message = f"there is no model {printable(name, 60)!r}; this server has {self._name!r}"
+            raise RefusedError(404, message)
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "texts": self._engine.texts})
@@ -109,7 +121,7 @@ class Server:
 
         def submit(body: bytes) -> CompletionAsked:
             wanted = self._asked(CompletionAsked, body)
-            answer.submit(wanted.prompt, wanted.options())
+            answer.submit(wanted.prompts(), wanted.options)
             return wanted
 
         async with self._body(request) as body:
@@ -123,12 +135,12 @@ class Server:
             wanted = self._asked(ChatAsked, body)
             if template is None:
                 raise InputError("the model's file has no chat template: use /v1/completions")
-            return wanted, template.text([message.plain() for message in wanted.messages], longest)
+            return wanted, template.text(wanted.plain(), longest, wanted.chat_template_kwargs)
 
         def submit(text: str) -> None:
             assert template is not None
             begins = bool(template.begin and text.startswith(template.begin))
-            answer.submit(text, wanted.options(), special=True, begin=False if begins else None)
+            answer.submit([text], wanted.options, special=True, begin=False if begins else None)
 
         async with self._body(request) as body:
             wanted, text = await self._beside(render, body, self._rendering)
@@ -147,11 +159,8 @@ class Server:
 
     def _asked(self, kind: type[_Kind], body: bytes) -> _Kind:
         wanted = asked(kind, body)
-        if wanted.model not in (None, "", self._name):
-            raise RefusedError(
-                404,
-                f"there is no model {printable(wanted.model or '', 60)!r}; this server has {self._name!r}",
-            )
+        if wanted.model:
+            self._check_name(wanted.model)
         return wanted
 
     async def _answer(self, request: Request, wanted: Asked, answer: Answer, form: Form) -> Response:
@@ -162,9 +171,11 @@ class Server:
         if wanted.stream:
             about["object"] = form.part
             return Events(answer, about, form, wanted.usage)
-        result = await answer.whole(request.is_disconnected)
-        choice = form.choice(result.text, result.reason, whole=True)
-        return JSONResponse(about | {"choices": [choice], "usage": usage_of(result)})
+        results = await answer.whole(request.is_disconnected)
+        choices = [
+            form.choice(text.text, text.reason, whole=True, index=at) for at, text in enumerate(results)
+        ]
+        return JSONResponse(about | {"choices": choices, "usage": usage_of(results)})
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:

@@ -1,12 +1,13 @@
-"""Answers of a server: a text that goes on for one client, and how it is sent, as a whole or as a stream of events."""
+"""Answers of a server: texts that go on for one client, and how they are sent, as a whole or as a stream of events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from weft.compiler.language.encoders import TokenError
 from weft.engine import Engine, Event, Ticket
+from weft.errors import InputError
 from weft.hdl.errors import WeftError
 from weft.lm import Completion, End
 from weft.server_access import refusal
@@ -31,9 +34,9 @@ class Form:
     whole: str
     part: str
 
-    def choice(self, text: str, reason: End | None, *, whole: bool) -> dict[str, Any]:
+    def choice(self, text: str, reason: End | None, *, whole: bool, index: int = 0) -> dict[str, Any]:
         finish = None if reason is None else "stop" if reason in (End.MODEL, End.STOP) else "length"
-        end = {"index": 0, "logprobs": None, "finish_reason": finish}
+        end = {"index": index, "logprobs": None, "finish_reason": finish}
         if reason is not None:
             end["end_reason"] = reason.value
         if self.prefix == "cmpl":
@@ -48,7 +51,7 @@ CHAT = Form("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
 class Answer:
-    """A text that goes on, for one client; made in the loop that answers.
+    """Texts that go on, for one client; made in the loop that answers.
 
     Parameters
     ----------
@@ -56,75 +59,102 @@ class Answer:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._events = engine, asyncio.Queue[Event]()
+        self._engine, self._events = engine, asyncio.Queue[tuple[int, Event]]()
         self._loop = asyncio.get_running_loop()
-        self._ticket: Ticket | None = None
+        self._tickets: list[Ticket] = []
 
     def submit(
         self,
-        prompt: str | list[int],
-        options: dict[str, Any],
+        prompts: Sequence[str | list[int]],
+        options: Callable[[], dict[str, Any]],
         *,
         special: bool = False,
         begin: bool | None = None,
     ) -> None:
-        """Ask for the text; in any thread.
+        """Ask for a text for each prompt; in any thread.
 
         Parameters
         ----------
-        prompt, options
-            As `Engine.submit` has them.
+        prompts : sequence of str or list of int
+        options : callable
+            Gives the options of each text, as `Engine.submit` has them.
         special, begin
             As `weft.lm.Model.encode` has them.
 
         Raises
         ------
         InputError, BusyError
-            As `Engine.submit` does.
+            As `Engine.submit` does, for any of the texts; none of them goes on then.
         """
-        tokens = self._engine.model.encode(prompt, special=special, begin=begin)
-        self._ticket = self._engine.submit(tokens, options, self._listen)
+        encode = functools.partial(self._engine.model.encode, special=special, begin=begin)
+        encoded = [_encode(encode, prompts, index) for index in range(len(prompts))]
+        try:
+            for index, tokens in enumerate(encoded):
+                listen = functools.partial(self._listen, index)
+                self._tickets.append(self._engine.submit(tokens, options(), listen))
+        except BaseException:
+            self.cancel()
+            raise
 
-    def _listen(self, event: Event) -> None:
+    def _listen(self, index: int, event: Event) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     def cancel(self) -> None:
-        """Have the text not go on."""
-        if self._ticket is not None:
-            self._engine.cancel(self._ticket)
+        """Have the texts not go on."""
+        for ticket in self._tickets:
+            self._engine.cancel(ticket)
 
-    async def events(self, left: Callable[[], Awaitable[bool]] | None = None) -> AsyncIterator[Event]:
-        """Pieces, and at last the whole; ends early when the client has `left`."""
-        looked = time.monotonic()
-        while True:
+    async def events(
+        self, left: Callable[[], Awaitable[bool]] | None = None
+    ) -> AsyncIterator[tuple[int, Event]]:
+        """Yield the number of a prompt and a piece of its text, or at last the whole; ends early when the client has
+        `left`, and with an error."""
+        looked, going = time.monotonic(), len(self._tickets)
+        while going:
             if time.monotonic() - looked >= _PAUSE:
                 if left is not None and await left():
                     return
                 looked = time.monotonic()
             try:
-                event = await asyncio.wait_for(self._events.get(), _PAUSE)
+                index, event = await asyncio.wait_for(self._events.get(), _PAUSE)
             except TimeoutError:
                 continue
-            yield event
-            if not isinstance(event, str):
+            yield index, event
+            if isinstance(event, WeftError):
                 return
+            going -= not isinstance(event, str)
 
-    async def whole(self, left: Callable[[], Awaitable[bool]]) -> Completion:
-        """The text at its end. Raises `ClientDisconnect` if the client has `left` before."""
+    async def whole(self, left: Callable[[], Awaitable[bool]]) -> list[Completion]:
+        """Return the texts at their ends. Raises `ClientDisconnect` if the client has `left` before."""
+        found: dict[int, Completion] = {}
         try:
-            async for event in self.events(left):
+            async for index, event in self.events(left):
                 if isinstance(event, WeftError):
                     raise event
                 if isinstance(event, Completion):
-                    return event
-            raise ClientDisconnect
+                    found[index] = event
+            if len(found) < len(self._tickets):
+                raise ClientDisconnect
+            return [found[index] for index in sorted(found)]
         finally:
             self.cancel()
 
 
+def _encode(
+    encode: Callable[[str | list[int]], list[int]], prompts: Sequence[str | list[int]], index: int
+) -> list[int]:
+    """The tokens of one of several prompts; an error says of which."""
+    try:
+        return encode(prompts[index])
+    except (InputError, TokenError) as error:
+        if len(prompts) == 1:
+            raise
+        raise InputError(f"prompt {index}: {error}") from None
+
+
 class Events(StreamingResponse):
-    """A stream of server-sent events. Its text ends with it, also if the client leaves before the first event."""
+    """A stream of server-sent events. Its texts end with it, also if the client leaves before the first event."""
 
     def __init__(self, answer: Answer, about: dict[str, Any], form: Form, usage: bool) -> None:
         content = _stream(answer, about, form, usage)
@@ -147,19 +177,22 @@ async def _stream(answer: Answer, about: dict[str, Any], form: Form, usage: bool
     if form is CHAT:
         first = form.choice("", None, whole=False)
         yield sent(choices=[first | {"delta": {"role": "assistant", "content": ""}}])
-    async for event in answer.events():
+    results = []
+    async for index, event in answer.events():
         if isinstance(event, str):
-            yield sent(choices=[form.choice(event, None, whole=False)])
+            yield sent(choices=[form.choice(event, None, whole=False, index=index)])
         elif isinstance(event, WeftError):
+            usage = False
             yield f"data: {json.dumps(refusal(500, str(event)))}\n\n"
         else:
-            yield sent(choices=[form.choice("", event.reason, whole=False)])
-            if usage:
-                yield sent(choices=[], usage=usage_of(event))
+            yield sent(choices=[form.choice("", event.reason, whole=False, index=index)])
+            results.append(event)
+    if usage:
+        yield sent(choices=[], usage=usage_of(results))
     yield "data: [DONE]\n\n"
 
 
-def usage_of(result: Completion) -> dict[str, int]:
-    """Numbers of tokens, in OpenAI's form."""
-    given, made = len(result.prompt), len(result.tokens)
+def usage_of(results: Sequence[Completion]) -> dict[str, int]:
+    """Count the tokens of texts, in OpenAI's form."""
+    given, made = sum(len(text.prompt) for text in results), sum(len(text.tokens) for text in results)
     return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}

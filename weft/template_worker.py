@@ -1,5 +1,7 @@
 """The process that opens and renders a chat template, which comes with a file and may do anything.
 
+Templates see what the `transformers` package gives them: its filters, functions and tags.
+
 `weft.chat` starts this file as a script. It imports Jinja and nothing of weft, so that it starts in 50 ms. Requests and
 answers are JSON, one a line. The kernel ends the process when a request takes too much processor time: Jinja evaluates
 constants while it opens a template, and a single operation on long integers runs for minutes.
@@ -7,6 +9,7 @@ constants while it opens a template, and a single operation on long integers run
 
 from __future__ import annotations
 
+import datetime
 import json
 import resource
 import signal
@@ -15,10 +18,6 @@ from typing import Any
 
 _SHOWN = 1000
 """Characters of a message that are sent."""
-
-
-class RefusedError(Exception):
-    """A template refuses messages by ``raise_exception``."""
 
 
 def limit(memory: int) -> None:
@@ -33,19 +32,41 @@ def open_template(source: str) -> Any:
     import jinja2.sandbox
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
     )
+    environment.filters["tojson"] = _write_json
     environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _write_now
     return environment.from_string(source)
 
 
+def _generation_tag() -> type:
+    """The tag around text of the model, which trainers look at: ``{% generation %}...{% endgeneration %}``."""
+    import jinja2.ext
+    import jinja2.nodes
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = jinja2.nodes.CallBlock(self.call_method("render"), [], [], body)
+            return call.set_lineno(line)
+
+        def render(self, caller: Any) -> Any:
+            return caller()
+
+    return Generation
+
+
 def render(template: Any, values: dict[str, Any], longest: int) -> str:
-    """The text of a template. Raises `RefusedError` if it has more than `longest` characters."""
+    """Render a template. Raises `ValueError` if the text has more than `longest` characters."""
     pieces, length = [], 0
     for piece in template.generate(**values):
         length += len(piece)
         if length > longest:
-            raise RefusedError(f"the text has more than {longest:,} characters")
+            raise ValueError(f"the text has more than {longest:,} characters")
         pieces.append(piece)
     return "".join(pieces)
 
@@ -84,8 +105,25 @@ def main(seconds: float, memory: int, folders: list[str]) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def _write_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    # Unlike Jinja's filter of this name it neither escapes <, >, & and ' nor sorts keys.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _write_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
 def _refuse(message: object) -> None:
-    raise RefusedError(str(message))
+    raise ValueError(str(message))
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ def read(source: Source) -> LanguageModel:
     """Read a language model from a GGUF file (a path, or its bytes).
 
     Weights of ``F32``, ``F16`` and ``BF16`` become float32, those in blocks (``Q8_0``, ``Q4_0``, ``Q4_1``, ``Q5_0``,
-    ``Q5_1``, ``Q6_K``) `weft.compiler.language.model.BlockTensor`; nothing is rounded. Of ``llama`` files the rows of
-    queries and keys stay in the order in which the file has them, in which neighbours are turned together. The fused
-    projection of ``gpt2`` files is taken apart.
+    ``Q5_1``, ``Q2_K`` to ``Q6_K``) `weft.compiler.language.model.BlockTensor`; nothing is rounded. Of ``llama`` files
+    the rows of queries and keys stay in the order in which the file has them, in which neighbours are turned together.
+    The fused projection of ``gpt2`` files is taken apart.
 
     Raises
     ------

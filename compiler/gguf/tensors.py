@@ -93,8 +93,8 @@ class Tensors:
     def _decoded(self, stored: Stored, shape: tuple[int, int]) -> Matrix:
         if stored.kind not in KINDS:
             raise CompileError(
-                f"{stored.label} has type {stored.kind}; weft reads {', '.join(KINDS)}: quantise the model to one of "
-                "these, Q8_0 for example"
+                f"{stored.label} has type {stored.kind}; weft reads {', '.join(KINDS)}: convert the file to one of "
+                "these, as 'llama-quantize --allow-requantize IN OUT Q8_0' of llama.cpp does"
             )
         matrix = decode(stored.content, stored.kind, shape)
         if not finite(matrix):

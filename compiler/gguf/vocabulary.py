@@ -10,7 +10,7 @@ import numpy as np
 from weft.compiler.gguf.file import Value
 from weft.compiler.gguf.metadata import Metadata
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.language.vocabulary import Kind, Vocabulary
+from weft.compiler.language.vocabulary import Kind, Vocabulary, find_ends
 from weft.compiler.language.words import PATTERNS
 from weft.hdl.files.schema import shown
 
@@ -56,7 +56,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         begin=(begin := _token(metadata, "bos", count, 1 if pieces else None)),
         end=end,
         unknown=_token(metadata, "unknown", count, 0 if pieces else None),
-        ends=frozenset(token for token in (end, *others) if token is not None),
+        ends=find_ends(tokens, kinds).union(token for token in (end, *others) if token is not None),
         add_begin=_adds(metadata, "bos", begin, pieces or PATTERNS[pre].begins),
         add_end=_adds(metadata, "eos", end, False),
         add_space=pieces and metadata.flag(f"{_PREFIX}add_space_prefix", True),

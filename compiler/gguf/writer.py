@@ -15,10 +15,10 @@ from weft.compiler.gguf.reader import read
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.libraries import library
 from weft.compiler.language.model import Block, LanguageModel, Linear, Matrix, Norm, dense
-from weft.compiler.language.vocabulary import Vocabulary
+from weft.compiler.language.vocabulary import Vocabulary, find_ends
 
-WRITTEN = tuple(kind for kind in KINDS if kind != "Q6_K")
-"""Types that matrices can be written as; the package `gguf` does not quantise to ``Q6_K``."""
+WRITTEN = tuple(kind for kind in KINDS if not kind.endswith("_K"))
+"""Types that matrices can be written as; the package `gguf` does not quantise to ``Q2_K`` to ``Q6_K``."""
 
 
 def write(
@@ -123,7 +123,8 @@ class _Writer:
         else:
             to.add_tokenizer_pre(known.pre)
             to.add_token_merges([" ".join(pair) for pair in known.merges])
-        others = sorted(known.ends - {known.end})
+        found = find_ends(known.tokens, known.kinds)  # which readers find without metadata
+        others = sorted(known.ends - {known.end}, key=lambda token: (token in found, token))
         special = {"bos": known.begin, "eos": known.end, "unknown": known.unknown}
         for name, token in (*special.items(), *zip(("eot", "eom"), others, strict=False)):
             if token is not None:

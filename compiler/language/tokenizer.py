@@ -36,6 +36,11 @@ class Tokenizer:
         return {text.replace(space, " ") if space else text: at for text, at in found if text}
 
     @functools.cached_property
+    def controls(self) -> tuple[int, ...]:
+        """All control tokens."""
+        return tuple(at for at, kind in enumerate(self.vocabulary.kinds) if kind is Kind.CONTROL)
+
+    @functools.cached_property
     def longest(self) -> int:
         """Characters of a text that a single token stands for at most."""
         # A byte's character in a vocabulary of bytes is a character of a text or a part of one; names of control tokens

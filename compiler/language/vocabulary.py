@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+_END_TEXTS = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>",
+    "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<eos>", "</s>", "<|return|>", "<|call|>",
+    "<|calls|>", "<|flush|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    # Padding, and the next file of code models
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+    "<reponame>", "<|file_sep|>",
+})  # fmt: skip
+"""Texts of control tokens that end a turn or a text, as llama.cpp has them: many files name only one by its number."""
+_INNER_ENDS = (
+    ("<|end|>", {"<|return|>", "<|call|>"}), ("<|end|>", {"<|calls|>", "<|flush|>"}), ("</s>", {"<|tool_response>"}),
+)  # fmt: skip
+"""Tokens that end only a part of a turn in vocabularies that have these other tokens."""
 
 
 class Kind(enum.IntEnum):
@@ -38,7 +53,7 @@ class Vocabulary:
     begin, end, unknown : int or None
         Tokens for the begin and the end of a text, and for text that cannot be written.
     ends : frozenset of int
-        All tokens that end a text or a turn.
+        All tokens that end a text or a turn: those that a file names, and those of `find_ends`.
     add_begin, add_end : bool
         Whether texts are given these.
     add_space : bool
@@ -58,3 +73,19 @@ class Vocabulary:
     add_begin: bool = False
     add_end: bool = False
     add_space: bool = False
+
+
+def find_ends(tokens: Sequence[str], kinds: Sequence[Kind]) -> frozenset[int]:
+    """Find the control tokens that end a turn or a text, by their texts.
+
+    Parameters
+    ----------
+    tokens : sequence of str
+    kinds : sequence of Kind
+        Of each token.
+    """
+    pairs = enumerate(zip(tokens, kinds, strict=False))
+    found = {at: text for at, (text, kind) in pairs if kind is Kind.CONTROL and text in _END_TEXTS}
+    texts = set(found.values())
+    inner = {text for text, others in _INNER_ENDS if others <= texts}
+    return frozenset(at for at, text in found.items() if text not in inner)

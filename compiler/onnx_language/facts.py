@@ -102,6 +102,9 @@ def _template(folder: Path, tokenizer: dict[str, Any]) -> str:
         except (SchemaError, OSError, UnicodeDecodeError) as error:
             raise CompileError(f"cannot read {printable(str(path))}: {printable(str(error))}") from None
     found = tokenizer.get("chat_template")
+    if isinstance(found, list):  # by names, of which one is for messages without tools
+        named = [item for item in found if isinstance(item, dict) and item.get("name") == "default"]
+        found = named[0].get("template") if named else ""
     return found if isinstance(found, str) else ""
 
 

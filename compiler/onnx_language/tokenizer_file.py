@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.encoders import SPACE
-from weft.compiler.language.vocabulary import Kind, Vocabulary
+from weft.compiler.language.vocabulary import Kind, Vocabulary, find_ends
 from weft.compiler.language.words import PATTERNS
 from weft.compiler.onnx_language.facts import Facts, document
 from weft.hdl.files.schema import shown
@@ -103,7 +103,7 @@ class _Reader:
             begin=begin,
             end=end,
             unknown=numbers.get(unknown) if isinstance(unknown, str) else None,
-            ends=frozenset([*ends, *([] if end is None else [end])]),
+            ends=find_ends(tokens, kinds).union(ends, [] if end is None else [end]),
             add_begin=front is not None,
             add_end=back is not None,
             add_space=space,

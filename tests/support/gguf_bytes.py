@@ -16,7 +16,8 @@ TYPES = {
 """Types of metadata: their numbers, and how `struct` writes them."""
 KINDS = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
-    "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "I32": (26, 1, 4),
+    "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
+    "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "I32": (26, 1, 4),
     "BF16": (30, 1, 2),
 }  # fmt: skip
 """Types of tensors: their numbers, elements and bytes of a block."""
@@ -112,9 +113,11 @@ def blocks(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> bytes
             if kind == "BF16"
             else (rng.normal(0, 1, count).astype("<f2").tobytes())
         )
-    if kind == "Q6_K":
+    if kind in ("Q3_K", "Q6_K"):
         raw[:, -2:] = halves[:, :2] // 16 * 16
-    elif kind.endswith("_1"):
+    elif kind == "Q2_K":
+        raw[:, -4:] = halves
+    elif kind.endswith(("_1", "_K")):
         raw[:, :4] = halves
     else:
         raw[:, :2] = halves[:, :2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 import os
 import re
 import resource
@@ -29,6 +31,8 @@ CHATML = """\
     {{- '<|assistant|>' }}
 {%- endif %}
 """
+OTHERS = json.loads((Path(__file__).with_name("rendered_templates.json")).read_text())
+"""Texts of transformers, made once, as the package takes long to load; the file says how."""
 HELLO = [{"role": "user", "content": "hello"}]
 ECHO = "{% for message in messages %}{{ message.content }}{% endfor %}"
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -56,6 +60,41 @@ def test_a_template_writes_messages() -> None:
         assert template.begin == "<s>"
     with ChatTemplate(CHATML, dataclasses.replace(pieces(), begin=None, end=None)) as without:
         assert (without.text(messages[1:]), without.begin) == ("<|user|>hello<|assistant|>", "")
+
+
+@pytest.mark.parametrize("name", OTHERS["templates"])
+def test_texts_are_those_of_transformers(name: str) -> None:
+    case = OTHERS["templates"][name]
+    messages = OTHERS["conversations"][case["conversation"]]
+
+    def render() -> str:
+        with ChatTemplate(case["template"], pieces()) as template:
+            return template.text(messages, options=case["options"])
+
+    if case["text"] is None:
+        with pytest.raises(InputError, match="the model's chat template"):
+            render()
+    else:
+        assert render() == case["text"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ strftime_now('%d %B %Y') }}",
+        "{% if strftime_now is defined %}{{ strftime_now('%d %B %Y') }}{% endif %}",
+    ],
+)
+def test_the_date(source: str) -> None:
+    before = datetime.datetime.now()
+    text = rendered(source)
+    assert text in {time.strftime("%d %B %Y") for time in (before, datetime.datetime.now())}
+
+
+def test_options_do_not_replace_messages() -> None:
+    with ChatTemplate(ECHO, pieces()) as template, pytest.raises(InputError) as refused:
+        template.text(HELLO, options={"x": 1, "tools": [], "messages": []})
+    assert str(refused.value) == "options of a chat template cannot be 'messages', 'tools'"
 
 
 def test_any_text_comes_through() -> None:

@@ -19,6 +19,7 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.decoder import Decoder
 from weft.compiler.language.model import LanguageModel
 from weft.compiler.language.reference import Reference
+from weft.compiler.language.vocabulary import Kind
 from weft.decoder_run import DecoderMemory
 from weft.devices import Simulation
 from weft.errors import InputError
@@ -130,6 +131,34 @@ def test_the_model_ends_a_text(path: Path, tmp_path: Path) -> None:
         decoder = loaded.tokenizer.decoder()
         assert result.text == "".join(map(decoder.feed, result.tokens[:-1])) + decoder.end()
         assert result.tokens[-1] == tokens[last]
+
+
+@pytest.mark.parametrize(
+    ("name", "stop", "reason"),
+    [
+        ("<|eot_id|>", (), End.MODEL),
+        ("<|start_header_id|>", (), End.TOKENS),
+        ("<|start_header_id|>", "<|start_header_id|>", End.STOP),
+    ],
+)
+def test_control_tokens_that_end_a_turn(
+    name: str, stop: str | tuple[str, ...], reason: End, path: Path, tmp_path: Path
+) -> None:
+    """The file names none of them as an end; their texts do, or the caller."""
+    with weft.lm.load(path, "small", calibration="the") as loaded:
+        whole = loaded.generate(PROMPT, tokens=4).result
+    token = whole.tokens[1]
+    at = whole.tokens.index(token)
+    known = read(path).vocabulary
+    tokens, kinds = list(known.tokens), list(known.kinds)
+    tokens[token], kinds[token] = name, Kind.CONTROL
+    ending = changed(path, tmp_path / "x.gguf", tokens=tuple(tokens), kinds=tuple(kinds))
+    with weft.lm.load(ending, "small", calibration="the") as loaded:
+        result = loaded.generate(whole.prompt, tokens=4, stop=stop).result
+        assert result.reason is reason
+        assert result.tokens == whole.tokens[: at + 1 if reason is not End.TOKENS else 4]
+        assert name not in result.text
+        assert loaded.step() is False
 
 
 def test_a_stop_sequence_ends_a_text(model: Model) -> None:

@@ -58,6 +58,20 @@ def test_whatever_the_pieces_it_is_what_find_says() -> None:
         assert not any(item in given for item in stop)
 
 
+@pytest.mark.parametrize("stop", [("</s>",), ("foxy", "</s>"), ("</s>", "<s>")])
+def test_a_control_token_is_a_stop_sequence_by_its_name(stop: tuple[str, ...]) -> None:
+    """Also where a stop sequence or a character has begun; other control tokens end nothing."""
+    for text, dropped in (("the fo", 0), ("the fox", 0), ("a€", 0), ("a€", 1)):
+        tokens = TOKENIZER.encode(text, begin=False)
+        tokens = tokens[: len(tokens) - dropped]
+        made = Text(TOKENIZER, stop)
+        expected = f" {text}" if not dropped else " a\ufffd"
+        assert ("".join(map(made.feed, [*tokens, 2])), made.stopped) == (expected, True)
+        assert made.feed(5) == made.end() == ""
+    made = Text(TOKENIZER, ("</s",))
+    assert ([made.feed(2), made.feed(1)], made.stopped) == (["", ""], False)
+
+
 def test_half_a_character_at_the_end() -> None:
     made = Text(TOKENIZER)
     tokens = TOKENIZER.encode("€", begin=False)

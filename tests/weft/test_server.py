@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 import pytest
 from support.language_models import SIZES, random_model
-from support.load import COMPLETIONS, Case, request
+from support.load import CHATS, COMPLETIONS, Case, request
 from support.served import connected, received, serving, settled
 
 import weft.lm
@@ -40,7 +40,7 @@ from weft.sim.device import DeviceError
 PROMPT = "the quick fox"
 TIME, CLIENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", r"127\.0\.0\.1:\d+"
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message.role }} {{ message.content }}{{ eos_token }}"
+    "{{ bos_token }}{{ note }}{% for message in messages %}{{ message.role }} {{ message.content }}{{ eos_token }}"
     "{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "{% if message.content == 'time' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     "{% elif message.content == 'memory' %}{% set n = 10 ** 10 %}{{ 'a' * n }}{% endif %}{% endfor %}"
@@ -109,6 +109,12 @@ def test_models(client: httpx.Client) -> None:
     found = client.get("/v1/models").json()
     assert [model["id"] for model in found["data"]] == ["served"]
     assert client.get("/health").json() == {"status": "ok", "texts": 0}
+    assert client.get("/v1/models/served").json() == found["data"][0]
+    for name in ("llama", "served/x", "a/b", "%1b"):
+        answer = client.get(f"/v1/models/{name}")
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 404
+        assert re.fullmatch(r"there is no model '.*'; this server has 'served'", message)
 
 
 def test_a_completion(client: httpx.Client, alone: Model) -> None:
@@ -127,6 +133,53 @@ def test_a_completion(client: httpx.Client, alone: Model) -> None:
     assert tokens["choices"][0]["text"] == result.text
     drawn = alone.generate(PROMPT, tokens=6, temperature=1.0, top_k=5, seed=8).result
     assert ask(client, max_tokens=6, temperature=None, top_k=5, seed=8)["choices"][0]["text"] == drawn.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "prompts", [["the quick"], [[5, 6, 7]], ["the quick", "", "over", "the quick"], ["a", [5, 6, 7]]]
+)
+def test_each_prompt_of_a_list_has_a_choice(
+    client: httpx.Client, alone: Model, prompts: list[str | list[int]], stream: bool
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 5, "temperature": 1.0, "seed": 3}
+    results = [alone.generate(prompt, tokens=5, temperature=1.0, seed=3).result for prompt in prompts]
+    if stream:
+        fields = {"prompt": prompts, "stream_options": {"include_usage": True}, **options}
+        *parts, last, end = events(client, "/v1/completions", **fields)
+        texts, reasons, usage = [""] * len(prompts), [""] * len(prompts), last["usage"]
+        assert end is None
+        for choice in (part["choices"][0] for part in parts):
+            assert not reasons[choice["index"]]
+            texts[choice["index"]] += choice["text"]
+            reasons[choice["index"]] = choice["finish_reason"] or ""
+    else:
+        found = ask(client, prompt=prompts, **options)
+        assert [choice["index"] for choice in found["choices"]] == list(range(len(prompts)))
+        texts, usage = [choice["text"] for choice in found["choices"]], found["usage"]
+        reasons = [choice["finish_reason"] for choice in found["choices"]]
+    assert texts == [result.text for result in results]
+    assert reasons == ["length"] * len(prompts)
+    assert usage["prompt_tokens"] == sum(len(result.prompt) for result in results)
+    assert usage["completion_tokens"] == 5 * len(prompts)
+
+
+def test_like_prompts_of_a_list_have_different_texts(client: httpx.Client) -> None:
+    found = ask(client, prompt=["a"] * 3, max_tokens=8, temperature=2)
+    assert len({choice["text"] for choice in found["choices"]}) > 1
+
+
+def test_all_texts_of_a_list_end_when_the_client_leaves_or_one_is_refused(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": ["a", "b", "c"], "max_tokens": 490}
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json=body, timeout=0.3)
+    settled(lambda: engine.texts == 0)
+    monkeypatch.setattr(engines, "WAITING", 2)
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 503
+    settled(lambda: engine.texts == 0)
 
 
 def test_without_a_seed_texts_are_different(client: httpx.Client) -> None:
@@ -209,8 +262,20 @@ REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
     (b" " * (BODY + 1), 413, "the request has more than 4,194,304 bytes"),
     ({}, 400, "the request does not fit: Object missing required field `prompt`"),
     ({"prompt": 5}, 400, "the request does not fit: Expected `str | array`, got `int` - at `$.prompt`"),
-    ({"prompt": [1.5]}, 400, "the request does not fit: Expected `int`, got `float` - at `$.prompt[0]`"),
-    ({"prompt": ["a", "b"]}, 400, "the request does not fit: "),
+    (
+        {"prompt": [1.5]},
+        400,
+        "the request does not fit: Expected `int | str | array`, got `float` - at `$.prompt[0]`",
+    ),
+    ({"prompt": [[5, "a"]]}, 400, "the request does not fit: Expected `int`, got `str` - at `$.prompt"),
+    (
+        {"prompt": ["a", 5]},
+        400,
+        "'prompt' has the token 5 beside prompts: give texts, lists of tokens, or one list of tokens",
+    ),
+    ({"prompt": ["a"] * 129}, 400, "'prompt' has 129 prompts; it may have 128"),
+    ({"prompt": ["a", [5] * 501]}, 400, "prompt 1: the prompt has 501 tokens; the context has room for 500"),
+    ({"prompt": ["a", []]}, 400, "prompt 1: the prompt is empty"),
     ({"prompt": []}, 400, "the prompt is empty, and the model's vocabulary has no token"),
     ({"prompt": [100_000]}, 400, "'prompt' must be an integer from 0 to "),
     ({"prompt": [5] * 501}, 400, "the prompt has 501 tokens; the context has room for 500"),
@@ -239,8 +304,26 @@ REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
     ({"prompt": "a", "n": 2}, 400, "'n' is 2, which is not supported here"),
     ({"prompt": "a", "top_p": 0.5}, 400, "'top_p' is 0.5, which is not supported here"),
     ({"prompt": "a", "logprobs": 3}, 400, "'logprobs' is 3, which is not supported here"),
+    ({"prompt": "a", "logprobs": 0}, 400, "'logprobs' is 0, which is not supported here"),
+    (
+        {"prompt": "a", "n": 2, "top_p": 1, "echo": True},
+        400,
+        "'n' is 2 and 'echo' is True, which is not supported here",
+    ),
     ({"prompt": "\ud800"}, 400, "the request is no JSON: "),
 ]
+CHANGING: dict[str, Any] = {
+    "tool_choice": "required", "ignore_eos": True, "grammar": "root ::= x", "guided_json": {}, "mirostat": 2,
+    "typical_p": 0.5, "stop_token_ids": [5], "xtc_probability": 0.1, "dry_multiplier": 0.8, "n_predict": 5,
+    "add_generation_prompt": False, "continue_final_message": True, "functions": [{}], "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"}, "logit_bias": {"5": 100}, "best_of": 2, "logprobs": True,
+    "top_logprobs": 0, "n": True, "whatever": 0,
+}  # fmt: skip
+UNCHANGING: dict[str, Any] = {
+    "tool_choice": "auto", "tools": [], "ignore_eos": False, "typical_p": 1.0, "add_generation_prompt": True, "n": 1,
+    "logprobs": False, "response_format": {"type": "text"}, "user": "me", "metadata": {"a": "b"}, "whatever": None,
+    "store": True, "parallel_tool_calls": False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "status", "message"), REFUSED)
@@ -252,6 +335,34 @@ def test_requests_that_are_refused(
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (status, "invalid_request_error")
     assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("address", [COMPLETIONS, CHATS])
+def test_no_field_is_ignored_that_changes_a_text(client: httpx.Client, address: str) -> None:
+    about = {"prompt": "a", "max_tokens": 1} if address == COMPLETIONS else chat("a")
+    others = {"chat_template_kwargs": {}} if address == COMPLETIONS else {}
+    for name, value in (CHANGING | others).items():
+        answer = client.post(address, json=about | {name: value})
+        assert answer.status_code == 400, name
+        assert answer.json()["error"]["message"] == f"{name!r} is {value!r}, which is not supported here"
+    assert client.post(address, json=about | UNCHANGING).status_code == 200
+
+
+def test_options_of_chats_reach_the_template(client: httpx.Client) -> None:
+    usage = []
+    for options in ({}, {"note": "the quick"}, {"eos_token": ""}):
+        answer = client.post(CHATS, json=chat("a") | {"chat_template_kwargs": options})
+        usage.append(answer.json().get("usage", {}).get("prompt_tokens", answer.status_code))
+    assert usage[0] < usage[1] < usage[2] == 400
+
+
+@pytest.mark.parametrize("depth", [100, 400, 600, 900, 990])
+def test_values_that_templates_are_given(client: httpx.Client, depth: int) -> None:
+    """Nested deeply, or long integers: no error of the server."""
+    for value in ("[" * depth + "]" * depth, "1" * depth * 9):
+        body = f'{{"messages": [{{"role": "user", "content": "a", "x": {value}}}], "max_tokens": 1}}'
+        answer = client.post(CHATS, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (200, 400), answer.text
 
 
 def test_requests_of_other_kinds(client: httpx.Client) -> None:
@@ -292,9 +403,9 @@ def test_others_are_answered_meanwhile(
         assert prompt != long or goes_on.wait(60)
         return encode(prompt, **options)
 
-    def render_late(self: ChatTemplate, messages: list[dict[str, str]], longest: int) -> str:
+    def render_late(self: ChatTemplate, *arguments: Any) -> str:
         assert goes_on.wait(60)
-        return text(self, messages, longest)
+        return text(self, *arguments)
 
     encodes = where.startswith("a text")
     if encodes:

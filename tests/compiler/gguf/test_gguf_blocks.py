@@ -25,8 +25,9 @@ def test_every_type_is_what_the_library_says(kind: str, shape: tuple[int, int]) 
     if isinstance(found, BlockTensor):
         assert found.values.dtype == np.int8
         assert found.scales.shape == (shape[0], shape[1] // found.block)
-        assert (found.minimums is not None) == kind.endswith("_1")
-        upper, lower = {"8": (128, -128), "4": (16, -8), "5": (32, -16), "6": (32, -32)}[kind[1]]
+        assert (found.minimums is not None) == (kind.endswith("_1") or kind in ("Q2_K", "Q4_K", "Q5_K"))
+        limits = {"8": (128, -128), "4": (16, -8), "5": (32, -16), "6": (32, -32), "3": (4, -4), "2": (4, 0)}
+        upper, lower = limits[kind[1]]
         assert lower <= found.values.min() < found.values.max() < upper
     else:
         assert not kind.startswith("Q")
@@ -41,18 +42,22 @@ def test_blocks_of_32_also_in_rows_of_32() -> None:
 
 def test_the_extremes_of_scales() -> None:
     """Denormal, negative, and the largest half; nothing is rounded."""
-    for scale in (2.0**-24, -(2.0**-24), 65504.0, -65504.0, 0.0):
-        raw = np.frombuffer(blocks(np.random.default_rng(2), "Q6_K", (1, 256)), np.uint8).copy()
-        raw[-2:] = np.array([scale], "<f2").view(np.uint8)
-        wanted = gguf.quants.dequantize(raw[None], gguf.GGMLQuantizationType.Q6_K)
-        assert np.array_equal(dense(ours.decode(raw, "Q6_K", (1, 256))), wanted)
+    places = {kind: [0, 2] for kind in ("Q4_K", "Q5_K")} | {"Q2_K": [80, 82], "Q3_K": [108], "Q6_K": [208]}
+    for kind, starts in places.items():
+        for scale in (2.0**-24, -(2.0**-24), 65504.0, -65504.0, 0.0):
+            raw = np.frombuffer(blocks(np.random.default_rng(2), kind, (1, 256)), np.uint8).copy()
+            for at in starts:
+                raw[at : at + 2] = np.array([scale], "<f2").view(np.uint8)
+            wanted = gguf.quants.dequantize(raw[None], gguf.GGMLQuantizationType[kind])
+            assert np.array_equal(dense(ours.decode(raw, kind, (1, 256))), wanted)
 
 
 @pytest.mark.parametrize("kind", ours.KINDS)
 def test_numbers_that_are_not_finite(kind: str) -> None:
     raw = np.frombuffer(blocks(np.random.default_rng(3), kind, (1, 256)), np.uint8)
     assert ours.finite(ours.decode(raw, kind, (1, 256)))
-    places = {"Q6_K": [208], "F32": [8]}.get(kind, [0, 2] if kind.endswith("_1") else [0])
+    two = kind.endswith("_1") or kind in ("Q4_K", "Q5_K")
+    places = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82], "F32": [8]}.get(kind, [0, 2] if two else [0])
     for at in places:
         for value in ("nan", "inf"):
             dtype = {"F32": "<f4", "BF16": "<f4"}.get(kind, "<f2")

@@ -132,7 +132,7 @@ def test_all_types_in_one_file(files: Callable[[str], Gguf]) -> None:
     for field, suffix in (("width", "embedding_length"), ("feed_forward", "feed_forward_length")):
         made.entry(f"llama.{suffix}", "u32", getattr(sizes, field))
     made.tensors, wanted = [], {}
-    kinds = iter([kind for kind in KINDS if kind not in ("Q4_K", "I32")] * 9)
+    kinds = iter([kind for kind in KINDS if kind not in ("IQ4_NL", "I32")] * 9)
     shapes = {"token_embd": model.token_embedding.shape, "output": model.output.weight.shape}
     for at, block in enumerate(model.blocks):
         names = {"attn_q": "query", "attn_k": "key", "attn_v": "value", "attn_output": "attention_output",
@@ -340,11 +340,13 @@ def test_every_tensor_with_numbers_that_are_none_is_named(
 def test_types_that_are_not_read(files: Callable[[str], Gguf]) -> None:
     made = files("llama")
     changed = made.tensor("blk.1.attn_norm.weight")
-    changed.kind = "I32"
-    assert fails(made) == (
-        "tensor 'blk.1.attn_norm.weight' has type I32; weft reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q6_K: "
-        "quantise the model to one of these, Q8_0 for example"
-    )
+    for kind in ("I32", "IQ4_NL"):
+        changed.kind = kind
+        assert fails(made) == (
+            f"tensor 'blk.1.attn_norm.weight' has type {kind}; weft reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, "
+            "Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K: convert the file to one of these, as 'llama-quantize "
+            "--allow-requantize IN OUT Q8_0' of llama.cpp does"
+        )
 
 
 def test_rotary_factors_must_be_above_zero(files: Callable[[str], Gguf]) -> None:

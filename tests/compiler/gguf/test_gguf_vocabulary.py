@@ -60,7 +60,7 @@ def test_what_is_read_of_pieces() -> None:
         LLAMA, bos_token_id=2, eos_token_id=1, unknown_token_id=4, eot_token_id=5, add_bos_token=False,
         add_eos_token=True, add_space_prefix=False,
     )  # fmt: skip
-    assert (others.begin, others.end, others.unknown, others.ends) == (2, 1, 4, {1, 5})
+    assert (others.begin, others.end, others.unknown, others.ends) == (2, 1, 4, {1, 2, 5})
     assert (others.add_begin, others.add_end, others.add_space) == (False, True, False)
 
 
@@ -76,6 +76,39 @@ def test_what_is_read_of_byte_pairs() -> None:
         assert named.pre == pre
         assert named.add_begin == pattern.begins == (pre in ("llama-bpe", "llama3"))
     assert not read(GPT2, pre="llama-bpe").add_begin
+
+
+END_TEXTS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]",
+    "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<|file_sep|>",
+    "<|fim_pad|>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_control_tokens_that_end_turns_are_found_by_their_texts(kind: Kind) -> None:
+    """The tokens of llama.cpp's list; `eos` is the end of a text, and nothing names that of a turn."""
+    tokens = ("a", "<|begin|>", "<|start_header_id|>", "<0x0A>", *END_TEXTS)
+    kinds = [Kind.NORMAL, Kind.CONTROL, Kind.CONTROL, Kind.BYTE, *[kind] * len(END_TEXTS)]
+    if kind is Kind.BYTE:
+        kinds[4:] = [Kind.NORMAL] * len(END_TEXTS)
+    found = read(GPT2, tokens=tokens, merges=None, token_type=np.array(kinds, np.int32), eos_token_id=1)
+    by_text = set(range(4, len(tokens))) if kind is Kind.CONTROL else set()
+    assert (found.end, found.ends) == (1, {1, *by_text})
+
+
+@pytest.mark.parametrize(
+    ("texts", "inner"),
+    [
+        (("<|end|>", "<|return|>", "<|call|>"), "<|end|>"),
+        (("<|end|>", "<|calls|>", "<|flush|>"), "<|end|>"),
+        (("</s>", "<|tool_response>"), "</s>"),
+        (("<|end|>", "<|call|>"), None),
+    ],
+)
+def test_ends_of_parts_of_turns(texts: tuple[str, ...], inner: str | None) -> None:
+    found = read(GPT2, tokens=texts, merges=None, token_type=np.full(len(texts), Kind.CONTROL, np.int32))
+    assert {texts[at] for at in found.ends} == set(texts) - {inner}
 
 
 def test_a_vocabulary_too_small_for_the_usual_tokens() -> None:

@@ -103,6 +103,15 @@ def test_begin_and_end_by_their_text(tmp_path: Path) -> None:
     assert (found.begin, found.end, found.ends, found.add_begin) == (None, end, frozenset({end}), False)
 
 
+def test_an_end_of_turns_by_its_text(tmp_path: Path) -> None:
+    """The configuration names only the end of texts; a token that is no special one ends nothing."""
+    whole = tokenizer_file(byte_pairs(added=("<|im_end|>", "<|end|>")))
+    names = {item["content"]: item for item in whole["added_tokens"]}
+    names["<|im_end|>"]["special"] = True
+    found = put(tmp_path, whole, facts=Facts(end_text="<|endoftext|>")).vocabulary
+    assert {found.tokens[at] for at in found.ends} == {"<|im_end|>", "<|endoftext|>"}
+
+
 def test_texts_with_tokens_around(tmp_path: Path) -> None:
     whole = tokenizer_file(byte_pairs())
     end = len(byte_pairs().tokens) - 1
