@@ -240,20 +240,12 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
     assert not estimate.fits(board, PRESETS["huge"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "synthesised"),
-    [
-        ({}, Resources(lut=54378, ff=47980, dsp=134, ram=103)),
-        ({"scratchpad_banks": 2, "scratchpad_depth": 4096}, Resources(lut=53153, ff=46878, dsp=134, ram=103)),
-    ],
-)
-def test_tables_products_and_the_kernel_engine_are_estimated(
-    changes: dict[str, int], synthesised: Resources
-) -> None:
+def test_tables_products_and_the_kernel_engine_are_estimated() -> None:
     """By weights that were fitted to other configurations, as near as they say."""
+    synthesised = Resources(lut=51513, ff=48760, dsp=134, ram=127)
     board = BOARDS["ulx3s-85f"]
     config = Config(lanes=1, scratchpad_banks=4, accumulator_banks=2, queue_depth=2, row_states=128,
-                    alignments=1024, kernel=64).replace(**changes)  # fmt: skip
+                    alignments=1024, kernel=64)  # fmt: skip
     need, fitted = estimate.estimate(board, config), estimate.weights(board)
     assert need is not None
     for kind, count in need.items():
