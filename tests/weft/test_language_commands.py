@@ -243,7 +243,11 @@ REFUSED = [
     (["--prompt-file", "model.gguf"], "model.gguf is no text in UTF-8: byte "),
     (["--prompt-file", "none"], "cannot use none: No such file or directory"),
     (["--prompt", "a", "--calibration", "."], ". is a folder, not a file"),
-    (["--prompt", "the quick fox over dogs" * 9], " tokens; the context has room for 24"),
+    (["--prompt", "the quick fox over dogs" * 6], " tokens; the context has room for 24"),
+    (
+        ["--prompt", "the quick fox over dogs" * 9],
+        "the prompt has 207 characters; the context has room for 24 tokens of at most 6 characters each",
+    ),
     (
         ["--prompt", "a", "--temperature", "-1"],
         "'--temperature' must be a finite number from 0 to 100, not -1",
