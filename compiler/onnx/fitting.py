@@ -18,12 +18,20 @@ def too_large(made: Symbol | Recipe | Results, config: Config) -> str | None:
 
     Convolutions are cut along all axes, and are not planned here.
     """
-    planner = _planner(config)
+    check = getattr(config, "has_plan", functools.partial(has_plan, config))
     for op in _operators(made):
-        if not isinstance(op, Weighted) and not fits(op, planner):
+        if not isinstance(op, Weighted) and not check(op):
             kind, size = type(op).__name__.lower(), config.scratchpad_size
             return f"One output of an operator must fit the scratchpad ({kind} in {size} vectors of {config.n} bytes)"
     return None
+
+
+def has_plan(config: Config, op: DeviceOp) -> bool:
+    """Whether an operator fits a device with `config`, cut or as it is.
+
+    A stand-in for a configuration that notes its use may have a method of this name, which is asked instead.
+    """
+    return fits(op, _planner(config))
 
 
 def _operators(made: Symbol | Recipe | Results) -> Iterator[DeviceOp]:

@@ -145,20 +145,20 @@ class Counters(wiring.Component):
 
     def _window(self, m: Module) -> Signal:
         """Cycles to add to ARRAY_WINDOW: at every write, those since the last one or the first row."""
-        enable = Signal()
-        row = Signal()
-        write = Signal()
+        enabled = Signal()
+        row_before = Signal()
+        write_before = Signal()
         opened = Signal()
         counting = Signal()
         since = Signal(32)
         added = Signal(32)
-        m.d.comb += counting.eq(enable & (opened | row))
+        m.d.comb += counting.eq(enabled & (opened | row_before))
         m.d.sync += [
-            Cat(enable, row, write).eq(Cat(self.enable, self.row, self.write)),
+            Cat(enabled, row_before, write_before).eq(Cat(self.enable, self.row, self.write)),
             opened.eq(counting | opened),
-            since.eq(Mux(counting & write, 0, since + counting)),
-            added.eq(Mux(counting & write, since + 1, 0)),
+            since.eq(Mux(counting & write_before, 0, since + counting)),
+            added.eq(Mux(counting & write_before, since + 1, 0)),
         ]
         with m.If(self.clear):
-            m.d.sync += [signal.eq(0) for signal in (enable, opened, since, added)]
+            m.d.sync += [signal.eq(0) for signal in (enabled, opened, since, added)]
         return added

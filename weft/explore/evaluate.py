@@ -12,8 +12,9 @@ from weft.board_run import board_model
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.dump import dump
-from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment
 from weft.compiler.ir.model import Graph
+from weft.compiler.onnx.fitting import has_plan
 from weft.compiler.onnx.model import COMPLETE
 from weft.configurations import room_of
 from weft.estimate import placed
@@ -53,32 +54,43 @@ class Models:
 
 
 class _Noted:
-    """A configuration that notes what is read of it, with the values."""
+    """A configuration that notes which fields are read, and which operators have to fit, with the answers."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.read: dict[str, object] = {}
+        self.planned: list[tuple[DeviceOp, bool]] = []
 
     def __getattr__(self, name: str) -> object:
         return self.read.setdefault(name, getattr(self._config, name))
+
+    def has_plan(self, op: DeviceOp) -> bool:
+        """As `weft.compiler.onnx.fitting.has_plan`, which reads more fields than decide."""
+        self.planned.append((op, has_plan(self._config, op)))
+        return self.planned[-1][1]
+
+    def is_like(self, config: Config) -> bool:
+        """Whether another configuration gives all these answers."""
+        same = all(getattr(config, name) == value for name, value in self.read.items())
+        return same and all(has_plan(config, op) == planned for op, planned in self.planned)
 
 
 def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
     """As a device with `config` runs a model: a graph that was imported before, if all that was read of the other
     configuration is the same in this one."""
     known = _imported(path, shapes)
-    for read, graph in known:
-        if all(getattr(config, name) == value for name, value in read.items()):
+    for noted, graph in known:
+        if noted.is_like(config):
             return graph
     noted = _Noted(config)
     graph = import_model(path, config=cast(Config, noted), shapes=dict(shapes))
-    known.insert(0, (noted.read, graph))
+    known.insert(0, (noted, graph))
     del known[_GRAPHS:]
     return graph
 
 
 @lru_cache(maxsize=_GRAPHS)
-def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[dict[str, object], Graph]]:
+def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_Noted, Graph]]:
     """What `_graph` keeps of a model, the latest first."""
     return []
 

@@ -308,8 +308,13 @@ def test_every_constraint_has_a_case() -> None:
     tried = {constraint for _, constraint in (*OPERATOR.values(), *WRITTEN_OUT.values())}
     records = (*attention.OPERATORS, *written_out.OPERATORS)
     known = {constraint for record in records for constraint in record.constraints}
-    # Tried in other tests: configurations without the unit, heads in every other channel, shared keys.
-    assert known - tried == {softmax_unit, attention_form.heads_order, written_out.same_lead}
+    # Tried in other tests: configurations without the unit, heads in every other channel, shared keys, calibrations.
+    assert known - tried == {
+        softmax_unit,
+        attention_form.heads_order,
+        attention_form.scores_reach,
+        written_out.same_lead,
+    }
 
 
 def test_limits_are_those_that_are_told() -> None:
