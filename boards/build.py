@@ -33,7 +33,7 @@ BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
 """What `build` leaves in its folder; the bitstream has the family's suffix."""
 NETLIST, TIMING = "top.json", "timing.json"
 PACKED, SYNTHESIS = "top.json.gz", "synthesis.json"
-"""What is kept of synthesis, for every seed."""
+"""Files of synthesis that place and route with any seed starts from."""
 
 MakeTop = Callable[[Board, Config, float, int], Any]
 """Makes a board's top component from the board, a configuration, the clock in Hz and the cycles a bit."""
