@@ -227,16 +227,16 @@ def build(
     facts = {"config": config.to_dict(), "clock_hz": design.clock, "baud": design.line.baud, "seed": seed}
     if design.eye is not None:
         facts["sdram"] = design.eye.report()
-    netlist = entry(
-        f"{board.name}-netlist-{key(board, design)}",
-        lambda folder: _synthesise(board, config, design, folder, progress),
-        cache,
-    )
-    target = entry(
-        f"{board.name}-{key(board, design, seed)}",
-        lambda folder: _place(board, config, netlist, folder, facts, progress),
-        cache,
-    )
+
+    def make_files(folder: Path) -> None:
+        netlist = entry(
+            f"{board.name}-netlist-{key(board, design)}",
+            lambda inner: _synthesise(board, config, design, inner, progress),
+            cache,
+        )
+        _place(board, config, netlist, folder, facts, progress)
+
+    target = entry(f"{board.name}-{key(board, design, seed)}", make_files, cache)
     built = Built(target, target / bitstream_name(board), json.loads((target / REPORT).read_text()))
     if not (built.report["timing"]["met"] or allow_timing_fail):
         raise TimingError(_too_slow(board, config, built.report))
