@@ -12,9 +12,9 @@ import numpy as np
 from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
-from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT, score_ends
+from weft.compiler.ir.score_pairs import CLAMP, HEADROOM, SCALE_LIMIT, ScoreRange
 from weft.compiler.machine.memory import LENGTH
-from weft.compiler.onnx.attention_form import KEYS, ROW, SATURATES, SIZE
+from weft.compiler.onnx.attention_form import FOUND, KEYS, ROW, SIZE
 from weft.configurations import configuration, sequential_boards
 from weft.devices import Simulation
 from weft.errors import InputError
@@ -82,19 +82,23 @@ class PagedAttention:
     quantisation : Quantisation
     scale : float
         Multiplier of the real scores; ``1 / sqrt(head_size)`` if None.
+    largest : float
+        The largest magnitude of the largest score of a row, as a calibration finds it. It must be given where queries
+        and keys at the ends of their ranges make scores that the device clamps; up to 1.25 times it is computed right.
 
     Raises
     ------
     InputError
         If a parameter is of a wrong type or out of its range.
     CompileError
-        If parameters do not go together, or the configuration has no room.
+        If parameters do not go together, the configuration has no room, or scores may be clamped.
     """
 
     def __init__(
         self, config: str | Config = "default", *, heads: int, head_size: int, page: int, pages: int, capacity: int,
         rows: int = 1, kv_heads: int | None = None, causal: bool = True,
         quantisation: Quantisation | None = None, scale: float | None = None,
+        largest: float | None = None,
     ) -> None:  # fmt: skip
         self.config = configuration(config)
         self.heads, self.head_size = _count("heads", heads), _count("head_size", head_size)
@@ -106,9 +110,8 @@ class PagedAttention:
         multiplier = 1 / math.sqrt(self.head_size) if scale is None else positive("scale", scale)
         op = self._operator(quant, flag("causal", causal), multiplier)
         in_turn = bool(sequential_boards(self.config))
-        most, reach = score_ends(op.q_zero, op.k_zero, self.head_size, op.score_scale)
-        self.warnings = () if most <= reach else (SATURATES.format(reach=reach, most=most),)
-        """A sentence if scores may leave the range that the device has for them, and are clamped then."""
+        self.warnings = self._warnings(op, None if largest is None else positive("largest", largest))
+        """A sentence if scores far larger than those of a calibration would be clamped."""
         segment = DeviceSegment("attention", (op,))
         self.program: DeviceProgram = compile_segment(segment, self.config, sequential=in_turn)
         check_program(self.program.instructions, self.config, extents=self.program.areas.extents)
@@ -133,6 +136,22 @@ class PagedAttention:
                 f"'capacity' {self.capacity} pages of {self.page} keys are more than the {KEYS} keys"
                 " that masks can count"
             )
+
+    def _warnings(self, op: Attention, largest: float | None) -> tuple[str, ...]:
+        known = ScoreRange.of(op.q_zero, op.k_zero, self.head_size, op.score_scale)
+        if known.certain:
+            return ()
+        if largest is None:
+            raise CompileError(
+                f"queries and keys at the ends of their ranges make scores of {known.most:.4g}, and beyond {CLAMP:.0f} "
+                "they are clamped: give the largest that a calibration finds as 'largest', or smaller scales"
+            )
+        if not known.holds(largest):
+            raise CompileError(
+                f"{HEADROOM} times 'largest', {largest:.4g}, must be at most {known.reach:.0f}: "
+                "larger scores are clamped"
+            )
+        return (FOUND.format(reach=known.reach, found=largest),)
 
     def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
         step, ratio = quant.q_scale * quant.k_scale * scale, quant.v_scale / quant.y_scale

@@ -28,7 +28,7 @@ def note_largest(
     nodes = [
         node
         for node in model.graph.node
-        if _plain(node) or (node.op_type == "Softmax" and node.output[0] in products)
+        if _plain(node) or _attends(node) or (node.op_type == "Softmax" and node.output[0] in products)
     ]
     if not nodes:
         return
@@ -40,8 +40,7 @@ def note_largest(
     for inputs in samples:
         values = constants | dict(inputs) | (probe(inputs) if probe else {})
         for node in nodes:
-            of_node = largest_cell if node.op_type == "LSTM" else largest_score
-            found = of_node(node, [values.get(name) for name in node.input])
+            found = _FUNCTIONS[node.op_type](node, [values.get(name) for name in node.input])
             most[node.name] = max(most[node.name], found)
     for name, value in most.items():
         quantised.metadata_props.add(key=f"{LARGEST}{name}", value=repr(value))
@@ -54,6 +53,38 @@ def largest_score(node: onnx.NodeProto, values: list[np.ndarray | None]) -> floa
     assert scores is not None
     rows = scores.max(axis=-1, initial=-np.inf)
     return float(np.abs(rows[rows > MASKED / 2]).max(initial=0.0))
+
+
+def largest_attended(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
+    """The same of the scores that an Attention node makes of queries, keys, and the mask and lengths of its inputs."""
+    q, k, _, mask, _, _, lengths = [*values, *[None] * 7][:7]
+    assert q is not None
+    assert k is not None
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    if q.ndim == 3:
+        counts = attributes["q_num_heads"], attributes["kv_num_heads"]
+        q, k = (
+            item.reshape(*item.shape[:2], count, -1).swapaxes(1, 2)
+            for item, count in zip((q, k), counts, strict=True)
+        )
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    scores = q @ k.swapaxes(-1, -2) * np.float32(attributes.get("scale") or q.shape[-1] ** -0.5)
+    keys, offset = np.arange(k.shape[2]), np.zeros(1, np.int64)
+    if mask is not None:
+        added = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
+        missing = [(0, 0)] * (added.ndim - 1) + [(0, keys.size - added.shape[-1])]
+        scores = scores + np.pad(added, missing, constant_values=-np.inf)
+    if lengths is not None:
+        lengths = lengths.reshape(-1, 1, 1, 1)
+        scores, offset = np.where(keys < lengths, scores, -np.inf), lengths - q.shape[2]
+    if attributes.get("is_causal", 0):
+        scores = np.where(keys <= np.arange(q.shape[2])[:, None] + offset, scores, -np.inf)
+    return largest_score(node, [scores])
+
+
+def _attends(node: onnx.NodeProto) -> bool:
+    """Whether a node is an Attention of ONNX without past keys, which the device does not have."""
+    return node.op_type == "Attention" and node.domain == "" and not any(node.input[4:6])
 
 
 def _plain(node: onnx.NodeProto) -> bool:
@@ -89,3 +120,7 @@ def largest_cell(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float
             h = o * np.tanh(c)
             most = max(most, float(np.abs(c).max()))
     return most
+
+
+_FUNCTIONS = {"LSTM": largest_cell, "Attention": largest_attended, "Softmax": largest_score}
+"""By operator, the largest value inside a node for the values of its inputs."""

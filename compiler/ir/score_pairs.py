@@ -22,6 +22,8 @@ SCALE_LIMIT = 1 << 15
 """What a 16-bit mantissa without a shift could not hold."""
 
 
+HEADROOM = 1.25
+"""How many times as large as in a calibration the largest scores may be."""
 NEGLIGIBLE = 64 * math.log(2)
 """Nats by which all scores of a row may be moved, of the 177 at which they are clamped."""
 
@@ -37,11 +39,44 @@ def k_zero_shift(k_zero: int, size: int, nats: float) -> float:
     return abs(k_zero) * 255 * size * nats
 
 
-def score_ends(q_zero: int, k_zero: int, size: int, nats: float) -> tuple[float, float]:
-    """The largest score that heads of `size` can make, and the one from which on the device clamps them."""
-    shift = k_zero_shift(k_zero, size, nats)
-    most = max(map(abs, product_ends(q_zero, k_zero))) * size * nats
-    return most, CLAMP - (shift if shift <= NEGLIGIBLE else 0)
+@dataclass(frozen=True)
+class ScoreRange:
+    """How large scores may be before the device clamps one that has weight, in nats.
+
+    Attributes
+    ----------
+    most : float
+        The largest magnitude on the device that any int8 queries and keys make.
+    limit : float
+        The largest magnitude for which nothing with weight is clamped.
+    reach : float
+        The same for scores as the model has them, of the largest of each row.
+    """
+
+    most: float
+    limit: float
+    reach: float
+
+    @classmethod
+    def of(cls, q_zero: int, k_zero: int, size: int, nats: float, more: int = 0) -> ScoreRange:
+        """The range for heads of `size`, to which a mask of keys adds `more` elements; `nats` is a step of scores."""
+        shift = k_zero_shift(k_zero, size + more, nats)
+        left_out = shift <= NEGLIGIBLE
+        most = max(map(abs, product_ends(q_zero, 0 if left_out else k_zero))) * size * nats
+        if left_out:
+            most += k_zero_shift(k_zero, more, nats)
+        # Masked keys are clamped, and must stay without weight beside the largest of a row.
+        limit = CLAMP - (REACH if more else 0)
+        return cls(most, limit, CLAMP - REACH - (shift if left_out else 0))
+
+    def holds(self, found: float | None) -> bool:
+        """Whether no score with weight is clamped, for any int8 values or by what a calibration `found`."""
+        return self.certain or (found is not None and HEADROOM * found <= self.reach)
+
+    @property
+    def certain(self) -> bool:
+        """Whether no int8 queries and keys make a score that is clamped."""
+        return self.most <= self.limit
 
 
 @dataclass(frozen=True)
@@ -106,22 +141,24 @@ def clipping(pairs: tuple[Pair, ...], bounds: Bounds) -> tuple[tuple[Pair, ...],
     return tuple(found), bounds
 
 
-def followed(pairs: tuple[Pair, ...], unit: float, factor: float) -> tuple[Rounding, float] | None:
-    """What the device does for pairs that clip, and the nats of a step of what it makes; None if it cannot.
+def followed(
+    pairs: tuple[Pair, ...], unit: float, factor: float, bounds: Bounds
+) -> tuple[Rounding, float] | None:
+    """The requantisation by which the device follows pairs, and the nats of its step; None if it cannot follow them.
 
-    The finest pair of 8 bits or less is followed, within the range of all of them. `unit` is the product of the scales
-    of queries and keys, `factor` that of the logits.
+    It has the step of the finest pair of 8 bits or less, and the range that all pairs and the `bounds` of scores leave.
+    `unit` is the product of the scales of queries and keys, `factor` that of the logits.
     """
     bytes_ = [pair for pair in pairs if pair.highest - pair.lowest < 256]
     if not bytes_:
         return None
     pair = min(bytes_, key=lambda pair: pair.scale / pair.factor)
     step = pair.scale / pair.factor
-    low = max(other.low / other.factor for other in pairs)
-    high = min(other.high / other.factor for other in pairs)
-    bounds = [min(max(round(value / step) + pair.zero, pair.lowest), pair.highest) for value in (low, high)]
+    low = max(bounds.low, *(other.low / other.factor for other in pairs))
+    high = min(bounds.high, *(other.high / other.factor for other in pairs))
+    ends = [min(max(round(value / step) + pair.zero, pair.lowest), pair.highest) for value in (low, high)]
     nats, scale = step * factor, unit / step
-    if (bounds[1] - bounds[0] + 1) // 2 * nats > CLAMP or scale >= SCALE_LIMIT:
+    if (ends[1] - ends[0] + 1) // 2 * nats > CLAMP or scale >= SCALE_LIMIT:
         return None
     shift = 128 if pair.lowest == 0 and pair.highest == 255 else 0
-    return Rounding(scale, pair.zero - shift, bounds[0] - shift, bounds[1] - shift), nats
+    return Rounding(scale, pair.zero - shift, ends[0] - shift, ends[1] - shift), nats

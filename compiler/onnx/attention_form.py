@@ -9,7 +9,7 @@ import numpy as np
 from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.masks import causal
 from weft.compiler.ir.model import CLAMPED
-from weft.compiler.ir.score_pairs import CLAMP, score_ends
+from weft.compiler.ir.score_pairs import CLAMP, ScoreRange
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.attention import Operand, Problem, heads_layout, mask_of, splits
 from weft.compiler.onnx.context import NodeContext
@@ -21,14 +21,14 @@ KEYS = COORDINATE_MAX
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
 SIZE = (1 << 15) - 1
 """Largest number of elements of a head: sums of products of two of its vectors fit 32 bits."""
-HEADROOM = 1.25
-"""How far scores may be beyond what a calibration found."""
 ROW = PITCH_MAX
 """Largest number of elements of all heads in a row."""
-SATURATES = f"scores beyond {{reach:.0f}} {CLAMPED}, and queries and keys at the ends of their ranges make {{most:.4g}}"
-"""The note on scores that may exceed the range that the device has for them."""
 FOUND = f"scores beyond {{reach:.0f}} {CLAMPED}, and a calibration found them up to {{found:.4g}}"
-"""The same, if it is known how large they are."""
+"""The note on scores that some int8 queries and keys clamp, but none of a calibration by far."""
+UNKNOWN = "queries and keys at the ends of their ranges make {most:.4g}, and no calibration found less"
+"""The reason for which attention is not fused where nothing says that scores stay below the clamp."""
+BEYOND = "a calibration found {found:.4g}, and 1.25 times that is beyond {reach:.0f}"
+"""The same for scores that a calibration found near the clamp."""
 
 
 def problem_of(context: NodeContext) -> Problem:
@@ -162,26 +162,30 @@ def _extension(problem: Problem, factor: float) -> Extension | None:
 
 
 def scores_reach(context: NodeContext) -> str | None:
-    """The largest scores must not reach 177, or 133, by 1.25 times what a calibration found, if it is known."""
-    problem, found = problem_of(context), _largest(context)
-    q, k = problem.q.activation.quant, problem.k.activation.quant
-    most, reach = score_ends(q.zero, k.zero, problem.q.size, q.scale * k.scale * score_factor(context))
-    if found is None or most <= reach or HEADROOM * found <= reach:
+    """Scores must not be clamped, at 177: for any int8 queries and keys, or by 1.25 times what a calibration found."""
+    known, found = score_range(context), largest(context)
+    if known.holds(found):
         return None
-    return f"it found {found:.4g}, and two scores beyond {reach:.0f} would count the same"
+    return UNKNOWN.format(most=known.most) if found is None else BEYOND.format(found=found, reach=known.reach)
 
 
-def _largest(context: NodeContext) -> float | None:
-    """What a calibration found of the largest scores of rows."""
+def score_range(context: NodeContext) -> ScoreRange:
+    """The range of scores that are not rounded to 8 bits."""
+    problem, factor = problem_of(context), score_factor(context)
+    q, k = problem.q.activation.quant, problem.k.activation.quant
+    more = None if problem.key_mask is None else _extension(problem, factor)
+    nats = q.scale * k.scale * factor
+    return ScoreRange.of(q.zero, k.zero, problem.q.size, nats, 0 if more is None else more.size)
+
+
+def largest(context: NodeContext) -> float | None:
+    """The largest score of rows that a calibration found; None if there was none."""
     symbol = context.symbol(0)
-    return (
-        context.model.network.largest.get(symbol.scores.softmax)
-        if isinstance(symbol, Probabilities)
-        else None
-    )
+    name = symbol.scores.softmax if isinstance(symbol, Probabilities) else context.node.name
+    return context.model.network.largest.get(name)
 
 
-FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches, scores_reach)
+FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches)
 
 
 def fused(
@@ -197,14 +201,9 @@ def fused(
     (q, q_shape), (k, k_shape), (v, v_shape) = found.operands
     quants = [operand.activation.quant for operand in (problem.q, problem.k, problem.v)]
     nats = quants[0].scale * quants[1].scale * factor
-    most, reach = score_ends(quants[0].zero, quants[1].zero, problem.q.size, nats)
-    largest = _largest(context)
-    note = (
-        SATURATES.format(reach=reach, most=most)
-        if largest is None
-        else FOUND.format(reach=reach, found=largest)
-    )
-    saturation = () if most <= reach else (note,)
+    known, found_score = score_range(context), largest(context)
+    note = FOUND.format(reach=known.reach, found=found_score or 0.0)
+    saturation = () if known.certain else (note,)
     if problem.key_mask is not None:
         more, mask = _extension(problem, factor), problem.key_mask.tensor()
         assert more is not None

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4
-from weft.compiler.ir.score_pairs import CLAMP, REACH, product_ends
+from weft.compiler.ir.score_pairs import REACH, product_ends
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Tensor
 from weft.compiler.onnx.reorder import placed
 
@@ -75,8 +75,7 @@ def extension(q: Quant, k: Quant, size: int, nats: float) -> Extension | None:
     query, key = min(ways, key=lambda way: (way[0] - q.zero) * (way[1] - k.zero))
     lowered = -(query - q.zero) * (key - k.zero) * nats
     low, high = product_ends(q.zero, k.zero)
-    # Scores beyond the clamp are not told apart in any case.
-    apart = min((high - low) * size * nats, 2 * CLAMP) + REACH
+    apart = (high - low) * size * nats + REACH
     if lowered <= 0 or apart > MOST * lowered:
         return None
     return Extension(math.ceil(apart / lowered), query, key)

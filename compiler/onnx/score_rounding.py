@@ -6,8 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from weft.compiler.ir.graph import Rounding
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import REACH, Bounds, Pair, clipping, followed
+from weft.compiler.onnx.attention_form import largest, score_range, scores_reach
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Probabilities, Scores
@@ -68,11 +70,29 @@ def _scores_of(context: NodeContext) -> Scores:
     return symbol.scores
 
 
+def rounding_of(context: NodeContext) -> tuple[Rounding, float] | None:
+    """The requantisation of scores to the 8 bits of the model's pairs, and the nats of its step; None without one.
+
+    It is chosen where a pair can clip scores, or where scores of 32 bits could be clamped and those of 8 bits are not.
+    """
+    scores = _scores_of(context)
+    clipping, _ = clipping_pairs(scores)
+    if not clipping and (not scores.pairs or score_range(context).holds(largest(context))):
+        return None
+    return followed(clipping or scores.pairs, scores.unit, scores.factor, scores.bounds)
+
+
+def scores_told_apart(context: NodeContext) -> str | None:
+    """Scores must not be clamped, at 177: for any int8 values, by 1.25 times a calibration, or rounded to 8 bits."""
+    clipping, _ = clipping_pairs(_scores_of(context))
+    return None if clipping or rounding_of(context) is not None else scores_reach(context)
+
+
 def scores_clamped(context: NodeContext) -> str | None:
     """Scores whose quantised range can clip them must have 8 bits, and steps fine enough for 177 to be all of them."""
     scores = _scores_of(context)
     found, _ = clipping_pairs(scores)
-    if not found or followed(found, scores.unit, scores.factor) is not None:
+    if not found or rounding_of(context) is not None:
         return None
     first, bounds = found[0], scores.bounds
     could = f"{bounds.low * first.factor:.4g} to {bounds.high * first.factor:.4g}"

@@ -13,7 +13,7 @@ import pytest
 import weft
 from weft import cli
 from weft.api import Program
-from weft.attention import PagedAttention
+from weft.attention import PagedAttention, Quantisation
 from weft.examples import attention, digits
 from weft.sim.timing.library import library
 
@@ -58,7 +58,10 @@ def test_what_follows_on_the_host_is_left_out() -> None:
 
 
 def test_paged_attention_has_no_output() -> None:
-    cache = PagedAttention("tiny", heads=2, head_size=8, page=4, pages=5, capacity=3)
+    quantisation = Quantisation(0.05, 0.05)
+    cache = PagedAttention(
+        "tiny", heads=2, head_size=8, page=4, pages=5, capacity=3, quantisation=quantisation
+    )
     pool = np.ones((5, 4, 2, 8), np.int8)
     q = np.ones((1, 2, 8), np.int8)
     timed = cache.run(q, pool, pool, [2, 0], 6, on="timing")

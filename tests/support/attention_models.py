@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from support.qdq_models import Builder, Quantised
+from weft.compiler.onnx.reader import LARGEST
+from weft.largest import largest_score
 
 Rng = np.random.Generator
 
@@ -41,6 +44,15 @@ def ended(builder: Builder, value: str, source: Quantised) -> onnx.ModelProto:
     return builder.finish(
         builder.quantise(value, builder.shape_of(value), scale, int(source.zero), source.unsigned)
     )
+
+
+def calibrated(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    """Note what the scores of some inputs reach, as `weft quantise` does."""
+    shown, softmax = onnx.ModelProto(), next(node for node in model.graph.node if node.op_type == "Softmax")
+    shown.CopyFrom(model)
+    shown.graph.output.append(helper.make_tensor_value_info(softmax.input[0], TensorProto.FLOAT, None))
+    scores = ReferenceEvaluator(shown).run(None, feeds)[-1]
+    model.metadata_props.add(key=f"{LARGEST}{softmax.name}", value=repr(largest_score(softmax, [scores])))
 
 
 def operator(
@@ -151,13 +163,14 @@ def written_out(
     mask: np.ndarray | None = None,
     join: bool = True,
     opset: int = 21,
+    factor: float | None = None,
 ) -> onnx.ModelProto:
     """A whole attention; `scale` is "Mul" or "Div" on the scores, "q" on the queries or "both" on both operands."""
     made = Exploded(rng, sizes, rounded=rounded, opset=opset)
     q, q_source = made.heads(sizes.heads, sizes.queries, sizes.size, layout=layout)
     k, k_source = made.heads(sizes.heads, sizes.keys, sizes.size, layout=layout)
     v, v_source = made.heads(sizes.heads, sizes.keys, sizes.v_size, layout=layout)
-    factor = sizes.size**-0.5
+    factor = sizes.size**-0.5 if factor is None else factor
     if scale in ("q", "both"):
         part = factor if scale == "q" else factor**0.5
         q = made.pair(made.scaled(q, part), q_source.scale * part, q_source.zero, unsigned=q_source.unsigned)

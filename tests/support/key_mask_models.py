@@ -70,4 +70,5 @@ def masked(
     allowed = rng.integers(0, 2, (images, sizes.keys)).astype(bool)
     allowed[:, 0] = True  # for every query of a causal mask, too
     feeds["mask"] = models.additive(allowed).reshape(images, 1, 1, sizes.keys)
+    models.calibrated(model, feeds)
     return Case(model, feeds, np.broadcast_to(allowed, (sizes.batch, sizes.keys)))

@@ -173,7 +173,7 @@ def test_rtl_and_verilog_are_of_the_core_that_the_board_has(
 
     monkeypatch.setattr(rtl, "RtlDevice", device)
     n = configuration(name).n
-    attention = PagedAttention(name, heads=1, head_size=n, page=n, pages=1, capacity=1)
+    attention = PagedAttention(name, heads=1, head_size=n, page=n, pages=1, capacity=1, largest=100)
     pool = np.zeros((1, n, 1, n), np.int8)
     with pytest.raises(Asked):
         attention.run(np.zeros((1, 1, n), np.int8), pool, pool, [0], 1, on="rtl")

@@ -13,6 +13,7 @@ from support.attention_cases import view
 from weft.api import InputError
 from weft.attention import PagedAttention, Quantisation
 from weft.compiler.ir.graph import Attention, CompileError
+from weft.compiler.ir.score_pairs import CLAMP, HEADROOM, NEGLIGIBLE, REACH, ScoreRange
 from weft.hdl.isa.config import PRESETS
 
 HEADS, KV_HEADS, SIZE, PAGE, PAGES, CAPACITY = 4, 2, 16, 16, 12, 5
@@ -62,34 +63,29 @@ def test_any_quantisation_on_every_configuration(name: str) -> None:
         zeros = [attention_cases.random_zero(rng) for _ in range(4)]
         quant = Quantisation(float(rng.choice([0.02, 0.15, 0.3])), 0.1, 0.02, 0.02, *zeros)
         rows, size = int(rng.integers(1, 7)), int(rng.integers(1, 25))
-        program = PagedAttention(
-            config,
-            heads=2,
-            kv_heads=1,
-            head_size=size,
-            page=page,
-            pages=4,
-            capacity=3,
-            rows=rows,
-            quantisation=quant,
-        )
         length = int(rng.integers(rows, 3 * page + 1))
         shapes = ((rows, 2, size), (4, page, 1, size), (4, page, 1, size))
         q, k, v = (
             np.clip(np.rint(rng.normal(zero, 30, shape)), -128, 127).astype(np.int8)
             for zero, shape in zip(zeros, shapes, strict=False)
         )
-        got = program.run(q, k, v, [3, 0, 2], length).outputs["y"]
         op, inputs = expected_of(
             q, *(pool[[3, 0, 2]].reshape(-1, size)[:length] for pool in (k, v)), quant, length
         )
-        assert program.warnings or not bounds.clamped(op, inputs)
-        if not bounds.clamped(op, inputs):
-            error = np.abs(got.reshape(op.dst.shape) - np.clip(attention_cases.real(op, inputs), -128, 127))
-            assert (error <= bounds.attention(op, inputs, config) + 0.5).all(), (
-                f"case {case}: {quant}, {length}"
-            )
-            tried += 1
+        given = {
+            "heads": 2, "kv_heads": 1, "head_size": size, "page": page, "pages": 4, "capacity": 3, "rows": rows,
+            "quantisation": quant, "largest": attention_cases.largest_score(op, inputs) / HEADROOM,
+        }  # fmt: skip
+        if not ScoreRange.of(quant.q_zero, quant.k_zero, size, op.score_scale).holds(given["largest"]):
+            assert given["largest"] * HEADROOM > CLAMP - REACH - NEGLIGIBLE
+            with pytest.raises(CompileError, match="larger scores are clamped"):
+                PagedAttention(config, **given)
+            continue
+        program = PagedAttention(config, **given)
+        got = program.run(q, k, v, [3, 0, 2], length).outputs["y"]
+        error = np.abs(got.reshape(op.dst.shape) - np.clip(attention_cases.real(op, inputs), -128, 127))
+        assert (error <= bounds.attention(op, inputs, config) + 0.5).all(), f"case {case}: {quant}, {length}"
+        tried += 1
     assert tried > 3
 
 
@@ -199,7 +195,13 @@ def test_wrong_arrays() -> None:
         ({"quantisation": Quantisation(q_zero=128)}, "'q_zero' must be an integer from -128 to 127, not 128"),
         ({"quantisation": Quantisation(y_zero=-129)}, "'y_zero' must be an integer from -128 to 127, not -129"),
         ({"quantisation": Quantisation(k_zero=0.5)}, "'k_zero' must be an integer from -128 to 127, not 0.5"),
-        ({"scale": 178.0}, "a step of scores, 178, must be below 177, where they are clamped"),
+        ({"quantisation": Quantisation(0.1, 0.1)},
+         "queries and keys at the ends of their ranges make scores of 655.4, and beyond 177 they are clamped: give the "
+         "largest that a calibration finds as 'largest', or smaller scales"),
+        ({"quantisation": Quantisation(0.1, 0.1), "largest": 140.0},
+         "1.25 times 'largest', 140, must be at most 166: larger scores are clamped"),
+        ({"largest": -1.0}, "'largest' must be a positive finite number, not -1.0"),
+        ({"scale": 71200.0}, "a step of scores, 178, must be below 177, where they are clamped"),
         ({"quantisation": Quantisation(v_scale=32768.0)},
          "'v_scale' must be less than 32768 times 'y_scale', not 32768 times"),
         ({"config": PRESETS["small"].replace(probability_bits=0)},
@@ -215,6 +217,7 @@ def test_wrong_parameters(change: dict[str, object], message: str) -> None:
         "page": 16,
         "pages": 4,
         "capacity": 2,
+        "quantisation": QUANT,
     }
     with pytest.raises((InputError, CompileError), match=f"^{message}$"):
         PagedAttention(**(good | change))

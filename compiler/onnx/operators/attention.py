@@ -9,7 +9,14 @@ import numpy as np
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.attention import heads_move_behind_rows
-from weft.compiler.onnx.attention_form import FORM, attention_mask, fused, problem_of, score_factor
+from weft.compiler.onnx.attention_form import (
+    FORM,
+    attention_mask,
+    fused,
+    problem_of,
+    score_factor,
+    scores_reach,
+)
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.model import Model
@@ -116,4 +123,6 @@ def attention(context: NodeContext) -> Pending:
 
 _STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
 
-OPERATORS = (Operator(("Attention",), (softmax_unit, *_STATE, *FORM), attention, check=check_attention),)
+OPERATORS = (
+    Operator(("Attention",), (softmax_unit, *_STATE, *FORM, scores_reach), attention, check=check_attention),
+)

@@ -11,8 +11,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import Attention
-from weft.compiler.ir.score_pairs import Pair, followed
+from weft.compiler.ir.graph import Attention, Rounding
 from weft.compiler.onnx.attention import MASKED, heads_move_behind_rows, mask_of
 from weft.compiler.onnx.attention_form import FORM, fused, problem_of
 from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
@@ -21,12 +20,13 @@ from weft.compiler.onnx.key_masks import KeyMask, is_mask
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Scores, Undefined
 from weft.compiler.onnx.score_rounding import (
-    clipping_pairs,
     masked_apart,
     pair,
     pairs_constant,
     probabilities_whole,
+    rounding_of,
     scores_clamped,
+    scores_told_apart,
 )
 
 ROUNDING = (
@@ -225,19 +225,16 @@ def values(context: NodeContext) -> Pending:
     assert isinstance(symbol, Probabilities)
     found = symbol.scores
     behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
-    clipping, _ = clipping_pairs(found)
     notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
     made = fused(
         context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes
     )
-    return _rounded(made, found, clipping) if clipping else made
+    known = rounding_of(context)
+    return made if known is None else _rounded(made, *known)
 
 
-def _rounded(made: Pending, found: Scores, clipping: tuple[Pair, ...]) -> Pending:
-    """Attention whose scores are requantised as the Q/DQ pairs that can clip them say."""
-    known = followed(clipping, found.unit, found.factor)
-    assert known is not None
-    to, nats = known
+def _rounded(made: Pending, to: Rounding, nats: float) -> Pending:
+    """Attention whose scores are requantised to 8 bits, of which a step is so many `nats`."""
     (op,) = made.ops
     assert isinstance(op, Attention)
     note = FOLLOWED.format(low=(to.low - to.zero) * nats, high=(to.high - to.zero) * nats)
@@ -271,7 +268,16 @@ def _reads_either(context: NodeContext) -> bool:
     return _reads_scores(context) or _reads_probabilities(context)
 
 
-_VALUES = (values_quantised, same_lead, private, *FORM, scores_clamped, masked_apart, probabilities_whole)
+_VALUES = (
+    values_quantised,
+    same_lead,
+    private,
+    *FORM,
+    scores_clamped,
+    scores_told_apart,
+    masked_apart,
+    probabilities_whole,
+)
 
 OPERATORS = tuple(
     Operator(names, constraints, handler, applies=applies, title="Attention written out")

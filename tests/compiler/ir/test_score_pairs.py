@@ -9,6 +9,8 @@ import pytest
 
 from weft.compiler.ir.score_pairs import CLAMP, Bounds, Pair, clipping, followed
 
+EVERYTHING = Bounds(-math.inf, math.inf)
+
 
 def random_pair(rng: np.random.Generator) -> Pair:
     lowest, highest = ((-128, 127), (0, 255), (-32768, 32767), (-8, 7))[
@@ -42,7 +44,7 @@ def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> Non
     if not found:
         assert np.abs(products - wanted).max() <= half_steps + slack
         return
-    known = followed(found, unit, 1.0)
+    known = followed(found, unit, 1.0, bounds)
     if known is None:
         return
     to, step = known
@@ -60,13 +62,13 @@ def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> Non
 ])  # fmt: skip
 def test_what_the_device_can_follow(pair: Pair, possible: bool) -> None:
     """8 bits or less, all of their logits within those of the device, at a scale that it has."""
-    assert (followed((pair,), 1e-4, 1.0) is not None) == possible
+    assert (followed((pair,), 1e-4, 1.0, EVERYTHING) is not None) == possible
 
 
 def test_the_finest_pair_is_followed_within_the_range_of_all() -> None:
     """Steps of 0.1 from -12.8 on, of 0.3 up to 4.2 (of logits a quarter of the products), and of 0.5 on either side."""
     pairs = (Pair(0.1, 0, -128, 127), Pair(0.075, 113, -128, 127, 0.25), Pair(0.5, 0, -128, 127))
-    known = followed(pairs, 0.01, 0.25)
+    known = followed(pairs, 0.01, 0.25, EVERYTHING)
     assert known is not None
     to, nats = known
     assert (to.scale, to.zero, to.low, to.high, nats) == pytest.approx((0.1, 0, -128, 42, 0.025))

@@ -23,6 +23,7 @@ from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Rescale, Soft
 from weft.compiler.ir.product import Product
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
 from weft.compiler.onnx.operators.attention_written_out import ROUNDING
+from weft.compiler.onnx.reader import LARGEST
 from weft.hdl.isa.config import Config
 
 
@@ -93,12 +94,14 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
 
 
 @pytest.mark.parametrize(("scale", "note"), [
-    (0.002, ""), (2.0, "scores beyond 177 are clamped, and queries and keys at the ends of their ranges make"),
+    (0.002, ""), (2.0, "scores beyond 166 are clamped, and a calibration found them up to 30"),
 ])  # fmt: skip
 def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
     """By `check`, by what `compile` makes, also once it was saved, and in the report of each run."""
     rng = np.random.default_rng(4)
     model = models.operator(rng, Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
+    attention = next(node for node in model.graph.node if node.op_type == "Attention")
+    model.metadata_props.add(key=f"{LARGEST}{attention.name}", value="30.0")
     (said,) = [item[3] for item in import_model(model).assignment if item[1] == "Attention"]
     assert said.startswith(note)
     assert bool(said) == bool(note)

@@ -175,6 +175,7 @@ BY_HEAD = np.arange(5) < np.array([2, 3]).reshape(1, 2, 1, 1)
 LOW_ROW = models.additive(np.arange(5) < np.array([3, 0, 3, 3])[:, None])
 
 OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
+    "beyond the clamp": (lambda: operator(scale=50.0), attention_form.scores_reach),
     "float query": (float_query, attention.operands_quantised),
     "past": (with_past, attention.attention_state),
     "scores are an output": (with_scores_output, attention.attention_state),
@@ -243,6 +244,10 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         lambda: exploded(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
         score_rounding.scores_clamped,
     ),
+    "beyond the clamp": (
+        lambda: models.written_out(rng(), SIZES, rounded=False, scale="Mul", factor=50.0),
+        score_rounding.scores_told_apart,
+    ),
     "masked keys clipped": (lambda: masked_and(0.1), score_rounding.masked_apart),
     "half of the probabilities": (
         lambda: exploded(lambda made, value: pair(made, value, 0.5 / 127), after=True),
@@ -308,11 +313,10 @@ def test_every_constraint_has_a_case() -> None:
     tried = {constraint for _, constraint in (*OPERATOR.values(), *WRITTEN_OUT.values())}
     records = (*attention.OPERATORS, *written_out.OPERATORS)
     known = {constraint for record in records for constraint in record.constraints}
-    # Tried in other tests: configurations without the unit, heads in every other channel, shared keys, calibrations.
+    # Tried in other tests: configurations without the unit, heads in every other channel, shared keys.
     assert known - tried == {
         softmax_unit,
         attention_form.heads_order,
-        attention_form.scores_reach,
         written_out.same_lead,
     }
 
