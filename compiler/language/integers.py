@@ -23,6 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.compiler.gguf import names
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.score_pairs import CLAMP, HEADROOM, REACH
 from weft.compiler.kernel.expressions import DIGITS
 from weft.compiler.language.form import PRODUCTS, Form, form_of, matrices
 from weft.compiler.language.kernels import (
@@ -233,6 +236,7 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
     turned: dict[str, tuple[int, int]] = {}
     for name in ("query", "key") if form.turned_sums else ():
         turned[name], units.heads[name] = _turn(every[name], getattr(ranges, name), normal)
+    _check_scores(model, ranges)
     root = model.sizes.key_length**-0.5 * math.log2(math.e)
     layers = tuple(
         Layer({name: found[index] for name, found in every.items()}, octaves=root * a * b)
@@ -252,6 +256,39 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
         head_scaled=Scaled.of(head.scales * normal / units.logits, head.sums), gate_places=units.gate_places,
         inner_places=round(math.log2(units.inner / units.up)), gains=gains,
     )  # fmt: skip
+
+
+def _check_scores(model: LanguageModel, ranges: Ranges) -> None:
+    """Raise `CompileError` for scores that the device may clamp."""
+    limit = CLAMP - REACH
+    for index, found in enumerate(ranges.scores):
+        if HEADROOM * found > limit:
+            tensors = dict.fromkeys(repr(_tensor(model, index, field)) for field in ("query", "key"))
+            raise CompileError(
+                f"the scores of block {index} reach {found:.4g} with {' and '.join(tensors)}: "
+                f"{HEADROOM} times that must be at most {limit:.0f}, as the device clamps larger ones"
+            )
+
+
+def outlier(model: LanguageModel) -> str:
+    """The matrix of a block whose largest magnitude is farthest from the usual one, as a clause that names it."""
+    fields = [field for product in PRODUCTS.values() for field in product.values()]
+    found = {
+        _tensor(model, index, field): float(np.abs(dense(linear.weight)).max())
+        for index, block in enumerate(model.blocks)
+        for field in fields
+        if (linear := getattr(block, field)) is not None
+    }
+    usual = float(np.median(list(found.values())))
+    apart = {name: abs(math.log((most or 1e-45) / (usual or 1e-45))) for name, most in found.items()}
+    name = max(apart, key=apart.__getitem__)
+    return f"tensor {name!r} has values up to {found[name]:.4g}, where {usual:.4g} is usual in this model"
+
+
+def _tensor(model: LanguageModel, block: int, field: str) -> str:
+    """The name of a block's matrix in GGUF files."""
+    fused = model.architecture == "gpt2" and field in PRODUCTS["qkv"].values()
+    return f"{names.block(block, names.FUSED if fused else names.LINEARS[field])}.weight"
 
 
 def _in_steps(name: str, biases: Sequence[np.ndarray], units: Sequence[float]) -> Biases:

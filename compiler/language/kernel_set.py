@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.kernel.code import generate, tables_of, with_tables
-from weft.compiler.kernel.expressions import Rows
+from weft.compiler.kernel.expressions import KernelError, Rows
 from weft.compiler.language import kernels
-from weft.compiler.language.integers import Integers
+from weft.compiler.language.integers import Integers, outlier
 from weft.compiler.language.spread import At, spread
 from weft.hdl.isa import Kernel, MicroOp, Source
 from weft.hdl.isa.config import Config
@@ -36,11 +36,16 @@ class KernelSet:
     Raises
     ------
     CompileError
-        If there are more than the configuration has room for.
+        If there are more than the configuration has room for, or if the numbers of the model leave their range.
     """
 
     def __init__(self, numbers: Integers, config: Config, units: Sequence[float]) -> None:
-        kernels_named = named(numbers, config.n, units)
+        try:
+            kernels_named = named(numbers, config.n, units)
+        except KernelError as error:
+            raise CompileError(
+                f"{outlier(numbers.model)}: the device's arithmetic has no room for both"
+            ) from error
         self.tables = list(
             dict.fromkeys(table for rows in kernels_named.values() for table in tables_of(rows))
         )

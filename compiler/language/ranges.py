@@ -21,6 +21,8 @@ class Ranges:
         Of what blocks add to.
     query, key, value : list of float
         Of each block; queries and keys both before and after they are turned.
+    scores : list of float
+        Of the largest score of each row, in each block.
     mixed : list of float
         Of attention's results, in each block.
     gate, up, inner : float
@@ -33,6 +35,7 @@ class Ranges:
     query: list[float]
     key: list[float]
     value: list[float]
+    scores: list[float]
     mixed: list[float]
     gate: float
     up: float
@@ -47,6 +50,7 @@ class _Observer(Reference):
         super().__init__(model)
         self.found: dict[int, float] = {}
         self.given: dict[int, float] = {}  # what goes into products
+        self.scores: dict[int, float] = {}
         self.residual = self.inner = 0.0
 
     def _see(self, linear: Linear, values: np.ndarray) -> np.ndarray:
@@ -61,6 +65,11 @@ class _Observer(Reference):
         self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
     ) -> np.ndarray:
         return self._see(linear, super()._heads(linear, x, heads, angles))
+
+    def _shares(self, block: Block, scores: np.ndarray) -> np.ndarray:
+        most = float(np.abs(scores.max(axis=-1)).max())
+        self.scores[id(block)] = max(self.scores.get(id(block), 0.0), most)
+        return super()._shares(block, scores)
 
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
         self.residual = max(self.residual, float(np.abs(x).max()))
@@ -86,6 +95,7 @@ def ranges(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Ranges:
         query=[seen[id(block.query)] for block in blocks],
         key=[seen[id(block.key)] for block in blocks],
         value=[seen[id(block.value)] for block in blocks],
+        scores=[observer.scores[id(block)] for block in blocks],
         mixed=[observer.given[id(block.attention_output)] for block in blocks],
         gate=max((seen[id(block.gate)] for block in blocks if block.gate is not None), default=0.0),
         up=max(seen[id(block.up)] for block in blocks),

@@ -149,9 +149,14 @@ class Reference:
         scores = queries @ keys.swapaxes(1, 2) * np.float32(sizes.key_length**-0.5)
         scores = scores.reshape(sizes.heads, count, -1)
         scores[:, np.arange(scores.shape[2]) > positions[:, None]] = -np.inf
-        attended = _softmax(scores).reshape(groups, -1, scores.shape[2]) @ values
+        attended = self._shares(block, scores).reshape(groups, -1, scores.shape[2]) @ values
         attended = attended.reshape(sizes.heads, count, -1).swapaxes(0, 1).reshape(count, -1)
         return self._linear(block.attention_output, attended)
+
+    def _shares(self, block: Block, scores: np.ndarray) -> np.ndarray:
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        return shares
 
     def _heads(
         self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
@@ -184,12 +189,6 @@ def rotated(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:
     turned[..., 0:end:2] = even * cosine - odd * sine
     turned[..., 1:end:2] = even * sine + odd * cosine
     return turned
-
-
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    return shares
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
