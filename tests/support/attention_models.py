@@ -51,7 +51,8 @@ def calibrated(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
     shown, softmax = onnx.ModelProto(), next(node for node in model.graph.node if node.op_type == "Softmax")
     shown.CopyFrom(model)
     shown.graph.output.append(helper.make_tensor_value_info(softmax.input[0], TensorProto.FLOAT, None))
-    scores = ReferenceEvaluator(shown).run(None, feeds)[-1]
+    (found,) = ReferenceEvaluator(shown).run([softmax.input[0]], feeds)
+    scores = np.asarray(found)
     model.metadata_props.add(key=f"{LARGEST}{softmax.name}", value=repr(largest_score(softmax, [scores])))
 
 

@@ -427,3 +427,23 @@ def test_scores_as_an_output_keep_their_values() -> None:
     given = run_graph(import_model(model), values)
     for item, wanted in zip(model.graph.output, ReferenceEvaluator(model).run(None, values), strict=True):
         assert np.allclose(given[item.name], wanted, atol=0.02 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["tiny", "default"])
+def test_attention_without_look_up_tables(name: str) -> None:
+    """It takes the table of powers alone; a function behind it runs on the host, with that as the reason."""
+    rng = np.random.default_rng(0)
+    made = Exploded(rng, Sizes(1, 1, 1, 4, 4, 8, 8), rounded=False)
+    (q, _), (k, k_source), (v, v_source) = (made.heads(1, 4, 8) for _ in range(3))
+    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.1)
+    value = made.product(made.weights(scores), v)
+    like = made.builder.like(value, made.builder.shape_of(value), v_source)
+    model = models.ended(made.builder, made.builder.node("Tanh", [made.builder.dequantise(like)]), v_source)
+    program = weft.compile(model, Config.load(name).replace(kernel=64, lookup_tables=0))
+    placed = {op: (place, why) for _, op, place, why in program.assignment}
+    assert placed["MatMul"][0] == "device"
+    assert placed["Tanh"] == ("host", "The configuration must have look-up tables ('lookup_tables' above 0)")
+    (found,) = program.run(given := qdq_models.feeds(model, rng)).outputs.values()
+    (wanted,) = ReferenceEvaluator(model).run(None, given)
+    # A step of the means, and one of the results.
+    assert np.abs(found - wanted).max() <= 1.01 * (1 + 0.7) * v_source.scale
