@@ -173,6 +173,7 @@ def paged(config: Config) -> Run:
         pages=10,
         capacity=8,
         quantisation=quantisation,
+        largest=100,
     )
     rng = np.random.default_rng(5)
     contents = {
