@@ -106,6 +106,8 @@ def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[li
 
 def _merged(axes: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
     """Elements along several axes as those along a single one."""
+    if len(axes) == 1:
+        return axes[0][0]
     merged = np.zeros(1, np.int64)
     for indices, size in axes:
         outside = (merged < 0)[:, None] | (indices < 0)[None, :]
