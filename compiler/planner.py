@@ -50,7 +50,7 @@ class Planner:
         `resident` has the buffers that are on chip, with their addresses, and `region` is what is left of the
         scratchpad for the operator (all of it if None).
         """
-        key = op.form, held(op, resident), region
+        key = op.signature, held(op, resident), region
         if key not in self._plans:
             if len(self._plans) >= _KEPT:
                 self._plans.clear()

@@ -48,7 +48,7 @@ def _verify_segment(
         if isinstance(op, Conv) and op.epilogue is not None:
             views += (op.epilogue.sources[0], op.epilogue.dst)
             on_chip.add(op.epilogue.sources[0].buffer.name)
-        kind = op.form, *((view.image, view.y, view.x, view.c) for view in views)
+        kind = op.signature, *((view.image, view.y, view.x, view.c) for view in views)
         if kind not in known:
             verify_op(op)
             known.add(kind)

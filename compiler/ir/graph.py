@@ -197,9 +197,9 @@ class DeviceOp(_Operator):
         return made
 
     @cached_property
-    def form(self) -> Hashable:
+    def signature(self) -> Hashable:
         """Equal for operators that differ in nothing but names, and in where their views are in buffers."""
-        return _form(self, {})
+        return _signature(self, {})
 
     def on(self, view: Callable[[View], View]) -> Self:
         """The same with all operands and the output changed by `view`."""
@@ -207,7 +207,7 @@ class DeviceOp(_Operator):
         return self.replace(**{name: view(value) for name, value in views.items()})
 
 
-def _form(op: DeviceOp, numbers: dict[str, int]) -> Hashable:
+def _signature(op: DeviceOp, numbers: dict[str, int]) -> Hashable:
     kind, values = type(op), vars(op)
     return kind, *[_plain(values[name], numbers) for name in _fields(kind) if name != "name"]
 
@@ -224,7 +224,7 @@ def _plain(value: Any, numbers: dict[str, int]) -> Hashable:
         return value.dtype.str, value.shape, _digest(value)
     if isinstance(value, tuple):
         return tuple(_plain(item, numbers) for item in value)
-    return _form(value, numbers) if isinstance(value, DeviceOp) else value
+    return _signature(value, numbers) if isinstance(value, DeviceOp) else value
 
 
 _digests: dict[int, tuple[weakref.ref[np.ndarray], bytes]] = {}

@@ -72,6 +72,9 @@ class Lowering:
         self._needs: dict[Hashable, tuple[str, ...]] = {}
         """The parts that operators of a form depend on."""
         self._known: dict[Hashable, _Lowered] = {}
+        self._first: dict[Hashable, tuple[DeviceOp, Site]] = {}
+        """The first operator of each form, which knows what others would compute again."""
+        self._shared: dict[Hashable, Any] = {}
 
     def emitter(self, layer: int) -> Emitter:
         """Make what makes the tasks of an operator."""
@@ -82,12 +85,16 @@ class Lowering:
         views = (*op.sources, op.dst)
         if any(view.buffer.kind in _IN_INSTRUCTIONS for view in views):
             return iter(self._lowered(op, layer, Site.of(op, self.allocation, self.target, region)).tasks)
-        form = op.form, held(op, self.allocation.resident), region
+        form = op.signature, held(op, self.allocation.resident), region
         found = self._known.get(self._key(form))
         if found is None:
-            site, size = Site.of(op, self.allocation, self.target, region), self.constants.size
+            again = form in self._first
+            if not again:
+                self._first[form] = op, _nowhere(Site.of(op, self.allocation, self.target, region))
+            op, site = self._first[form]
+            size = self.constants.size
             before = {name: part.now for name, part in self._parts.items()}
-            found = self._lowered(op, layer, _nowhere(site))
+            found = self._lowered(op, layer, site, again=again)
             if self.constants.size == size:  # else there are other tasks the next time
                 self._needs[form] = tuple(found.after)
                 self._known[form, tuple(before[name] for name in found.after)] = found
@@ -100,10 +107,12 @@ class Lowering:
     def _key(self, form: Hashable) -> Hashable:
         return form, tuple(self._parts[name].now for name in self._needs.get(form, ()))
 
-    def _lowered(self, op: DeviceOp, layer: int, site: Site) -> _Lowered:
+    def _lowered(self, op: DeviceOp, layer: int, site: Site, *, again: bool = False) -> _Lowered:
         for part in self._parts.values():
             part.show()
         emit = self.emitter(layer)
+        if again:
+            emit.shared = self._shared
         tasks = tuple(operator_of(op).lower(op, site, emit))
         for name in emit.used:
             self._parts[name].note()

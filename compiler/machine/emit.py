@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,7 +130,8 @@ class Emitter:
     `constants`, `tables` (the hardware's look-up tables by their content) and `kernels` are those of the whole program,
     and so is `ends`: by names of rings, where the last one of that name ended. The next one goes on behind it, so that
     its first slots can be filled while the last ones of the operator before are in use. `used` names those of `tables`,
-    `kernels` and `ends` that tasks so far depend on.
+    `kernels` and `ends` that tasks so far depend on. `shared` has what is known of the operator if it is lowered more
+    than once.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Emitter:
         self.layer = layer
         self.ends = {} if ends is None else ends
         self.used: set[str] = set()
+        self.shared: dict[Hashable, Any] = {}
         self.tables = Ring(0, 1, self.config.lookup_tables) if tables is None else tables
 
     def ring(self, name: str, start: int, size: int, count: int) -> Ring:

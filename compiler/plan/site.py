@@ -16,7 +16,9 @@ Held = tuple[tuple[int, int] | None, ...]
 
 def held(op: DeviceOp, resident: Mapping[str, int]) -> Held:
     """Where operands and the result of an operator are that stay on chip: the address of the buffer, and the view's
-    first row; None for those in memory."""
+    first row; None for those in memory. Empty if nothing stays."""
+    if not resident:
+        return ()
     views = (*op.sources, op.dst)
     return tuple(
         (resident[view.buffer.name], view.y) if view.buffer.name in resident else None for view in views
