@@ -208,7 +208,8 @@ class DeviceOp(_Operator):
 
 
 def _signature(op: DeviceOp, numbers: dict[str, int]) -> Hashable:
-    kind, values = type(op), vars(op)
+    kind: Any = type(op)
+    values = vars(op)
     return kind, *[_plain(values[name], numbers) for name in _fields(kind) if name != "name"]
 
 

@@ -57,7 +57,7 @@ class Arrangement:
 def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrangement | None:
     """How a value of `shape` and what is taken of it lie on the device; None if its elements have another order."""
     taken = tuple(map(len, indices))
-    kinds = (natural, spatial, packed, _like(tensor, shape))
+    kinds: tuple[Callable[[tuple[int, ...]], Layout], ...] = (natural, spatial, packed, _like(tensor, shape))
     for kind in sorted(kinds, key=lambda kind: effort(tensor, kind(shape))):
         found, groups = placed(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
