@@ -11,23 +11,21 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
 from weft.compiler.ir.rows import Rows
+from weft.compiler.lower.lowering import Lowering
 from weft.compiler.lower.table_ahead import table_ahead
 from weft.compiler.machine.areas import Areas
-from weft.compiler.machine.emit import Emitter
-from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
+from weft.compiler.machine.memory import Allocation
 from weft.compiler.machine.overlap import overlapped
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task, Tasks
 from weft.compiler.onnx.limits import check_memory
-from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
 from weft.compiler.plan.conv_plan import SLOW, Chooser, plan, plan_apart
-from weft.compiler.plan.site import Site
 from weft.compiler.planner import Planner
 from weft.hdl.isa import WORD_BYTES, Opcode, Queue
 from weft.hdl.isa.code import Code
@@ -215,24 +213,19 @@ def _lowered(
     allocation = Allocation(
         segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped, compact=compact
     )
-    constants, tables, kernels = Constants(), Ring(0, 1, config.lookup_tables), Kernels(config.kernel)
-    ends: dict[str, int] = {}
-    parts: list[Tasks] = []
+    lowering = Lowering(target, allocation)
+    parts = [table_ahead(segment.ops, lowering.emitter(0))] if segment.ops else []
     tasks: list[Task] = []
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
-        site = Site.of(op, allocation, target, segment.regions[index] if segment.regions else None)
-        emit = Emitter(target, constants, index, tables, kernels, ends)
-        if index == 0:
-            parts.append(table_ahead(segment.ops, emit))
-        tasks += operator_of(op).lower(op, site, emit)
+        tasks += lowering.tasks(op, index, segment.regions[index] if segment.regions else None)
         if len(tasks) >= _TOGETHER:
             parts.append(Tasks.of(tasks, config))
             tasks = []
     parts.append(Tasks.of(tasks, config))
     ordered, code, cycles = schedule(overlapped(Tasks.joined(parts), segment.overlapped), target)
-    blob = constants.finish()
+    blob = lowering.constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment, ordered)
     program = DeviceProgram(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from weft.compiler.ir.graph import DeviceOp, DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
@@ -70,7 +70,7 @@ def run_passes(
     passes: Iterable[Pass], segment: DeviceSegment, planner: Planner, watch: Watch | None = None
 ) -> DeviceSegment:
     """The segment after all `passes`, verified after each that changes an operator."""
-    known: set[DeviceOp] = set()
+    known: set[Hashable] = set()
     verify_segment(segment, known)
     for item in passes:
         made = item.run(segment, planner)

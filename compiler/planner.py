@@ -12,9 +12,11 @@ from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.compiler.plan.site import Site
+from weft.compiler.plan.site import Site, held
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+_KEPT = 1 << 12
+"""Plans that a planner remembers: the steps of a network have few that differ."""
 
 
 class Planner:
@@ -38,6 +40,7 @@ class Planner:
         self.tight = tight
         self.target, self.config, self._choose = target, target.config, choose
         self._convolutions: dict[Hashable, ConvPlan | None] = {}
+        self._plans: dict[Hashable, Any] = {}
 
     def plan(
         self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
@@ -47,7 +50,12 @@ class Planner:
         `resident` has the buffers that are on chip, with their addresses, and `region` is what is left of the
         scratchpad for the operator (all of it if None).
         """
-        return operator_of(op).plan(op, self.site(op, resident, region), self.convolution)
+        key = op.signature, held(op, resident), region
+        if key not in self._plans:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            self._plans[key] = operator_of(op).plan(op, self.site(op, resident, region), self.convolution)
+        return self._plans[key]
 
     def cost(
         self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, IrError
 from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
@@ -24,9 +26,9 @@ def verify(graph: Graph) -> None:
             raise IrError(f"output {transfer.value!r}: buffer {transfer.buffer.name!r} is never written")
 
 
-def verify_segment(segment: DeviceSegment, known: set[DeviceOp] | None = None) -> None:
+def verify_segment(segment: DeviceSegment, known: set[Hashable] | None = None) -> None:
     """Raise `IrError` if a device segment by itself breaks a rule: the host writes all buffers that are its own to
-    write. Operators in `known` keep the rules for one operator; the others are added."""
+    write. Operators that are in `known`, but for names, keep the rules for one operator; the others are added."""
     views = (view for op in segment.ops for view in op.sources)
     written = {view.buffer.name for view in views if view.buffer.kind in _BY_THE_HOST}
     _verify_segment(segment, {}, written, set() if known is None else known)
@@ -38,15 +40,18 @@ def verify_op(op: DeviceOp) -> None:
 
 
 def _verify_segment(
-    segment: DeviceSegment, buffers: dict[str, Buffer], written: set[str], known: set[DeviceOp]
+    segment: DeviceSegment, buffers: dict[str, Buffer], written: set[str], known: set[Hashable]
 ) -> None:
     on_chip: set[str] = set()
     for op in segment.ops:
-        if op not in known:
-            verify_op(op)
-            known.add(op)
+        views = (*op.sources, op.dst)
         if isinstance(op, Conv) and op.epilogue is not None:
+            views += (op.epilogue.sources[0], op.epilogue.dst)
             on_chip.add(op.epilogue.sources[0].buffer.name)
+        kind = op.signature, *((view.image, view.y, view.x, view.c) for view in views)
+        if kind not in known:
+            verify_op(op)
+            known.add(kind)
         for view in op.sources:
             _verify_alias(view.buffer, buffers, op.name)
             if view.buffer.name not in written:

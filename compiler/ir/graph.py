@@ -8,9 +8,11 @@ the device is int8.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple, Self
@@ -44,7 +46,7 @@ class Buffer:
     shape: tuple[int, int, int, int]
     kind: str = "temp"
 
-    @property
+    @cached_property
     def size(self) -> int:
         n, h, w, c = self.shape
         return n * h * w * c
@@ -194,10 +196,49 @@ class DeviceOp(_Operator):
         made.__dict__.update(values)
         return made
 
+    @cached_property
+    def signature(self) -> Hashable:
+        """Equal for operators that differ in nothing but names, and in where their views are in buffers."""
+        return _signature(self, {})
+
     def on(self, view: Callable[[View], View]) -> Self:
         """The same with all operands and the output changed by `view`."""
         views = {name: value for name, value in vars(self).items() if isinstance(value, View)}
         return self.replace(**{name: view(value) for name, value in views.items()})
+
+
+def _signature(op: DeviceOp, numbers: dict[str, int]) -> Hashable:
+    kind: Any = type(op)
+    values = vars(op)
+    return kind, *[_plain(values[name], numbers) for name in _fields(kind) if name != "name"]
+
+
+def _plain(value: Any, numbers: dict[str, int]) -> Hashable:
+    """A field of an operator as what can be hashed; `numbers` stand for the names of buffers."""
+    if isinstance(value, int | float | str | None):
+        return value
+    if isinstance(value, View):
+        buffer = value.buffer
+        number = numbers.setdefault(buffer.name, len(numbers))
+        return number, buffer.shape, buffer.kind, value.shape, value.step
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, _digest(value)
+    if isinstance(value, tuple):
+        return tuple(_plain(item, numbers) for item in value)
+    return _signature(value, numbers) if isinstance(value, DeviceOp) else value
+
+
+_digests: dict[int, tuple[weakref.ref[np.ndarray], bytes]] = {}
+"""By the identity of each array that is still there."""
+
+
+def _digest(array: np.ndarray) -> bytes:
+    """A hash of the contents of an array, which nothing changes; computed once."""
+    key = id(array)
+    if key not in _digests:
+        content = hashlib.blake2b(array.tobytes(), digest_size=16).digest()
+        _digests[key] = weakref.ref(array, lambda _: _digests.pop(key, None)), content
+    return _digests[key][1]
 
 
 class Weighted(DeviceOp):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 Shape4 = tuple[int, int, int, int]
+_KEPT = 1 << 12
+"""Layouts that are kept: networks have few that differ."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,13 @@ def rows(shape: tuple[int, ...]) -> Shape4:
     return (1, 1, math.prod(shape[:-1]), shape[-1]) if shape else (1, 1, 1, 1)
 
 
+@lru_cache(_KEPT)
 def packed(shape: tuple[int, ...]) -> Layout:
     """Row-major order."""
     return Layout(shape, tuple(range(len(shape))), rows(shape))
 
 
+@lru_cache(_KEPT)
 def spatial(shape: tuple[int, ...]) -> Layout:
     """The layout of images with one to three dimensions behind channels: a row, rows, or rows for each depth."""
     if len(shape) == 3:
@@ -125,6 +129,7 @@ def spatial(shape: tuple[int, ...]) -> Layout:
     return natural(shape)
 
 
+@lru_cache(_KEPT)
 def natural(shape: tuple[int, ...]) -> Layout:
     """The layout device operators use: NCHW values of rank 4 become NHWC, all others are row-major."""
     if len(shape) != 4:

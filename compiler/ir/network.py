@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -63,7 +64,7 @@ class Node:
     name: str = ""
     index: int = 0
 
-    @property
+    @cached_property
     def op(self) -> str:
         """The operator with the domain in front if it is not ONNX's own: "com.microsoft.Attention" is another. Those of
         `LINKS` are the same in all domains."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,7 +129,9 @@ class Emitter:
 
     `constants`, `tables` (the hardware's look-up tables by their content) and `kernels` are those of the whole program,
     and so is `ends`: by names of rings, where the last one of that name ended. The next one goes on behind it, so that
-    its first slots can be filled while the last ones of the operator before are in use.
+    its first slots can be filled while the last ones of the operator before are in use. `used` names those of `tables`,
+    `kernels` and `ends` that tasks so far depend on. `shared` has what is known of the operator if it is lowered more
+    than once.
     """
 
     def __init__(
@@ -146,10 +148,13 @@ class Emitter:
         self.constants = constants
         self.layer = layer
         self.ends = {} if ends is None else ends
+        self.used: set[str] = set()
+        self.shared: dict[Hashable, Any] = {}
         self.tables = Ring(0, 1, self.config.lookup_tables) if tables is None else tables
 
     def ring(self, name: str, start: int, size: int, count: int) -> Ring:
         """A ring that goes on where the last one of that name ended, if that lies in it."""
+        self.used.add("ends")
         return Ring(start, size, count, self.ends.get(name, 0))
 
     def _bus_cycles(self, runs: int, size: int) -> int:
@@ -200,6 +205,7 @@ class Emitter:
         none."""
         if reason := Feature.LOOKUP.missing(self.config):
             raise CompileError(f"values go through a look-up table, and {reason}")
+        self.used.add("tables")
         return self.tables.get(content)
 
     def lookups(self, contents: tuple[bytes, ...], blocks: Ring) -> Generator[Task, None, tuple[int, ...]]:
@@ -228,6 +234,7 @@ class Emitter:
 
     def kernel(self, ops: tuple[MicroOp, ...]) -> Generator[Task, None, int]:
         """Put a kernel into the engine's memory, unless it is there; returns its first entry."""
+        self.used.add("kernels")
         start, held = self.kernels.get(ops)
         for at in [] if held else range(0, len(ops), MICRO_OPS):
             code = _microcode(start + at, ops[at : at + MICRO_OPS])

@@ -85,6 +85,16 @@ class Ring:
         return self.start + self.size * slot, False
 
     @property
+    def state(self) -> tuple[tuple[tuple[Hashable, int], ...], int]:
+        """Which slot each key has, and the next one."""
+        return tuple(self._slots.items()), self._next
+
+    def restore(self, state: tuple[tuple[tuple[Hashable, int], ...], int]) -> None:
+        """Have the keys and slots of a `state`."""
+        self._slots, self._next = dict(state[0]), state[1]
+        self._keys = {slot: key for key, slot in state[0]}
+
+    @property
     def came_round(self) -> bool:
         """Whether the next key gets a slot that another had."""
         return self._next in self._keys
@@ -124,6 +134,29 @@ class Kernels:
         self._starts[ops] = start
         return start, False
 
+    @property
+    def state(self) -> tuple[tuple[tuple[Hashable, int], ...], int]:
+        """Where each kernel begins, and the next one."""
+        return tuple(self._starts.items()), self._next
+
+    def restore(self, state: tuple[tuple[tuple[Hashable, int], ...], int]) -> None:
+        """Have the kernels of a `state`."""
+        self._starts, self._next = dict(state[0]), state[1]
+
+
+class Ends(dict[str, int]):
+    """Where the last ring of each name ended."""
+
+    @property
+    def state(self) -> tuple[tuple[str, int], ...]:
+        """All of them."""
+        return tuple(self.items())
+
+    def restore(self, state: tuple[tuple[str, int], ...]) -> None:
+        """Have the ends of a `state`."""
+        self.clear()
+        self.update(state)
+
 
 class Constants:
     """The constant area: byte strings at aligned offsets, equal ones stored once."""
@@ -152,6 +185,11 @@ class Constants:
         offset = len(self._blob)
         self._blob += payload
         return offset
+
+    @property
+    def size(self) -> int:
+        """Bytes that there are so far."""
+        return len(self._blob)
 
     def known(self, payload: bytes) -> bool:
         """Whether `payload` was added before."""

@@ -57,7 +57,7 @@ class Arrangement:
 def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrangement | None:
     """How a value of `shape` and what is taken of it lie on the device; None if its elements have another order."""
     taken = tuple(map(len, indices))
-    kinds = (natural, spatial, packed, _like(tensor, shape))
+    kinds: tuple[Callable[[tuple[int, ...]], Layout], ...] = (natural, spatial, packed, _like(tensor, shape))
     for kind in sorted(kinds, key=lambda kind: effort(tensor, kind(shape))):
         found, groups = placed(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
@@ -106,6 +106,8 @@ def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[li
 
 def _merged(axes: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
     """Elements along several axes as those along a single one."""
+    if len(axes) == 1:
+        return axes[0][0]
     merged = np.zeros(1, np.int64)
     for indices, size in axes:
         outside = (merged < 0)[:, None] | (indices < 0)[None, :]

@@ -13,7 +13,7 @@ from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Constant, Symbol
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class NodeContext:
     """A node with the symbols of its inputs (None for those left out).
 

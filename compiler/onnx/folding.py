@@ -49,10 +49,11 @@ class Known:
                 self.shapes[name] = found.sizes
 
 
-def resolve(network: Network) -> Known:
+def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
     """Infer shapes and fold constants, in turns: either may tell what the other needs. Nodes get names that differ.
 
-    Constants are never folded through DequantizeLinear, whose scales matter.
+    Types in `sure` are right, and not inferred again. Constants are never folded through DequantizeLinear, whose
+    scales matter.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def resolve(network: Network) -> Known:
     constants = dict(network.constants)
     known = Known(dataclasses.replace(network, nodes=_named(network.nodes), constants=constants), constants)
     while True:
-        types = _inferred(known.network)
+        types = _inferred(known.network, sure or {})
         known.network = dataclasses.replace(known.network, types=types)
         known.shapes, known.dtypes = {}, {}
         known.note(types)
@@ -89,10 +90,11 @@ def _named(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(named)
 
 
-def _inferred(network: Network) -> dict[str, Type]:
+def _inferred(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
     """The types of a network's values; those that operators make that ONNX does not define are as ONNX Runtime says."""
     try:
-        return types_by_text(dataclasses.replace(network, types={**network.types, **foreign_types(network)}))
+        types = {**network.types, **foreign_types(network)}
+        return types_by_text(dataclasses.replace(network, types=types), sure)
     except NetworkError as error:
         raise CompileError(f"the model is not valid ONNX: {error}") from None
     except EvaluationError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
 from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.model import Graph, HostSegment, Transfer
@@ -112,7 +110,8 @@ def _transfer(model: Model, value: str, tensor: Tensor, layout: Layout, name: st
 def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
     def view(old: View) -> View:
         name, kind = names.get(old.buffer.name, (old.buffer.name, "temp"))
-        return dataclasses.replace(old, buffer=Buffer(name, old.buffer.shape, kind))
+        buffer = Buffer(name, old.buffer.shape, kind)
+        return View(buffer, old.shape, old.y, old.x, old.c, old.step, old.image)
 
     return op.on(view)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node
+from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
@@ -45,7 +46,8 @@ class Model:
 
     `network` has no nodes that were folded into constants, or that nobody reads; `folded` are the former. `shapes` and
     `dtypes` (numpy names) cover every value, constants included. `config` tells what units the device has.
-    `notes` has what to say of nodes of the device, by their names.
+    `notes` has what to say of nodes of the device, by their names, and `dequantised` what constants are, where several
+    nodes dequantise them.
     """
 
     network: Network
@@ -55,6 +57,7 @@ class Model:
     config: Config = COMPLETE
     consumers: dict[str, list[Node]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    dequantised: dict[Hashable, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -104,8 +107,8 @@ def load(
     return model
 
 
-def prepare(network: Network) -> Model:
-    """Check and simplify the network of a quantised model that another reader made.
+def prepare(network: Network, sure: Mapping[str, Type] | None = None) -> Model:
+    """Check and simplify the network of a quantised model that another reader made, which may be `sure` of types.
 
     Raises
     ------
@@ -113,7 +116,7 @@ def prepare(network: Network) -> Model:
         If it is not valid, or a shape is not known before running.
     """
     check_windows(network)
-    return _simplified(resolve(network))
+    return _simplified(resolve(network, sure))
 
 
 def without_ranges(operators: Collection[str]) -> str | None:

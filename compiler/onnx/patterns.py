@@ -57,7 +57,8 @@ class Match:
             for name, symbol in zip(node.inputs, found, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
-        return dataclasses.replace(context, functions=elementwise.of_result(context))
+        context.functions = elementwise.of_result(context)
+        return context
 
     def add(self, recipe: Recipe) -> None:
         """Add a recipe, and those that bring what it reads into another order."""

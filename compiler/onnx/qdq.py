@@ -7,6 +7,7 @@ gives every value one of these symbols; a QuantizeLinear that meets a `Pending` 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -316,7 +317,10 @@ def has_wide(pending: Pending, quant: Quant) -> bool:
 
 def quantised(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) -> DeviceOp:
     """An operator of a pending result that writes buffer `name` with the parameters of its output."""
-    dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
+    old = op.dst
+    dst = View(
+        Buffer(name, old.buffer.shape, old.buffer.kind), old.shape, old.y, old.x, old.c, old.step, old.image
+    )
     found = (key for key in ("scale", "a_scale", "b_scale") if hasattr(op, key))
     scales = {key: getattr(op, key) / quant.scale for key in found}
     return op.replace(dst=dst, y_zero=quant.zero, low=bounds[0], high=bounds[1], **scales)
@@ -335,6 +339,7 @@ def check_parameters(model: Model, node: Node) -> None:
         )
 
 
+@functools.lru_cache(maxsize=1)  # all conditions of a node ask for them
 def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
     """Per-tensor parameters of a Q or DQ node whose integer side has `dtype`; None unless it has 8 or 16 bits."""
     scale = model.constants.get(node.input(1))
@@ -353,7 +358,17 @@ def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
 
 
 def constant(model: Model, node: Node) -> Constant | None:
-    """The constant a DequantizeLinear makes, per tensor or per axis; None if it is something else."""
+    """The constant a DequantizeLinear makes, per tensor or per axis; None if it is something else. Nodes that read the
+    same values make the same one."""
+    if len(model.users(node.inputs[0])) < 2:
+        return _constant(model, node)
+    key = node.inputs, tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
+    if key not in model.dequantised:
+        model.dequantised[key] = _constant(model, node)
+    return model.dequantised[key]
+
+
+def _constant(model: Model, node: Node) -> Constant | None:
     values, scale = model.constants.get(node.inputs[0]), model.constants.get(node.input(1))
     zero = model.constants.get(node.input(2)) if node.input(2) else np.zeros((), np.int64)
     if values is None or scale is None or zero is None or node.attributes.get("block_size", 0):

@@ -56,7 +56,7 @@ def unrolled(model: Model) -> Model:
     network = dataclasses.replace(
         model.network, nodes=tuple(nodes), constants=expansion.constants, opsets=opsets, types=types
     )
-    made = prepare(network)
+    made = prepare(network, types)
     behind = len(nodes)
     folded = [dataclasses.replace(node, index=behind + at) for at, node in enumerate(model.folded)]
     notes = {

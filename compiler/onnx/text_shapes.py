@@ -18,19 +18,20 @@ from weft.compiler.ir.windows import axes, span
 Shape = tuple[int, ...]
 
 
-def types_by_text(network: Network) -> dict[str, Type]:
-    """The types of a network's values by shape inference, with the shapes of the text.
+def types_by_text(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
+    """The types of a network's values by shape inference, with the shapes of the text; those of values in `sure` are
+    right already.
 
     Raises
     ------
     NetworkError
         If types or shapes contradict each other.
     """
-    settled: dict[str, Type] = {}
+    settled = dict(sure)
     while True:  # ends: each round settles what only settled nodes come before
         types, error = _inferred(network, settled)
         fresh = _other_types(network, types)
-        if not fresh and not settled and error is not None:
+        if not fresh and len(settled) == len(sure) and error is not None:
             raise error
         if not fresh:
             return types
@@ -39,18 +40,26 @@ def types_by_text(network: Network) -> dict[str, Type]:
 
 def _inferred(network: Network, settled: Mapping[str, Type]) -> tuple[dict[str, Type], NetworkError | None]:
     """Types by inference with `settled` ones as inputs; and the error if shapes that the file declares are others."""
-    nodes = tuple(node for node in network.nodes if not settled.keys() & set(node.outputs))
-    cut = dataclasses.replace(
-        network, nodes=nodes, inputs=(*network.inputs, *settled), types={**network.types, **settled}
-    )
+    nodes = tuple(node for node in network.nodes if settled.keys().isdisjoint(node.outputs))
+    cut = _cut(network, nodes, settled) if settled else network
     try:
-        return inferred(cut), None
+        return {**settled, **inferred(cut)}, None
     except NetworkError as error:
         if not any(node.op in _BY_TEXT for node in network.nodes):
             raise
         foreign = (name for node in nodes if node.domain not in STANDARD for name in node.outputs)
         given = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
-        return inferred(dataclasses.replace(cut, types=given)), error
+        return {**settled, **inferred(dataclasses.replace(cut, types=given))}, error
+
+
+def _cut(network: Network, nodes: tuple[Node, ...], settled: Mapping[str, Type]) -> Network:
+    """The network of some nodes, whose inputs are those of all and the `settled` values that they read."""
+    part = network.part(nodes, network.outputs)
+    inputs = tuple(dict.fromkeys((*network.inputs, *part.inputs)))
+    known = {**{name: network.types[name] for name in inputs if name in network.types}, **part.types}
+    return dataclasses.replace(
+        part, inputs=inputs, types=known | {name: settled[name] for name in inputs if name in settled}
+    )
 
 
 def _other_types(network: Network, types: Mapping[str, Type]) -> dict[str, Type]:

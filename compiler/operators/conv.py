@@ -99,7 +99,8 @@ def plan(op: Conv | WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
 def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
     if isinstance(op, Conv) and isinstance(op.plan, ChannelPlan):
         return lower_channels(op, site, op.plan, emit)
-    return lower_conv(ConvShape(op, site), op.plan, emit)
+    shape = emit.shared.get(op) or emit.shared.setdefault(op, ConvShape(op, site))
+    return lower_conv(shape, op.plan, emit)
 
 
 def cost(op: Conv | WideConv, plan: ConvPlan | ChannelPlan, target: Target) -> Cost:

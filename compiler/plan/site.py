@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from weft.compiler.ir.graph import DeviceOp, Region, View
@@ -9,6 +10,19 @@ from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.memory import Allocation, TensorRef
 from weft.compiler.machine.target import Target
 from weft.hdl.isa.config import Config
+
+Held = tuple[tuple[int, int] | None, ...]
+
+
+def held(op: DeviceOp, resident: Mapping[str, int]) -> Held:
+    """Where operands and the result of an operator are that stay on chip: the address of the buffer, and the view's
+    first row; None for those in memory. Empty if nothing stays."""
+    if not resident:
+        return ()
+    views = (*op.sources, op.dst)
+    return tuple(
+        (resident[view.buffer.name], view.y) if view.buffer.name in resident else None for view in views
+    )
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from weft.compiler.onnx.boxes import Moved, arrange, copies, results, tensor_of
+import functools
+
+from weft.compiler.ir.graph import DeviceOp
+from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
 from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.indices import Taken, taken
+from weft.compiler.onnx.indices import taken
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Results, Tensor
+from weft.compiler.onnx.qdq import Results
 
 
 def bytes_given(context: NodeContext) -> str | None:
@@ -29,42 +32,41 @@ def resized_nearest(context: NodeContext) -> str | None:
 
 def rows_order(context: NodeContext) -> str | None:
     """Elements must be in the device's order or row-major, if need be by 256 copies, and at most three axes in part."""
-    found = _first(context)
-    good = arrange(_tensor(context), found.shape, found.indices) is not None
+    good = _arranged(context)[0] is not None
     return None if good else f"input {context.node.inputs[0]!r} of shape {context.shape()}"
 
 
 def boxes_few(context: NodeContext) -> str | None:
     """What is taken must be at most 64 boxes with steps between rows and columns, or 1048576 pairs of channels."""
-    for found in taken(context) or ():
-        arrangement = arrange(_tensor(context), found.shape, found.indices)
-        if arrangement is None or copies(arrangement, context.node.name) is None:
-            return f"the input has shape {context.shape()}, the result {context.output}"
-    return None
+    few = all(ops is not None for _, ops in _copied(context))
+    return None if few else f"the input has shape {context.shape()}, the result {context.output}"
 
 
 def part(context: NodeContext) -> Results:
     """A copy of each box; what only changes no byte, who reads it reads through (`weft.compiler.passes.read_views`)."""
     made = []
-    for found in taken(context) or ():
-        arrangement = arrange(_tensor(context), found.shape, found.indices)
+    for arrangement, ops in _copied(context):
         assert arrangement is not None
-        ops = copies(arrangement, context.node.name)
         assert ops is not None
         made.append(Moved(arrangement.tensor, ops, arrangement.layout))
     return results(context, made)
 
 
-def _tensor(context: NodeContext) -> Tensor:
+# As `taken`: conditions and the handler of a node ask for these one after the other.
+
+
+@functools.lru_cache(maxsize=1)
+def _arranged(context: NodeContext) -> list[Arrangement | None]:
+    """How the input and each output lie on the device."""
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
-    return tensor
+    return [arrange(tensor, found.shape, found.indices) for found in taken(context) or ()]
 
 
-def _first(context: NodeContext) -> Taken:
-    found = taken(context)
-    assert found is not None
-    return found[0]
+@functools.lru_cache(maxsize=1)
+def _copied(context: NodeContext) -> list[tuple[Arrangement | None, list[DeviceOp] | None]]:
+    """The copies that make each output, and how it lies on the device."""
+    return [(item, None if item is None else copies(item, context.node.name)) for item in _arranged(context)]
 
 
 _BOXES = (rows_order, boxes_few)

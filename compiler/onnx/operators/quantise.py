@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def wide_forms(context: NodeContext) -> str | None:
     if not has_wide(symbol, quant):
         return None
     try:
-        finish(symbol, node.outputs[0], quant, node)
+        _finished(context)
     except NarrowError as error:
         return str(error)
     return None
@@ -86,7 +87,8 @@ def scales_fit(context: NodeContext) -> str | None:
         if isinstance(op, Embedding):
             continue  # whose rows are quantised ahead
         for name in ("scale", "a_scale", "b_scale"):
-            most = float(np.max(np.abs(getattr(op, name, 0.0)))) / quant.scale
+            given = getattr(op, name, 0.0)
+            most = (abs(given) if isinstance(given, float) else float(np.abs(given).max())) / quant.scale
             if not most < SCALE_LIMIT:
                 return f"{op.name} has {most:g}"
     return None
@@ -133,9 +135,18 @@ def quantise(context: NodeContext) -> Recipe | Tensor:
     if isinstance(source, Activation):
         if source.quant.same(quant):
             return dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
-        source = rescale(source, node.name)
+        return finish(rescale(source, node.name), name, quant, node)
+    return _finished(context)
+
+
+@functools.lru_cache(maxsize=1)
+def _finished(context: NodeContext) -> Recipe:
+    """Complete the pending operator that a node quantises: first to know that it can be."""
+    node, source = context.node, context.symbol(0)
+    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
     assert isinstance(source, Pending)
-    return finish(source, name, quant, node)
+    assert quant is not None
+    return finish(source, node.outputs[0], quant, node)
 
 
 OPERATORS = (
