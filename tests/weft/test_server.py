@@ -576,8 +576,10 @@ def command(
     )  # fmt: skip
     with process:
         assert process.stdout is not None
-        yield process, process.stdout.readline().split()[2].rstrip(",") if line else ""
-        process.kill()
+        try:
+            yield process, process.stdout.readline().split()[2].rstrip(",") if line else ""
+        finally:
+            process.kill()
 
 
 def listens(port: int) -> bool:
