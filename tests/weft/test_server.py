@@ -685,13 +685,16 @@ def test_the_options_of_the_command(path: Path) -> None:
                 assert received(silent) == b""
             idle.setblocking(False)
             received(idle)  # raises if the connection is open: it must end before that of the silent client
+        head = "".join(f"{name}: {value}\r\n" for name, value in key.items())
+        body = f"POST {COMPLETIONS} HTTP/1.1\r\n{head}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{"
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(connected(port)) for _ in range(3)]
-            for client in clients:
-                client.sendall(b"GET ")
-            found = sorted(received(client) for client in clients)
+            for client, sent in zip(clients, ("GET ", body, ""), strict=True):
+                client.sendall(sent.encode())
+            found = [received(client) for client in clients]
         assert [answer.split()[1] for answer in found] == [b"408", b"408", b"503"]
-        assert all(b"not sent in 1.5 s" in answer for answer in found[:2])
+        for part, answer in zip((b"head", b"body"), found, strict=False):
+            assert b"the %b of the request was not sent in 1.5 s" % part in answer
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (out, err, process.returncode) == ("", "error: interrupted\n", 130)
