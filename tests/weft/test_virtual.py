@@ -28,17 +28,16 @@ from weft.boards import polled, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.boards.phased_chip import Phase
-from weft.boards.virtual_top import PHASES, VirtualTop
+from weft.boards.virtual_top import PHASES
 from weft.compiler.gguf.writer import write
 from weft.examples import digits
 from weft.flash_command import flash_image
 from weft.hdl import verilog
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.verilog import generate
 from weft.runtime import Image
 from weft.sim.device import DeviceError
-from weft.virtual import DIVISOR, VirtualBoard, board_at
+from weft.virtual import VirtualBoard, board_at
 
 ULX3S = "ulx3s-85f-lm"
 """The board with the pipelined core: its own configuration is smaller than that of others of the kind, so that its
@@ -273,7 +272,7 @@ def test_boards_with_an_lfe5u_25f_are_alike() -> None:
     its answer to who it is, stands for all."""
     first, *others = map(registry.find, LFE5U_25F)
     tops = [
-        generate(VirtualTop(board, board.config, DIVISOR), name="board")
+        virtual.board_verilog(board, board.config)
         for board in (first, *(replace(board, name=first.name) for board in others))
     ]
     assert tops == tops[:1] * len(tops)
