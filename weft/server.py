@@ -170,6 +170,9 @@ class Server:
         }  # fmt: skip
         if wanted.stream:
             about["object"] = form.part
+            if await request.is_disconnected():
+                answer.cancel()
+                raise ClientDisconnect
             return Events(answer, about, form, wanted.usage)
         results = await answer.whole(request.is_disconnected)
         choices = [

@@ -126,7 +126,7 @@ class Answer:
             going -= not isinstance(event, str)
 
     async def whole(self, left: Callable[[], Awaitable[bool]]) -> list[Completion]:
-        """Return the texts at their ends. Raises `ClientDisconnect` if the client has `left` before."""
+        """Return the texts at their ends. Raises `ClientDisconnect` if the client has `left`."""
         found: dict[int, Completion] = {}
         try:
             async for index, event in self.events(left):
@@ -134,7 +134,7 @@ class Answer:
                     raise event
                 if isinstance(event, Completion):
                     found[index] = event
-            if len(found) < len(self._tickets):
+            if len(found) < len(self._tickets) or await left():
                 raise ClientDisconnect
             return [found[index] for index in sorted(found)]
         finally:

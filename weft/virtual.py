@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft import boards
 from weft.boards import ports
 from weft.boards.board import Board
 from weft.boards.chip_model import broken_rules
 from weft.boards.estimate import check_estimate
 from weft.boards.host import BoardDevice, check_configuration
 from weft.boards.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
-from weft.boards.registry import find, line_rates
+from weft.boards.registry import boards_of_files, find, line_rates
 from weft.boards.sdram_array import ARRAY_VERILOG, ArrayFaults
 from weft.boards.sdram_model import Rule as SdramRule
 from weft.boards.spi_flash_model import ARRAY_VERILOG as FLASH_ARRAY_VERILOG
@@ -28,7 +29,8 @@ from weft.boards.spi_flash_model import Rule as FlashRule
 from weft.boards.virtual_top import VirtualTop
 from weft.configurations import configuration
 from weft.hdl.isa.config import Config
-from weft.hdl.verilog import generate
+from weft.hdl.verilog import generate, generated
+from weft.sim import sdram, spi_flash
 from weft.sim.device import Closing, DeviceError
 from weft.sim.verilator.verilate import Model
 
@@ -73,15 +75,34 @@ def build_board(board: Board, config: Config) -> Path:
         If the Verilog does not pass Verilator or the C++ compiler.
     """
     return Model(
-        verilog=generate(VirtualTop(board, config, DIVISOR), name="board")
-        + ARRAY_VERILOG
-        + EYE_VERILOG
-        + FLASH_ARRAY_VERILOG,
+        verilog=board_verilog(board, config) + ARRAY_VERILOG + EYE_VERILOG + FLASH_ARRAY_VERILOG,
         top="board",
         driver=Path(__file__).with_name("virtual_board.cpp"),
         output="board.so",
         link=["-Wl,-Bsymbolic"],
     ).build()
+
+
+def board_verilog(board: Board, config: Config) -> str:
+    """Generate the Verilog of a board's simulation without its chips.
+
+    For boards of `weft.boards.targets` it is kept in the cache: generating it takes seconds.
+    """
+
+    def make() -> VirtualTop:
+        return VirtualTop(board, config, DIVISOR)
+
+    if not any(board is known for known in boards_of_files().values()):
+        return generate(make(), name="board")  # files of weft do not say what this board is
+    return generated(
+        make,
+        name="board",
+        of=f"{VirtualTop.__module__} {board.name} {config} {DIVISOR}",
+        sources=[
+            *sorted(Path(boards.__file__).parent.rglob("*.py")),
+            *map(Path, (sdram.__file__, spi_flash.__file__)),
+        ],
+    ).read_text()
 
 
 @dataclass(frozen=True)

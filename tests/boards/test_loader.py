@@ -30,6 +30,7 @@ from weft.boards.session import Session
 from weft.boards.spi_flash_model import Rule as FlashRule
 from weft.boards.spi_flash_model import SpiFlashModel
 from weft.hdl.isa.config import Config
+from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
 from weft.virtual import ANSWER, VirtualBoard
 
@@ -86,7 +87,8 @@ class Bench(wiring.Component):
 def library() -> Path:
     """The simulation of the bench."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(virtual, "VirtualTop", Bench)
+        verilog = generate(Bench(BOARD, BOARD.config, virtual.DIVISOR), name="board")
+        patched.setattr(virtual, "board_verilog", lambda board, config: verilog)
         return virtual.build_board(BOARD, BOARD.config)
 
 

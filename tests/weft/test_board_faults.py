@@ -64,14 +64,6 @@ class Case:
         return all(np.array_equal(found[name], value) for name, value in self.outputs.items())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    """Simulators are built once: to find out that they are there takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(virtual, "build_board", functools.cache(virtual.build_board))
-        yield
-
-
 @pytest.fixture(scope="module")
 def case() -> Case:
     model = small()

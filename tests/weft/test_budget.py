@@ -11,6 +11,7 @@ import onnx
 import pytest
 from support import qdq_models
 from support.commands import code
+from support.mostly_long import mostly_long
 
 import weft
 from weft.boards.registry import BOARDS
@@ -59,7 +60,7 @@ def difference(one: weft.Program, other: weft.Program, samples: dict[str, np.nda
     return largest, elsewhere
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", mostly_long(range(2), 0))
 def test_what_is_told_is_what_programs_differ_by(seed: int) -> None:
     model = transition(seed).SerializeToString()
     plain = weft.compile(model, "small", memory=4)

@@ -576,8 +576,10 @@ def command(
     )  # fmt: skip
     with process:
         assert process.stdout is not None
-        yield process, process.stdout.readline().split()[2].rstrip(",") if line else ""
-        process.kill()
+        try:
+            yield process, process.stdout.readline().split()[2].rstrip(",") if line else ""
+        finally:
+            process.kill()
 
 
 def listens(port: int) -> bool:
@@ -586,72 +588,84 @@ def listens(port: int) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Stop a process: when it goes on, everything that a client did meanwhile is there at once."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
-    """A line for each request: also for one whose client leaves, and for one that goes on at the end."""
+    """Each request has a line, also if its client leaves, and if it goes on at the end."""
+
+    def completion(tokens: int, stream: bool = False) -> Case:
+        # Drawn at random, a text ends early at times.
+        fields = {"prompt": "a", "max_tokens": tokens, "temperature": 0, "stream": stream}
+        return Case(COMPLETIONS, fields)
+
     with command(path) as (process, address):
         assert address.startswith("http://127.0.0.1:")
-        ask = {"prompt": "a", "max_tokens": 2}
+        ask = completion(2).fields
         answer = httpx.post(f"{address}/completions", json=ask, trust_env=False, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 2
         assert "server" not in answer.headers
-        evil = httpx.get(f"{address}/models", headers={"host": "evil.example"}, trust_env=False)
+        evil = httpx.get(f"{address}/models", headers={"host": "evil.example"}, trust_env=False, timeout=60)
         assert evil.status_code == 403
         port = httpx.URL(address).port or 0
+        # Clients that leave while a text goes on; before a text of one token ends; and before its stream begins.
+        with connected(port) as client:
+            client.sendall(request(completion(390)))
         for stream in (False, True):
-            with connected(port) as client:
-                client.sendall(
-                    request(Case(COMPLETIONS, {"prompt": "a", "max_tokens": 390, "stream": stream}))
-                )
-                if stream:
-                    client.recv(10)
+            with stopped(process), connected(port) as client:
+                client.sendall(request(completion(1, stream)))
+        with connected(port) as client:
+            client.sendall(request(completion(390, stream=True)))
+            client.recv(10)
         with connected(port) as client:
             client.sendall(b"\0\r\n\r\n")
             received(client)
-        settled(lambda: httpx.get(f"{address[:-3]}/health", trust_env=False).json()["texts"] == 0)
+        health = f"{address[:-3]}/health"
+        settled(lambda: httpx.get(health, trust_env=False, timeout=60).json()["texts"] == 0)
         with connected(port) as client:
-            client.sendall(request(Case(COMPLETIONS, {"prompt": "a", "max_tokens": 390, "stream": True})))
+            client.sendall(request(completion(390, stream=True)))
             client.recv(10)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    lines = [line for line in err.splitlines() if "/health" not in line]
-    patterns = [
-        "configuration: small with .*",
-        f'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.1" 200',
-        f'{TIME} {CLIENT} - "GET /v1/models HTTP/1.1" 403',
-        f'{TIME} {CLIENT} - "POST /v1/completions" the client left',
-        f'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.0" 200',
-        f"{TIME} Invalid HTTP request received\\.",
-        f'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.0" 200',
-        "error: interrupted",
-    ]
-    lines = [
-        line
-        for line in lines
-        if not line.endswith((" choosing its steps...", " timeout graceful shutdown exceeded"))
-    ]
-    order = sorted(lines[1:-1], key=lambda line: "left" not in line)
-    assert len(lines) == len(patterns), lines
-    for line in lines:
-        assert any(re.fullmatch(pattern, line) for pattern in patterns), line
-    assert sum("left" in line for line in order) == 1
+    patterns = {
+        r"configuration: small with .*": 1,
+        rf'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.1" 200': 1,
+        rf'{TIME} {CLIENT} - "GET /v1/models HTTP/1.1" 403': 1,
+        rf'{TIME} {CLIENT} - "POST /v1/completions" the client left': 3,
+        rf'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.0" 200': 2,
+        rf"{TIME} Invalid HTTP request received\.": 1,
+        r"error: interrupted": 1,
+    }
+    may_come = r".* choosing its steps\.\.\.|.* timeout graceful shutdown exceeded|.*/health.*"
+    lines = [line for line in err.splitlines() if not re.fullmatch(may_come, line)]
+    counts = {pattern: sum(bool(re.fullmatch(pattern, line)) for line in lines) for pattern in patterns}
+    assert counts == patterns, err
+    assert len(lines) == sum(patterns.values()), err
 
 
-def test_the_command_with_a_key_and_quiet(path: Path) -> None:
+def test_the_options_of_the_command(path: Path) -> None:
     """Nothing is logged."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    options = [
-        "--quiet",
-        "--allow-host",
-        "evil.example",
-        "--allow-origin",
-        "http://page.example",
-        "--port",
-        port,
-    ]
-    with command(path, *options, WEFT_API_KEY="secret-key", line=False) as (process, _):
-        settled(lambda: listens(int(port)), 60)
+        port = free.getsockname()[1]
+    options = {
+        "--allow-host": "evil.example",
+        "--allow-origin": "http://page.example",
+        "--port": str(port),
+        "--connections": "2",
+        "--read-timeout": "1.5",
+        "--idle-timeout": "0.5",
+    }
+    given = ["--quiet", *(word for option in options.items() for word in option)]
+    with command(path, *given, WEFT_API_KEY="secret-key", line=False) as (process, _):
+        settled(lambda: listens(port), 60)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
             assert client.get("/v1/models").status_code == 401
             key = {
@@ -661,7 +675,26 @@ def test_the_command_with_a_key_and_quiet(path: Path) -> None:
             }
             answer = client.get("/v1/models", headers=key)
             assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, key["origin"])
+            for name in ("host", "origin"):
+                assert client.get("/v1/models", headers=key | {name: "http://x.example"}).status_code == 403
             assert client.get("/health").status_code == 200
+        with connected(port) as idle:
+            idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert idle.recv(1000).startswith(b"HTTP/1.1 200")
+            with connected(port) as silent:
+                assert received(silent) == b""
+            idle.setblocking(False)
+            received(idle)  # raises if the connection is open: it must end before that of the silent client
+        head = "".join(f"{name}: {value}\r\n" for name, value in key.items())
+        body = f"POST {COMPLETIONS} HTTP/1.1\r\n{head}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{"
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(connected(port)) for _ in range(3)]
+            for client, sent in zip(clients, ("GET ", body, ""), strict=True):
+                client.sendall(sent.encode())
+            found = [received(client) for client in clients]
+        assert [answer.split()[1] for answer in found] == [b"408", b"408", b"503"]
+        for part, answer in zip((b"head", b"body"), found, strict=False):
+            assert b"the %b of the request was not sent in 1.5 s" % part in answer
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (out, err, process.returncode) == ("", "error: interrupted\n", 130)

@@ -28,16 +28,16 @@ from weft.boards import polled, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.boards.phased_chip import Phase
-from weft.boards.virtual_top import PHASES, VirtualTop
+from weft.boards.virtual_top import PHASES
 from weft.compiler.gguf.writer import write
 from weft.examples import digits
 from weft.flash_command import flash_image
+from weft.hdl import verilog
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.verilog import generate
 from weft.runtime import Image
 from weft.sim.device import DeviceError
-from weft.virtual import DIVISOR, VirtualBoard, board_at
+from weft.virtual import VirtualBoard, board_at
 
 ULX3S = "ulx3s-85f-lm"
 """The board with the pipelined core: its own configuration is smaller than that of others of the kind, so that its
@@ -231,6 +231,29 @@ def test_a_simulated_board_refuses_programs_of_another(
         assert said.startswith(f"error: {message}")
 
 
+def test_verilog_of_boards_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By board, configuration and divisor; that of a board which no file of weft describes is generated each time."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    made = []
+
+    def generate(component: object, *, name: str) -> str:
+        made.append(component)
+        return f"{name} {len(made)}"
+
+    monkeypatch.setattr(virtual, "VirtualTop", type("Top", (), {"__init__": lambda self, *given: None}))
+    for module in (virtual, verilog):
+        monkeypatch.setattr(module, "generate", generate)
+    board, other = (registry.find(name) for name in ("icebreaker", "tang-nano-9k"))
+    config, changed = board.config, replace(board, flash=None)
+    cases = [(board, config), (board, config.replace(queue_depth=8)), (other, config), (changed, config)]
+    found = [virtual.board_verilog(*case) for case in (*cases, *cases)]
+    assert found == [f"board {number}" for number in (1, 2, 3, 4, 1, 2, 3, 5)]
+    monkeypatch.setattr(virtual, "DIVISOR", 8)
+    assert virtual.board_verilog(board, config) == "board 6"
+    monkeypatch.setattr(registry, "BOARDS", {})
+    assert virtual.board_verilog(board, config) == "board 6"
+
+
 def test_a_simulated_board_with_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     monkeypatch.setattr(virtual, "VirtualBoard", lambda *given: built.append(given))
@@ -249,7 +272,7 @@ def test_boards_with_an_lfe5u_25f_are_alike() -> None:
     its answer to who it is, stands for all."""
     first, *others = map(registry.find, LFE5U_25F)
     tops = [
-        generate(VirtualTop(board, board.config, DIVISOR), name="board")
+        virtual.board_verilog(board, board.config)
         for board in (first, *(replace(board, name=first.name) for board in others))
     ]
     assert tops == tops[:1] * len(tops)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from support.repeated import repeated
 
 from weft.compiler.ir.graph import Buffer, View
 
 
-@pytest.mark.parametrize("seed", range(60))
+@repeated("seed", range(60))
 def test_ends_and_offsets(seed: int) -> None:
     """The last element that a view reads, and the first one."""
     rng = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.ir.layout import Layout, natural, packed
 
@@ -23,7 +24,7 @@ def test_natural_layout(shape: tuple[int, ...]) -> None:
     assert placed(layout).tolist() == wanted.reshape(-1).tolist()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@repeated("seed", range(20))
 def test_same_exactly_if_all_elements_agree(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(int(value) for value in rng.integers(1, 3, 4))

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.ir.score_pairs import CLAMP, Bounds, Pair, clipping, followed
 
@@ -26,7 +27,7 @@ def passed(pair: Pair, values: np.ndarray) -> np.ndarray:
     return (steps - pair.zero) * pair.scale / pair.factor
 
 
-@pytest.mark.parametrize("seed", range(200))
+@repeated("seed", range(200))
 def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pairs = tuple(random_pair(rng) for _ in range(int(rng.integers(0, 4))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from support.repeated import repeated
 
 from weft.compiler.ir.windows import Axis, axes
 
@@ -16,7 +16,7 @@ def elements(axis: Axis) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(200))
+@repeated("seed", range(200))
 def test_counts(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size, count, kernel, stride, dilation = (int(value) for value in rng.integers(1, 7, 5))
@@ -32,7 +32,7 @@ def test_counts(seed: int) -> None:
         assert not met or read[first][tap] == start
 
 
-@pytest.mark.parametrize("seed", range(100))
+@repeated("seed", range(100))
 def test_windows_of_attributes(seed: int) -> None:
     """As many as fit; with ceil_mode one more if it starts in the input; with SAME one for each stride begun."""
     rng = np.random.default_rng(seed)

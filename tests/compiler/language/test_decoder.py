@@ -130,11 +130,19 @@ def test_all_kinds_are_near_the_reference(kind: str, preset: str, tied: bool) ->
     assert error < 0.08
 
 
-@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize(
-    ("preset", "kind"),
-    [("small", "llama"), ("default", "llama"), ("large", "llama"), ("default", "gpt2"), ("small", "qwen")],
-)
+    ("preset", "kind", "head"),
+    mostly_long(
+        [
+            (preset, kind, head)
+            for preset, kind in (
+                ("small", "llama"), ("default", "llama"), ("large", "llama"), ("default", "gpt2"), ("small", "qwen"),
+            )
+            for head in ("Q4_0", "Q8_0")
+        ],
+        0, 3, 4, 7, 8,
+    ),
+)  # fmt: skip
 def test_blocks_of_4_bits_are_kept(preset: str, kind: str, head: str, tmp_path: Path) -> None:
     """As near to the reference of the same file as int8 is to its own, for half the bytes."""
     sizes = dataclasses.replace(_SIZES, key_length=32, value_length=32)
@@ -271,8 +279,10 @@ def test_nothing_races(preset: str, rows: int) -> None:
     check(instructions_of(decoder), decoder.config)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama biases"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    mostly_long([(kind, rows) for kind in ("gpt2", "qwen", "llama biases") for rows in (1, 3)], 1, 2, 5),
+)
 def test_nothing_races_with_biases(kind: str, rows: int) -> None:
     _, _, numbers = made(11, kind=kind)
     decoder = Decoder(numbers, config_of("small"), rows=rows, page=16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.language.ordered_code import FIRST_FREE, OrderedCode, copies
 from weft.hdl.checker.accesses import ProgramError
@@ -32,7 +33,7 @@ def checked(code: OrderedCode) -> None:
     check([*code.instructions, End()], CONFIG)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@repeated("seed", range(20))
 def test_everything_in_turn_is_ordered(seed: int) -> None:
     """All instructions touch the same vectors: whatever their queues, the checker sees no race, in loops neither."""
     rng = random.Random(seed)

@@ -18,6 +18,7 @@ from support.attention_cases import (
     valid,
     view,
 )
+from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import reference
@@ -142,7 +143,7 @@ def test_without_any_key_the_result_is_zero() -> None:
     assert (run(op, random_inputs(np.random.default_rng(0), op), PRESETS["small"]) == 17).all()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@repeated("seed", range(40))
 def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
     """Every pair of query and key that sees each other is in exactly one step, and fully masked blocks are in none."""
     rng = np.random.default_rng(seed)

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.machine.emit import Box, Emitter
@@ -50,7 +51,7 @@ def _contains(reads: Dram, first: int, length: int) -> bool:
     return reads.low <= first and first + length <= reads.high
 
 
-@pytest.mark.parametrize("seed", range(150))
+@repeated("seed", range(150))
 def test_boxes(seed: int) -> None:
     rng = random.Random(seed)
     config, source, box, (first, count) = drawn(rng)

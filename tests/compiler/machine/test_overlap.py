@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from support.op_cases import convolution, whole
+from support.repeated import repeated
 
 from weft.compiler.machine.memory import Allocation, runs
 from weft.compiler.machine.overlap import overlapped
@@ -51,7 +52,7 @@ def random_rows(rng: np.random.Generator) -> list[tuple[int, int, int, list[tupl
     return rows
 
 
-@pytest.mark.parametrize("seed", range(60))
+@repeated("seed", range(60))
 def test_what_conflicts_keeps_its_order(seed: int) -> None:
     rows = random_rows(np.random.default_rng(seed))
     order = order_of(tasks_of(rows), (1,))

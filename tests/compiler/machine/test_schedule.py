@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.target import Target
@@ -66,7 +67,7 @@ def happened(code: Code) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("target", [FAST, SLOW], ids=["fast", "slow"])
-@pytest.mark.parametrize("seed", range(150))
+@repeated("seed", range(150))
 def test_random_tasks(seed: int, target: Target) -> None:
     tasks = drawn(random.Random(seed))
     before = conflicts(len(tasks), tasks.uses)

@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.machine.tasks import ADDRESSES, Task, Tasks
 from weft.hdl.checker.accesses import dram, on_chip
@@ -85,7 +86,7 @@ def compare(tasks: Tasks, wanted: list) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(100))
+@repeated("seed", range(100))
 def test_columns(seed: int) -> None:
     rng = random.Random(seed)
     parts = [drawn(rng) for _ in range(rng.randint(1, 3))]

@@ -14,6 +14,7 @@ from support import qdq_models
 from support.attention_models import Exploded, Sizes
 from support.graph_runs import device_ops, on_host, run_graph
 from support.qdq_models import Builder
+from support.repeated import repeated
 
 import weft
 from weft.compiler.frontend import import_model
@@ -42,7 +43,7 @@ def steps(model: onnx.ModelProto, rng: np.random.Generator) -> np.ndarray:
     return np.rint((given - wanted) / numpy_helper.to_array(scale))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@repeated("seed", range(40))
 @pytest.mark.parametrize("kind", [models.random_operator, models.random_written_out])
 def test_agrees_with_the_reference(kind: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from support.function_models import KINDS, WRITTEN_OUT, Chain, check, one_table, silu
 from support.graph_runs import device_ops, on_host, run_graph
 from support.qdq_models import Quantised
+from support.repeated import repeated
 
 from weft.compiler.frontend import import_model
 from weft.compiler.host import evaluate
@@ -161,7 +162,7 @@ def test_scales(scale: float, dtype: type[np.integer], extreme: bool) -> None:
 STEPS = (*(op for op in UNARY if op not in ("Exp", "Cosh", "Sinh", "Tan")), "round", "move", "join", "number")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@repeated("seed", range(40))
 def test_random_chains(seed: int) -> None:
     """Of one to six operators, with branches that join."""
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from support.attention_models import Exploded, Sizes
 from support.graph_runs import device_ops, on_host, run_graph
 from support.integer_nets import run
 from support.key_mask_models import SCALE, Case, masked
+from support.repeated import repeated
 
 import weft
 from weft.compiler.frontend import import_model
@@ -141,7 +142,7 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
     assert np.abs(got - run(model, **feeds | {"mask": np.zeros_like(feeds["mask"])})).max() > 0.1
 
 
-@pytest.mark.parametrize("seed", range(200))
+@repeated("seed", range(200))
 def test_masked_scores_are_below_all_others(seed: int) -> None:
     """For the worst of all int8 queries and keys, however far apart their scores are."""
     rng = np.random.default_rng(seed)

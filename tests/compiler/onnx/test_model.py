@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import qdq_models
 from support.graph_runs import run_graph
+from support.repeated import repeated
 from support.small_models import fails, float_model, small
 
 from weft.compiler.frontend import import_model
@@ -163,7 +164,7 @@ def tied(seed: int) -> onnx.ModelProto:
     return builder.finish(builder.quantise(result, (1, 5, rows), step, 3, False))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@repeated("seed", range(30))
 def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
     """The head of a language model, whose weights are its table of embeddings transposed."""
     model = tied(seed)

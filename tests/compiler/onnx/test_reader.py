@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import qdq_models
+from support.repeated import repeated
 from support.small_models import fails, float_model, small
 
 from weft.compiler.frontend import import_model
@@ -165,7 +166,7 @@ def test_impossible_opset() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(150))
+@repeated("seed", range(150))
 def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
     """Whatever happens to a file, the answer is one sentence or a graph."""
     rng = np.random.default_rng(seed)

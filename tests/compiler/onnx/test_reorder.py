@@ -15,6 +15,7 @@ from support.golden_compare import compare, compare_on_rtl
 from support.graph_runs import device_ops
 from support.mostly_long import mostly_long
 from support.qdq_models import Builder, Quantised, Rng
+from support.repeated import repeated
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -43,7 +44,7 @@ def kind_of(view: View) -> View:
     return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind=kind))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@repeated("seed", range(60))
 def test_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(int(size) for size in rng.integers(1, 7, int(rng.integers(1, 6))))
@@ -112,7 +113,7 @@ def test_few_channels_are_one_product_and_few_pixels_are_copied(
         assert isinstance(way, reorder.Way)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@repeated("seed", range(40))
 def test_interleavings(seed: int) -> None:
     """All ways that there are, of few and of many places along axes, with up to four axes beside the two."""
     rng = np.random.default_rng([seed, 9])

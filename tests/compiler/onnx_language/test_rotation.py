@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.model import Rotary
@@ -27,7 +28,7 @@ def keeping(
     return kept
 
 
-@pytest.mark.parametrize("seed", range(30))
+@repeated("seed", range(30))
 def test_what_was_turned_by_is_found(seed: int) -> None:
     rng = np.random.default_rng(seed)
     length = 2 * int(rng.integers(1, 65))

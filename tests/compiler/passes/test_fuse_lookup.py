@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.golden_compare import compare
 from support.op_cases import apart, draw, random_lookup, random_op, segment_of, whole
+from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
@@ -82,7 +83,7 @@ def random_chain(rng: np.random.Generator) -> DeviceSegment:
     return DeviceSegment("chain", tuple(ops))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@repeated("seed", range(60))
 def test_results_never_change(seed: int) -> None:
     rng = np.random.default_rng(seed)
     before = random_chain(rng)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.op_cases import random_conv, random_inputs, segment_of
+from support.repeated import repeated
 
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.rows import Rows
@@ -38,7 +38,7 @@ def test_layout(rows: Rows, shape: tuple[int, int, int]) -> None:
     assert np.array_equal(laid, by_definition(rows, array))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@repeated("seed", range(40))
 def test_convolutions_of_it_are_the_same(seed: int) -> None:
     rng = np.random.default_rng([seed, 7])
     op = random_conv(rng)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.op_cases import convolution, draw, whole
+from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
@@ -208,7 +209,7 @@ def run(device: Device, image: Image, segment: DeviceSegment, seed: int, config:
                 assert np.array_equal(image.read(device, name).reshape(-1), memory[name]), name
 
 
-@pytest.mark.parametrize("seed", range(60))
+@repeated("seed", range(60))
 def test_drawn_on_golden(seed: int) -> None:
     config = PRESETS[("tiny", "small")[seed % 2]]
     segment = drawn(seed)

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.hdl.checker import conflicts as module
 from weft.hdl.checker.conflicts import DRAM, GRANULE, Uses, conflicts
@@ -56,7 +57,7 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
         monkeypatch.setattr(module, name, int(rng.choice(values)))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@repeated("seed", range(300))
 def test_against_a_comparison_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one step of all ranges, 1 or another."""
     rng = np.random.default_rng(seed)
@@ -65,7 +66,7 @@ def test_against_a_comparison_one_by_one(seed: int, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(conflicts(count, uses), one_by_one(count, queues, uses))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@repeated("seed", range(300))
 def test_ranges_of_several_steps_are_never_taken_for_less(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor for more than all between their ends."""
     rng = np.random.default_rng(1000 + seed)

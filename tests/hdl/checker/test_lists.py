@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.repeated import repeated
 
 from weft.hdl.checker.extents import Extent, Extents
 from weft.hdl.checker.lists import ListedProgram, check_places, check_programs
@@ -82,7 +83,7 @@ def test_what_lies_in_the_list() -> None:
     check_programs(0x3000, [*GOOD[:2], copy(0x3000 + size, 0, 8)], CONFIG, MEMORY)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@repeated("seed", range(20))
 def test_what_programs_may_write(seed: int) -> None:
     """Anything but the list and code of programs of it, by bytes around their ends."""
     pick = random.Random(seed)

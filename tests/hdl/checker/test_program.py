@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 from support.verdicts import refusal
 
 from weft.hdl.checker.accesses import dram, on_chip
@@ -327,7 +328,7 @@ def touched(i: Instruction, n: int) -> tuple[set, set]:
     return reads, writes
 
 
-@pytest.mark.parametrize("seed", range(300))
+@repeated("seed", range(300))
 def test_accesses_against_loops(seed: int) -> None:
     instruction = random_access(random.Random(seed))
     got: tuple[set, set] = (set(), set())

@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 import pytest
+from support.repeated import repeated
 
 from weft.hdl.isa import (
     INSTRUCTIONS,
@@ -26,7 +27,7 @@ from weft.hdl.isa.asm import AsmError, assemble, disassemble, format_instruction
 
 
 @pytest.mark.parametrize("opcode", Opcode)
-@pytest.mark.parametrize("seed", range(20))
+@repeated("seed", range(20))
 def test_round_trip(opcode: Opcode, seed: int) -> None:
     rng = random.Random(seed)
     cls = INSTRUCTIONS[opcode]

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from support.repeated import repeated
 
 from weft.hdl.isa import (
     INSTRUCTIONS,
@@ -118,7 +119,7 @@ def test_programs_that_are_cut() -> None:
         Code.from_bytes(words + b"\x0f" + b"\0" * 63)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@repeated("seed", range(200))
 def test_damaged_words_are_refused_as_decode_refuses_them(seed: int) -> None:
     rng = random.Random(seed)
     raw = bytearray(programs(seed, 5)[1].tobytes())

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from support import attention_model as model
+from support.repeated import repeated
 
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Softmax, Source, Store, Table
@@ -151,7 +152,7 @@ def head(rng: np.random.Generator, config: Config) -> Head:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("seed", range(30))
+@repeated("seed", range(30))
 def test_attention(config: Config, seed: int) -> None:
     rng = np.random.default_rng(seed)
     h = head(rng, config)
@@ -195,7 +196,7 @@ def test_attention(config: Config, seed: int) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("seed", range(20))
+@repeated("seed", range(20))
 def test_stand_alone_softmax(config: Config, seed: int) -> None:
     """Two passes over the scratchpad, by chunks; the second leaves probabilities, which Normalise divides in place."""
     rng = np.random.default_rng(seed)

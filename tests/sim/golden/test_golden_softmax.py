@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 from support.plain_interpreter import Slow
+from support.repeated import repeated
 
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Softmax, Table
 from weft.hdl.isa.config import PRESETS, Config
@@ -23,7 +24,8 @@ CONFIGS = {
     "tiny": TINY.replace(depthwise_taps=2),
     "n2": Config(n=2, lanes=2, scratchpad_banks=2, scratchpad_depth=512, accumulator_banks=2, accumulator_depth=64,
                  bus_bytes=4, probability_bits=7, table_depth=256),
-    "small": PRESETS["small"].replace(mantissa_bits=16, table_depth=1024, depthwise_taps=3),
+    "small": PRESETS["small"].replace(mantissa_bits=16, table_depth=1024, depthwise_taps=3, scratchpad_depth=256,
+                                     accumulator_depth=64),
 }  # fmt: skip
 
 
@@ -138,7 +140,7 @@ RANDOM = {
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("opcode", RANDOM)
-@pytest.mark.parametrize("seed", range(40))
+@repeated("seed", range(20))
 def test_random_instructions_against_plain_loops(config: Config, opcode: str, seed: int) -> None:
     rng = random.Random(f"{opcode} {seed}")
     device = fresh(config, rng)
@@ -148,15 +150,16 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         bases[:3] = 0xFFFF_FFFF, 0x8000_0000, 40000
     for index, base in enumerate(bases):
         device.set_base(index, base)
-    for _ in range(3):
+    slow = Slow(device, bases)
+    for _ in range(6):
         instruction = RANDOM[opcode](rng, config)
-        device.write(PROGRAM, instruction.encode() + End().encode())
-        slow = Slow(device, bases)
+        code = instruction.encode() + End().encode()
+        slow.dram[PROGRAM : PROGRAM + len(code)] = code
         getattr(slow, opcode)(instruction)
         run(device, instruction)
         memories = device.memories
-        assert np.array_equal(memories.scratchpad, slow.scratchpad), instruction
-        assert np.array_equal(memories.accumulator, slow.accumulator), instruction
+        assert memories.scratchpad.tolist() == slow.scratchpad, instruction
+        assert memories.accumulator.tolist() == slow.accumulator, instruction
         assert memories.maxima.tolist() == slow.m, instruction
         assert memories.sums.tolist() == slow.l, instruction
         assert memories.alignments.tolist() == slow.alignments, instruction

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.ended import die
 from support.explored import VALUES, drawn, entries, job, numbers, task
 
 import weft.explore.workers as workers
@@ -76,13 +77,9 @@ def _spawned(process: int) -> bool:
     return False
 
 
-def _die(job: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_job_that_kills_its_workers() -> None:
     """It is given up, and says so."""
-    pool = Workers(1, _die, DIED)
+    pool = Workers(1, die, DIED)
     pool.add("deadly", "job")
     found: list[tuple[str, str]] = []
     while pool.running:
