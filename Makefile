@@ -19,9 +19,8 @@ LOCK    := $(UV) pip compile pyproject.toml - --universal --python-version 3.11 
 	--no-emit-index-url --no-annotate --custom-compile-command 'make requirements' --quiet
 # The table of docs/assurance.md, also of what failed.
 WRITE_TABLE = code=$$?; $(BIN)/python benchmarks/assurance.py write; exit $$code
-ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression prove fuzz coverage mutants mutants-software bench boards estimates requirements clean
+.PHONY: help demo test lint regression prove fuzz coverage mutants mutants-software bench boards estimates requirements clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
@@ -42,7 +41,7 @@ demo: $(VENV)/.demo $(if $(filter llm,$(EXAMPLE)),$(VENV)/.lm)
 test: lint
 	$(BIN)/python -m pytest -n auto -m "not long"
 
-lint: $(VENV)/.test typing
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -78,7 +77,7 @@ estimates: $(VENV)/.test
 	$(BIN)/python benchmarks/clocks.py
 
 clean:
-	rm -rf $(VENV) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -110,9 +109,3 @@ requirements:
 	@echo setuptools | $(LOCK) $(UPGRADE) --extra test --output-file requirements/test.txt
 	@echo setuptools | $(LOCK) --constraint requirements/test.txt --extra lm --output-file requirements/lm.txt
 	@echo setuptools | $(LOCK) --constraint requirements/test.txt --output-file requirements/demo.txt
-
-# Type checkers cannot follow the editable install's import hook: show them the package as a tree of links.
-typing:
-	@rm -rf .typing && mkdir -p .typing/weft
-	@for item in weft/*.py weft/*/__init__.py; do item=$${item%/__init__.py}; ln -s "../../$$item" ".typing/$$item"; done
-	@for room in $(ROOMS); do ln -s "../../$$room" ".typing/weft/$$room"; done

@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py [--config default] [--rows 2000] [--seed 1] [--skip-fused]
 
-Three ways to make probabilities: *block*, the unit's own (`weft.sim.golden.softmax`, groups of N columns); *plain*, 8
+Three ways to make probabilities: *block*, the unit's own (`weft.sim.golden.vector`, groups of N columns); *plain*, 8
 bits relative to the maximum of the row; *i-exp*, the integer polynomial of I-BERT (Kim et al. 2021, arXiv:2101.01321),
 its input in steps of 1/1024 nat, its sums and quotients not rounded. Scores are Gaussian int8, sigma 32 steps, of a
 sigma in nats that is given; `--rows` counts rows of each length, shared among the sigmas. Errors of probabilities are
@@ -27,8 +27,8 @@ import numpy as np
 
 from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import Config
-from weft.sim.golden import softmax as numerics
-from weft.sim.golden.arithmetic import rsh, wrap
+from weft.sim.golden import vector as numerics
+from weft.sim.golden.memories import rsh, wrap
 
 LENGTHS = (64, 512, 4096)
 SIGMAS = (0.5, 1.0, 2.0, 4.0)
@@ -95,7 +95,7 @@ class Block:
         return (self.p * factor[..., None]).reshape(len(self.p), -1)[:, : self.width]
 
     def output(self) -> np.ndarray:
-        """The stand-alone operator's result, 0 to 255: `weft.sim.golden.softmax.normalise` of products that float64
+        """The stand-alone operator's result, 0 to 255: `weft.sim.golden.vector.normalise` of products that float64
         holds."""
         scale, exponent = output_multiplier(255.0)
         bits, r = numerics.reciprocal(self.sums, scale)
@@ -112,7 +112,7 @@ class Block:
             products = (self.p[:, group] @ v[group * self.n : (group + 1) * self.n]).astype(np.int64)
             total = wrap(rsh(total, np.maximum(shift, 0)) + rsh(products, np.maximum(-shift, 0)))
         scale, exponent = output_multiplier(multiplier)
-        result = numerics.normalise(
+        result = numerics.normalise_row(
             total[:, None], self.sums, scale=scale, exponent=exponent, v_zero=0, alignment=0
         )
         return np.clip(result[:, 0], -128, 127)

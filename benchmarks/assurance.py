@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import weft  # before there is a folder tests/weft on the path
+import weft  # before other modules are imported
 
 assert weft.__version__
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,9 +42,9 @@ Section = dict[str, Any]
 
 
 def properties(options: argparse.Namespace) -> Section:
-    from weft.boards.formal.registry import properties as of_boards
-    from weft.hdl.formal.registry import properties as of_hardware
-    from weft.sim.formal.prove import prove_all
+    from weft.extras.proof.boards.registry import properties as of_boards
+    from weft.extras.proof.engine.prove import prove_all
+    from weft.extras.proof.hardware.registry import properties as of_hardware
 
     items = [*of_hardware(), *of_boards()]
     results = list(
@@ -103,10 +103,10 @@ def faults(options: argparse.Namespace) -> Section:
 def certificates(options: argparse.Namespace) -> Section:
     import network
 
-    from weft.certificate import graph_of, placement_of
     from weft.compiler.backend import compile_segment
+    from weft.extras.proof.certificate import graph_of, placement_of
+    from weft.extras.proof.programs.proof import prove
     from weft.hdl.isa.config import PRESETS
-    from weft.sim.certify.proof import prove
 
     segment, config = network.resnet18(), PRESETS["default"]
     program = compile_segment(segment, config)
@@ -123,10 +123,10 @@ def certificates(options: argparse.Namespace) -> Section:
 
 def _of_the_language_model() -> list[list[str]]:
     """A row for the proof of the example's decoder."""
-    import weft.lm
+    import weft.extras.language.run.lm
     from weft.examples import language
 
-    with weft.lm.load(language.model(), "default") as model:
+    with weft.extras.language.run.lm.load(language.model(), "default") as model:
         begun = time.process_time()
         program, prompts = (item.proven for item in model.certify(lambda done: None))
         seconds = time.process_time() - begun

@@ -21,7 +21,7 @@ from zoo import NETWORKS, quantised
 import weft
 from weft.boards.registry import find
 from weft.errors import FileError
-from weft.estimate import estimate
+from weft.run.estimate import estimate
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 HEADER = "| network | cycles | estimate | apart | ms | outputs that differ |"

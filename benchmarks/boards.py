@@ -4,13 +4,13 @@
     python benchmarks/boards.py fit [--board NAME ...]
 
 Each board's own configuration is built with seeds of place and route from 1 on, until `--met` of them reach its clock
-or too many of `--most` do not. Every run is recorded in boards/builds.json as soon as it ends, and runs of the same
-hardware are not repeated, so that a command that was ended goes on where it was. The table in docs/boards.md is
+or too many of `--most` do not. Every run is recorded in boards/build/builds.json as soon as it ends, and runs of the
+same hardware are not repeated, so that a command that was ended goes on where it was. The table in docs/boards.md is
 written from the records.
 
 ``fit`` synthesises a number of configurations for each family and core (about a minute each), on the first board that
-has them, and each board's own configuration, fits the weights of `weft.boards.estimate` to what they need, and writes
-those into ``boards/families``. With ``--board`` only those of that board's family.
+has them, and each board's own configuration, fits the weights of `weft.boards.build.estimate` to what they need, and
+writes those into ``boards/families``. With ``--board`` only those of that board's family.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from pathlib import Path
 
 from pages import rewrite
 
-from weft.boards import estimate
 from weft.boards.board import Board, CoreKind
-from weft.boards.build import build, elaborate
-from weft.boards.family import Resources
-from weft.boards.needs import needs
-from weft.boards.records import Record, Run, read, write
+from weft.boards.build import estimate
+from weft.boards.build.build import build, elaborate, needs
+from weft.boards.build.records import Record, Run, read, write
+from weft.boards.build.tools import ToolError
+from weft.boards.families.family import Resources
 from weft.boards.registry import BOARDS, FAMILIES, alike, find, titles
-from weft.boards.tools import ToolError
-from weft.hdl.files.cache import cache_root
+from weft.hdl.cache import cache_root
 from weft.hdl.isa.config import Config
 
 PAGE = Path(__file__).parents[1] / "docs" / "boards.md"

@@ -1,4 +1,4 @@
-"""The clocks that `weft.boards.clock` predicts, fitted to the builds in the table of docs/boards.md.
+"""The clocks that `weft.boards.build.clock` predicts, fitted to the builds in the table of docs/boards.md.
 
     python benchmarks/clocks.py
 
@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from weft.boards import clock
+from weft.boards.build import clock
 from weft.boards.registry import BOARDS, alike, titles
 from weft.hdl.isa.config import PRESETS
 

@@ -27,13 +27,13 @@ from typing import NamedTuple
 import numpy as np
 from zoo import NETWORKS, quantised
 
-from weft.explore.evaluate import Job, evaluators, relevant, unused
-from weft.explore.explore import Task
-from weft.explore.output import models_of
-from weft.explore.place import places
-from weft.explore.point import Point, Timing
-from weft.explore.space import Space
-from weft.explore.workers import Workers
+from weft.extras.search.explore.evaluate import Job, evaluators, relevant, unused
+from weft.extras.search.explore.explore import Task
+from weft.extras.search.explore.output import models_of
+from weft.extras.search.explore.place import places
+from weft.extras.search.explore.point import Point, Timing
+from weft.extras.search.explore.space import Space
+from weft.extras.search.explore.workers import Workers
 
 
 def drawn(task: Task, count: int, seed: int) -> list[Point]:

@@ -14,14 +14,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from weft.board_run import board_model
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View
 from weft.configurations import configuration, memory_of
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.board_run import board_model
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 AUTOENCODER = (640, 128, 128, 128, 128, 8, 128, 128, 128, 128, 640)

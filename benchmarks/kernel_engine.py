@@ -15,7 +15,7 @@ from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 KERNEL = 64

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from weft.boards.registry import find
-from weft.compiler.language.decoder import Decoder
-from weft.compiler.language.integers import Integers, integers
-from weft.compiler.language.model import (
+from weft.extras.language.compiler.decoder import Decoder
+from weft.extras.language.compiler.integers import Integers, integers
+from weft.extras.language.compiler.model import (
     Block,
     BlockTensor,
     LanguageModel,
@@ -29,16 +29,16 @@ from weft.compiler.language.model import (
     Rotary,
     Sizes,
 )
-from weft.compiler.language.places import Places
-from weft.compiler.language.ranges import Ranges
-from weft.compiler.language.vocabulary import Vocabulary
-from weft.decoder_run import DecoderMemory, DecoderRun, Row
-from weft.hdl.isa import int4
+from weft.extras.language.compiler.places import Places
+from weft.extras.language.compiler.ranges import Ranges
+from weft.extras.language.compiler.vocabulary import Vocabulary
+from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
+from weft.extras.language.run.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.hdl.isa import encoding
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.lm_config import language_configuration, page_of, prompt_rows_of
 from weft.sim.compiled.device import golden_device
-from weft.sim.sdram import Sdram
+from weft.sim.memories import Sdram
 from weft.sim.timing import TimingDevice
 
 SIZES = Sizes(
@@ -56,9 +56,9 @@ def matrix(rng: np.random.Generator, rows: int, columns: int, *, narrow: bool) -
     """A random one, or one in blocks of 4 bits."""
     if not narrow:
         return rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
-    values = rng.integers(int4.LEAST, int4.MOST + 1, (rows, columns)).astype(np.int8)
-    scales = rng.uniform(0.5, 1, (rows, columns // int4.GROUP)).astype(np.float32) * 0.2 * columns**-0.5
-    return BlockTensor(values, scales, None, int4.GROUP)
+    values = rng.integers(encoding.LEAST, encoding.MOST + 1, (rows, columns)).astype(np.int8)
+    scales = rng.uniform(0.5, 1, (rows, columns // encoding.GROUP)).astype(np.float32) * 0.2 * columns**-0.5
+    return BlockTensor(values, scales, None, encoding.GROUP)
 
 
 def model(*, narrow: bool) -> LanguageModel:

@@ -26,17 +26,17 @@ from language_measures import QUANTILES, Difference, Logits, Text, answers, diff
 from language_roundings import DEVICE, Rounded, Roundings, device_product, magnitudes
 from pages import rewrite
 
-import weft.lm
-from weft.compiler.gguf.reader import read
-from weft.compiler.gguf.writer import write
-from weft.compiler.language.integers import BYTE_ROOM, Integers
-from weft.compiler.language.model import BlockTensor, LanguageModel, Linear, dense
-from weft.compiler.language.reference import Reference
-from weft.compiler.language.tokenizer import Tokenizer
+import weft.extras.language.run.lm
 from weft.examples import language
 from weft.examples.language import measure
+from weft.extras.language.compiler.integers import BYTE_ROOM, Integers
+from weft.extras.language.compiler.model import BlockTensor, LanguageModel, Linear, dense
+from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.gguf.reader import read
+from weft.extras.language.gguf.writer import write
+from weft.extras.language.run.lm_ranges import own_texts
 from weft.hdl.isa.config import Config
-from weft.lm_ranges import own_texts
 
 PRESET = "default"
 ROWS = 16
@@ -123,8 +123,8 @@ class Case:
         self.tokenizer = Tokenizer(self.model.vocabulary)
         self.texts = [Text.of(name, tokens, self.reference.logits) for name, tokens in texts.items()]
 
-    def device(self) -> weft.lm.Model:
-        return weft.lm.load(self._content, PRESET, rows=ROWS)
+    def device(self) -> weft.extras.language.run.lm.Model:
+        return weft.extras.language.run.lm.load(self._content, PRESET, rows=ROWS)
 
     def measured(self, logits: Logits, *, solve: bool = True) -> Measured:
         solved = answers(logits, self.tokenizer, self._problems) if solve else {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.language.model import BlockTensor, Linear
-from weft.compiler.language.reference import Reference
+from weft.extras.language.compiler.model import BlockTensor, Linear
+from weft.extras.language.compiler.reference import Reference
 
 BLOCK = 32
 """Elements that share a scale."""

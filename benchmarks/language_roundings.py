@@ -1,8 +1,9 @@
 """A language model in float32 with some of the decoder's roundings, each of which may be left out.
 
-It is what `weft.compiler.language.integers` and `weft.compiler.language.kernels` say, in float32 and for whole texts at
-once, so that what a rounding costs can be told apart from all others, and roundings that the device has not can be
-tried. With all of the device's own it comes about as near to the device as that does to float32; it is not equal.
+It is what `weft.extras.language.compiler.integers` and `weft.extras.language.compiler.kernels` say, in float32 and
+for whole texts at once, so that what a rounding costs can be told apart from all others, and roundings that the
+device has not can be tried. With all of the device's own it comes about as near to the device as that does to
+float32; it is not equal.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.kernel.expressions import DIGITS
-from weft.compiler.language.integers import BYTE_ROOM, RESIDUAL_ROOM, Integers
-from weft.compiler.language.kernels import (
+from weft.extras.language.compiler.integers import BYTE_ROOM, RESIDUAL_ROOM, Integers
+from weft.extras.language.compiler.kernels import (
     BYTE_BITS,
     GAIN_PLACES,
     GATE_PLACES,
@@ -26,11 +27,11 @@ from weft.compiler.language.kernels import (
     TABLE_PLACES,
     normal_unit,
 )
-from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, dense
-from weft.compiler.language.reference import Cache, Reference, rotated
-from weft.compiler.language.weights import Weights
+from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, dense
+from weft.extras.language.compiler.reference import Cache, Reference, rotated
+from weft.extras.language.compiler.weights import Weights
 from weft.hdl.isa.config import Config
-from weft.sim.golden import softmax
+from weft.sim.golden import vector
 
 STEPS = ("", "device", "block", "head", "power", "free")
 """Steps of int8 queries, keys, values or results of attention: none; those of the device, which are fixed for a block;
@@ -186,14 +187,12 @@ class Rounded(Reference):
         n, keys = self._config.n, scores.shape[2]
         more = -keys % n
         limit = (1 << 15) - 1
-        y = np.clip(np.rint(scores * (softmax.OCTAVE * math.log2(math.e))), -limit - 1, limit).astype(
-            np.int64
-        )
+        y = np.clip(np.rint(scores * (vector.OCTAVE * math.log2(math.e))), -limit - 1, limit).astype(np.int64)
         y = np.pad(y, ((0, 0), (0, 0), (0, more))).reshape(*y.shape[:2], -1, n)
         some = np.broadcast_to(np.pad(valid, ((0, 0), (0, more))).reshape(1, len(valid), -1, n), y.shape)
-        exponents = softmax.group_exponents(y, some)
+        exponents = vector.group_exponents(y, some)
         table = np.frombuffer(self._config.exp2_table, np.uint8)
-        found = softmax.probabilities(y, some, exponents, table).astype(np.float32)
+        found = vector.probabilities(y, some, exponents, table).astype(np.float32)
         found *= np.exp2(exponents - exponents.max(axis=-1, keepdims=True)).astype(np.float32)[..., None]
         shares = found.reshape(*scores.shape[:2], -1)[..., :keys]
         return shares / shares.sum(axis=-1, keepdims=True)
@@ -299,7 +298,7 @@ def magnitudes(numbers: Integers, config: Config, texts: Sequence[Sequence[int]]
 def device_product(numbers: Integers, index: int, name: str, x: np.ndarray) -> np.ndarray:
     """A product of a block by the device's numbers: of rows, float32 (rows, columns), as they go into it in float32.
 
-    `name` is a field of `weft.compiler.language.model.Block`. Nothing behind the product is rounded.
+    `name` is a field of `weft.extras.language.compiler.model.Block`. Nothing behind the product is rounded.
     """
     layer, block = numbers.layers[index], numbers.model.blocks[index]
     if name == "attention_output":

@@ -31,9 +31,9 @@ from weft import litert
 from weft.boards.board import Board
 from weft.boards.registry import BOARDS, titles
 from weft.errors import FileError
-from weft.estimate import Estimate, estimate
 from weft.examples import digits
 from weft.hdl.isa.config import Config
+from weft.run.estimate import Estimate, estimate
 
 NETWORKS = {
     "anomaly detection": "ad01_int8.tflite",

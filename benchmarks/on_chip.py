@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.hdl.isa import PARAMETER_VECTORS, End, Instruction, Load, Mm, Store, Vec, parameters
+from weft.hdl.isa import PARAMETER_VECTORS, End, Instruction, Load, Mm, Store, Vec
+from weft.hdl.isa import config as parameters
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device

@@ -42,12 +42,12 @@ from plots import Row, chart
 from shapes import Shape, gemm
 
 from weft.compiler.backend import compile_segment
-from weft.hdl.files.cache import cache_root
+from weft.hdl.cache import cache_root
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
-from weft.sim.verilator.verilate import BuildError
+from weft.sim.verilate import BuildError
 
 PINS = {
     "scalesim": "3.0.0",

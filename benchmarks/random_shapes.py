@@ -21,7 +21,7 @@ from weft.compiler.backend import compile_segment
 from weft.configurations import configuration
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 LATENCY, STEP, MOST = 30, 8, 256

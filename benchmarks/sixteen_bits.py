@@ -11,11 +11,11 @@ import numpy as np
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
-from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.kernel.wide import WideConv
 from weft.compiler.onnx.wide import doubled
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 KERNEL = 64

@@ -18,7 +18,7 @@ from weft.hdl.core import Core
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.verilog import generate
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice, build_model

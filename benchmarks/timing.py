@@ -24,7 +24,7 @@ from typing import Any
 
 from timing_cases import CASES, Case, Run
 
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.device import Device
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice

@@ -14,7 +14,6 @@ from network import resnet18
 from shapes import RESNET18, Shape, gemm
 
 import weft
-from weft.attention import PagedAttention, Quantisation
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import (
     Add,
@@ -32,6 +31,7 @@ from weft.compiler.machine.memory import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS, Config
+from weft.run.attention import PagedAttention, Quantisation
 
 Contents = dict[str, np.ndarray]
 

@@ -33,7 +33,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceSegment, View, Window
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 CONFIG = PRESETS["default"]

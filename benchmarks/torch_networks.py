@@ -32,7 +32,7 @@ import onnx
 
 import weft
 from weft.compiler.backend import DeviceProgram
-from weft.hdl.files.cache import entry
+from weft.hdl.cache import entry
 from weft.hdl.isa.config import Config
 
 EXPORTERS = ("legacy", "dynamo")

@@ -19,14 +19,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from weft.compiler.gradient.deployed import in_real_numbers
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
 from weft.examples import digits
-from weft.training.evaluation import accuracy
-from weft.training.layers import layers_of
-from weft.training.trainer import Settings, Trainer
+from weft.extras.training.evaluation import accuracy
+from weft.extras.training.gradient.deployed import in_real_numbers
+from weft.extras.training.layers import layers_of
+from weft.extras.training.trainer import Settings, Trainer
 
 CONFIG = weft.Config.load("default")
 SEED = 7

@@ -24,7 +24,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 

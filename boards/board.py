@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.boards.family import Family, Resources
-from weft.boards.lights import Led
-from weft.boards.spi_flash_chip import SpiFlash
-from weft.boards.uart import MIN_DIVISOR
+from weft.boards.families.family import Family, Resources
+from weft.boards.flash.chip import SpiFlash
+from weft.boards.link.uart import MIN_DIVISOR, Led
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
-    from weft.boards.pll import Pll
-    from weft.sim.sdram import Sdram
-    from weft.sim.spi_flash import TimedFlash
+    from weft.boards.families.family import Pll
+    from weft.sim.memories import Sdram, TimedFlash
+
 
 RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
 """Baud rates that the boards' USB bridges can do, and hosts as well, the highest first."""
@@ -112,7 +111,7 @@ class Board:
     config : Config
         The default configuration.
     programmer : str
-        The board's name in `weft.boards.flash.PROGRAMMERS`: that for openFPGALoader, where it has one.
+        The board's name in `weft.boards.flash.image.PROGRAMMERS`: that for openFPGALoader, where it has one.
     platform : callable
         Makes the board's `amaranth.build.Platform`. Needs the extra ``boards``.
     pll : callable
@@ -158,19 +157,19 @@ class Board:
 
     @property
     def window(self) -> SpiFlash | None:
-        """The chip where core and link read it, from `weft.boards.spi_flash_chip.WINDOW` on; None if they do not."""
+        """The chip where core and link read it, from `weft.boards.flash.chip.WINDOW` on; None if they do not."""
         return None if self.copies else self.flash
 
     def sdram(self, clock: float) -> Sdram | None:
         """The memory at a clock in Hz as the cycle model, `weft.sim.timing.TimingDevice`, takes it; None if it is no
         SDRAM. Raises `BoardError` if it cannot run at that clock."""
-        from weft.boards.timed_sdram import timed_sdram
+        from weft.boards.timed_memories import timed_sdram
 
         return timed_sdram(clock, self.family.fabric) if self.memory.kind is MemoryKind.SDRAM else None
 
     def timed_flash(self, config: Config, clock: float) -> TimedFlash | None:
         """The same of the flash chip beside a core with a configuration; None if there is none."""
-        from weft.boards.timed_spi_flash import timed_spi_flash
+        from weft.boards.timed_memories import timed_spi_flash
 
         return timed_spi_flash(self.window, config.bus_bytes, clock) if self.window else None
 

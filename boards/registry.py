@@ -1,4 +1,4 @@
-"""All boards by name: those of every file in `weft.boards.targets`; and the FPGA families that they have."""
+"""All boards by name, one or more a file in `weft.boards.targets`, and the FPGA families that they have."""
 
 from __future__ import annotations
 

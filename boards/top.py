@@ -2,34 +2,184 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from amaranth.hdl import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signal, Value
-from amaranth.lib import wiring
+from amaranth.hdl import (
+    Cat,
+    ClockDomain,
+    ClockSignal,
+    Const,
+    DomainRenamer,
+    Elaboratable,
+    Module,
+    Signal,
+    Value,
+)
+from amaranth.lib import io, wiring
+from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.arbiter import Arbiter
-from weft.boards.axi_bridge import AxiBridge
-from weft.boards.block_memory import BlockMemory, Spram
 from weft.boards.board import Board, CoreKind, MemoryKind
-from weft.boards.calibration import CalibrationState
-from weft.boards.direct import Direct
-from weft.boards.family import Fabric
-from weft.boards.gate import Gate
-from weft.boards.lights import SIGNS, Lights, lights
-from weft.boards.link import BUFFER, Link
-from weft.boards.loader import Loader
-from weft.boards.ram_and_flash import RamAndFlash
-from weft.boards.sdram import SdramController
-from weft.boards.sdram_chip import sdram_pads
-from weft.boards.sdram_eye import best_eye
-from weft.boards.shell import spread
-from weft.boards.spi_flash_chip import spi_flash_pads
+from weft.boards.bus.arbiter import Arbiter, Direct, Gate
+from weft.boards.bus.axi_bridge import AxiBridge
+from weft.boards.bus.block_memory import BlockMemory, RamAndFlash, Spram
+from weft.boards.families.family import Fabric, ShiftedPll
+from weft.boards.flash.chip import spi_flash_pads
+from weft.boards.link.link import BUFFER, Link
+from weft.boards.link.loader import Loader
+from weft.boards.link.uart import SIGNS, Lights, lights
+from weft.boards.sdram.calibration import CalibrationState
+from weft.boards.sdram.chip import sdram_pads
+from weft.boards.sdram.controller import SdramController
+from weft.boards.sdram.eye import best_eye
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import AXI_LITE
 from weft.hdl.core import Core
 from weft.hdl.isa.config import Config
 from weft.hdl.sequential.core import SequentialCore
+
+CONFIGURATION_FLASH = "configuration_flash"
+"""Resource of platforms whose family has a `Fabric.flash_clock`: ``cs``, ``dq`` (2, both ways), ``wp`` and ``hold``."""
+
+
+def spread(m: Module, fabric: Fabric, signal: Signal) -> Signal:
+    """`signal` for thousands of flip-flops: where the FPGA has a network for that, it takes no other wires.
+
+    nextpnr moves clocks there by itself, resets not; and where such a net is in the way of another, its router takes
+    all of it up again.
+    """
+    if not fabric.global_buffer:
+        return signal
+    everywhere = Signal(name=f"{signal.name}_everywhere")
+    m.submodules += fabric.global_buffer(signal, everywhere)
+    return everywhere
+
+
+def awake(m: Module, locked: Signal, cycles: int) -> Value:
+    """Whether so many cycles of ``sync`` have passed with `locked` since the FPGA was configured."""
+    if not cycles:
+        return Const(1)
+    # Registers that hold what they were configured with: nothing is there to reset them.
+    m.domains.waking = waking = ClockDomain(reset_less=True, local=True)
+    m.d.comb += waking.clk.eq(ClockSignal())
+    left, over = Signal(range(cycles + 1), init=cycles), Signal()
+    with m.If(left == 0):
+        m.d.waking += over.eq(1)
+    with m.Elif(locked):
+        m.d.waking += left.eq(left - 1)
+    return over
+
+
+class Shell(Elaboratable):
+    """A board's top component with its clock and pads.
+
+    Parameters
+    ----------
+    board : Board
+    top : Component
+        Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``; it may have ``lights: Out(lights())``, on boards with
+        SDRAM ``sdram: Out(sdram_pads())`` and ``sdram_step: Out(1)``, which moves its clock, and on those with flash
+        ``flash: Out(spi_flash_pads())``, whose pads have a register each way, and for whose clock `Fabric.flash_clock`
+        says what it is. All of it in ``sync``.
+    clock : float
+        Hz of ``sync``, which comes out of reset once the PLL has locked and the family's block RAM can be read.
+    """
+
+    def __init__(self, board: Board, top: Any, clock: float) -> None:
+        self.board = board
+        self.top = top
+        self.clock = clock
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        m.submodules.top = self.top
+        has_sdram = self.board.memory.kind is MemoryKind.SDRAM and hasattr(self.top, "sdram")
+        self._clock(m, platform, has_sdram)
+        if has_sdram:
+            self._sdram(m, platform.request("sdram", dir="-"))
+        if hasattr(self.top, "flash"):
+            self._flash(m, platform)
+        uart = platform.request("uart", dir="-")
+        m.submodules.rx_buffer = rx = io.Buffer("i", uart.rx)
+        m.submodules.tx_buffer = tx = io.Buffer("o", uart.tx)
+        # The line idles high: a low start would look like a start bit.
+        m.submodules.rx_synchronizer = FFSynchronizer(rx.i, self.top.rx, init=1)
+        m.d.comb += tx.o.eq(self.top.tx)
+        if hasattr(self.top, "lights"):
+            self._leds(m, platform)
+        for resource, member, level in self.board.held:
+            pad = getattr(platform.request(resource, dir="-"), member)
+            m.submodules[f"{resource}_{member}"] = held = io.Buffer("o", pad)
+            m.d.comb += held.o.eq(level)
+        return m
+
+    def _leds(self, m: Module, platform: Any) -> None:
+        for index, led in enumerate(self.board.leds):
+            pad = platform.request(led.resource, led.number, dir="-")
+            m.submodules[f"led{index}"] = out = io.Buffer(
+                "o", getattr(pad, led.member) if led.member else pad
+            )
+            m.d.comb += out.o.eq(Cat(getattr(self.top.lights, sign) for sign in led.shows).any())
+
+    def _clock(self, m: Module, platform: Any, shifted: bool) -> None:
+        pll = self.board.pll(platform.default_clk_frequency, self.clock)
+        m.domains.sync = sync = ClockDomain()
+        port = platform.request(platform.default_clk, dir="-")
+        locked = Signal()
+        if shifted:
+            assert isinstance(pll, ShiftedPll)
+            m.domains.sdram = sdram = ClockDomain(reset_less=True)
+            step, sweep = getattr(self.top, "sdram_step", None), self.board.family.fabric.sweep
+            assert step is None or (sweep and pll.steps == sweep.phases(pll.output))
+            pll.cell(m, port, sync.clk, locked, sdram.clk, step)
+        else:
+            pll.cell(m, port, sync.clk, locked)
+        reset = Signal()
+        # Block RAM does not hold what it was configured with before that.
+        ready = awake(m, locked, math.ceil(self.board.family.fabric.start_up * self.clock))
+        m.submodules.reset_synchronizer = AsyncFFSynchronizer(~(locked & ready), reset)
+        m.d.comb += sync.rst.eq(spread(m, self.board.family.fabric, reset))
+
+    def _sdram(self, m: Module, pads: Any) -> None:
+        sdram = self.top.sdram
+        # From a register in its pad like everything else, so that only the PLL's phase decides how late it is.
+        m.submodules.sdram_clk = clock = io.DDRBuffer("o", pads.clk, o_domain="sdram")
+        m.d.comb += [clock.o[0].eq(1), clock.o[1].eq(0)]
+        for name in ("clk_en", "cs", "ras", "cas", "we", "ba", "a", "dqm"):
+            m.submodules[f"sdram_{name}"] = buffer = io.FFBuffer("o", getattr(pads, name))
+            m.d.comb += buffer.o.eq(getattr(sdram, name))
+        m.submodules.sdram_dq = dq = io.FFBuffer("io", pads.dq)
+        m.d.comb += [dq.o.eq(sdram.dq_o), dq.oe.eq(sdram.dq_oe), sdram.dq_i.eq(dq.i)]
+
+    def _flash(self, m: Module, platform: Any) -> None:
+        flash = self.top.flash
+        if cell := self.board.family.fabric.flash_clock:
+            pads = platform.request(CONFIGURATION_FLASH, dir="-")
+            level = Signal()
+            m.d.sync += level.eq(flash.clk)
+            m.submodules.flash_clk = cell(level)
+            # Low, as unused pads are pulled, the chip would be on hold.
+            for name in ("hold", "wp"):
+                m.submodules[f"flash_{name}"] = off = io.Buffer("o", getattr(pads, name))
+                m.d.comb += off.o.eq(0)
+        else:
+            pads = platform.request("spi_flash_2x", dir="-")
+            # A pulse in the second half of a cycle: what the registers give stands half a cycle before it.
+            m.submodules.flash_clk = clock = io.DDRBuffer("o", pads.clk)
+            m.d.comb += [clock.o[0].eq(0), clock.o[1].eq(flash.clk)]
+        m.submodules.flash_cs = select = io.FFBuffer("o", pads.cs)
+        m.submodules.flash_dq0 = first = io.FFBuffer("io", pads.dq[0])
+        alone = self.board.family.fabric.reads_alone
+        m.submodules.flash_dq1 = second = io.FFBuffer("i" if alone else "io", pads.dq[1])
+        if not alone:
+            m.d.comb += [second.o.eq(0), second.oe.eq(0)]
+        m.d.comb += [
+            select.o.eq(flash.cs),
+            first.o.eq(flash.dq_o),
+            first.oe.eq(flash.dq_oe),
+            flash.dq_i.eq(Cat(first.i, second.i)),
+        ]
 
 
 class Top(wiring.Component):
@@ -47,7 +197,7 @@ class Top(wiring.Component):
     divisor : int
         Clock cycles a bit of the serial line.
     fabric : Fabric
-        That of the board's family, or `weft.boards.family.GENERIC` for simulation.
+        That of the board's family, or `weft.boards.families.family.GENERIC` for simulation.
 
     Members
     -------
@@ -57,13 +207,13 @@ class Top(wiring.Component):
         What LEDs show.
     sdram : Out(sdram_pads())
         With SDRAM only; the pads have a register each way, and the chip's clock the phase of
-        `weft.boards.sdram_eye.best_eye`.
+        `weft.boards.sdram.eye.best_eye`.
     sdram_step : Out(1)
         With SDRAM, and a `Fabric.sweep`: falls for each step to a later phase of the chip's clock, see
-        `weft.boards.pll.ShiftedPll`. Memory waits until one is found.
+        `weft.boards.families.family.ShiftedPll`. Memory waits until one is found.
     flash : Out(spi_flash_pads())
         On boards with `Board.flash` only; the pads have a register each way. If `Board.copies`, ``clk`` is as
-        `weft.boards.loader.Loader` has it.
+        `weft.boards.link.loader.Loader` has it.
     """
 
     def __init__(self, board: Board, config: Config, clock: float, divisor: int, fabric: Fabric) -> None:

@@ -10,12 +10,12 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, MemoryKind
-from weft.boards.calibration import Sweep
-from weft.boards.family import GENERIC
-from weft.boards.phased_chip import ChipBehindPads, eye_of, usual_eye
-from weft.boards.sdram_model import Rule
-from weft.boards.spi_flash_model import Rule as FlashRule
-from weft.boards.spi_flash_model import SpiFlashModel
+from weft.boards.families.family import GENERIC
+from weft.boards.flash.model import Rule as FlashRule
+from weft.boards.flash.model import SpiFlashModel
+from weft.boards.sdram.calibration import Sweep
+from weft.boards.sdram.model import Rule
+from weft.boards.sdram.phased_chip import ChipBehindPads, eye_of, usual_eye
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 
@@ -27,8 +27,8 @@ SIMULATED = replace(GENERIC, sweep=Sweep(lambda clock: PHASES, blocks=2))
 
 
 class VirtualTop(wiring.Component):
-    """A `weft.boards.top.Top` with its memory. An SDRAM's eye is the one that the delays of `weft.boards.sdram_eye`
-    make, if the simulator's command line gives no other, see `weft.boards.phased_chip`.
+    """A `weft.boards.top.Top` with its memory. An SDRAM's eye is the one that the delays of `weft.boards.sdram.eye`
+    make, if the simulator's command line gives no other, see `weft.boards.sdram.phased_chip`.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class VirtualTop(wiring.Component):
     rx : In(1), tx : Out(1)
         The serial line.
     violation : Out(len(Rule))
-        What the memory controller has done wrong, see `weft.boards.sdram_model`; 0 without SDRAM.
+        What the memory controller has done wrong, see `weft.boards.sdram.model`; 0 without SDRAM.
     flash_violation : Out(len(FlashRule))
-        The same of the SPI flash chip, see `weft.boards.spi_flash_model`; 0 without one.
+        The same of the SPI flash chip, see `weft.boards.flash.model`; 0 without one.
     """
 
     def __init__(self, board: Board, config: Config, divisor: int) -> None:

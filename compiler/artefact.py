@@ -14,11 +14,10 @@ import msgspec
 
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.ir.graph import Buffer, CompileError
+from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import HostSegment, Transfer
-from weft.compiler.ir.network import Network, State
-from weft.compiler.ir.network_file import decode, encode
-from weft.compiler.ir.rows import Rows
-from weft.hdl.files import schema
+from weft.compiler.ir.network import Network, State, decode, encode
+from weft.hdl import schema
 from weft.hdl.isa import IsaError
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config, ConfigError

@@ -15,13 +15,13 @@ import numpy as np
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.onnx_model import NetworkError, check
-from weft.compiler.ir.embedding import INDICES, RowIndices
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import DTYPES, Network, State, dtype_of, type_of
-from weft.compiler.ir.rows import Rows
-from weft.hdl.files.schema import shown
+from weft.compiler.ir.products import INDICES, RowIndices
 from weft.hdl.isa import PAGE_ENTRY, Opcode, Queue
+from weft.hdl.schema import shown
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""

@@ -10,20 +10,19 @@ from functools import cached_property
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
-from weft.compiler.ir.rows import Rows
-from weft.compiler.lower.lowering import Lowering
-from weft.compiler.lower.table_ahead import table_ahead
+from weft.compiler.ir.layout import Rows
+from weft.compiler.lower.rows import table_ahead
+from weft.compiler.lowering import Lowering
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.memory import Allocation
-from weft.compiler.machine.overlap import overlapped
-from weft.compiler.machine.schedule import schedule
+from weft.compiler.machine.schedule import overlapped, schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task, Tasks
 from weft.compiler.onnx.limits import check_memory
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
-from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.passes.rows import gather_rows
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
 from weft.compiler.plan.conv_plan import SLOW, Chooser, plan, plan_apart
 from weft.compiler.planner import Planner

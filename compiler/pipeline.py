@@ -7,22 +7,14 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from weft.compiler.ir.graph import DeviceSegment
-from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
-from weft.compiler.passes.fuse_epilogue import fuse_epilogue
-from weft.compiler.passes.fuse_lookup import fuse_lookup
-from weft.compiler.passes.fuse_pad import fuse_pad
-from weft.compiler.passes.fuse_pool import fuse_pool
-from weft.compiler.passes.gather_rows import gather_rows
+from weft.compiler.passes.fuse import fuse_epilogue, fuse_lookup, fuse_pad, fuse_pool
 from weft.compiler.passes.keep_resident import keep_resident
-from weft.compiler.passes.order_beside import order_beside
-from weft.compiler.passes.order_branches import order_branches
-from weft.compiler.passes.overlap_rows import overlap_rows
-from weft.compiler.passes.read_views import read_views
+from weft.compiler.passes.order import choose_plans, order_beside, order_branches
+from weft.compiler.passes.rows import gather_rows, overlap_rows
 from weft.compiler.passes.split_pool import split_pool
-from weft.compiler.passes.store_states import store_states
-from weft.compiler.passes.write_views import write_views
+from weft.compiler.passes.views import read_views, store_states, write_views
 from weft.compiler.planner import Planner
 from weft.compiler.verify import verify_segment
 

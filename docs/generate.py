@@ -14,13 +14,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-from weft.boards.formal.registry import properties as of_boards
-from weft.compiler.mlir import registry as mlir_registry
 from weft.compiler.onnx import registry
-from weft.compiler.tflite import registry as tflite_registry
+from weft.compiler.tflite import record as tflite_registry
+from weft.extras.mlir import registry as mlir_registry
+from weft.extras.proof.boards.registry import properties as of_boards
+from weft.extras.proof.hardware.property import Bounded, Induction, Invariant
+from weft.extras.proof.hardware.registry import properties as of_hardware
 from weft.hdl import isa
-from weft.hdl.formal.property import Bounded, Induction, Invariant
-from weft.hdl.formal.registry import properties as of_hardware
 from weft.hdl.isa import encoding, instructions, memmap
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.kernel import Op, micro_places
@@ -159,7 +159,7 @@ def tflite() -> str:
 
 def mlir() -> str:
     """The operations of MLIR that are read."""
-    lines = [NOTE.format("compiler/mlir/operators"), "# Operations of MLIR\n\n"]
+    lines = [NOTE.format("extras/mlir/operators"), "# Operations of MLIR\n\n"]
     about = (
         "Operations that weft reads in MLIR text, and the ONNX operators that they become. Where those run is in "
         "[the table of operators](operators.md)."
@@ -174,7 +174,7 @@ _METHODS = {Invariant: "an invariant", Induction: "induction", Bounded: "bounded
 
 def properties() -> str:
     """The properties of the hardware that are proven."""
-    lines = [NOTE.format("hdl/formal and boards/formal"), "# Properties of the hardware\n\n"]
+    lines = [NOTE.format("extras/proof/hardware and extras/proof/boards"), "# Properties of the hardware\n\n"]
     about = (
         "What `weft prove` proves, for all inputs and with a reset at any time: by an inductive invariant that is "
         "found (IC3/PDR), by k-induction, or bounded, for so many cycles behind a reset only. What is assumed of a "

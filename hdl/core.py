@@ -12,19 +12,16 @@ from weft.hdl.bus.axi import AxiManager, axi4_signature
 from weft.hdl.control.control import AXI_LITE, Control, connect_parity
 from weft.hdl.control.counters import Counters
 from weft.hdl.control.descriptors import Descriptors
-from weft.hdl.control.fetch import Fetch, queue_kinds
-from weft.hdl.control.parity_counts import ParityCounts
+from weft.hdl.control.fetch import Fetch, ParityCounts, queue_kinds
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter, ParityMemory
-from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 from weft.hdl.load.load import LoadUnit
-from weft.hdl.matrix.alignments import Alignments
-from weft.hdl.matrix.mm import MmUnit
-from weft.hdl.memory.accumulator import Accumulator
-from weft.hdl.memory.scratchpad import Scratchpad
-from weft.hdl.store.store import StoreUnit
+from weft.hdl.matrix.mm import Alignments, MmUnit
+from weft.hdl.memory import Accumulator, Scratchpad
+from weft.hdl.store import StoreUnit
 from weft.hdl.vector.vec import VecUnit
 
 

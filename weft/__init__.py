@@ -22,9 +22,16 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if Path(__file__).with_name("hdl").is_file():
+    raise ImportError(
+        "weft/hdl must be a link to ../hdl, and this checkout has a file in its place: clone again with "
+        "git clone -c core.symlinks=true (on Windows, in developer mode)"
+    )
 
 # weft sends nothing: ONNX Runtime reads this when its library is loaded, and keeps no events then.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -57,49 +64,53 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from weft.api import check, compile, convert, load, verilog
+    from weft.api import check, compile, load, verilog
     from weft.boards.board import BoardError
     from weft.compiler.artefact import ProgramFileError
     from weft.compiler.ir.graph import CompileError
     from weft.errors import FileError, InputError
+    from weft.extras.mlir.convert_command import convert_model as convert
+    from weft.extras.training.interface import Trained, grad, train
+    from weft.hdl.cache import CacheError
     from weft.hdl.checker.program import ProgramError
     from weft.hdl.errors import WeftError
-    from weft.hdl.files.cache import CacheError
     from weft.hdl.isa.config import Config, ConfigError
-    from weft.program import Program, Result
-    from weft.quantiser import Quantised, quantise
+    from weft.quantiser.quantise import Quantised, quantise
+    from weft.run.program import Program, Result
     from weft.sim.device import DeviceError
-    from weft.sim.verilator.verilate import BuildError
-    from weft.training.interface import Trained, grad, train
+    from weft.sim.verilate import BuildError
 
 _MODULES = {
     "BoardError": "boards.board",
-    "BuildError": "sim.verilator.verilate",
-    "CacheError": "hdl.files.cache",
+    "BuildError": "sim.verilate",
+    "CacheError": "hdl.cache",
     "CompileError": "compiler.ir.graph",
     "Config": "hdl.isa.config",
     "ConfigError": "hdl.isa.config",
     "DeviceError": "sim.device",
     "FileError": "errors",
     "InputError": "errors",
-    "Program": "program",
+    "Program": "run.program",
     "ProgramError": "hdl.checker.program",
     "ProgramFileError": "compiler.artefact",
-    "Quantised": "quantiser",
-    "Result": "program",
+    "Quantised": "quantiser.quantise",
+    "Result": "run.program",
     "WeftError": "hdl.errors",
-    "Trained": "training.interface",
-    "grad": "training.interface",
-    "quantise": "quantiser",
-    "train": "training.interface",
+    "quantise": "quantiser.quantise",
 }
-"""Where names are that are not in `weft.api`."""
+"""Modules of names that are not in `weft.api`."""
+_EXTRAS = ("Trained", "convert", "grad", "train")
+"""Names that extras provide."""
 
 
 def __getattr__(name: str) -> Any:
     """Import the API on first use, so that `weft --help` does not wait for it."""
     if name not in __all__:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    if name in _EXTRAS:
+        from weft.hdl.extras import provider
+
+        return provider(f"weft.{name}")
     return getattr(importlib.import_module(f"weft.{_MODULES.get(name, 'api')}"), name)
 
 

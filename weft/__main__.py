@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
             # What is ignored stays so: under nohup, weft goes on without its terminal.
             heard = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
             before = {number: signal.signal(number, _end) for number in heard}
-        from weft.cli import main as command
+        from weft.cli.main import main as command
 
         command(arguments)
     except KeyboardInterrupt:

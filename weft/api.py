@@ -15,27 +15,23 @@ from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment
-from weft.compiler.ir.model import Graph, clamps
-from weft.compiler.ir.shares import Shares, shares
-from weft.compiler.mlir.writer import written
+from weft.compiler.ir.model import Graph, Shares, clamps, shares
 from weft.compiler.onnx.limits import ELEMENTS
-from weft.compiler.onnx.model import COMPLETE
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
 from weft.configurations import configuration, memory_of, room_of, sequential_boards
 from weft.errors import InputError
+from weft.hdl.checker.order import check_sequence
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.checker.program import check as check_program
-from weft.hdl.checker.sequence import check_sequence
-from weft.hdl.files.schema import printable
+from weft.hdl.extras import provider
 from weft.hdl.isa.config import Config
-from weft.program import Program, folder_of
+from weft.hdl.schema import printable
+from weft.run.program import Changes, Program, folder_of
 
 if TYPE_CHECKING:
-    from weft.budget import Rounded
     from weft.samples import Given
-    from weft.substitution import Substitutions
 
 DESCRIPTION = "weft description 1"
 """Format of what `verilog` says of an accelerator."""
@@ -92,11 +88,11 @@ def compile(  # the public name, and what it does
         Have all inputs in memory in NHWC order. Otherwise `Program.run` lays rows of an input side by side where that
         makes a first convolution quicker, which takes up to as many times the memory as its kernel has rows.
     choose : Chooser
-        Plans convolutions, for example `weft.tuning.Tuning.chooser`; the best by estimate if it is not given.
-        All decisions are by these plans.
+        Plans convolutions, for example from a tuning; the best by estimate if it is not
+        given. All decisions are by these plans.
     watch : callable
         Told the name of every pass of the compiler and the device segment that it made
-        (`weft.compiler.ir.dump.dump_segment` writes it as text).
+        (`weft.compiler.ir.model.dump_segment` writes it as text).
     shapes : mapping of str to int
         Sizes of dimensions that the model leaves open, by their names, or by ``input.axis``.
     states : mapping of str to str
@@ -136,7 +132,7 @@ def compile(  # the public name, and what it does
     for name, function in (("progress", progress), ("choose", choose), ("watch", watch)):
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
-    graph = _graph(model, chosen, shapes, states)
+    graph = graph_of(model, chosen, shapes, states)
     told = progress or _silent
     graph, roundings = _rounded(graph, chosen, bandwidth, budget, samples, told)
     planned, done = _substituted(graph, chosen, bandwidth, substitute, rules, told)
@@ -182,15 +178,14 @@ def _rounded(
     budget: float | str | None,
     samples: Given | None,
     progress: Callable[[str], None],
-) -> tuple[Graph, Rounded | None]:
+) -> tuple[Graph, Changes | None]:
     """The model with rewrites that round otherwise, and what was done; as it is if there is no budget for them."""
     if (budget is None) != (samples is None):
         raise InputError("'budget' is measured on 'samples': give both or neither")
     if budget is None or samples is None:
         return graph, None
-    from weft.budget import Budget, rounded
-
-    return rounded(graph, config, Budget.of(budget), samples, bandwidth=bandwidth, progress=progress)
+    rounded = provider("round within a budget")
+    return rounded(graph, config, budget, samples, bandwidth=bandwidth, progress=progress)
 
 
 def _substituted(
@@ -200,19 +195,18 @@ def _substituted(
     substitute: int | None,
     rules: str | os.PathLike[str] | None,
     progress: Callable[[str], None],
-) -> tuple[dict[str, DeviceSegment], Substitutions | None]:
+) -> tuple[dict[str, DeviceSegment], Changes | None]:
     """By name, device segments with graph substitutions in place of those of a model, and what was done; neither if
     they are not asked for."""
     if substitute is None:
         if rules is not None:
             raise InputError("'rules' are for a search: give 'substitute' as well")
         return {}, None
-    from weft.substitution import MOST, proven_rules, substituted
-
-    most = integer("substitute", substitute, 1, MOST)
-    known = None if rules is None else proven_rules(rules)
+    substituted = provider("substitute operators")
     own = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
-    found, done = substituted(own, config, most=most, bandwidth=bandwidth, rules=known, progress=progress)
+    found, done = substituted(
+        own, config, most=substitute, bandwidth=bandwidth, rules=rules, progress=progress
+    )
     return {segment.name: segment for segment in found}, done
 
 
@@ -220,7 +214,7 @@ def _silent(text: str) -> None:
     """Tells nobody."""
 
 
-def _graph(
+def graph_of(
     model: Source, config: Config, shapes: Mapping[str, int] | None, states: Mapping[str, str] | None
 ) -> Graph:
     """The model as `config` runs it: what `compile` compiles, and what `check` tells of."""
@@ -237,8 +231,8 @@ def _graph(
 def _checked(
     compiled: Compiled,
     graphs: tuple[DeviceSegment, ...] = (),
-    substitutions: Substitutions | None = None,
-    roundings: Rounded | None = None,
+    substitutions: Changes | None = None,
+    roundings: Changes | None = None,
 ) -> Program:
     """The program, after a look at every part and instruction: neither compiler nor files are taken on trust."""
     verify(compiled)
@@ -312,28 +306,8 @@ def check(
     CompileError, ConfigError, InputError
         As `compile`.
     """
-    graph = _graph(model, configuration(config), shapes, states)
+    graph = graph_of(model, configuration(config), shapes, states)
     return Check(graph.assignment, shares(graph))
-
-
-def convert(
-    model: Source,
-    *,
-    shapes: Mapping[str, int] | None = None,
-    states: Mapping[str, str] | None = None,
-) -> str:
-    """A quantised model as MLIR text: a function ``main`` of TOSA that computes the bytes that the device does.
-
-    Arguments as those of `compile`. The quantisation of floats at the ends is in attributes of arguments and results;
-    `compile` takes the text as any model, and makes a program of the same outputs.
-
-    Raises
-    ------
-    CompileError, InputError
-        As `compile`; also if something but that quantisation runs on the host, TOSA has nothing that computes the same
-        bytes, or xDSL is not installed.
-    """
-    return written(_graph(model, COMPLETE, shapes, states))
 
 
 def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, dict[str, Any]]:
@@ -348,9 +322,8 @@ def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, d
         As `compile`.
     """
     from weft.hdl.core import Core
-    from weft.hdl.describe import describe
     from weft.hdl.sequential.core import SequentialCore
-    from weft.hdl.verilog import generate
+    from weft.hdl.verilog import describe, generate
 
     chosen = configuration(config)
     sequential = bool(sequential_boards(chosen))

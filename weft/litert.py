@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import FileError
-from weft.hdl.files.schema import printable
+from weft.hdl.schema import printable
 
 HOW_TO_INSTALL = "pip install 'weft[litert]'"
 _SHOWN = 200

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.hdl.files.schema import printable
+from weft.hdl.schema import printable
 
 Progress = Callable[[str], None]
 """Told what is being done now, in a few words."""
@@ -204,7 +204,7 @@ def show_assignment(nodes: Iterable[tuple[str, str, str, str]], console: Console
 
 
 def show_errors(layers: Iterable[Any], console: Console) -> None:
-    """Print the layers of a `weft.accuracy.Accuracy` with their errors."""
+    """Print the layers of a `weft.quantiser.accuracy.Accuracy` with their errors."""
     made = table("layer", "operator", "signal to noise", right=("signal to noise",))
     for layer in layers:
         made.add_row(*_cells(console, layer.name, layer.operator, decibels(layer.snr)))

@@ -14,7 +14,7 @@ from weft import files
 from weft.arrays import Signature, member_name
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
-from weft.hdl.files.schema import printable
+from weft.hdl.schema import printable
 
 Given = Mapping[str, Any] | np.ndarray | str | os.PathLike[str]
 """Arrays by the names of inputs, one array for a model of one input, or a .npz or .npy file with the same."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +12,10 @@ from typing import ClassVar
 from amaranth.hdl import ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
-from weft.boards.calibration import Sweep
-from weft.boards.family import Fabric, Family, counted
-from weft.boards.pll import PllError, nearest
-from weft.boards.tools import yowasp
-from weft.hdl.lib.multipliers import Multipliers
+from weft.boards.build.tools import yowasp
+from weft.boards.families.family import Fabric, Family, PllError, counted, nearest
+from weft.boards.sdram.calibration import Sweep
+from weft.hdl.lib.arithmetic import Multipliers
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Ecp5Pll:
         shifted: Signal | None = None,
         step: Signal | None = None,
     ) -> None:
-        """As `weft.boards.pll.ShiftedPll.cell`."""
+        """As `weft.boards.families.family.ShiftedPll.cell`."""
         m.submodules.clock_buffer = buffer = io.Buffer("i", port)
         first, coarse, fine = self.phases
         second = {} if shifted is None else {
@@ -150,7 +151,7 @@ more than four different clock enables: these need one, a constant."""
 
 
 def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
-    """A `weft.hdl.lib.multipliers.WideBlock`."""
+    """A `weft.hdl.lib.arithmetic.WideBlock`."""
     operands = {"A": a, "B": b}
     pins: dict[str, Value] = {
         f"i_{name}{bit}": value[min(bit, len(value) - 1)]
@@ -215,3 +216,60 @@ ECP5 = Family(
     models=("lattice/common_sim.vh", "lattice/ccu2c_sim.vh", Path(__file__).with_name("ecp5.v")),
 )  # fmt: skip
 """A DSP block is an MULT18X18D, a block RAM has 18 kbit."""
+
+
+_OFFSETS = (0, 1, 4, 5)
+"""Of the multipliers in a group of DSP blocks, from its first column on; also their numbers in their blocks' names."""
+
+
+@dataclass(frozen=True)
+class DspRows:
+    """The multipliers of an ECP5, as nextpnr names their places: ``X4/Y10/MULT18_0``.
+
+    Attributes
+    ----------
+    rows : tuple of int
+        Y of each row of DSP blocks. An array's last rows are put to the first of them.
+    groups : tuple of int
+        X of each group of four multipliers in such a row.
+    """
+
+    rows: tuple[int, ...]
+    groups: tuple[int, ...]
+
+    def sites(self, n: int) -> dict[tuple[int, int], str]:
+        """Places for the multipliers of an array, by row and by pair of columns; none if one row of blocks takes them
+        all, or if all rows are too few.
+
+        Each pair of columns has a part of every row of blocks to itself, where its partial sums go from neighbour to
+        neighbour, in the next row of blocks the other way round: they are the widest of what the array passes on.
+        """
+        columns = [(x + offset, offset) for x in self.groups for offset in _OFFSETS]
+        pairs = n // 2
+        each = len(columns) // pairs  # rows of the array that a row of blocks has room for
+        if n <= each or n > each * len(self.rows):
+            return {}
+        places = {}
+        for row in range(n):
+            band, place = divmod(n - 1 - row, each)
+            if band % 2:
+                place = each - 1 - place
+            for pair in range(pairs):
+                x, number = columns[pair * len(columns) // pairs + place]
+                places[row, pair] = f"X{x}/Y{self.rows[band]}/MULT18_{number}"
+        return places
+
+    def pin(self, netlist: Path, n: int) -> None:
+        """See `weft.boards.board.DspSites`."""
+        places = self.sites(n)
+        if not places:
+            return
+        design = json.loads(netlist.read_text())
+        multipliers = {}
+        for name, cell in design["modules"]["top"]["cells"].items():
+            found = re.search(r"\barray\.row(\d+)\.multiplier(\d+)$", name)
+            if found and cell["type"] == "MULT18X18D":
+                multipliers[int(found[1]), int(found[2])] = cell
+        for position, place in places.items():
+            multipliers[position]["attributes"]["BEL"] = place
+        netlist.write_text(json.dumps(design))

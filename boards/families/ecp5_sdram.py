@@ -7,10 +7,10 @@ from typing import Any
 
 from weft.boards.board import Memory, MemoryKind
 from weft.boards.families.ecp5 import Ecp5Pll
-from weft.boards.family import Resources
-from weft.boards.sdram_eye import best_eye
-from weft.boards.shell import CONFIGURATION_FLASH
-from weft.boards.spi_flash_chip import SpiFlash
+from weft.boards.families.family import Resources
+from weft.boards.flash.chip import SpiFlash
+from weft.boards.sdram.eye import best_eye
+from weft.boards.top import CONFIGURATION_FLASH
 from weft.hdl.isa.config import Config
 
 RESOURCES = {
@@ -51,7 +51,7 @@ def with_flash(platform: Any, cs: str, dq: str, wp: str, hold: str) -> Any:
 def pll(source: float, wanted: float) -> Ecp5Pll:
     """The board's clock, and the SDRAM's, late by what its set-up and hold times ask for at that clock.
 
-    Raises `weft.boards.pll.PllError`, or `weft.boards.board.BoardError` if there is no such time.
+    Raises `weft.boards.families.family.PllError`, or `weft.boards.board.BoardError` if there is no such time.
     """
     dividers = Ecp5Pll.solve(source, wanted)
     return dividers.late(best_eye(dividers.output).phase)

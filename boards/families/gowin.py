@@ -10,9 +10,8 @@ from typing import ClassVar
 from amaranth.hdl import Const, Instance, Module, Signal
 from amaranth.lib import io
 
-from weft.boards.family import Fabric, Family, counted
-from weft.boards.pll import nearest
-from weft.boards.tools import yowasp
+from weft.boards.build.tools import yowasp
+from weft.boards.families.family import Fabric, Family, counted, nearest
 
 
 @dataclass(frozen=True)

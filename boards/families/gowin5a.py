@@ -15,10 +15,9 @@ from typing import ClassVar
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
+from weft.boards.families.family import Fabric, Resources, counted, nearest
 from weft.boards.families.gowin import GOWIN
-from weft.boards.family import Fabric, Resources, counted
-from weft.boards.pll import nearest
-from weft.hdl.lib.multipliers import Multipliers
+from weft.hdl.lib.arithmetic import Multipliers
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ BLOCKS = 56
 
 
 def mult12x12(a: Value, b: Value, product: Signal) -> Instance:
-    """A `weft.hdl.lib.multipliers.NarrowBlock`. Yosys 0.70 maps no product to this family's multipliers.
+    """A `weft.hdl.lib.arithmetic.NarrowBlock`. Yosys 0.70 maps no product to this family's multipliers.
 
     Two of them share their clocks and clock enables: all have the same.
     """

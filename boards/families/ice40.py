@@ -11,10 +11,9 @@ from typing import ClassVar
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal, Value, unsigned
 from amaranth.lib import io
 
-from weft.boards.family import Fabric, Family, RamPort, Resources
-from weft.boards.pll import nearest
-from weft.boards.tools import yowasp
-from weft.hdl.lib.multipliers import Multipliers
+from weft.boards.build.tools import yowasp
+from weft.boards.families.family import Fabric, Family, RamPort, Resources, nearest
+from weft.hdl.lib.arithmetic import Multipliers
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Ice40Pll:
 
 
 def sb_mac16(a: Value, b: Value, hold_b: Value, products: Value) -> Instance:
-    """A `weft.hdl.lib.multipliers.DualBlock`."""
+    """A `weft.hdl.lib.arithmetic.DualBlock`."""
     settings = {
         "A_REG": 1, "B_REG": 1, "TOP_8x8_MULT_REG": 1, "BOT_8x8_MULT_REG": 1, "MODE_8x8": 1, "A_SIGNED": 1,
         "B_SIGNED": 1,

@@ -7,7 +7,7 @@ from typing import Any
 from weft.boards.board import Board
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import FLASH, MEMORY, RESOURCES, SMALLEST, pll, with_flash
-from weft.boards.lights import SIGNS, Led
+from weft.boards.link.uart import SIGNS, Led
 
 
 def _platform() -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from weft.boards.board import Board, CoreKind, Memory, MemoryKind
+from weft.boards.families.family import Resources
 from weft.boards.families.gowin import GOWIN, GowinPll
-from weft.boards.family import Resources
-from weft.boards.lights import SIGNS, Led
-from weft.boards.spi_flash_chip import SpiFlash
+from weft.boards.flash.chip import SpiFlash
+from weft.boards.link.uart import SIGNS, Led
 from weft.hdl.isa.config import Config
 
 

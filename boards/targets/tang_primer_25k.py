@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from weft.boards.board import Board, CoreKind, Memory, MemoryKind
+from weft.boards.families.family import Resources
 from weft.boards.families.gowin5a import GOWIN5A, PllA
-from weft.boards.family import Resources
-from weft.boards.spi_flash_chip import SpiFlash
+from weft.boards.flash.chip import SpiFlash
 from weft.hdl.isa.config import Config
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weft.boards.board import Board
-from weft.boards.families.ecp5 import ECP5
-from weft.boards.families.ecp5_dsp import DspRows
+from weft.boards.families.ecp5 import ECP5, DspRows
 from weft.boards.families.ecp5_sdram import FLASH, MEMORY, RESOURCES, SMALLEST, pll, with_flash
-from weft.boards.lights import SIGNS, Led
+from weft.boards.link.uart import SIGNS, Led
 from weft.hdl.isa.config import Config
 
 # Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.

@@ -12,7 +12,7 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from weft.compiler.ir.network import Network, Node, Type, dtype_of
 from weft.hdl.errors import WeftError
-from weft.hdl.files.schema import printable
+from weft.hdl.schema import printable
 
 STANDARD = ("", "ai.onnx.ml")
 """Operator sets that the onnx package defines."""

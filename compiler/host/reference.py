@@ -16,8 +16,8 @@ from onnx.reference.ops.op_batch_normalization import BatchNormalization_14
 from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 from onnx.reference.ops.op_quantize_linear import QuantizeLinear_25
 
+from weft.compiler.ir.layout import slice_indices
 from weft.compiler.ir.network import Node
-from weft.compiler.ir.slices import slice_indices
 from weft.compiler.ir.windows import Axis, axes
 
 _NORMALISED_ALIKE = (7, 14)

@@ -8,9 +8,9 @@ import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.layout import joined, signed, split, unsigned
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import dtype_of
-from weft.compiler.ir.planes import joined, signed, split, unsigned
 
 _evaluator = lru_cache(maxsize=64)(Evaluator)
 """The evaluator of a network, kept for the next run."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from weft.compiler.ir.rows import Rows
+from weft.compiler.ir.layout import Rows
 from weft.hdl.errors import WeftError
 
 

@@ -136,3 +136,79 @@ def natural(shape: tuple[int, ...]) -> Layout:
         return packed(shape)
     n, c, h, w = shape
     return Layout(shape, (0, 2, 3, 1), (n, h, w, c))
+
+
+BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+"""Types of the values that the device has, and their bits."""
+PACKED = ("int4", "uint4")
+"""Types of which files have two values in a byte: of the device's values, only weights have them."""
+
+
+def signed(values: np.ndarray) -> np.ndarray:
+    """Unsigned integers less half of their range."""
+    size = values.dtype.itemsize
+    return (values ^ np.array(1 << 8 * size - 1, values.dtype)).view(f"i{size}")
+
+
+def unsigned(values: np.ndarray) -> np.ndarray:
+    """The inverse of `signed`."""
+    size = values.dtype.itemsize
+    return values.view(f"u{size}") ^ np.array(1 << 8 * size - 1, f"u{size}")
+
+
+def split(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers from -32768 to 32767 as int8 planes: upper bytes, and lower bytes less 128."""
+    return (values >> 8).astype(np.int8), ((values & 255) - 128).astype(np.int8)
+
+
+def fills(value: int) -> tuple[int, int]:
+    """The same of one number."""
+    return value >> 8, (value & 255) - 128
+
+
+def joined(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """The integers of two planes, int32."""
+    return np.asarray(upper.astype(np.int32) * 256 + lower + 128)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of `count` rows in the buffer, row y holds ``y * stride - pad + k * dilation`` of the input's `height`, for all k
+    below `kernel`.
+
+    Channel ``k * c + i`` of a pixel is channel i (of c) of row k; rows that the input has not are `fill`, int8 as it is
+    stored.
+    """
+
+    height: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad: int
+    count: int
+    fill: int
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """The buffer, (n, count, w, kernel * c), of an input (n, height, w, c)."""
+        n, h, w, c = array.shape
+        assert h == self.height
+        rows = (
+            self.stride * np.arange(self.count)[:, None]
+            - self.pad
+            + self.dilation * np.arange(self.kernel)[None, :]
+        )
+        taken = array[:, np.clip(rows, 0, h - 1)]
+        taken[:, (rows < 0) | (rows >= h)] = self.fill
+        return taken.transpose(0, 1, 3, 2, 4).reshape(n, self.count, w, self.kernel * c)
+
+
+def slice_indices(size: int, start: int, end: int, step: int) -> np.ndarray:
+    """Indices along an axis of `size` elements (int64), from `start` to `end` by `step`.
+
+    Both ends count from the back if they are negative, and are then clamped. Python clamps a start ahead of the first
+    element to nothing if the step is negative, ONNX to the first element.
+    """
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    first, last = (at + size if at < 0 else at for at in (int(start), int(end)))
+    first, last = min(max(first, 0), high), min(max(last, low), high)
+    return np.arange(first, last, step, dtype=np.int64)

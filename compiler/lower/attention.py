@@ -15,17 +15,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.compiler.ir.graph import Attention, Rounding
-from weft.compiler.ir.scales import negated, normaliser, quantise_scale, score_multiplier
-from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
-from weft.compiler.machine import overheads
+from weft.compiler.ir.scales import (
+    NEGLIGIBLE,
+    k_zero_shift,
+    negated,
+    normaliser,
+    quantise_scale,
+    score_multiplier,
+)
+from weft.compiler.machine import target
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import LENGTH, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
-from weft.compiler.plan.attention_cost import PIECE_ROWS, PIECES
-from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, steps, tiles
+from weft.compiler.plan.attention_plan import PIECE_ROWS, PIECES, AttentionPlan, Step, Tile, steps, tiles
 from weft.compiler.plan.site import Site
 from weft.hdl import isa
-from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec, parameters
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
+from weft.hdl.isa import config as parameters
 
 
 def lower_attention(op: Attention, site: Site, plan: AttentionPlan, emit: Emitter) -> Iterator[Task]:
@@ -383,7 +389,7 @@ class _AttentionLowering:
                     zero=op.y_zero, low=op.low, high=op.high,
                 ),
                 self.layer,
-                count * max(overheads.DIVIDE, self.v_vectors * self.config.groups),
+                count * max(target.DIVIDE, self.v_vectors * self.config.groups),
             )))  # fmt: skip
         for index in range(tile.heads):
             head = self._head(self.dst, tile.image, tile.head + index, op.heads)

@@ -12,14 +12,15 @@ import numpy as np
 
 from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
-from weft.compiler.machine.coordinates import coordinates
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken
 from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
-from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec, parameters
+from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
 from weft.hdl.isa import Source as VecSource
+from weft.hdl.isa import config as parameters
 from weft.hdl.isa.config import Config
 
 

@@ -24,7 +24,7 @@ from weft.compiler.machine.memory import (
     base_of,
 )
 from weft.hdl.checker.program import Extent, Extents
-from weft.hdl.files.schema import shown
+from weft.hdl.schema import shown
 
 _ALIGNMENT = 256
 """Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""

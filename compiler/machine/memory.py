@@ -2,17 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
-from weft.compiler.machine.in_place import in_place
-from weft.compiler.machine.limits import PIXELS_MAX
-from weft.compiler.machine.packing import Packing
-from weft.hdl.isa import MicroOp, int4
+from weft.compiler.ir.graph import Add, Buffer, CompileError, Conv, DeviceOp, View
+from weft.compiler.machine.target import PIXELS_MAX
+from weft.hdl.isa import MicroOp, encoding
+
+
+def in_place(
+    ops: Sequence[DeviceOp],
+    resident: Collection[str],
+    overlapped: Collection[int],
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+) -> dict[str, str]:
+    """By the name of each such result the operand whose memory it takes, in the order of operators.
+
+    Additions, by themselves or behind a convolution, load a box of the operand, and store the same box of the result
+    when they have read it, each box once. So a result may take the place of an operand that is a whole buffer of the
+    same shape, if nobody reads that later. `first` and `last` have the operators between which buffers are in use, by
+    their indices; those in `overlapped` and the ones behind them are left alone, as are buffers in `resident`.
+    """
+    found: dict[str, str] = {}
+    for index, op in enumerate(ops):
+        if index in overlapped or index - 1 in overlapped or first.get(op.dst.buffer.name) != index:
+            continue
+        for view in _added(op):
+            name = view.buffer.name
+            read = [source for source in op.sources if source.buffer.name == name]
+            if len(read) == 1 and last.get(name) == index and _alike(view, op.dst) and name not in resident:
+                found[op.dst.buffer.name] = name
+                break
+    return found
+
+
+def _added(op: DeviceOp) -> tuple[View, ...]:
+    """The operands of an addition that are read element by element."""
+    if isinstance(op, Add):
+        return op.sources
+    if type(op) is Conv and isinstance(op.epilogue, Add):
+        return op.epilogue.sources[1:]
+    return ()
+
+
+def _alike(a: View, b: View) -> bool:
+    """Whether both are whole buffers, of the same shape, between operators."""
+    return (
+        a.buffer.kind == b.buffer.kind == "temp"
+        and a.shape == b.shape == a.buffer.shape == b.buffer.shape
+        and a.step == b.step == (1, 1)
+    )
+
+
+class _Ranges:
+    """A set of addresses, as ranges that neither meet nor touch."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+
+    def add(self, start: int, stop: int) -> None:
+        first, last = bisect_left(self.stops, start), bisect_right(self.starts, stop)
+        if first < last:
+            start, stop = min(start, self.starts[first]), max(stop, self.stops[last - 1])
+        self.starts[first:last] = [start]
+        self.stops[first:last] = [stop]
+
+    def behind(self, start: int, size: int) -> int:
+        """The end of the range that meets `size` addresses from `start` on; `start` if none does."""
+        at = bisect_right(self.stops, start)
+        meets = at < len(self.starts) and self.starts[at] < start + size
+        return self.stops[at] if meets else start
+
+
+class Packing:
+    """Ranges of addresses that are in use from one time to another, of times from 0 to `times` - 1."""
+
+    def __init__(self, times: int) -> None:
+        self._leaves = 1 << max(times - 1, 0).bit_length()
+        self._whole: dict[int, _Ranges] = {}
+        """By node, the ranges that are in use at all of its times."""
+        self._some: dict[int, _Ranges] = {}
+        """By node, the ranges that are noted there or at a node below."""
+
+    def place(self, size: int, first: int, last: int) -> int:
+        """Use `size` addresses from time `first` to `last`: the lowest that are free then, whose start is returned."""
+        nodes = list(self._nodes(first, last))
+        above = {node >> up for node in nodes for up in range(1, node.bit_length())}
+        used = [self._some[node] for node in nodes if node in self._some]
+        used += [self._whole[node] for node in above if node in self._whole]
+        start, before = 0, -1
+        while start != before:
+            before = start
+            for ranges in used:
+                start = ranges.behind(start, size)
+        for node in nodes:
+            self._whole.setdefault(node, _Ranges()).add(start, start + size)
+        for node in above.union(nodes):
+            self._some.setdefault(node, _Ranges()).add(start, start + size)
+        return start
+
+    def _nodes(self, first: int, last: int) -> Iterator[int]:
+        """The nodes that make up an interval; node 1 has all times, and 2n and 2n + 1 are the halves of n."""
+        low, high = first + self._leaves, last + self._leaves + 1
+        while low < high:
+            if low & 1:
+                yield low
+                low += 1
+            if high & 1:
+                high -= 1
+                yield high
+            low, high = low >> 1, high >> 1
+
 
 CONSTANTS = 0
 """Base register of weights and parameters (and, before them, of the instructions)."""
@@ -176,7 +282,7 @@ class Constants:
         """The same of the int8 values of `payload`, all within 4 bits, packed into half as many bytes; the offset is a
         multiple of the width of the bus."""
         if payload not in self._narrow:
-            packed = int4.pack(np.frombuffer(payload, np.int8))
+            packed = encoding.pack(np.frombuffer(payload, np.int8))
             self._narrow[payload] = self._append(packed, max(ALIGN, bus_bytes))
         return self._narrow[payload]
 
@@ -304,7 +410,7 @@ class Allocation:
     Those that are `resident` have none: they are in the scratchpad, at these addresses. What operators use that run at
     the same time, as `overlapped` has them, is in use as long as any of them runs. In `compact` programs inputs and
     outputs share space with temporaries, and sums take the place of what they are the last to read, as
-    `weft.compiler.machine.in_place` has it.
+    `weft.compiler.machine.memory` has it.
     """
 
     def __init__(

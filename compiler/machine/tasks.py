@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.hdl.checker.accesses import ADDRESS_WRAP, extent
 from weft.hdl.checker.conflicts import DRAM, Uses, of_forms, space_of
+from weft.hdl.checker.extents import ADDRESS_WRAP, extent
 from weft.hdl.isa import WORD_BYTES, Instruction, Opcode, places
 from weft.hdl.isa.code import Code, pack
 from weft.hdl.isa.config import Config

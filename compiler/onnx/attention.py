@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.layout import Layout, Shape4
-from weft.compiler.ir.masks import causal
-from weft.compiler.onnx.key_masks import KeyMask
+from weft.compiler.ir.model import CLAMPED
+from weft.compiler.ir.scales import CLAMP, ScoreRange, causal
+from weft.compiler.machine.target import PITCH_MAX
+from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, masked_keys, masked_queries
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.qdq import Activation, Tensor
+from weft.compiler.onnx.operator import NodeContext
+from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Tensor, result
 from weft.compiler.onnx.reorder import placed
+from weft.hdl.isa import COORDINATE_MAX
 
 MASKED = -9999.0
 """Scores that a float mask lowers by this much have no weight; the -10000 of many models, rounded by a quantiser."""
@@ -171,3 +176,222 @@ def heads_move_behind_rows(model: Model, value: str) -> bool:
             return False
         value = node.outputs[0]
     return False
+
+
+KEYS = COORDINATE_MAX
+"""Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
+SIZE = (1 << 15) - 1
+"""Largest number of elements of a head: sums of products of two of its vectors fit 32 bits."""
+ROW = PITCH_MAX
+"""Largest number of elements of all heads in a row."""
+FOUND = f"scores beyond {{reach:.0f}} {CLAMPED}, and a calibration found them up to {{found:.4g}}"
+"""The note on scores that some int8 queries and keys clamp, but none of a calibration by far."""
+UNKNOWN = "queries and keys at the ends of their ranges make {most:.4g}, and no calibration found less"
+"""The reason for which attention is not fused where nothing says that scores stay below the clamp."""
+BEYOND = "a calibration found {found:.4g}, and 1.25 times that is beyond {reach:.0f}"
+"""The same for scores that a calibration found near the clamp."""
+
+
+def problem_of(context: NodeContext) -> Problem:
+    """The attention that an Attention node, or the product with values that ends one, stands for."""
+    return _of_operator(context) if context.node.op == "Attention" else _written_out(context)
+
+
+def _of_operator(context: NodeContext) -> Problem:
+    activations = [symbol for symbol in context.symbols[:3] if isinstance(symbol, Activation)]
+    shapes = [context.shape(index) for index in range(3)]
+    if len(shapes[0]) == 3:
+        heads, kv_heads = (int(context.node.attributes[name]) for name in ("q_num_heads", "kv_num_heads"))
+        counts, axes, row = (heads, kv_heads, kv_heads), "ishd", 1
+    else:
+        counts, axes, row = (shapes[0][1], shapes[1][1], shapes[1][1]), "ihsd", 2
+    q, k, v = (
+        Operand(activation, axes, shape[row], shape[-1] // (count if row == 1 else 1))
+        for activation, shape, count in zip(activations, shapes, counts, strict=True)
+    )
+    images = shapes[0][0]
+    allowed = np.ones((1, 1), bool) if not context.node.input(3) else attention_mask(context)
+    assert allowed is not None
+    lengths = context.model.constants.get(context.node.input(6))
+    keys = np.arange(k.rows)
+    offset = np.zeros((1, 1, 1, 1), np.int64)
+    if lengths is not None:
+        allowed = allowed & (keys < lengths.reshape(-1, 1, 1, 1))
+        offset = lengths.reshape(-1, 1, 1, 1) - q.rows
+    if context.attribute("is_causal", 0):
+        allowed = allowed & causal(q.rows, k.rows, offset)
+    return Problem(q, k, v, ((images, counts[0], counts[1]),), allowed, (images, counts[0], q.rows, k.rows))
+
+
+def attention_mask(context: NodeContext) -> np.ndarray | None:
+    """The keys that the mask of an Attention node allows, as long as there are keys; None if it is of no such kind."""
+    floats = context.floats(3)
+    values = context.model.constants.get(context.node.input(3))
+    if values is not None and values.dtype == np.bool_:
+        allowed = values
+    else:
+        found = None if floats is None else mask_of(floats)
+        if found is None:
+            return None
+        allowed = found
+    keys = context.shape(1)[-2]
+    if allowed.ndim < 1 or allowed.shape[-1] > keys:
+        return None
+    return np.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, keys - allowed.shape[-1])])
+
+
+def _written_out(context: NodeContext) -> Problem:
+    symbol, values = context.symbol(0), context.symbol(1)
+    assert isinstance(symbol, Probabilities)
+    assert isinstance(values, Activation)
+    scores = symbol.scores
+    *lead, rows, size = scores.q_shape
+    keys = scores.k_shape[-1]
+    return Problem(
+        Operand(scores.q, "ihsd", rows, size),
+        Operand(scores.k, "ihds", keys, size),
+        Operand(values, "ihsd", keys, context.shape(1)[-1]),
+        splits(tuple(lead)),
+        np.ones((1, 1), bool) if scores.allowed is None else scores.allowed,
+        (*lead, rows, keys),
+        None if scores.key_mask is None else KeyMask.of(scores.key_mask, keys),
+    )
+
+
+def score_factor(context: NodeContext) -> float:
+    """The factor of the products of queries and keys."""
+    symbol = context.symbol(0)
+    if isinstance(symbol, Probabilities):
+        return symbol.scores.factor
+    scale = context.attribute("scale") or 1 / math.sqrt(problem_of(context).q.size)
+    assert isinstance(scale, float)
+    return scale
+
+
+def keys_fit(context: NodeContext) -> str | None:
+    """Attention takes at most 32767 queries and keys."""
+    most = max(problem_of(context).full[-2:])
+    return None if most <= KEYS else f"there are {most}"
+
+
+def rows_fit(context: NodeContext) -> str | None:
+    """Attention takes heads of at most 32767 elements, and rows of 65535: sums of products and pitches have no more."""
+    problem = problem_of(context)
+    for operand in (problem.q, problem.k, problem.v):
+        if operand.size > SIZE:
+            return f"there are {operand.size} in a head"
+        row = operand.activation.tensor.layout.nhwc[3]
+        if row > ROW:
+            return f"there are {row} in a row"
+    return None
+
+
+def scores_scale_fits(context: NodeContext) -> str | None:
+    """A step of scores, the product of the scales of queries and keys and the factor, must be below 177."""
+    problem = problem_of(context)
+    step = problem.q.activation.quant.scale * problem.k.activation.quant.scale * score_factor(context)
+    return None if step < CLAMP else f"it is {step:.4g}"
+
+
+def mask_kind(context: NodeContext) -> str | None:
+    """Masks must be lengths, one for each batch entry, or causal with one offset, or both; alike for all heads."""
+    return None if next(problem_of(context).masks(), None) is not None else ""
+
+
+def heads_order(context: NodeContext) -> str | None:
+    """Heads must lie side by side in every row, or one after the other, or be brought there by at most 256 copies."""
+    return None if next(problem_of(context).solutions(), None) is not None else ""
+
+
+def key_mask_reaches(context: NodeContext) -> str | None:
+    """Keys that a mask leaves out at run time must be told from others by at most 1024 more elements of a head."""
+    problem = problem_of(context)
+    if problem.key_mask is None:
+        return None
+    more = _extension(problem, score_factor(context))
+    if more is None:
+        return "they would take more"
+    heads = max(split[1] for split in problem.splits)
+    row = heads * (problem.q.size + more.size)
+    return None if row <= ROW else f"a row would have {row} of them"
+
+
+def _extension(problem: Problem, factor: float) -> Extension | None:
+    """What a mask of keys adds to heads; of products that are multiplied by `factor`."""
+    q, k = problem.q.activation.quant, problem.k.activation.quant
+    return extension(q, k, problem.q.size, q.scale * k.scale * factor)
+
+
+def scores_reach(context: NodeContext) -> str | None:
+    """Scores must not be clamped, at 177: for any int8 queries and keys, or by 1.25 times what a calibration found."""
+    known, found = score_range(context), largest(context)
+    if known.holds(found):
+        return None
+    return UNKNOWN.format(most=known.most) if found is None else BEYOND.format(found=found, reach=known.reach)
+
+
+def score_range(context: NodeContext) -> ScoreRange:
+    """The range of scores that are not rounded to 8 bits."""
+    problem, factor = problem_of(context), score_factor(context)
+    q, k = problem.q.activation.quant, problem.k.activation.quant
+    more = None if problem.key_mask is None else _extension(problem, factor)
+    nats = q.scale * k.scale * factor
+    return ScoreRange.of(q.zero, k.zero, problem.q.size, nats, 0 if more is None else more.size)
+
+
+def largest(context: NodeContext) -> float | None:
+    """The largest score of rows that a calibration found; None if there was none."""
+    symbol = context.symbol(0)
+    name = symbol.scores.softmax if isinstance(symbol, Probabilities) else context.node.name
+    return context.model.network.largest.get(name)
+
+
+FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches)
+
+
+def fused(
+    context: NodeContext,
+    problem: Problem,
+    factor: float,
+    behind: bool,
+    nodes: tuple[int, ...],
+    notes: tuple[str, ...],
+) -> Pending:
+    """The device's operator; `behind` has the heads of the result beside each other in its rows."""
+    found = next(problem.solutions())
+    (q, q_shape), (k, k_shape), (v, v_shape) = found.operands
+    quants = [operand.activation.quant for operand in (problem.q, problem.k, problem.v)]
+    nats = quants[0].scale * quants[1].scale * factor
+    known, found_score = score_range(context), largest(context)
+    note = FOUND.format(reach=known.reach, found=found_score or 0.0)
+    saturation = () if known.certain else (note,)
+    if problem.key_mask is not None:
+        more, mask = _extension(problem, factor), problem.key_mask.tensor()
+        assert more is not None
+        assert mask is not None
+        queries = Heads(q, q_shape, quants[0], found.images, found.heads)
+        q, q_shape = masked_queries(queries, more, mask)
+        keys = Heads(k, k_shape, quants[1], found.images, found.kv_heads)
+        k, k_shape = masked_keys(keys, more, problem.key_mask, mask)
+    order = "ishd" if behind else "ihsd"
+    axes = problem.q.axes
+    layout = heads_layout(axes, order, found.images, found.heads, problem.q.rows, problem.v.size)
+    op = Attention(
+        context.node.name,
+        q=q.view(q_shape),
+        k=k.view(k_shape),
+        v=v.view(v_shape),
+        dst=result(layout.nhwc),
+        images=found.images,
+        heads=found.heads,
+        kv_heads=found.kv_heads,
+        score_scale=nats,
+        lengths=found.mask.lengths,
+        scale=quants[2].scale,
+        causal=found.mask.causal,
+        offset=found.mask.offset,
+        q_zero=quants[0].zero,
+        k_zero=quants[1].zero,
+        v_zero=quants[2].zero,
+    )
+    return Pending((op,), layout, (q, k, v), nodes, notes=(*notes, *saturation))

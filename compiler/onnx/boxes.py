@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, View
 from weft.compiler.ir.layout import Layout, Shape4, natural, packed, refinement, spatial
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import effort, placed
 from weft.compiler.onnx.runs import BOXES, ordered, runs

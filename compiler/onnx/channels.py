@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.layout import Layout, packed, spatial
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, is_conv
 from weft.compiler.onnx.reorder import placed
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from weft.compiler.ir.layout import spatial
 from weft.compiler.ir.network import producer
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.convolutions import RANKS, depth_tap
+from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
 from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.windows import RANKS, depth_tap
 
 
 def input_quantised(context: NodeContext) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.functions import Function, key_of
+from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.operators.move import permutation, transposed
 from weft.compiler.onnx.qdq import Activation, Constant, Symbol, Tensor
 

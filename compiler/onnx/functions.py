@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.ir.layout import signed
 from weft.compiler.ir.network import Network, Node, type_of
-from weft.compiler.ir.planes import signed
 from weft.compiler.onnx.qdq import Quant, Tensor
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4
-from weft.compiler.ir.score_pairs import REACH, product_ends
+from weft.compiler.ir.scales import REACH, product_ends
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Tensor
 from weft.compiler.onnx.reorder import placed
 

@@ -15,7 +15,7 @@ from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
-from weft.compiler.onnx.state_inputs import check_states, with_states
+from weft.compiler.onnx.states import check_states, with_states
 from weft.hdl.isa.config import Config
 
 HOW_TO_QUANTISE = (

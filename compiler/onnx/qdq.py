@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.ir.embedding import RowIndices
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
-from weft.compiler.ir.layout import Layout, natural, packed
+from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, packed
 from weft.compiler.ir.network import Node
-from weft.compiler.ir.planes import BITS, PACKED
-from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
+from weft.compiler.ir.products import RowIndices
+from weft.compiler.ir.scales import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.wide import NarrowError, doubled, widened
 

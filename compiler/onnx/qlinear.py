@@ -1,6 +1,6 @@
 """QLinearConv and QLinearMatMul as what they stand for: DequantizeLinear, the float operator, QuantizeLinear.
 
-Those of ONNX Runtime's own domain are in `weft.compiler.onnx.qoperators`. The float operator keeps the node's name, so
+Those of ONNX Runtime's own domain are in `weft.compiler.onnx.qlinear`. The float operator keeps the node's name, so
 that a report shows it under the name the model gave it. Nodes whose scales or zero points are not initialisers stay as
 they are: the device needs constants, and the host has the operator itself.
 """
@@ -8,13 +8,308 @@ they are: the device needs constants, and the host has the operator itself.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.network import Network, Node
 from weft.compiler.onnx.model_rules import Site, parameters_agree
-from weft.compiler.onnx.qoperators import FORMS, Expansion, Form
+
+_PER_AXIS = 13
+"""First version of the operator set whose DequantizeLinear takes one scale for each channel, and whose Softmax is over
+one axis."""
+
+
+WIDE_SINCE = 21
+"""First version of the operator set whose QuantizeLinear makes values of 16 bits."""
+
+
+class Expansion:
+    """The constants and names of the network that is being rewritten."""
+
+    def __init__(self, network: Network) -> None:
+        self.constants = dict(network.constants)
+        self.network = network
+        self.per_axis = network.opset >= _PER_AXIS
+        self._taken = {name for node in network.nodes for name in (*node.inputs, *node.outputs)}
+        self._taken |= {*self.constants, *network.inputs}
+        self._latest: dict[str, str] = {}
+        """The last name that was given for each that was asked for."""
+
+    def values(self, name: str) -> np.ndarray | None:
+        """A constant that holds a scale or a zero point; scales as float32, of which float16 is a part."""
+        values = self.constants.get(name)
+        return values.astype(np.float32) if values is not None and values.dtype.kind == "f" else values
+
+    def link(self, operator: str, name: str, scale: np.ndarray, zero: np.ndarray, axis: int) -> Node:
+        """A Q or DQ node behind value `name`, with its scale and zero point as new constants."""
+        base = self.name(f"{name}/{operator}")
+        count = max(scale.size, zero.size)
+        shape = () if count == 1 else (count,)
+        given = []
+        for suffix, values in (("scale", scale), ("zero", zero)):
+            given.append(
+                self.constant(f"{base}/{suffix}", np.broadcast_to(values.reshape(-1), count).reshape(shape))
+            )
+        return Node(operator, (name, *given), (base,), {"axis": axis} if shape else {}, name=base)
+
+    def constant(self, wanted: str, values: np.ndarray) -> str:
+        """The name of a new constant."""
+        name = self.name(wanted)
+        self.constants[name] = values
+        return name
+
+    def name(self, wanted: str) -> str:
+        """A name that no other value has."""
+        name = self._latest.get(wanted, wanted)
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        self._latest[wanted] = name
+        return name
+
+    def rank(self, name: str) -> int | None:
+        """The dimensions of a value, as far as they are known."""
+        found = self.network.type_of(name)
+        return None if found is None or found.shape is None else len(found.shape)
+
+    def parameters(self, scale: str, zero: str, dtype: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The constant scale and zero point of an activation, of which a missing one is 0 of type `dtype`."""
+        found, offset = self.values(scale), self.values(zero) if zero else np.zeros((), dtype)
+        if found is None or offset is None or not found.size == offset.size == 1:
+            return None
+        return found, offset
+
+    def chain(self, node: Node, steps: Sequence[tuple[str, Sequence[str], dict[str, object]]]) -> list[Node]:
+        """Operators in a row, each with the result of the one before as first input (but the first); the last makes the
+        node's output, and the first has its name."""
+        made: list[Node] = []
+        for index, (operator, inputs, attributes) in enumerate(steps):
+            before = (made[-1].outputs[0],) if made else ()
+            last = index == len(steps) - 1
+            output = node.outputs[0] if last else self.name(f"{node.outputs[0]}/{operator}")
+            name = self.name(f"{node.name}/{operator}") if made and node.name else node.name
+            made.append(
+                Node(operator, (*before, *inputs), (output,), attributes, name=name, index=node.index)
+            )
+        return made
+
+
+Form = Callable[[Expansion, Node], list[Node]]
+Triple = tuple[int, int, int]
+"""Which inputs are a value, its scale and its zero point."""
+
+
+def _around(
+    expansion: Expansion,
+    node: Node,
+    given: Sequence[Triple | int],
+    ends: tuple[int, int],
+    middle: Callable[[tuple[str, ...]], list[tuple[str, Sequence[str], dict[str, object]]]],
+) -> list[Node]:
+    """DequantizeLinear for each input of `given` (numbers are inputs that stay), what `middle` says, QuantizeLinear."""
+    links, names, dtype = [], [], "uint8"
+    for item in given:
+        if isinstance(item, int):
+            names.append(node.input(item))
+            continue
+        known = expansion.network.type_of(node.input(item[0]))
+        found = expansion.parameters(
+            node.input(item[1]), node.input(item[2]), known.dtype if known else dtype
+        )
+        if found is None:
+            return [node]
+        dtype = str(found[1].dtype)
+        links.append(expansion.link("DequantizeLinear", node.input(item[0]), *found, 0))
+        names.append(links[-1].outputs[0])
+    found = expansion.parameters(node.input(ends[0]), node.input(ends[1]), dtype)
+    if found is None:
+        return [node]
+    scale, zero = (
+        expansion.constant(f"{node.outputs[0]}/{suffix}", values.reshape(()))
+        for suffix, values in zip(("scale", "zero"), found, strict=True)
+    )
+    return [*links, *expansion.chain(node, [*middle(tuple(names)), ("QuantizeLinear", (scale, zero), {})])]
+
+
+def _plain(operator: str, given: Sequence[Triple | int], ends: tuple[int, int], *attributes: str) -> Form:
+    """An operator of floats with some of the node's attributes."""
+
+    def form(expansion: Expansion, node: Node) -> list[Node]:
+        kept = {name: node.attributes[name] for name in attributes if name in node.attributes}
+        return _around(expansion, node, given, ends, lambda names: [(operator, names, kept)])
+
+    return form
+
+
+def _pool(operator: str) -> Form:
+    """A pool, of which ONNX Runtime also has one with channels behind pixels."""
+
+    def form(expansion: Expansion, node: Node) -> list[Node]:
+        kept = {name: value for name, value in node.attributes.items() if name != "channels_last"}
+        rank = (
+            len(node.attributes["kernel_shape"]) + 2
+            if "kernel_shape" in kept
+            else expansion.rank(node.inputs[0])
+        )
+        if not node.attributes.get("channels_last", 0):
+            return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [(operator, names, kept)])
+        if rank is None:
+            return [node]
+        first: dict[str, object] = {"perm": (0, rank - 1, *range(1, rank - 1))}
+        last: dict[str, object] = {"perm": (0, *range(2, rank), 1)}
+        return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [
+            ("Transpose", names, first), (operator, (), kept), ("Transpose", (), last)])  # fmt: skip
+
+    return form
+
+
+def _softmax(expansion: Expansion, node: Node) -> list[Node]:
+    """`opset` says which of the two meanings that Softmax has had; they agree about the last axis."""
+    axis, meant = int(node.attributes.get("axis", -1)), int(node.attributes["opset"]) >= _PER_AXIS
+    rank = expansion.rank(node.inputs[0])
+    if meant != expansion.per_axis and axis != -1 and (rank is None or axis != rank - 1):
+        return [node]
+    return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [("Softmax", names, {"axis": axis})])
+
+
+def _concat(expansion: Expansion, node: Node) -> list[Node]:
+    given = [(at, at + 1, at + 2) for at in range(2, len(node.inputs), 3)]
+    axis = {"axis": node.attributes["axis"]}
+    return _around(expansion, node, given, (0, 1), lambda names: [("Concat", names, axis)])
+
+
+def _gemm(expansion: Expansion, node: Node) -> list[Node]:
+    """QGemm; `alpha` becomes part of the scale of the second matrix."""
+    first = expansion.parameters(node.input(1), node.input(2), "uint8")
+    scale, zero = expansion.values(node.input(4)), expansion.values(node.input(5))
+    alpha = np.float32(node.attributes.get("alpha", 1.0))
+    if first is None or scale is None or zero is None or not alpha > 0:
+        return [node]
+    if max(scale.size, zero.size) > 1 and not expansion.per_axis:
+        return [node]
+    each, axis = scale * alpha, 0 if node.attributes.get("transB", 0) else 1
+    links = [
+        expansion.link("DequantizeLinear", node.inputs[0], *first, 0),
+        expansion.link("DequantizeLinear", node.inputs[3], each, zero, axis),
+    ]
+    if node.input(6):
+        steps = first[0].reshape(()) * each
+        links.append(
+            expansion.link("DequantizeLinear", node.input(6), steps, np.zeros_like(steps, np.int32), 0)
+        )
+    names = [link.outputs[0] for link in links]
+    kept = {name: node.attributes[name] for name in ("transA", "transB") if name in node.attributes}
+    steps_behind: list[tuple[str, Sequence[str], dict[str, object]]] = [("Gemm", names, kept)]
+    if node.input(7):
+        found = expansion.parameters(node.input(7), node.input(8), "uint8")
+        if found is None:
+            return [node]
+        ends = [expansion.constant(f"{node.outputs[0]}/end", values.reshape(())) for values in found]
+        steps_behind.append(("QuantizeLinear", ends, {}))
+    return [*links, *expansion.chain(node, steps_behind)]
+
+
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
+    "Clip": ("min", "max"),
+}  # fmt: skip
+"""Activations of fused operators, and what their numbers are."""
+
+
+def _fused(operator: str) -> Form:
+    """Conv or Gemm with an addition and an activation behind it."""
+
+    def form(expansion: Expansion, node: Node) -> list[Node]:
+        ours = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
+        kept = {name: value for name, value in node.attributes.items() if name not in ours}
+        steps: list[tuple[str, Sequence[str], dict[str, object]]] = [(operator, node.inputs[:3], kept)]
+        if node.input(3):
+            steps.append(("Add", (node.input(3),), {}))
+        kind = node.attributes.get("activation", "")
+        numbers = node.attributes.get("activation_params") or tuple(
+            node.attributes[name] for name in ours[2:4] if name in node.attributes
+        )
+        if kind and (kind not in _ACTIVATIONS or len(numbers) != len(_ACTIVATIONS[kind])):
+            return [node]
+        if kind == "Clip" and expansion.network.opset >= 11:
+            bounds = [
+                expansion.constant(f"{node.outputs[0]}/bound", np.array(value, np.float32))
+                for value in numbers
+            ]
+            steps.append((kind, bounds, {}))
+        elif kind:
+            steps.append((kind, (), dict(zip(_ACTIVATIONS[kind], numbers, strict=True))))
+        return expansion.chain(node, steps)
+
+    return form
+
+
+def _matmul(expansion: Expansion, node: Node) -> list[Node]:
+    """FusedMatMul: transposes of the last two dimensions, the product, and a factor."""
+    if node.attributes.get("transBatchA", 0) or node.attributes.get("transBatchB", 0):
+        return [node]
+    made, names = [], []
+    for name, key in zip(node.inputs, ("transA", "transB"), strict=True):
+        rank = expansion.rank(name)
+        if node.attributes.get(key, 0) and rank != 1:
+            if rank is None:
+                return [node]
+            output = expansion.name(f"{name}/Transpose")
+            perm = (*range(rank - 2), rank - 1, rank - 2)
+            made.append(Node("Transpose", (name,), (output,), {"perm": perm}, name=output))
+            name = output
+        names.append(name)
+    alpha = np.float32(node.attributes.get("alpha", 1.0))
+    steps: list[tuple[str, Sequence[str], dict[str, object]]] = [("MatMul", names, {})]
+    if alpha != 1:
+        steps.append(("Mul", (expansion.constant(f"{node.outputs[0]}/alpha", np.array(alpha)),), {}))
+    return [*made, *expansion.chain(node, steps)]
+
+
+def _standard(expansion: Expansion, node: Node) -> list[Node]:
+    """QuantizeLinear and DequantizeLinear of 8 bits (and of 32, for biases) are ONNX's own, and those of 16 where it
+    has these."""
+    scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
+    activations = [name for name, bits in BITS.items() if bits == 8 or expansion.network.opset >= WIDE_SINCE]
+    known = [*activations, "int32"] if node.operator == "DequantizeLinear" else activations
+    if scale is None or zero is None or str(zero.dtype) not in known:
+        return [node]
+    if scale.size > 1 and not expansion.per_axis:
+        return [node]
+    attributes = {"axis": node.attributes.get("axis", 1)} if scale.size > 1 else {}
+    if scale.size > 1:
+        return [dataclasses.replace(node, domain="", attributes=attributes)]
+    ends = [expansion.constant(f"{node.outputs[0]}/single", values.reshape(())) for values in (scale, zero)]
+    return [dataclasses.replace(node, domain="", inputs=(node.inputs[0], *ends), attributes={})]
+
+
+_TWO: tuple[Triple, Triple] = ((0, 1, 2), (3, 4, 5))
+
+FORMS: dict[str, Form] = {
+    f"com.microsoft.{name}": form
+    for name, form in {
+        "DequantizeLinear": _standard,
+        "FusedConv": _fused("Conv"),
+        "FusedGemm": _fused("Gemm"),
+        "FusedMatMul": _matmul,
+        "QGemm": _gemm,
+        "QLinearAdd": _plain("Add", _TWO, (6, 7)),
+        "QLinearAveragePool": _pool("AveragePool"),
+        "QLinearConcat": _concat,
+        "QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
+        "QLinearLeakyRelu": _plain("LeakyRelu", [(0, 1, 2)], (3, 4), "alpha"),
+        "QLinearMul": _plain("Mul", _TWO, (6, 7)),
+        "QLinearSigmoid": _plain("Sigmoid", [(0, 1, 2)], (3, 4)),
+        "QLinearSoftmax": _softmax,
+        "QLinearWhere": _plain("Where", [0, (1, 2, 3), (4, 5, 6)], (7, 8)),
+        "QuantizeLinear": _standard,
+    }.items()
+}
+"""What each becomes, by domain and operator."""
+
 
 _FLOAT = {"QLinearConv": "Conv", "QLinearMatMul": "MatMul"}
 

@@ -17,8 +17,8 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from weft.compiler.host.onnx_model import INVALID, STANDARD, NetworkError, first_line, types_of
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.layout import PACKED
 from weft.compiler.ir.network import Network, Node, Type, type_of
-from weft.compiler.ir.planes import PACKED
 from weft.compiler.onnx.limits import NODES
 
 Source = str | os.PathLike | bytes | onnx.ModelProto

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.compiler.ir.network import LINKS, Node, Type, producer
 from weft.compiler.onnx.model import Model, prepare
-from weft.compiler.onnx.qoperators import WIDE_SINCE, Expansion
+from weft.compiler.onnx.qlinear import WIDE_SINCE, Expansion
 from weft.compiler.onnx.recurrent_ranges import Gates, Ranges, ranges, scale_of
 
 KERNEL, TABLES = 32, 2

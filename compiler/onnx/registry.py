@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx import operators
-from weft.compiler.onnx.context import Constraint, NodeContext, sentence
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operator import Constraint, NodeContext, Operator, sentence
 
 OPERATORS: tuple[Operator, ...] = tuple(
     operator

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.embedding import Embedding
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -26,13 +25,13 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.planes import fills, split
-from weft.compiler.kernel.int16 import LIMITS, WideElements
+from weft.compiler.ir.layout import fills, split
+from weft.compiler.ir.products import Embedding
+from weft.compiler.kernel.evaluate import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm, RowOp
-from weft.compiler.kernel.row_operators import RowPair
-from weft.compiler.kernel.row_products import RowScale
-from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.kernel.wide_norm import WideLayerNorm
+from weft.compiler.kernel.products import RowScale
+from weft.compiler.kernel.rows import RowPair
+from weft.compiler.kernel.wide import WideConv, WideLayerNorm
 
 OPERATORS = (
     "Add", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Div", "Expand", "Flatten",

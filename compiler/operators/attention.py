@@ -7,18 +7,68 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.ir import reference
-from weft.compiler.ir.graph import Attention, IrError
+from weft.compiler.ir import products
+from weft.compiler.ir.graph import Attention, DeviceOp, IrError, Softmax
+from weft.compiler.ir.products import Embedding
 from weft.compiler.lower.attention import lower_attention
-from weft.compiler.machine.emit import Emitter
+from weft.compiler.lower.product import lower_softmax
+from weft.compiler.lower.rows import EmbeddingPlan, lower_embedding, plan
+from weft.compiler.machine import target as overheads
+from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
-from weft.compiler.operators.softmax import no_softmax_unit
-from weft.compiler.plan import attention_plan
+from weft.compiler.plan import attention_plan, vector_plan
+from weft.compiler.plan import vector_plan as softmax_plan
 from weft.compiler.plan.attention_plan import AttentionPlan
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
+from weft.compiler.plan.vector_plan import SoftmaxPlan
+from weft.hdl.isa import PAGE_ENTRY
+from weft.hdl.isa.config import Config
+
+
+def _softmax_shape(op: Softmax) -> Shape4:
+    return op.src.shape
+
+
+def _softmax_evaluate(op: Softmax, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    return products.softmax(op, given[0])
+
+
+def _softmax_plan(op: Softmax, site: Site, choose: Chooser) -> SoftmaxPlan | None:
+    return softmax_plan.plan_softmax(site.flattened().sources[0], site.config)
+
+
+def _softmax_lower(op: Softmax, site: Site, emit: Emitter) -> Iterator[Task]:
+    return lower_softmax(op, site.flattened(), op.plan, emit)
+
+
+def _softmax_cost(op: Softmax, plan: SoftmaxPlan, target: Target) -> Cost:
+    """Two passes over the scores, and one that normalises; each tensor is moved once."""
+    n, h, w, c = op.dst.shape
+    vectors = n * h * w * ceil_div(c, target.config.n)
+    return Cost(*vector_plan.cycles(op, target, 3 * vectors * target.config.groups, 2 * prod(op.dst.shape)))
+
+
+def no_softmax_unit(op: DeviceOp, config: Config) -> str | None:
+    """What a configuration without the unit says to all who need it."""
+    if config.softmax:
+        return None
+    return "this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
+
+
+SOFTMAX = Operator(
+    Softmax,
+    _softmax_shape,
+    _softmax_evaluate,
+    _softmax_plan,
+    _softmax_lower,
+    _softmax_cost,
+    no_softmax_unit,
+    exact=False,
+    looked_up=False,
+)
 
 
 def _shape(op: Attention) -> Shape4:
@@ -44,7 +94,7 @@ def _shape(op: Attention) -> Shape4:
 
 
 def _evaluate(op: Attention, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    return reference.attention(op, *given)
+    return products.attention(op, *given)
 
 
 def _plan(op: Attention, site: Site, choose: Chooser) -> AttentionPlan | None:
@@ -63,6 +113,45 @@ def _cost(op: Attention, plan: AttentionPlan, target: Target) -> Cost:
     return Cost(plan.cycles, target.moved(moved))
 
 
-OPERATOR = Operator(
+ATTENTION = Operator(
     Attention, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False, looked_up=False
+)
+
+
+def _embedding_shape(op: Embedding) -> Shape4:
+    n, h, w, c = op.src.shape
+    if (n, h, c) != (1, 1, PAGE_ENTRY) or op.values.ndim != 2:
+        raise IrError(f"{op.name}: offsets of shape {op.src.shape} for values of shape {op.values.shape}")
+    return 1, 1, w, op.values.shape[1]
+
+
+def _embedding_evaluate(op: Embedding, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    offsets = np.ascontiguousarray(given[0]).view("<u4").reshape(-1)
+    return op.content[offsets // op.values.shape[1]][None, None]
+
+
+def _embedding_plan(op: Embedding, site: Site, choose: Chooser) -> EmbeddingPlan | None:
+    return plan(site)
+
+
+def _embedding_lower(op: Embedding, site: Site, emit: Emitter) -> Iterator[Task]:
+    return lower_embedding(op, site, op.plan, emit)
+
+
+def _embedding_cost(op: Embedding, plan: EmbeddingPlan, target: Target) -> Cost:
+    """Each row is read and written once, and its offset read."""
+    _, _, rows, columns = op.dst.shape
+    moved = 2 * rows * target.run(columns) + rows * overheads.RUN
+    return Cost(moved, moved)
+
+
+EMBEDDING = Operator(
+    Embedding,
+    _embedding_shape,
+    _embedding_evaluate,
+    _embedding_plan,
+    _embedding_lower,
+    _embedding_cost,
+    no_softmax_unit,
+    looked_up=False,
 )

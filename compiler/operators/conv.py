@@ -18,19 +18,20 @@ from weft.compiler.ir.microops import (
     requantise,
     window_of,
 )
-from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.lower.channels import lower_channels
+from weft.compiler.kernel.evaluate import evaluate
+from weft.compiler.kernel.wide import WideConv
 from weft.compiler.lower.conv import lower_conv
-from weft.compiler.machine.coordinates import has_coordinates
+from weft.compiler.lower.conv_results import lower_channels
 from weft.compiler.machine.emit import Emitter
-from weft.compiler.machine.target import Target
+from weft.compiler.machine.target import Target, has_coordinates
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4, operator_of
-from weft.compiler.plan import channel_plan
-from weft.compiler.plan.channel_plan import ChannelPlan
+from weft.compiler.operators.rows import lacking, stacked
+from weft.compiler.plan import vector_plan
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
+from weft.compiler.plan.vector_plan import ChannelPlan
 
 
 def _shape(op: Conv) -> Shape4:
@@ -109,7 +110,33 @@ def cost(op: Conv | WideConv, plan: ConvPlan | ChannelPlan, target: Target) -> C
 
 def _beside(op: Conv, site: Site) -> ChannelPlan | None:
     """One weight for each channel needs no array."""
-    return channel_plan.plan(op, site) if channel_plan.channelwise(op, site.config) else None
+    return vector_plan.plan_channelwise(op, site) if vector_plan.channelwise(op, site.config) else None
 
 
-OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost, beside=_beside, resident=True)
+CONV = Operator(Conv, _shape, _evaluate, plan, lower, cost, beside=_beside, resident=True)
+
+
+def _wide_conv_shape(op: WideConv) -> Shape4:
+    n, h, w, c = op.src.shape
+    out, kh, kw, cin = op.weight.shape
+    fits = cin * op.groups == c and out % op.groups == 0 and (kh, kw) == op.window.kernel
+    if not fits or op.bias.shape != (out,) or op.scale.shape != (out,):
+        raise IrError(f"{op.name}: weight {op.weight.shape} with {op.groups} groups on input {op.src.shape}")
+    return (n, *op.window.output(h, w), out)
+
+
+def _wide_conv_evaluate(op: WideConv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Sums of products of each byte of the inputs, and what the kernel makes of them."""
+    totals = op.weight.astype(np.int64).sum(axis=(1, 2, 3))
+    found = [
+        sums(op, Value.image(plane.astype(np.int64) - fill)).spread("nhwc") + fill * totals
+        for plane, fill in zip(given, op.fills, strict=True)
+    ]
+    tensors = [np.stack(found, axis=-1).reshape(-1, len(totals), len(found))]
+    made = evaluate(op.kernel, [*tensors, *(vector[None] for vector in op.vectors)])
+    return stacked(made, op.dst.shape, wide=op.wide)
+
+
+WIDE_CONV = Operator(
+    WideConv, _wide_conv_shape, _wide_conv_evaluate, plan, lower, cost, lacking, looked_up=False
+)

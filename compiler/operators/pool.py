@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Pool
+from weft.compiler.ir.graph import ONE, Pad, Pool, Rescale
 from weft.compiler.ir.microops import Value, elementwise, looked_up, reduce, requantise, window_of
 from weft.compiler.ir.scales import quantise_scale
-from weft.compiler.lower.vector import Job, lower_vector, uniform
+from weft.compiler.lower.vector import Job, lower_vector, pointwise, uniform
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
@@ -77,4 +77,81 @@ def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)
+POOL = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)
+
+
+def _pad_shape(op: Pad) -> Shape4:
+    n, h, w, c = op.src.shape
+    return n, *op.window.output(h, w), c
+
+
+def _pad_evaluate(op: Pad, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    around = window_of(Value.image(given[0]), op.window, op.dst.shape[1:3], op.fill)
+    centred = elementwise(lambda v: v - op.x_zero, reduce("add", around, "yx"))
+    return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
+
+
+def _pad_plan(op: Pad, site: Site, choose: Chooser) -> VectorPlan | None:
+    return vector_plan.plan(site, op.window)
+
+
+def _pad_beside(op: Pad, site: Site) -> VectorPlan | None:
+    return vector_plan.beside(site, op.window)
+
+
+def _pad_lower(op: Pad, site: Site, emit: Emitter) -> Iterator[Task]:
+    block = uniform(site.config, -op.x_zero, *quantise_scale(op.scale, site.config.mantissa_bits))
+    return lower_vector(op, Job(lambda _: block, op.fill, op.window), site, op.plan, emit)
+
+
+def _pad_cost(op: Pad, plan: VectorPlan, target: Target) -> Cost:
+    """Each tensor is moved once."""
+    n, h, w, c = op.dst.shape
+    vectors = n * h * w * ceil_div(c, target.config.n)
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
+
+
+PAD = Operator(
+    Pad, _pad_shape, _pad_evaluate, _pad_plan, _pad_lower, _pad_cost, beside=_pad_beside, resident=True
+)
+
+
+def _rescale_shape(op: Rescale) -> Shape4:
+    return op.src.shape
+
+
+def _rescale_evaluate(op: Rescale, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    centred = elementwise(lambda v: v - op.x_zero, Value.image(given[0]))
+    return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
+
+
+def _rescale_plan(op: Rescale, site: Site, choose: Chooser) -> VectorPlan | None:
+    return vector_plan.plan(site.flattened(), ONE)
+
+
+def _rescale_beside(op: Rescale, site: Site) -> VectorPlan | None:
+    return vector_plan.beside(site.flattened(), ONE)
+
+
+def _rescale_lower(op: Rescale, site: Site, emit: Emitter) -> Iterator[Task]:
+    job = Job(lambda _: pointwise(op, site.config), op.x_zero)
+    return lower_vector(op, job, site.flattened(), op.plan, emit)
+
+
+def _rescale_cost(op: Rescale, plan: VectorPlan, target: Target) -> Cost:
+    """Each tensor is moved once."""
+    n, h, w, c = op.dst.shape
+    vectors = n * h * w * ceil_div(c, target.config.n)
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
+
+
+RESCALE = Operator(
+    Rescale,
+    _rescale_shape,
+    _rescale_evaluate,
+    _rescale_plan,
+    _rescale_lower,
+    _rescale_cost,
+    beside=_rescale_beside,
+    resident=True,
+)

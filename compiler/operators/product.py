@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import IrError
 from weft.compiler.ir.microops import Value, product_sum, requantise
-from weft.compiler.ir.product import Counts, Product
+from weft.compiler.ir.products import Counts, Product
 from weft.compiler.lower.product import lower_product
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.target import Target

@@ -109,8 +109,8 @@ class Operator:
 def _operators() -> dict[type[DeviceOp], Operator]:
     package = import_module(__package__)
     modules = (import_module(f"{__package__}.{item.name}") for item in pkgutil.iter_modules(package.__path__))
-    found = (getattr(module, "OPERATOR", None) for module in modules)
-    return {item.kind: item for item in found if item is not None}
+    values = (value for module in modules for value in vars(module).values())
+    return {value.kind: value for value in values if isinstance(value, Operator)}
 
 
 def operator_of(op: DeviceOp) -> Operator:

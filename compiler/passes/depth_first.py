@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import ONE, Conv, DeviceOp, DeviceSegment, Pool
-from weft.compiler.machine import overheads
+from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of

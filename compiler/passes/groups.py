@@ -2,7 +2,7 @@
 
 Both kinds have a part of the scratchpad of their own, of what results that stay on chip leave them. Operators of the
 vector unit follow each other in their part. Whatever depends on another is kept in order by
-`weft.compiler.machine.overlap`; here is decided what is worth it.
+`weft.compiler.machine.schedule`; here is decided what is worth it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Region, View, Window
 from weft.compiler.ir.views import overlapping
-from weft.compiler.machine import overheads
+from weft.compiler.machine import target
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.passes.keep_resident import Held
-from weft.compiler.plan.channel_plan import channelwise
 from weft.compiler.plan.conv_plan import boxes, unit
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.compiler.plan.vector_plan import VectorPlan
+from weft.compiler.plan.vector_plan import VectorPlan, channelwise
 from weft.compiler.planner import Planner
 
 _TILES = (8, 4, 2)
@@ -115,7 +114,7 @@ class Groups:
     def _work(self, index: int) -> Cost:
         """The same without the ends of an operator of the vector unit, where the next one's loads begin as well."""
         cost = self._cost(index)
-        ends = overheads.ALONE if isinstance(self.segment.ops[index].plan, VectorPlan) else 0
+        ends = target.ALONE if isinstance(self.segment.ops[index].plan, VectorPlan) else 0
         return Cost(cost.cycles - ends, cost.traffic)
 
     def _ranges(self, index: int) -> Iterator[tuple[int, int]]:
@@ -196,7 +195,7 @@ class Groups:
             bus = own.plan.traffic + sum(cost.traffic for cost in costs)
             waits = _waits([cost.cycles for cost in costs[:at]], others[:at], conv, tiles)
             waits += _waits([cost.cycles for cost in reversed(costs[at:])], others[at:][::-1], conv, tiles)
-            together = max(own.plan.cycles, busy, bus) + (waits or overheads.ENDS)
+            together = max(own.plan.cycles, busy, bus) + (waits or target.ENDS)
             if self.planner.target.beat > 1.0:  # what moves more there keeps others waiting
                 together += max(0.0, bus - traffic)
             if together < _GAIN * alone - _LEAST and (best is None or alone - together > best.saved):
@@ -270,7 +269,7 @@ def _in_tiles(op: DeviceOp, planner: Planner) -> Cost:
         return cost
     n, h, w, c = op.dst.shape
     tiles = n * h * w * ceil_div(c, plan.channels) / (plan.h * plan.w)
-    return Cost(cost.cycles - overheads.ALONE + tiles * planner.target.vec_start(), cost.traffic)
+    return Cost(cost.cycles - target.ALONE + tiles * planner.target.vec_start(), cost.traffic)
 
 
 def _waits(cycles: Sequence[float], ops: Sequence[DeviceOp], conv: DeviceOp, tiles: int) -> float:

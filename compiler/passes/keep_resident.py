@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Ops, Region, View
-from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.machine import overheads
+from weft.compiler.kernel.wide import WideConv
+from weft.compiler.machine import target
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.limits import STRIDE_MAX
+from weft.compiler.machine.target import STRIDE_MAX
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.plan.conv_plan import unit
 from weft.compiler.plan.conv_shape import ConvShape
@@ -39,7 +39,7 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         for place in chip.placements(index) if before else ():
             assert before is not None
             # In memory, a result is stored to its end and loaded from its start: nothing overlaps there.
-            most = Cost(before.cycles + overheads.ENDS, before.traffic)
+            most = Cost(before.cycles + target.ENDS, before.traffic)
             after = chip.cost(alive, place, most)
             if after and after.cycles <= most.cycles and after.traffic < most.traffic:
                 chip.put(place)

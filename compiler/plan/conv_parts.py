@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine import overheads
+from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div, row_reads
-from weft.compiler.machine.limits import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX
+from weft.compiler.machine.target import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_shape import ConvShape, cuts
 from weft.hdl.isa import WORD_BYTES
 from weft.hdl.isa.config import LOOKUP_ENTRIES
-from weft.hdl.isa.latencies import rmw_latency
+from weft.hdl.isa.operands import rmw_latency
 
 Array = np.ndarray
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine import overheads
-from weft.compiler.machine.limits import LENGTH_MAX, STRIDE_MAX
-from weft.compiler.machine.sequential_costs import SequentialCosts
+from weft.compiler.machine import target
+from weft.compiler.machine.target import LENGTH_MAX, STRIDE_MAX, SequentialCosts
 from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
@@ -269,7 +268,7 @@ class _Scored:
         penalty = penalty + np.where(
             b_held & (groups > 1) & (self.b_count < 2 * self.group * self.per_block), b_loads, 0.0
         )
-        penalty = penalty + np.where(self.c_count < 2, vec + overheads.DRAIN * spatial * blocks, 0.0)
+        penalty = penalty + np.where(self.c_count < 2, vec + target.DRAIN * spatial * blocks, 0.0)
         penalty = penalty + np.where(self.o_count < 2, stores + added, 0.0)
         # What is added waits for a slot, and all other LOADs behind it, unless there is room for two blocks.
         short = np.clip(2 - self.o_count * self.store / self.block, 0, 1)
@@ -281,16 +280,16 @@ class _Scored:
         uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
         waits = np.where(
-            close, overheads.SLOT_LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0
+            close, target.SLOT_LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0
         )
         # One slot is free only when its products have passed the array. Of two, the weights of first parts have but
         # one if what later parts have, which is small, takes the other.
         least = 2 + (shape.passes % 1 > 0)
         alone = ~(b_held & (groups == 1)) & (self.b_count < least)
-        drain = overheads.SLOT_LATENCY + overheads.DRAIN + 2 * parts.config.n
+        drain = target.SLOT_LATENCY + target.DRAIN + 2 * parts.config.n
         penalty = penalty + np.where(alone, b_loads + drain * blocks * self.per_block * b_times, 0.0)
         waits = waits + np.where(
-            self.chunked & (self.a_count == 2), overheads.SLOT_LATENCY * in_slots * per_box * spatial, 0.0
+            self.chunked & (self.a_count == 2), target.SLOT_LATENCY * in_slots * per_box * spatial, 0.0
         )
         if (
             shape.tiles_least > 1
@@ -298,7 +297,7 @@ class _Scored:
             paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
             start = self.a_load + shape.weight_cycles / blocks / self.per_block + first
             tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial
-            ends = start + tail + 2 * overheads.ENDS
+            ends = start + tail + 2 * target.ENDS
             return paced + ends + near(traffic, vec, instructions) + penalty, traffic
         start = self._start(compute / spatial / blocks, instructions) + first
         # Where the bus sets the pace, the products of what it brings last are still to come; where the vector unit
@@ -307,7 +306,7 @@ class _Scored:
         behind = np.where(b_held & (spatial > 1), compute / spatial / groups, block / self.per_block)
         moved = traffic + instructions + waits + np.minimum(behind, compute)
         made, stored = self._tail(vec, stores)
-        paced = np.maximum(np.maximum(compute + start, moved + overheads.ENDS) + made, vec + start + block)
+        paced = np.maximum(np.maximum(compute + start, moved + target.ENDS) + made, vec + start + block)
         return paced + stored + near(traffic, vec, instructions) + penalty, traffic
 
     def _in_turn(
@@ -367,7 +366,7 @@ class _Scored:
         behind = weights - cycles + instructions / self.spatial / self.blocks
         each = np.where(self.chunked, 0.0, self.a_load) + np.maximum(behind, behind * group)
         each = each + chunk / np.maximum(cut, row_parts(chunk, rows, parts.target))
-        return np.maximum(first, each) + overheads.ENDS
+        return np.maximum(first, each) + target.ENDS
 
     def _tail(self, vec: Array, stores: Array) -> tuple[Array, Array]:
         """Cycles behind the last product: requantisation of the last block; and behind that the last STORE, of those of
@@ -385,9 +384,9 @@ class _Scored:
             before = np.where(share < 1, np.maximum((tile + out) * (1 - share) - array, 0.0), 0.0)
             tile, out = tile * share, out * share
         if not self.shape.leaves_in_parts:
-            return before + tile * self.block, out * self.store + overheads.ENDS
+            return before + tile * self.block, out * self.store + target.ENDS
         left = out * self.store - tile * self.store / 2
-        return before + tile * self.block, np.maximum(out, left) + overheads.ENDS
+        return before + tile * self.block, np.maximum(out, left) + target.ENDS
 
     def found(self, index: int) -> Found:
         """The plan whose cycles are ``cycles[index]``."""

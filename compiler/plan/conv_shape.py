@@ -6,11 +6,11 @@ Two mappings of the contraction onto vectors of N bytes:
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
   bytes fill the vectors. Chosen where it needs a tenth fewer vectors, i.e. where a pixel has few channels: LOAD reads
   a row once for each vector of a window. If the kernel's rows
-  lie side by side in DRAM (`weft.compiler.passes.gather_rows`), a window is all of the contraction.
+  lie side by side in DRAM (`weft.compiler.passes.rows`), a window is all of the contraction.
 
 Groups become block-diagonal tiles (`weft.compiler.plan.pieces`). Depthwise convolution is the extreme case, N groups of
 one channel in a tile, and uses 1/N of the array so. Where the array has a path for sums along its rows, which takes
-several columns of the kernel at a time, it is used (`weft.compiler.plan.lines`).
+several columns of the kernel at a time, it is used (`weft.compiler.plan.pieces`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import numpy as np
 
 from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
-from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
-from weft.compiler.plan.lines import Lines, tap_words
-from weft.compiler.plan.pieces import Piece, Tile, share_of, tiles_of
+from weft.compiler.machine.target import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
+from weft.compiler.plan.pieces import Lines, Piece, Tile, share_of, tap_words, tiles_of
 from weft.compiler.plan.site import Site
-from weft.hdl.isa import MicroOp, int4
+from weft.hdl.isa import MicroOp, encoding
 
 WEIGHTS = (-128, 127)
 """Least and largest weight of the array; what goes beyond is split over parts that add in the accumulator."""
@@ -88,7 +87,7 @@ class ConvShape:
         self.pooled = pool is not None
         ends = op.weight_range
         self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
-        self.narrow = bool(self.config.int4 and int4.LEAST <= ends[0] <= ends[1] <= int4.MOST)
+        self.narrow = bool(self.config.int4 and encoding.LEAST <= ends[0] <= ends[1] <= encoding.MOST)
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self.lines = self._lines()
         self.more = 0 if self.lines is None else self.lines.more

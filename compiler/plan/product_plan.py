@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.compiler.ir.graph import View
-from weft.compiler.ir.product import Counts, Product
+from weft.compiler.ir.products import Counts, Product
 from weft.compiler.ir.scales import negated
-from weft.compiler.machine import overheads
+from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import rmw_latency
+from weft.hdl.isa.operands import rmw_latency
 
 CONSTANTS = 2
 """Vectors that stand for a zero point of B."""

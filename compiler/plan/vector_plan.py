@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.compiler.ir.graph import DeviceOp, Window
-from weft.compiler.machine import overheads
-from weft.compiler.machine.coordinates import has_coordinates
+from weft.compiler.ir.graph import ONE, Conv, DeviceOp, Window
+from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
-from weft.compiler.machine.target import Target
+from weft.compiler.machine.memory import TensorRef
+from weft.compiler.machine.target import COUNT_MAX, STRIDE_MAX, Target, has_coordinates
 from weft.compiler.plan.site import Site
-from weft.hdl.isa import PARAMETER_VECTORS
-from weft.hdl.isa.config import LOOKUP_ENTRIES
+from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 
 _BESIDE, _LEAST = 2048, 64
 """Cycles of the vector unit for a tile at most where a convolution runs at the same time, and vectors that a tile may
@@ -160,3 +159,144 @@ def _extent(window: Window, axis: int, count: int, size: int) -> int:
     """Input rows or columns, of `size`, that `count` outputs read."""
     span = (count - 1) * window.stride[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1
     return min(size, span)
+
+
+_MOST = 2048
+"""Vectors of a tile at most, so that the units overlap."""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Rows of a tile, the vectors of one, and the slots of rings for sources and results."""
+
+    rows: int
+    vectors: int
+    slots: int
+
+
+def plan_rows(site: Site, constants: int, most: int = COUNT_MAX, *, wide: bool = False) -> RowPlan | None:
+    """As many rows as fit three times, else twice, else once, beside `constants` vectors for each one of a row; a few
+    strips of the engine at least, if that many fit, and at most `most`. None if not even one row fits. With `wide`
+    results have two planes."""
+    counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
+    vectors = max(counts)
+    counts[-1] *= 1 + wide
+    room = site.room[1] - site.room[0] - constants * vectors
+    if vectors > min(COUNT_MAX, STRIDE_MAX):
+        return None
+    for slots in (3, 2, 1):
+        rows = min(room // (slots * sum(counts)), site.dst.w, most)
+        if rows >= min(site.dst.w, most, 16) or (slots == 1 and rows >= 1):
+            return RowPlan(max(1, min(rows, max(16, _MOST // vectors))), vectors, slots)
+    return None
+
+
+def image_plan(site: Site, constants: int) -> RowPlan | None:
+    """As many vectors of channels, with all pixels of an image, as fit three times, else twice, else once, beside
+    `constants` vectors for each: results take the place of what they are made of. None if not even one vector does, or
+    there are too many pixels. `rows` of the plan are pixels."""
+    pixels, whole = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
+    for slots in (3, 2, 1):
+        vectors = min(site.config.scratchpad_size // (slots * pixels + constants), whole)
+        if pixels <= COUNT_MAX and vectors >= min(whole, 8 if slots > 1 else 1):
+            return RowPlan(pixels, vectors, slots)
+    return None
+
+
+@dataclass(frozen=True)
+class SoftmaxPlan:
+    """Rows of a tile, vectors of a chunk of a row, and the rings' slots for chunks of the source and of the rest."""
+
+    rows: int
+    vectors: int
+    sources: int
+    slots: int
+
+
+def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
+    """Whole rows if at least a few fit, else chunks that come twice; as many rows as there are states.
+
+    None if not even one row of one vector fits.
+    """
+    room = config.scratchpad_size - PARAMETER_VECTORS
+    whole = ceil_div(src.c, config.n)
+    sizes = [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]
+    for vectors in (size for size in sizes if size * config.n <= COORDINATE_MAX):
+        chunks = ceil_div(whole, vectors)
+        for slots in (2, 1):
+            sources = max(slots, chunks if chunks <= 4 else slots)
+            rows = min(
+                room // (vectors * (sources + 2 * slots)),
+                config.alignments // vectors,
+                config.row_states,
+                src.w,
+            )
+            if rows >= min(src.w, 8) or (rows >= 1 and vectors == 1):
+                rows = min(rows, ceil_div(src.w, 2) if src.w > 16 else rows)
+                return SoftmaxPlan(rows, vectors, sources, slots)
+    return None
+
+
+BLOCK = PARAMETER_VECTORS + 1
+"""Vectors of parameters of N channels, and of their weights."""
+_PIXELS = 512
+"""Of a tile at most, so that a convolution need not wait long for the vector unit."""
+_SLOTS = (3, 2)
+
+
+@dataclass(frozen=True)
+class ChannelPlan:
+    """Pixels and channels of a tile, of which there are `slots` sets on chip; `cycles`, and `traffic`, those of the
+    bus, are estimates."""
+
+    pixels: int
+    channels: int
+    slots: int
+    cycles: float
+    traffic: float
+
+
+def channelwise(op: DeviceOp, config: Config) -> bool:
+    """Whether an operator is such a convolution, for a configuration that multiplies elements."""
+    return (
+        type(op) is Conv
+        and bool(config.multiply)
+        and op.weight.shape[1:] == (1, 1, 1)
+        and len(op.weight) == op.groups
+        and op.window == ONE
+        and op.pool is None
+        and op.epilogue is None
+        and op.lookup is None
+        and -128 <= op.weight_range[0] <= op.weight_range[1] <= 127
+    )
+
+
+def plan_channelwise(op: Conv, site: Site) -> ChannelPlan | None:
+    """All channels if they fit with some pixels, else fewer; None if nothing fits twice, or if rows of pixels do not
+    join."""
+    config, flat = site.config, site.flattened()
+    src, dst = flat.sources[0], flat.dst
+    if (src.n, src.h, dst.n, dst.h) != (1, 1, 1, 1):
+        return None
+    vectors, loaded = ceil_div(dst.c, config.n), (src.resident is None) + (dst.resident is None)
+    room = site.room[1] - site.room[0]
+    for slots in _SLOTS:
+        for parts in range(1, min(vectors, 8) + 1):
+            some = ceil_div(vectors, parts)
+            rest = room - some * BLOCK * (1 + (parts > 1))
+            pixels = min(rest // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX)
+            if pixels >= min(16, dst.w) and vectors <= STRIDE_MAX:
+                pixels = ceil_div(dst.w, ceil_div(dst.w, pixels))
+                return ChannelPlan(pixels, some * config.n, slots, *_cost(op, flat, pixels, parts))
+    return None
+
+
+def _cost(op: Conv, site: Site, pixels: int, parts: int) -> tuple[float, float]:
+    """Estimates of cycles, and those of the bus."""
+    target, dst = site.target, site.dst
+    vectors = ceil_div(dst.c, target.config.n)
+    each = target.moved(dst.c) if parts == 1 else parts * float(target.span(dst.c / parts))
+    moved = sum(item.resident is None for item in (site.sources[0], dst)) * dst.w * each
+    bus = moved + target.moved(vectors * BLOCK * target.config.n)
+    work = vectors * (dst.w * target.config.groups + ceil_div(dst.w, pixels) * target.vec_start())
+    return max(work, bus) + 2 * overheads.ENDS, bus

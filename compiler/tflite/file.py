@@ -20,8 +20,8 @@ import numpy as np
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
-from weft.hdl.files.schema import printable
-from weft.hdl.isa import int4
+from weft.hdl.isa import encoding
+from weft.hdl.schema import printable
 
 IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of every file."""
@@ -289,7 +289,7 @@ def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
             f"contents; it must have {size:,}"
         )
     if dtype == "int4":
-        return int4.unpack(raw)[:count].reshape(tensor.shape)
+        return encoding.unpack(raw)[:count].reshape(tensor.shape)
     return raw.view(np.dtype(dtype).newbyteorder("<")).reshape(tensor.shape)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network
+from weft.compiler.ir.network import ModelFormat, Network
 from weft.compiler.onnx.limits import NODES
 from weft.compiler.tflite.builder import QUANTISED, Builder
 from weft.compiler.tflite.context import Context
 from weft.compiler.tflite.file import IDENTIFIER, File, Tensor, parse
-from weft.compiler.tflite.registry import convert
+from weft.compiler.tflite.record import convert
 from weft.compiler.tflite.variables import Key
 
-SUFFIX = ".tflite"
 HOW_TO_QUANTISE = (
     "convert it with full integer quantisation: optimizations = [tf.lite.Optimize.DEFAULT] and a "
     "representative_dataset"
@@ -108,3 +107,13 @@ def _check_end(kind: str, tensor: Tensor) -> None:
         raise CompileError(
             f"{kind} {tensor.label} has shape {'x'.join(map(str, tensor.shape))}, which holds no element"
         )
+
+
+FORMAT = ModelFormat(
+    name="a TFLite model",
+    suffix=".tflite",
+    recognises=is_tflite,
+    read=read,
+    states="a TFLite model says itself what it keeps from run to run",
+    how_to_quantise=HOW_TO_QUANTISE,
+)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.compiler.gguf.reader import read
-from weft.compiler.language.model import LanguageModel
-from weft.compiler.language.perplexity import perplexity
-from weft.compiler.language.reference import Reference
-from weft.compiler.language.tokenizer import Tokenizer
 from weft.examples import language
 from weft.examples.language.corpus import Problem, Problems, prose
+from weft.extras.language.compiler.model import LanguageModel
+from weft.extras.language.compiler.perplexity import perplexity
+from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.gguf.reader import read
 
 SEED = 2
 """Of the problems that models are measured with."""

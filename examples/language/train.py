@@ -15,13 +15,13 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import nn
 
-from weft.compiler.gguf.writer import write
-from weft.compiler.language.reference import Reference
-from weft.compiler.language.tokenizer import Tokenizer
-from weft.compiler.language.vocabulary import Vocabulary
 from weft.examples.language import measure, pieces
 from weft.examples.language.corpus import Problems, prose
 from weft.examples.language.network import SIZES, Network, language_model, parameters
+from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.compiler.vocabulary import Vocabulary
+from weft.extras.language.gguf.writer import write
 
 SEED = 7
 STEPS = 2000

@@ -12,9 +12,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from weft.hdl.checker.accesses import Dram, Layout, OnChip, ProgramError, name
 from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, of_forms, step_of
-from weft.hdl.checker.extents import Extents
+from weft.hdl.checker.extents import Dram, Extents, Layout, OnChip, ProgramError, name
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
 from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places, required
 from weft.hdl.isa.code import Code, mask

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.hdl.checker.accesses import Dram, ProgramError, name
-from weft.hdl.checker.extents import Extents
+from weft.hdl.checker.extents import Dram, Extents, ProgramError, name
 from weft.hdl.isa import (
     PROGRAM_REGISTERS,
     SEMAPHORES,

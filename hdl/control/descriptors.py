@@ -7,19 +7,13 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.program_lists import (
-    LIST_MOST,
-    MARK,
-    READ_BYTES,
-    RECORD_BYTES,
-    pitch,
-)
+from weft.hdl.isa.program_lists import LIST_MOST, MARK, RECORD_BYTES, RECORD_READ_BYTES, pitch
 from weft.hdl.lib.ports import bus_read, bus_write
 
 
 def read_beats(config: Config) -> int:
     """Words of the bus that are read of a descriptor."""
-    return -(-READ_BYTES // config.bus_bytes)
+    return -(-RECORD_READ_BYTES // config.bus_bytes)
 
 
 class Descriptors(wiring.Component):
@@ -166,7 +160,7 @@ class Descriptors(wiring.Component):
     @property
     def _record_at(self) -> int:
         """Where in a descriptor the first word of the bus lies that has some of the record."""
-        return READ_BYTES // self.config.bus_bytes * self.config.bus_bytes
+        return RECORD_READ_BYTES // self.config.bus_bytes * self.config.bus_bytes
 
     def _read_port(self, m: Module, asks: Signal, takes: Signal, address: Value) -> None:
         """Fetch has the bus, but where a descriptor is asked for or comes."""
@@ -191,7 +185,7 @@ class Descriptors(wiring.Component):
         beats = max(RECORD_BYTES // bus, 1)
         index = Signal(range(max(beats, 2)))
         sent = Signal()
-        record, at = self._record(m, runs), READ_BYTES % bus  # its place in a word of the bus
+        record, at = self._record(m, runs), RECORD_READ_BYTES % bus  # its place in a word of the bus
         part = record.word_select(index[: (beats - 1).bit_length()], 8 * bus) if beats > 1 else record
         m.d.comb += [
             write.request.valid.eq(records | store.request.valid),

@@ -11,11 +11,11 @@ from weft.hdl.control.sequencer import CONTROL, Sequencer
 from weft.hdl.isa import BASES, WORD_BITS, WORD_BYTES, Instruction, Opcode, Queue, kinds_of
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_BYTES
-from weft.hdl.lib.block_fifo import BlockFifo
-from weft.hdl.lib.parity import Coding
+from weft.hdl.isa.memmap import ParityMemory
+from weft.hdl.lib.arithmetic import Coding
+from weft.hdl.lib.pipeline import queued_layout
 from weft.hdl.lib.ports import bus_read, part_layout
-from weft.hdl.lib.registers import queued_layout
-from weft.hdl.lib.skid_buffer import SkidBuffer
+from weft.hdl.lib.queues import BlockFifo, SkidBuffer
 
 BURST_BYTES = 128
 """Bytes of a burst at most (one bus word where that is more)."""
@@ -294,4 +294,45 @@ class _Parts(wiring.Component):
             m.d.sync += [left.eq(0), part.index.eq(0)]
             if self._jumps:
                 m.d.sync += second.eq(self.second)
+        return m
+
+
+COUNTS = data.ArrayLayout(8, len(ParityMemory))
+"""The register PARITY."""
+
+
+class ParityCounts(wiring.Component):
+    """Counts what was read with wrong parity, up to 255 of each memory.
+
+    Members
+    -------
+    clear : In(1)
+    wrong : In(len(ParityMemory))
+        A word of that memory was wrong, in this cycle.
+    counts : Out(COUNTS)
+        Since `clear`.
+    error : Out(1)
+        Some word was wrong in the cycle before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "clear": In(1),
+                "wrong": In(len(ParityMemory)),
+                "counts": Out(COUNTS),
+                "error": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        wrong = Signal(len(ParityMemory))  # a register, as parity comes late in a cycle
+        m.d.sync += wrong.eq(self.wrong)
+        m.d.comb += self.error.eq(wrong.any())
+        for memory in ParityMemory:
+            with m.If(wrong[memory] & ~self.counts[memory].all()):
+                m.d.sync += self.counts[memory].eq(self.counts[memory] + 1)
+        with m.If(self.clear):
+            m.d.sync += self.counts.as_value().eq(0)
         return m

@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Instruction, Queue
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.registers import named, queued_layout
+from weft.hdl.lib.pipeline import named, queued_layout
 
 
 class Semaphores(wiring.Component):

@@ -24,8 +24,8 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_BYTES, SLOTS
+from weft.hdl.lib.pipeline import FIRST_FIELD, queued_layout
 from weft.hdl.lib.ports import part_layout
-from weft.hdl.lib.registers import FIRST_FIELD, queued_layout
 
 CONTROL: tuple[type[Instruction], ...] = (SetRegisters, LoopStart, LoopNext, ReadRegisters)
 """The instructions that are executed here, in the order of their bits in `routed_layout`, behind those of queues."""

@@ -1,5 +1,6 @@
 """The instruction set, the register map, and the configuration that both depend on."""
 
+from weft.hdl.isa.config import PARAMETER_VECTORS, Feature
 from weft.hdl.isa.encoding import (
     BASES,
     INSTRUCTIONS,
@@ -21,7 +22,6 @@ from weft.hdl.isa.encoding import (
     required,
     used_bits,
 )
-from weft.hdl.isa.features import Feature
 from weft.hdl.isa.instructions import (
     COORDINATE_MAX,
     FILL_MAX,
@@ -35,7 +35,6 @@ from weft.hdl.isa.instructions import (
 from weft.hdl.isa.kernel import Kernel, Microcode, MicroOp
 from weft.hdl.isa.loops import LoopNext, LoopStart, Mode, ReadRegisters, SetRegisters, SlotInstruction
 from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
-from weft.hdl.isa.parameters import PARAMETER_VECTORS
 from weft.hdl.isa.vector import (
     Lookup,
     Normalise,

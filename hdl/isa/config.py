@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from weft.hdl import schema
 from weft.hdl.errors import WeftError
-from weft.hdl.files import schema
 
 FORMAT = "weft configuration 1"
 """The field `format` of a configuration file; it may be absent."""
@@ -83,7 +86,7 @@ class Config:
     int4 : int
         1 if LOAD can widen values of 4 bits in memory to bytes: weights in 4 bits take half the memory, and half the
         time where the bus sets the pace. 2 if it can also multiply blocks of them by factors of their own, see
-        `weft.hdl.isa.int4`: for an ``n`` from 4 to 32, and a bus of ``n`` bytes. 0 for an accelerator without.
+        `weft.hdl.isa.encoding`: for an ``n`` from 4 to 32, and a bus of ``n`` bytes. 0 for an accelerator without.
     loops : int
         1 if programs have loops and registers of their own, see `weft.hdl.isa.loops`. 0 for an accelerator whose
         programs are straight lists of instructions.
@@ -334,3 +337,91 @@ PRESETS: dict[str, Config] = {
     "xlarge": Config(n=64, lanes=64, bus_bytes=64, row_states=512, kernel=128, depthwise_taps=5, int4=1),
     "huge": Config(n=128, lanes=128, bus_bytes=128, row_states=512, kernel=128, depthwise_taps=5, int4=1),
 }  # fmt: skip
+
+
+_NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 0)"
+_NO_KERNELS = "the configuration has no kernel engine ('kernel' is 0)"
+_NO_TAPS = "the configuration's array adds up no products of neighbouring rows ('depthwise_taps' is 0)"
+_NO_INT4 = "the configuration's LOAD widens no values of 4 bits ('int4' is 0)"
+_NO_BLOCKS = "the configuration's LOAD multiplies no blocks of values of 4 bits ('int4' is not 2)"
+_NO_LOOPS = "the configuration's programs are straight lists of instructions ('loops' is 0)"
+_NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
+
+
+class Feature(enum.Enum):
+    """Something optional, by what documentation calls it."""
+
+    SOFTMAX = "softmax only"
+    WIDE_ACTIVATIONS = "softmax with 8-bit probabilities only"
+    LOOKUP = "look-up tables only"
+    MULTIPLY = "products of elements only"
+    KERNEL = "kernel engine only"
+    DEPTHWISE = "sums along rows only"
+    INT4 = "values of 4 bits only"
+    BLOCKS = "blocks of values of 4 bits only"
+    LOOPS = "loops only"
+
+    def missing(self, config: Config) -> str | None:
+        """Why a configuration does not have it, as a clause; None if it has."""
+        if self is Feature.LOOKUP:
+            return None if config.lookup_tables else _NO_TABLES
+        if self is Feature.KERNEL:
+            return None if config.kernel else _NO_KERNELS
+        if self is Feature.DEPTHWISE:
+            return None if config.depthwise_taps else _NO_TAPS
+        if self is Feature.INT4:
+            return None if config.int4 else _NO_INT4
+        if self is Feature.BLOCKS:
+            return None if config.blocks else _NO_BLOCKS
+        if self is Feature.LOOPS:
+            return None if config.loops else _NO_LOOPS
+        if self is Feature.MULTIPLY:
+            return None if config.multiply else _NO_MULTIPLIERS
+        if not config.softmax:
+            return "the configuration has no softmax ('probability_bits' is 0)"
+        if self is Feature.WIDE_ACTIVATIONS and not config.wide_activations:
+            return f"'probability_bits' is {config.probability_bits} and not 8"
+        return None
+
+
+PARAMETER_VECTORS = 8
+"""Scratchpad vectors of a parameter block: bytes of a parameter word."""
+
+
+class Part(NamedTuple):
+    """Some bits of a word."""
+
+    low: int
+    width: int
+    signed: bool = False
+
+    @property
+    def bits(self) -> slice:
+        return slice(self.low, self.low + self.width)
+
+    def of(self, words: np.ndarray) -> np.ndarray:
+        """This part of uint64 words, as int64."""
+        value = (words >> np.uint64(self.low)).astype(np.int64) & ((1 << self.width) - 1)
+        return value - ((value >> (self.width - 1)) << self.width) if self.signed else value
+
+    def put(self, values: np.ndarray) -> np.ndarray:
+        """uint64 words of which this part holds integers, modulo ``2**width``; the rest is 0."""
+        part = values.astype(np.int64) & ((1 << self.width) - 1)
+        return part.astype(np.uint64) << np.uint64(self.low)
+
+
+BIAS = Part(0, 32, signed=True)
+MANTISSA = Part(32, 24)
+SHIFT = Part(56, 6)
+
+
+def block(bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray, n: int) -> bytes:
+    """The parameter block of at most `n` columns, arrays of integers of equal length; the other columns are 0."""
+    words = np.zeros(n, "<u8")
+    words[: len(bias)] = BIAS.put(bias) | MANTISSA.put(mantissa) | SHIFT.put(shift)
+    return words.view(np.uint8).reshape(n, PARAMETER_VECTORS).T.tobytes()
+
+
+def words(vectors: np.ndarray) -> np.ndarray:
+    """The words (N,) uint64 in a parameter block, (`PARAMETER_VECTORS`, N) bytes of any sign."""
+    return np.ascontiguousarray(vectors.view(np.uint8).T).view("<u8").ravel()

@@ -2,7 +2,7 @@
 
 Every instruction is a frozen dataclass whose fields carry their width and sign. From that one definition come the
 checked `Instruction.encode` and `decode`, the Amaranth layout (`Instruction.layout`), columns of many instructions
-(`weft.hdl.isa.code`) and the textual form (`weft.hdl.isa.asm`). An instruction word is `WORD_BITS` wide, little endian
+(`weft.hdl.isa.code`) and the textual form (`weft.hdl.isa.code`). An instruction word is `WORD_BITS` wide, little endian
 in memory, fields packed from bit 0 in order of definition after the opcode.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
 from weft.hdl.errors import WeftError
-from weft.hdl.isa.config import Config
-from weft.hdl.isa.features import Feature
+from weft.hdl.isa.config import Config, Feature
 from weft.hdl.isa.operands import Operand
 
 WORD_BYTES = 64
@@ -278,3 +278,138 @@ def decode(word: bytes) -> Instruction:
     instruction = INSTRUCTIONS[Opcode(opcode)].from_word(value)
     instruction.check()
     return instruction
+
+
+_AS_RESULT = ("$add", "$sub", "$mul", "$and", "$or", "$xor", "$xnor", "$not", "$neg", "$pos")
+_AS_EACH_OTHER = ("$eq", "$ne", "$lt", "$le", "$gt", "$ge")
+_SHIFTS = ("$shl", "$shr", "$sshl", "$sshr", "$shift", "$shiftx")
+
+
+def widen(design: Any, yosys: Any) -> None:
+    """Extend, or cut where it cannot matter, the operands of every cell of a Yosys design, in place."""
+    for module in design.modules_.values():
+        for cell in list(module.cells_.values()):
+            kind = str(cell.type)
+            if kind == "$logic_not":
+                _compare_with_zero(cell, yosys)
+            elif kind in _AS_RESULT:
+                _resize(cell, cell.getPort(yosys.IdString("\\Y")).size(), "AB", yosys)
+            elif kind in _AS_EACH_OTHER:
+                sizes = [cell.getPort(yosys.IdString(f"\\{name}")).size() for name in "AB"]
+                _resize(cell, max(sizes), "AB", yosys)
+                _settle(module, cell, yosys)
+            elif kind in _SHIFTS:
+                # A right shift needs the bits above the result, a left shift does not.
+                result, operand = (cell.getPort(yosys.IdString(f"\\{name}")).size() for name in "YA")
+                if kind in ("$shl", "$sshl") or result >= operand:
+                    _resize(cell, result, "A", yosys)
+                else:
+                    _keep_all_bits(module, cell, operand, yosys)
+
+
+def _settle(module: Any, cell: Any, yosys: Any) -> None:
+    """Replace comparisons that their limits decide: with all ones or with zero, unsigned."""
+    known = {("$le", True): 1, ("$gt", True): 0, ("$ge", False): 1, ("$lt", False): 0}
+    limit = cell.getPort(yosys.IdString("\\B"))
+    if cell.getParam(yosys.IdString("\\A_SIGNED")).as_bool():
+        return
+    for ones in (True, False):
+        value = known.get((str(cell.type), ones))
+        if value is not None and (limit.is_fully_ones() if ones else limit.is_fully_zero()):
+            result = cell.getPort(yosys.IdString("\\Y"))
+            module.connect(result, yosys.SigSpec(yosys.Const(value, result.size())))
+            module.remove(cell)
+            return
+
+
+def _compare_with_zero(cell: Any, yosys: Any) -> None:
+    """``!x`` of more than one bit as ``x == 0``."""
+    width = cell.getPort(yosys.IdString("\\A")).size()
+    if width == 1:
+        return
+    cell.type = yosys.IdString("$eq")
+    cell.setPort(yosys.IdString("\\B"), yosys.SigSpec(yosys.Const(0, width)))
+    cell.setParam(yosys.IdString("\\B_WIDTH"), yosys.Const(width, 32))
+    cell.setParam(yosys.IdString("\\B_SIGNED"), yosys.Const(0, 1))
+    cell.setParam(yosys.IdString("\\A_SIGNED"), yosys.Const(0, 1))
+
+
+def _keep_all_bits(module: Any, cell: Any, width: int, yosys: Any) -> None:
+    """Give a right shift a result as wide as its operand, of which the low bits are used."""
+    result = cell.getPort(yosys.IdString("\\Y"))
+    wire = yosys.SigSpec(module.addWire(yosys.IdString(f"$whole{cell.name}"), width))
+    cell.setPort(yosys.IdString("\\Y"), wire)
+    cell.setParam(yosys.IdString("\\Y_WIDTH"), yosys.Const(width, 32))
+    module.connect(result, wire.extract(0, result.size()))
+
+
+def _resize(cell: Any, width: int, operands: str, yosys: Any) -> None:
+    present = [name for name in operands if cell.hasPort(yosys.IdString(f"\\{name}"))]
+    # Verilog takes an operation as signed only if all its operands are.
+    signed = all(cell.getParam(yosys.IdString(f"\\{name}_SIGNED")).as_bool() for name in present)
+    for name in present:
+        port, parameter = yosys.IdString(f"\\{name}"), yosys.IdString(f"\\{name}_WIDTH")
+        value = cell.getPort(port)
+        if value.size() == width:
+            continue
+        if value.size() > width:
+            value = value.extract(0, width)
+        else:
+            value.extend_u0(width, signed)
+        cell.setPort(port, value)
+        cell.setParam(parameter, yosys.Const(width, 32))
+
+
+LEAST, MOST = -8, 7
+"""Least and largest value."""
+GROUP = 32
+"""Words of N values in a group, and values of a row's block: N blocks have ``GROUP / N`` words of each row."""
+FACTOR_PLACES = 3
+"""Binary places of a factor, of 8 bits and signed: up to 15.875, times 8, reaches the largest int8."""
+FACTORS_SHIFT = (GROUP // 2).bit_length() - 1
+"""A group's factors take as many bytes as its values shifted by so much: 1 for 16."""
+
+
+def group_bytes(n: int) -> int:
+    """Bytes of a group's values, without its factors, in words of `n`."""
+    return GROUP * n // 2
+
+
+def pack(values: np.ndarray) -> bytes:
+    """Integers from `LEAST` to `MOST`, in order; behind an odd number of them a nibble of 0."""
+    nibbles = values.astype(np.uint8).ravel() & 15
+    if nibbles.size % 2:
+        nibbles = np.append(nibbles, np.uint8(0))
+    return bytes((nibbles[::2] | nibbles[1::2] << 4).tobytes())
+
+
+def unpack(packed: np.ndarray) -> np.ndarray:
+    """The values in uint8 bytes, two for each: int8."""
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
+    return ((nibbles ^ 8) - np.uint8(8)).view(np.int8)
+
+
+def pack_groups(values: np.ndarray, factors: np.ndarray) -> bytes:
+    """Groups in memory: values from `LEAST` to `MOST`, shape (groups, `GROUP`, N), and int8 factors (groups, N)."""
+    nibbles = values.reshape(len(values), -1).astype(np.uint8) & 15
+    packed = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+    return np.concatenate([factors.astype(np.int8).view(np.uint8), packed], axis=1).tobytes()
+
+
+def unpack_groups(packed: np.ndarray, n: int) -> np.ndarray:
+    """What LOAD makes of groups in uint8 bytes, with words of `n` values: int8, shape (groups, `GROUP`, `n`)."""
+    groups = packed.reshape(-1, n + group_bytes(n))
+    values = unpack(groups[:, n:]).reshape(len(groups), GROUP, n)
+    return multiplied(values, groups[:, :n].view(np.int8))
+
+
+def multiplied(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Values of 4 bits (groups, `GROUP`, N) times the factors (groups, N) of their rows, as int8 of that shape."""
+    return times(values, np.tile(factors, (1, GROUP // values.shape[-1]))[:, :, None])
+
+
+def times(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Values of 4 bits times int8 factors of shapes that go together, as int8."""
+    products = values.astype(np.int32) * factors
+    rounded = (products + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES
+    return np.clip(rounded, -128, 127).astype(np.int8)

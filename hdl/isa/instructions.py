@@ -26,7 +26,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.hdl.isa.config import Feature
 from weft.hdl.isa.encoding import (
+    FACTORS_SHIFT,
     Instruction,
     Opcode,
     Queue,
@@ -35,8 +37,6 @@ from weft.hdl.isa.encoding import (
     register,
     stride,
 )
-from weft.hdl.isa.features import Feature
-from weft.hdl.isa.int4 import FACTORS_SHIFT
 from weft.hdl.isa.operands import LANES, Bound, Count, Loop, Memory, Operand, over
 
 FILL_MAX = 1 << 17
@@ -87,7 +87,7 @@ class Load(Instruction):
     of the row: ``2 * run`` bytes of it come from DRAM. The other fields count bytes of the row as ever. ``run`` is at
     most `INT4_RUN_MAX`, and every row begins in DRAM at a multiple of the width of the bus. ``paged`` is 0 then.
 
-    With ``blocks`` as well, values are in groups of `weft.hdl.isa.int4.GROUP` words of N, ahead of which DRAM has N
+    With ``blocks`` as well, values are in groups of `weft.hdl.isa.encoding.GROUP` words of N, ahead of which DRAM has N
     factors, signed bytes. Value v of word w of a group becomes ``min(max(rsh(v * factor[w mod N], 3), -128), 127)``.
     ``run`` is a multiple of a group's values, and a sixteenth of it comes from DRAM in addition.
     """

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import Config, Feature
 from weft.hdl.isa.encoding import (
     Instruction,
     IsaError,
@@ -30,7 +30,6 @@ from weft.hdl.isa.encoding import (
     values_of,
     word_of,
 )
-from weft.hdl.isa.features import Feature
 from weft.hdl.isa.operands import Loop, Memory, Operand, over
 from weft.hdl.isa.vector import Source, VectorInstruction
 

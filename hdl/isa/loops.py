@@ -11,9 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import Config, Feature
 from weft.hdl.isa.encoding import Instruction, Opcode, bits, register, stride
-from weft.hdl.isa.features import Feature
 
 SLOTS = 8
 """Slots of a `SlotInstruction`."""

@@ -34,9 +34,9 @@ DESCRIPTOR_BYTES = 64
 MARK = 0x4C53_5400
 """What word 0 of every descriptor is, but for bit 0: ``LST`` in its upper bytes."""
 PROGRAM_WORD, BASE_WORD, RECORD_WORD = 1, 4, 12
-READ_BYTES = 4 * RECORD_WORD
+RECORD_READ_BYTES = 4 * RECORD_WORD
 """Bytes of a descriptor that the device reads."""
-RECORD_BYTES = DESCRIPTOR_BYTES - READ_BYTES
+RECORD_BYTES = DESCRIPTOR_BYTES - RECORD_READ_BYTES
 MOST = (1 << 32) - 1
 """Cycles that a record can tell at most: it stays at that."""
 LIST_MOST = (1 << LISTED_BITS) - 1
@@ -98,7 +98,7 @@ class Record:
     @classmethod
     def decode(cls, raw: bytes) -> Record:
         """From the whole bytes of a descriptor."""
-        done, cycles, memory = _RECORD.unpack(raw[READ_BYTES:DESCRIPTOR_BYTES])
+        done, cycles, memory = _RECORD.unpack(raw[RECORD_READ_BYTES:DESCRIPTOR_BYTES])
         return cls(done == 1, cycles, memory)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from weft.hdl.isa.config import PARAMETER_VECTORS, Feature
 from weft.hdl.isa.encoding import Instruction, Opcode, Queue, bits, count, register, stride
-from weft.hdl.isa.features import Feature
 from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand, over
-from weft.hdl.isa.parameters import PARAMETER_VECTORS
 
 _OUTPUTS = ("ob", "oy", "ox")
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import Out
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
+from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.lib import ports
-from weft.hdl.lib.delay import Delay
-from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.hdl.lib.arithmetic import INFERRED, Multipliers
+from weft.hdl.lib.pipeline import Delay
 from weft.hdl.matrix.array import Array
-from weft.hdl.matrix.mm_rows import ROW_LATENCY, RowIssuer
-from weft.hdl.matrix.mm_weights import WeightLoader
-from weft.hdl.memory.accumulator import accumulator_write
+from weft.hdl.matrix.mm_rows import ROW_LATENCY, RowIssuer, WeightLoader
+from weft.hdl.memory import accumulator_write
 
 IN_FLIGHT = 16
 """More instructions than can be between acceptance and signal: each takes at least N cycles to issue, and signals
@@ -149,3 +149,49 @@ class MmUnit(wiring.Component):
             self.signal.eq(masks[-SEMAPHORES:]),
             self.busy.eq(running.any()),
         ]
+
+
+class Alignments(wiring.Component):
+    """A memory of ``config.alignments`` signed shifts. Nobody waits for it.
+
+    A read in the same cycle as a write to the same address returns the old alignment.
+
+    Parameters
+    ----------
+    config : Config
+        With softmax.
+
+    Members
+    -------
+    write : In(ports.alignment_write(config))
+    mm, vec : In(ports.alignment_read(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "write": In(ports.alignment_write(config)),
+                "mm": In(ports.alignment_read(config)),
+                "vec": In(ports.alignment_read(config)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.memory = memory = Memory(
+            shape=ports.ALIGNMENT_BITS, depth=self.config.alignments, init=[]
+        )
+        store = memory.write_port()
+        m.d.comb += self.write.ready.eq(1)
+        m.d.sync += [
+            store.en.eq(self.write.valid),
+            store.addr.eq(self.write.address),
+            store.data.eq(self.write.data),
+        ]
+        for name in ("mm", "vec"):
+            port, fetch = getattr(self, name), memory.read_port()
+            output = Signal(ports.ALIGNMENT_BITS, name=f"output_{name}", reset_less=True)
+            m.d.comb += [port.ready.eq(1), port.data.eq(output)]
+            m.d.sync += [fetch.en.eq(port.valid), fetch.addr.eq(port.address), output.eq(fetch.data)]
+        return m

@@ -9,9 +9,8 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, connect_state, fault_word, parity_port
+from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, RunState, connect_state, fault_word, parity_port
 from weft.hdl.control.counters import WORDS
-from weft.hdl.control.run_state import RunState
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status
@@ -36,7 +35,7 @@ class Control(wiring.Component):
     counted : sequence of Counter
         The counters there are; others read 0.
     stops : bool
-        See `weft.hdl.control.run_state.RunState`. Without it FAULT_ADDRESS, FAULT and WATCHDOG read 0.
+        See `weft.hdl.control.control.RunState`. Without it FAULT_ADDRESS, FAULT and WATCHDOG read 0.
 
     Members
     -------

@@ -4,31 +4,97 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Const, Module, Mux, ResetInserter, Signal, Value, signed
+from amaranth.hdl import Array, Cat, Const, Module, Mux, ResetInserter, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import Out
+from amaranth.lib.wiring import In, Out
 
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import AXI_LITE, connect_parity
 from weft.hdl.control.counters import Counters
-from weft.hdl.control.parity_counts import ParityCounts
+from weft.hdl.control.fetch import ParityCounts
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config, ConfigError
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Counter, FaultUnit, ParityMemory
-from weft.hdl.lib.multipliers import INFERRED, Multipliers
-from weft.hdl.lib.parity import Coding
-from weft.hdl.sequential import tables
+from weft.hdl.lib.arithmetic import INFERRED, Coding, Multipliers
+from weft.hdl.sequential import assembler
+from weft.hdl.sequential.assembler import Condition, MemoryOut, Port
+from weft.hdl.sequential.assembler import Out as Target
 from weft.hdl.sequential.control import Control
-from weft.hdl.sequential.micro import Condition, MemoryOut, Port
-from weft.hdl.sequential.micro import Out as Target
 from weft.hdl.sequential.microprogram import Microprogram
 from weft.hdl.sequential.mover import Mover
-from weft.hdl.sequential.multiplier import Multiplier
+from weft.hdl.sequential.multiplier import Multiplier, Rows
 from weft.hdl.sequential.processor import Processor
-from weft.hdl.sequential.rows import Rows
-from weft.hdl.sequential.scratchpad import Scratchpad
+
+
+class Scratchpad(wiring.Component):
+    """Vectors of N bytes; one port reads, another writes what was pushed.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    read, read_address : In(1), In
+    vector : Out(8 * N)
+        In the cycle after `read`, until the next one.
+    push, byte : In(1), In(8)
+        Append a byte to the vector that is made; N bytes are a whole one.
+    write, write_address : In(1), In
+        Write it.
+    write_byte, column : In(1), In(range(N))
+        Write its first byte to this column only, and turn the vector by one.
+    wrong : Out(1)
+        With `parity` only: the vector had changed since it was written; in the cycle after `read`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        address = config.widths.scratchpad_address
+        super().__init__(
+            {
+                "read": In(1),
+                "read_address": In(address),
+                "vector": Out(config.widths.vector),
+                "push": In(1),
+                "byte": In(8),
+                "write": In(1),
+                "write_address": In(address),
+                "write_byte": In(1),
+                "column": In(range(config.n)),
+            }
+            | ({"wrong": Out(1)} if config.parity else {})
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self.config
+        coding = Coding(config, 8)
+        size = coding.width(8)
+        m.submodules.memory = memory = Memory(shape=config.n * size, depth=config.scratchpad_size, init=[])
+        read, write = memory.read_port(), memory.write_port(granularity=size)
+        made = Signal(config.widths.vector, reset_less=True)
+        with m.If(self.push):
+            m.d.sync += made.eq(Cat(made[8:], self.byte))
+        with m.Elif(self.write_byte):
+            m.d.sync += made.eq(Cat(made[8:], made[:8]))
+        vector, changed = coding.decode(read.data)
+        if coding.checked:
+            known = Signal()
+            m.d.sync += known.eq(self.read)
+            m.d.comb += self.wrong.eq(known & changed)
+        m.d.comb += [
+            read.en.eq(self.read),
+            read.addr.eq(self.read_address),
+            self.vector.eq(vector),
+            write.addr.eq(self.write_address),
+            write.data.eq(coding.encode(Mux(self.write_byte, made[:8].replicate(config.n), made))),
+            write.en.eq(Mux(self.write, (1 << config.n) - 1, Mux(self.write_byte, 1 << self.column, 0))),
+        ]
+        return m
+
 
 COUNTED = (
     Counter.CYCLES, Counter.ARRAY_ACTIVE, Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.LOAD_BUSY,
@@ -71,7 +137,7 @@ class SequentialCore(wiring.Component):
     multipliers : Multipliers
         See `weft.hdl.core.Core`.
     stops : bool
-        See `weft.hdl.control.run_state.RunState`. A run is stopped in the midst of an instruction, as soon as memory
+        See `weft.hdl.control.control.RunState`. A run is stopped in the midst of an instruction, as soon as memory
         owes no answer; after an error memory is asked for nothing more. Can be spared where memory always answers, and
         never with an error.
 
@@ -165,7 +231,7 @@ class SequentialCore(wiring.Component):
             )
             m.d.comb += [multiplier.start.eq(starts), multiplier.wide.eq(movers[MemoryOut.MULTIPLY_SIGNED])]
         self._mover(m, mover, movers, processor, scratchpad)
-        table = self._table(m, strobes, result) if tables.entries(config) else Const(0, 8)
+        table = self._table(m, strobes, result) if assembler.entries(config) else Const(0, 8)
         self._read_ports(
             m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table)
         )
@@ -249,7 +315,7 @@ class SequentialCore(wiring.Component):
 
     def _table(self, m: Module, strobes: dict[Target, Signal], result: Signal) -> Signal:
         """The tables; returns the entry at the address given last."""
-        depth, step = tables.entries(self.config), tables.address_step(self.config)
+        depth, step = assembler.entries(self.config), assembler.address_step(self.config)
         m.submodules.table = memory = Memory(shape=8, depth=depth, init=[])
         reader, writer = memory.read_port(), memory.write_port()
         at = Signal(range(depth))

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from weft.hdl.isa import Kernel, Microcode
 from weft.hdl.isa.kernel import SOURCES, STRIP_ROWS, TARGETS, micro_places
-from weft.hdl.sequential.assembler import Micro, carries_out
-from weft.hdl.sequential.micro import Condition, Function, Index, Lane, MemoryOut, Out, Part, Port
-from weft.hdl.sequential.micro_divide import shifted
-from weft.hdl.sequential.micro_kernel_ops import byte_left, dispatch, keep
+from weft.hdl.sequential.assembler import (
+    Condition,
+    Function,
+    Index,
+    Lane,
+    MemoryOut,
+    Micro,
+    Out,
+    Part,
+    Port,
+    carries_out,
+)
+from weft.hdl.sequential.micro_kernel_ops import byte_left, dispatch, keep, shifted
 from weft.hdl.sequential.micro_vector import LEAST, times
 
 _FIRST_BITS = micro_places()["target"].position

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from weft.hdl.isa import Normalise, Softmax
-from weft.hdl.sequential.assembler import Micro, carries_out
-from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
-from weft.hdl.sequential.micro_divide import digits, normalised, shifted, top
+from weft.hdl.sequential.assembler import Condition, Function, Index, Micro, Out, Port, carries_out
+from weft.hdl.sequential.micro_kernel_ops import digits, normalised, shifted, top
 from weft.hdl.sequential.micro_vector import LEAST, push, read
 
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from weft.hdl.isa import Lookup, Reduce, Table, Vec
 from weft.hdl.isa.config import LOOKUP_ENTRIES
-from weft.hdl.sequential.assembler import Micro, carries_out, moved
-from weft.hdl.sequential.micro import Condition, Function, Index, Operand, Out, Port
-from weft.hdl.sequential.tables import address_step, first_lookup
+from weft.hdl.sequential.assembler import (
+    Condition,
+    Function,
+    Index,
+    Micro,
+    Operand,
+    Out,
+    Port,
+    address_step,
+    carries_out,
+    first_lookup,
+    moved,
+)
 
 LEAST = -(1 << 31)
 

@@ -22,16 +22,14 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.sequential import (  # noqa: F401 -- bodies
-    lanes,
     micro_kernel,
-    micro_matrix,
     micro_memory,
     micro_softmax,
     micro_vector,
+    processor,
 )
-from weft.hdl.sequential.assembler import BODIES, Micro
+from weft.hdl.sequential.assembler import BODIES, Condition, Function, MemoryOut, Micro, Out, Port
 from weft.hdl.sequential.control import PROGRAM
-from weft.hdl.sequential.micro import Condition, Function, MemoryOut, Out, Port
 
 _LEAST_OPERAND = 11
 
@@ -72,7 +70,7 @@ class Microprogram:
         micro = Micro(config, self.operand_bits, known)
         micro.blocks = blocks
         if config.kernel:
-            micro.variables["immediate"] = lanes.immediate(config.n, depth)
+            micro.variables["immediate"] = processor.immediate(config.n, depth)
         _write(micro)
         self.words = micro.assemble()
         self.depth = depth
@@ -92,7 +90,7 @@ def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
         end += size
     if not config.kernel:
         return blocks, 1 << (end - 1).bit_length()
-    numbered, taken = lanes.last_words(config.n)
+    numbered, taken = processor.last_words(config.n)
     return blocks, max(1 << (end + taken - 1).bit_length(), numbered)
 
 

@@ -1,4 +1,4 @@
-"""The processor that runs the microprogram: see `weft.hdl.sequential.micro`."""
+"""The processor that runs the microprogram: see `weft.hdl.sequential.assembler`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa.kernel import MULTIPLIER_BITS
-from weft.hdl.sequential.lanes import Operation
-from weft.hdl.sequential.micro import (
+from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, MicroOp
+from weft.hdl.sequential.assembler import (
     CONDITION_BITS,
     CONDITIONS,
     FUNCTION_BITS,
@@ -25,10 +24,79 @@ from weft.hdl.sequential.micro import (
     Condition,
     Function,
     MemoryOut,
+    Part,
     Port,
     Source,
 )
-from weft.hdl.sequential.micro import Out as Target
+from weft.hdl.sequential.assembler import Out as Target
+
+ROW_BITS = (STRIP_ROWS - 1).bit_length()
+_BLOCKS = 2 * REGISTERS
+_PREDICATES, _STAGED = 6, 7
+"""Numbers of blocks; registers have those from `REGISTERS` on."""
+
+
+def last_words(n: int) -> tuple[int, int]:
+    """Words at the end of data memory in which blocks are numbered, and how many of them, the last ones, they take."""
+    return _BLOCKS * STRIP_ROWS * n, (_BLOCKS - _PREDICATES) * STRIP_ROWS * n
+
+
+def immediate(n: int, depth: int) -> int:
+    """The word of data memory that holds the immediate number."""
+    return depth - last_words(n)[0] + (_STAGED * STRIP_ROWS + 1) * n
+
+
+class Operation:
+    """What the processor knows of the micro-operation under way, and the addresses that it makes of that.
+
+    Parameters
+    ----------
+    m : Module
+    n : int
+        Lanes.
+    bits : int
+        Of an address of data memory.
+    given, word : Value
+        In this cycle the first word of a micro-operation is given: its bits up to `end`.
+    """
+
+    def __init__(self, m: Module, n: int, bits: int, given: Value, word: Value) -> None:
+        self.lane_bits, self.bits = (n - 1).bit_length(), bits
+        fields = MicroOp.layout()
+        names = ("a_memory", "a", "b_immediate", "b", "swap", "d_memory", "d")
+        self.kept = Signal(data.StructLayout({name: fields[name].width for name in names}), name="operation")
+        for name in names:
+            place = fields[name]
+            with m.If(given):
+                m.d.sync += self.kept[name].eq(word[place.offset : place.offset + place.width])
+
+    def address(self, m: Module, operand: Value, index: Value) -> Value:
+        """The address of a `Lane` of this number."""
+        lanes, op = self.lane_bits, self.kept
+        lane, row = Signal(lanes, name="lane"), Signal(ROW_BITS, name="lane_row")
+        block = Signal((_BLOCKS - 1).bit_length(), name="lane_block")
+        m.d.comb += [lane.eq(index[:lanes]), row.eq(index[lanes : lanes + ROW_BITS])]
+        staged = [block.eq(_STAGED), row.eq(0)]
+        with m.Switch(operand[1 : 1 + PART_BITS]):
+            for part, memory, register in ((Part.FIRST, op.a_memory, op.a), (Part.RESULT, op.d_memory, op.d)):
+                with m.Case(part):
+                    m.d.comb += block.eq(Cat(register, 1))
+                    with m.If(memory):
+                        m.d.comb += staged
+            with m.Case(Part.SECOND):
+                m.d.comb += [
+                    block.eq(Cat(op.b, 1)),
+                    lane.eq(index[:lanes] ^ (Const(1) << op.swap)[1 : lanes + 1]),
+                ]
+                with m.If(op.b_immediate):
+                    m.d.comb += [block.eq(_STAGED), row.eq(1), lane.eq(0)]
+            with m.Case(Part.PREDICATE):
+                m.d.comb += block.eq(_PREDICATES)
+            with m.Default():
+                m.d.comb += staged
+        address = Cat(lane, row, block)
+        return Cat(address, Const(-1, self.bits - len(address)) if self.bits > len(address) else Const(0, 0))
+
 
 POSITION_BITS = 5
 COMPARED_BITS = 6

@@ -2,18 +2,321 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, Kernel, Vec
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import COMPARISONS, LEAST, MULTIPLIER_BITS, REGISTERS, SERIAL, STRIP_ROWS, Op
+from weft.hdl.isa.operands import KERNEL_RESULT, READ_LATENCY
 from weft.hdl.lib import ports
-from weft.hdl.lib.skid_buffer import SkidBuffer
-from weft.hdl.vector.kernel_lanes import KernelLanes, table_members
-from weft.hdl.vector.kernel_sequence import KernelSequence, request_layout
-from weft.hdl.vector.vec_kinds import view
-from weft.hdl.vector.vec_streams import index_range, results_layout
+from weft.hdl.lib.queues import SkidBuffer
+from weft.hdl.vector.kernel_divide import KernelDivide
+from weft.hdl.vector.kernel_sequence import KernelSequence, issue_layout, request_layout
+from weft.hdl.vector.requantise import rounded
+from weft.hdl.vector.vec_streams import index_range, results_layout, view
+
+_CHOSEN = READ_LATENCY + 2
+"""Cycles from an issue to its operands."""
+_LOW = MULTIPLIER_BITS - 1
+"""Low bits of the first factor that one multiplier takes."""
+
+
+def table_members(config: Config) -> dict[str, wiring.Member]:
+    """``index`` and ``table`` tell which entries of look-up tables to read, ``entries`` are they; none without them."""
+    if not config.lookup_tables:
+        return {}
+    lanes = data.ArrayLayout(8, config.lanes)
+    return {"index": Out(lanes), "table": Out(range(max(config.lookup_tables, 2))), "entries": In(lanes)}
+
+
+class KernelLanes(wiring.Component):
+    """A rigid pipeline of `KERNEL_RESULT` cycles from an issue to its result.
+
+    The cycles from the issue on: 3 what is read stands at the ports, and registers are addressed; 4 operands are
+    chosen; 5 the first one is shifted, products are made; 6 the operation; 7 to 9 rounding; 10 registers are written.
+    Serial operations leave the pipeline at 5, and their results come when they are done.
+
+    Parameters
+    ----------
+    config : Config
+        With the kernel engine.
+
+    Members
+    -------
+    issue : In(issue_layout(config))
+    tail : In(8)
+        Elements of the last column, or 0.
+    group : Out(index_range(config))
+        The lane group that is wanted of what the ports show in the next cycle.
+    vectors, rows : In(8 * lanes), In(32 * lanes)
+        It, of the scratchpad's vector and the accumulator's row, `READ_LATENCY` + 1 cycles after the issue.
+    source : In(1)
+        The first operand is in the scratchpad.
+    index, table : Out(lanes x 8), Out
+        Entries of look-up tables to read; with look-up tables only.
+    entries : In(lanes x 8)
+        They, two cycles later.
+    results : Out(results_layout(config))
+        Vectors to write, lane group by lane group.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "issue": In(issue_layout(config)),
+                "tail": In(8),
+                "source": In(1),
+                "group": Out(index_range(config)),
+                "vectors": In(8 * config.lanes),
+                "rows": In(32 * config.lanes),
+                "results": Out(results_layout(config)),
+                **table_members(config),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        stages = [self.issue]
+        for stage in range(1, KERNEL_RESULT + 1):
+            following = Signal(self.issue.shape(), name=f"issue_{stage}")
+            m.d.sync += following.eq(stages[-1])
+            stages.append(following)
+        lanes = data.ArrayLayout(signed(32), self.config.lanes)
+        m.submodules.divide = divide = KernelDivide(self.config)
+        result, flags = Signal(lanes, reset_less=True), Signal(self.config.lanes, reset_less=True)
+        first, second, predicate = self._operands(m, stages, result, flags, divide)
+        chosen = stages[_CHOSEN]
+        m.d.comb += [
+            divide.valid.eq(chosen.valid & _serial(chosen.op)),
+            divide.issue.eq(chosen),
+            divide.elements.eq(first),
+        ]
+        self._compute(m, stages, first, second, predicate, result, flags)
+        last = stages[KERNEL_RESULT]
+        m.d.comb += [
+            self.results.write.eq(
+                last.valid & last.op.d_memory & (last.entry.group == self.config.groups - 1)
+            ),
+            self.results.end.eq(last.valid & last.end),
+            self.results.index.eq(last.entry.group),
+            self.results.dst.eq(last.dst),
+        ]
+        m.d.comb += [
+            self.results.bytes[lane].eq(saturated(result[lane])) for lane in range(self.config.lanes)
+        ]
+        return m
+
+    def _operands(
+        self, m: Module, stages: list[data.View], result: data.View, flags: Signal, divide: KernelDivide
+    ) -> tuple[data.View, data.View, Signal]:
+        """Registers and what was read, as both operands and the predicate of what was issued `_CHOSEN` cycles ago."""
+        config, lanes = self.config, self.config.lanes
+        asked, chosen, last = stages[READ_LATENCY], stages[READ_LATENCY + 1], stages[KERNEL_RESULT]
+        depth = STRIP_ROWS * config.groups
+        group = asked.entry.group
+        m.d.comb += self.group.eq(stages[READ_LATENCY - 1].entry.group)
+        other = group ^ ((1 << asked.op.swap) >> 1 >> (lanes - 1).bit_length())[: len(group)]
+        entry = Signal.like(divide.entry, name="written_entry")
+        writes, written = Signal(), Signal(lanes * 32)
+        m.d.comb += [
+            entry.eq(self._entry(last)),
+            writes.eq(last.valid & ~last.op.d_memory & ~_compares(last.op) & ~_serial(last.op)),
+            written.eq(result),
+        ]
+        with m.If(divide.write):
+            m.d.comb += [writes.eq(1), written.eq(divide.results), entry.eq(divide.entry)]
+        names = [Signal(32 * lanes, name=name) for name in ("register_a", "register_b")]
+        reads = (
+            self._entry(asked, asked.op.a),
+            self._entry(asked, asked.op.b, Mux(asked.op.b_immediate, group, other)),
+        )
+        for name, address in zip(names, reads, strict=True):
+            m.submodules[name.name] = memory = Memory(shape=32 * lanes, depth=REGISTERS * depth, init=[])
+            store, fetch = memory.write_port(), memory.read_port()
+            m.d.comb += [
+                store.en.eq(writes), store.data.eq(written), store.addr.eq(entry), fetch.addr.eq(address),
+                name.eq(fetch.data),
+            ]  # fmt: skip
+        m.submodules.predicates = memory = Memory(shape=lanes, depth=depth, init=[])
+        store, fetch = memory.write_port(), memory.read_port()
+        bits = len(store.addr)
+        m.d.comb += [
+            store.en.eq(last.valid & _compares(last.op)),
+            store.data.eq(flags),
+            store.addr.eq(self._entry(last)[:bits]),
+            fetch.addr.eq(self._entry(asked)[:bits]),
+        ]
+        predicate = Signal(lanes, reset_less=True)
+        m.d.sync += predicate.eq(fetch.data)
+        layout = data.ArrayLayout(signed(32), lanes)
+        first, second = (Signal(layout, name=name, reset_less=True) for name in ("first", "second"))
+        for lane in range(lanes):
+            m.d.sync += [
+                first[lane].eq(self._first(m, lane, chosen, names[0])),
+                second[lane].eq(self._second(m, lane, chosen, names[1])),
+            ]
+        return first, second, predicate
+
+    def _entry(self, issue: data.View, register: Value | None = None, group: Value | None = None) -> Signal:
+        """The address of a register of a lane group of a row."""
+        bits = (self.config.groups - 1).bit_length()
+        group = issue.entry.group if group is None else group
+        register = issue.op.d if register is None else register
+        return Cat(group[:bits], issue.entry.row, register)
+
+    def _first(self, m: Module, lane: int, issue: data.View, registers: Value) -> Value:
+        """The first operand of a lane."""
+        op = issue.op
+        byte = self.vectors.word_select(lane, 8)
+        vector = Cat(byte, (byte[7] & ~op.unsigned).replicate(24)).as_signed()
+        row = self.rows.word_select(lane, 32).as_signed()
+        read = Signal(signed(32), name=f"read_{lane}")
+        behind = Signal(name=f"behind_{lane}")
+        m.d.comb += [
+            behind.eq(issue.tail & self.tail.any() & (self._element(lane, issue) >= self.tail)),
+            read.eq(Mux(self.source | op.a[:2].any(), vector, row)),
+        ]
+        with m.If(behind):
+            m.d.comb += read.eq(Mux(op.fill, LEAST, 0))
+        return Mux(op.a_memory, read, registers.word_select(lane, 32).as_signed())
+
+    def _element(self, lane: int, issue: data.View) -> Value:
+        """The number of a lane's element in its vector."""
+        group = issue.entry.group[: (self.config.groups - 1).bit_length()]
+        return Cat(Const(lane, (self.config.lanes - 1).bit_length()), group)
+
+    def _second(self, m: Module, lane: int, issue: data.View, registers: Value) -> Value:
+        """The second operand of a lane: immediate, or a register whose elements may be exchanged."""
+        register = Signal(signed(32), name=f"exchanged_{lane}")
+        m.d.comb += register.eq(registers.word_select(lane, 32))
+        with m.Switch(issue.op.swap):
+            for swap in range(1, (self.config.lanes - 1).bit_length() + 1):
+                with m.Case(swap):
+                    m.d.comb += register.eq(registers.word_select(lane ^ 1 << swap - 1, 32))
+        return Mux(issue.op.b_immediate, issue.op.immediate, register)
+
+    def _compute(
+        self,
+        m: Module,
+        stages: list[data.View],
+        first: data.View,
+        second: data.View,
+        predicate: Signal,
+        result: data.View,
+        flags: Signal,
+    ) -> None:
+        """From operands to results, five cycles later."""
+        op = stages[_CHOSEN].op
+        delayed_predicate = Signal.like(predicate, name="delayed_predicate")
+        m.d.sync += delayed_predicate.eq(predicate)
+        if self.config.lookup_tables:
+            m.d.comb += self.table.eq(op.immediate)
+        for lane in range(self.config.lanes):
+            a, b = first[lane], second[lane]
+            shifted, other = (
+                Signal(signed(32), name=f"{name}_{lane}", reset_less=True) for name in ("shifted", "other")
+            )
+            m.d.sync += [shifted.eq(Mux(op.shift[5], 0, a << op.shift[:5])), other.eq(b)]
+            simple, flag = self._simple(m, lane, stages[_CHOSEN + 1], shifted, other, delayed_predicate[lane])
+            product, shift = self._product(m, lane, op, a, b)
+            quotient = rounded(m, product, shift, f"kernel_{lane}", 32, stages[_CHOSEN + 3].op.floor)
+            # Two more cycles, in which products are rounded.
+            entry: Value = simple
+            for stage in range(2):
+                delayed = Signal(signed(32), name=f"simple_{lane}_{stage}", reset_less=True)
+                m.d.sync += delayed.eq(entry)
+                entry = delayed
+                if not stage and self.config.lookup_tables:
+                    entry = Mux(stages[_CHOSEN + 3].op.op == Op.TABLE, self._entry_of(m, lane), delayed)
+                late = Signal(name=f"flag_{lane}_{stage}", reset_less=True)
+                m.d.sync += late.eq(flag)
+                flag = late
+            total = Signal(signed(34), name=f"total_{lane}")
+            limit = Cat((~total[-1]).replicate(31), total[-1]).as_signed()
+            m.d.comb += total.eq(quotient)
+            fits = total[31:].all() | ~total[31:].any()
+            m.d.sync += [
+                result[lane].eq(
+                    Mux(stages[_CHOSEN + 4].op.op == Op.MUL, Mux(fits, total[:32].as_signed(), limit), entry)
+                ),
+                flags[lane].eq(flag),
+            ]
+            if self.config.lookup_tables:
+                byte = saturated(a)
+                m.d.comb += self.index[lane].eq(Cat(byte[:7], ~byte[7]))
+
+    def _entry_of(self, m: Module, lane: int) -> Value:
+        """The entry of a look-up table, a cycle after it came."""
+        entry = Signal(signed(8), name=f"entry_{lane}", reset_less=True)
+        m.d.sync += entry.eq(self.entries[lane])
+        return entry
+
+    def _simple(
+        self, m: Module, lane: int, issue: data.View, shifted: Signal, other: Signal, predicate: Value
+    ) -> tuple[Signal, Signal]:
+        """The results of all operations without a product, and of comparisons, a cycle later."""
+        op = issue.op
+        result, flag = Signal(signed(32), name=f"simple_{lane}", reset_less=True), Signal(name=f"flag_{lane}")
+        difference, less = Signal(signed(33), name=f"difference_{lane}"), Signal(name=f"less_{lane}")
+        index = Cat(self._element(lane, issue), issue.column)
+        m.d.comb += [difference.eq(shifted - other), less.eq(difference[-1])]
+        # One adder for ADD, RSUB and INDEX: what is subtracted is inverted, and the bit below carries.
+        turned, added = op.op == Op.RSUB, Signal(signed(33), name=f"added_{lane}")
+        addend = Mux(op.op == Op.INDEX, index, shifted ^ turned.replicate(32).as_signed())
+        m.d.comb += added.eq(Cat(turned, addend).as_signed() + Cat(turned, other).as_signed())
+        chosen = Signal(signed(32), name=f"chosen_{lane}")
+        with m.Switch(op.op):
+            with m.Case(Op.SUB):
+                m.d.comb += chosen.eq(difference)
+            with m.Case(Op.MIN):
+                m.d.comb += chosen.eq(Mux(less, shifted, other))
+            with m.Case(Op.MAX):
+                m.d.comb += chosen.eq(Mux(less, other, shifted))
+            with m.Case(Op.SELECT):
+                m.d.comb += chosen.eq(Mux(predicate, shifted, other))
+            with m.Default():
+                m.d.comb += chosen.eq(added[1:])
+        m.d.sync += [result.eq(chosen), flag.eq(Mux(op.op == Op.EQ, difference == 0, less))]
+        return result, flag
+
+    def _product(self, m: Module, lane: int, op: data.View, a: Value, b: Value) -> tuple[Signal, Signal]:
+        """The exact product two cycles later, and what it is to be shifted by."""
+        factor = b[:MULTIPLIER_BITS].as_signed()
+        low, high = (
+            Signal(signed(32 + MULTIPLIER_BITS), name=f"{name}_{lane}", reset_less=True)
+            for name in ("low", "high")
+        )
+        product = Signal(signed(32 + MULTIPLIER_BITS), name=f"product_{lane}", reset_less=True)
+        shift = [Signal(6, name=f"shift_{lane}_{stage}", reset_less=True) for stage in range(2)]
+        total = Signal(7, name=f"shift_{lane}")
+        exponent = Mux(op.scaled, b[MULTIPLIER_BITS : MULTIPLIER_BITS + 6], 0)
+        m.d.comb += total.eq(op.shift + exponent)
+        m.d.sync += [
+            low.eq(Cat(a[:_LOW], 0).as_signed() * factor),
+            high.eq(a[_LOW:].as_signed() * factor),
+            product.eq(low + (high << _LOW)),
+            shift[0].eq(Mux(total[6], 63, total)),
+            shift[1].eq(shift[0]),
+        ]
+        return product, shift[1]
+
+
+def _serial(op: data.View) -> Value:
+    return Cat(op.op == kind for kind in SERIAL).any()
+
+
+def _compares(op: data.View) -> Value:
+    return Cat(op.op == kind for kind in COMPARISONS).any()
+
+
+def saturated(value: Value) -> Value:
+    """An int32 as int8: what does not fit becomes the nearest."""
+    fits = value[7:].all() | ~value[7:].any()
+    return Mux(fits, value[:8], Cat((~value[-1]).replicate(7), value[-1]))
 
 
 class KernelEngine(wiring.Component):
@@ -39,11 +342,11 @@ class KernelEngine(wiring.Component):
     stall_port : Out(1)
         A read waits for its grant.
     group, vectors, rows
-        Lane groups of what is read: see `weft.hdl.vector.kernel_lanes.KernelLanes`.
+        Lane groups of what is read: see `weft.hdl.vector.kernel.KernelLanes`.
     results : Out(results_layout(config))
         Vectors to write, lane group by lane group; ``end`` with the last result of an instruction.
     index, table, entries
-        See `weft.hdl.vector.kernel_lanes.KernelLanes`; with look-up tables only.
+        See `weft.hdl.vector.kernel.KernelLanes`; with look-up tables only.
     """
 
     def __init__(self, config: Config) -> None:

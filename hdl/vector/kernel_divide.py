@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
-from weft.hdl.isa.latencies import KERNEL_DIVISION, KERNEL_ROOT
+from weft.hdl.isa.operands import KERNEL_DIVISION, KERNEL_ROOT
 from weft.hdl.vector.kernel_sequence import issue_layout
 
 _QUOTIENT = 16

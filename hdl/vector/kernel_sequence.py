@@ -10,8 +10,8 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa import Kernel, Microcode, MicroOp, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS, SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
-from weft.hdl.isa.latencies import kernel_least, kernel_serial
-from weft.hdl.vector.vec_kinds import is_kind, view
+from weft.hdl.isa.operands import kernel_least, kernel_serial
+from weft.hdl.vector.vec_streams import is_kind, view
 
 _LOOPS = ("ob", "oy", "ox")
 _OPERANDS = (*SOURCES, *TARGETS)

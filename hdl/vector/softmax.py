@@ -2,22 +2,244 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal, signed
-from amaranth.lib import data, wiring
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
-from weft.hdl.lib.tap import Tap
+from weft.hdl.lib.pipeline import Tap
+from weft.hdl.lib.ports import ALIGNMENT_BITS
 from weft.hdl.vector.probabilities import (
+    PEAK,
+    PEAK_BITS,
     PROBABILITY,
     Probabilities,
     delayed,
     sum_latency,
+    sum_width,
     tree_stages,
 )
 from weft.hdl.vector.requantise import SCORE_BITS
-from weft.hdl.vector.row_states import ALIGNED, TOTAL, WRITTEN, RowStates
+
+_WIDTH = 21
+"""Bits of a signed distance: int16, and 4096 groups of 128 columns."""
+
+
+class Mask(wiring.Component):
+    """Follows the loops of a `weft.hdl.isa.Softmax` instruction. Of the N columns of a vector, the first `by_length`
+    lie within the length, and the first `by_diagonal` before the diagonal.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    start : In(1)
+        A new instruction; the fields below are there from the next cycle on, until the last step.
+    causal, relative, register, length, diagonal : In
+        Fields of the instruction.
+    bases : In(BASES x 32)
+        Base registers. Without loops only: with them ``register`` is what the register holds.
+    ready : Out(1)
+        The outputs below hold for the first vector or, later on, the current one.
+    step : In(1)
+        Go to the next vector; the inputs below say where the current one stands.
+    last_ox, last_oy : In(1)
+        It is the last of its loop.
+    by_length, by_diagonal : Out(range(N + 1))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.n, self.loops = config.n, bool(config.loops)
+        super().__init__(
+            {
+                "start": In(1),
+                "causal": In(1),
+                "relative": In(1),
+                "register": In(32) if config.loops else In(range(BASES)),
+                "length": In(signed(16)),
+                "diagonal": In(signed(16)),
+                **({} if config.loops else {"bases": In(data.ArrayLayout(32, BASES))}),
+                "ready": Out(1),
+                "step": In(1),
+                "last_ox": In(1),
+                "last_oy": In(1),
+                "by_length": Out(range(config.n + 1)),
+                "by_diagonal": Out(range(config.n + 1)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        left = Signal(signed(_WIDTH), reset_less=True)  # columns within the length, from this group on
+        outer = Signal(signed(_WIDTH), reset_less=True)  # columns before the diagonal for ox = 0
+        inner = Signal(signed(_WIDTH), reset_less=True)  # the same for this row
+
+        # One adder for both limits, one after the other.
+        phase = Signal(3)
+        base, total = Signal(32, reset_less=True), Signal(signed(32), reset_less=True)
+        limit = Signal(signed(16))
+        fits = total[15:].all() | ~total[15:].any()
+        m.d.comb += limit.eq(Mux(fits, total[:16], Cat((~total[31]).replicate(15), total[31])))
+        held = self.register if self.loops else self.bases[self.register]
+        m.d.sync += [
+            base.eq(Mux(self.relative, held, 0)),
+            total.eq(base + Mux(phase[1], self.diagonal, self.length)),
+        ]
+        m.d.comb += self.ready.eq(phase[2])
+        with m.If(self.start):
+            m.d.sync += phase.eq(0)
+        with m.Elif(~self.ready):
+            m.d.sync += phase.eq(phase + 1)
+        with m.If(phase == 2):
+            m.d.sync += left.eq(limit)
+        with m.If(phase == 3):
+            m.d.sync += Cat(outer, inner).eq((limit + Const(1, signed(_WIDTH)))[:_WIDTH].replicate(2))
+
+        following = Signal(signed(_WIDTH))
+        group = self.last_ox & self.last_oy
+        m.d.comb += following.eq(
+            Mux(self.last_ox, outer, inner) + Mux(self.last_ox, Mux(group, -self.n, 0), 1)
+        )
+        with m.If(self.step):
+            m.d.sync += inner.eq(following)
+            with m.If(group):
+                m.d.sync += [outer.eq(following), left.eq(left - self.n)]
+
+        m.d.comb += [
+            self.by_length.eq(self._clamp(left)),
+            self.by_diagonal.eq(Mux(self.causal, self._clamp(inner), self.n)),
+        ]
+        return m
+
+    def _clamp(self, value: Value) -> Value:
+        bits = (self.n - 1).bit_length()
+        return Mux(value[-1], 0, Mux(value[bits:-1].any(), self.n, value[:bits]))
+
+
+TOTAL = 3
+"""Cycles from `RowStates.valid` to the sum of the same vector."""
+ALIGNED = 5
+"""Cycles from `RowStates.valid` to the alignment."""
+WRITTEN = 6
+"""Cycles from `RowStates.valid` to the write; reads later than that return the new state."""
+_CLAMP = 31
+
+
+class RowStates(wiring.Component):
+    """Row states, and a rigid pipeline that updates them. Defined by `weft.hdl.isa.Softmax`, whose ``e`` is `peak`.
+
+    As one of ``u`` and ``v`` is 0, only one of the two sums is shifted.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    address : In(range(row_states))
+        Of the state to read.
+    sum : Out(32)
+        ``l`` of the state that stood at `address` two cycles ago, from a register.
+    valid : In(1)
+        Update the state at `address`. Not before the last update of the same state is written.
+    fresh : In(1)
+        Read with `valid`: start from m = -256, l = 0 instead.
+    peak : In(int10)
+        Two cycles after `valid`.
+    total : In(sum_width)
+        `TOTAL` cycles after `valid`.
+    final : In(1)
+        Keep states. Must not change while updates are under way.
+    aligned, alignment : Out(1), Out(signed)
+        `ALIGNED` cycles after `valid`.
+    written, write_address : Out(1), In(range(row_states))
+        `WRITTEN` cycles after `valid`: where the state comes from, once more.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "address": In(range(config.row_states)),
+                "sum": Out(32),
+                "valid": In(1),
+                "fresh": In(1),
+                "peak": In(signed(PEAK_BITS)),
+                "total": In(sum_width(config)),
+                "final": In(1),
+                "aligned": Out(1),
+                "alignment": Out(signed(ALIGNMENT_BITS)),
+                "written": Out(1),
+                "write_address": In(range(config.row_states)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        state = data.StructLayout({"m": signed(PEAK_BITS), "l": 32})
+        m.submodules.ram = ram = memory.Memory(shape=state, depth=self.config.row_states, init=[])
+        fetch, store = ram.read_port(), ram.write_port()
+        old = Signal(state, reset_less=True)
+        m.d.comb += [fetch.en.eq(1), fetch.addr.eq(self.address), self.sum.eq(old.l)]
+        m.d.sync += old.eq(fetch.data)
+
+        # Two cycles after `valid`: how far apart the maxima are, both ways.
+        fresh = delayed(m, self.fresh, 2)
+        maximum, peak = Signal(signed(PEAK_BITS)), Signal(signed(PEAK_BITS), reset_less=True)
+        before = Signal(signed(PEAK_BITS), reset_less=True)
+        old_sum = Signal(32, reset_less=True)
+        higher, lower = (
+            Signal(signed(PEAK_BITS + 1), name=name, reset_less=True) for name in ("higher", "lower")
+        )
+        m.d.comb += maximum.eq(Mux(fresh, PEAK, old.m))
+        m.d.sync += [
+            peak.eq(self.peak),
+            before.eq(maximum),
+            old_sum.eq(Mux(fresh, 0, old.l)),
+            higher.eq(self.peak - maximum),
+            lower.eq(maximum - self.peak),
+        ]
+
+        # Three: the one that is lower is to be shifted.
+        rising = Signal()
+        apart = Signal(PEAK_BITS + 1)
+        m.d.comb += [rising.eq(~higher[-1]), apart.eq(Mux(rising, higher, lower))]
+        added = self.total << 8
+        amount = Signal(range(_CLAMP + 1), reset_less=True)
+        rose = Signal(reset_less=True)
+        shifted, kept = Signal(32, reset_less=True), Signal(32, reset_less=True)
+        following = Signal(signed(PEAK_BITS), reset_less=True)
+        m.d.sync += [
+            amount.eq(Mux(apart[5:].any(), _CLAMP, apart[:5])),
+            rose.eq(rising),
+            following.eq(Mux(rising, peak, before)),
+            shifted.eq(Mux(rising, old_sum, added)),
+            kept.eq(Mux(rising, added, old_sum)),
+        ]
+
+        # Four: the bit that is shifted out last rounds.
+        quotient = Signal(33, reset_less=True)
+        kept_next = Signal(32, reset_less=True)
+        m.d.sync += [
+            quotient.eq(Cat(0, shifted)[:33] >> amount),
+            kept_next.eq(kept),
+            self.alignment.eq(Mux(self.final, Mux(rose, 0, amount), Mux(rose, amount, -amount))),
+        ]
+
+        # Five.
+        m.d.sync += [
+            store.data.l.eq(kept_next + quotient[1:] + quotient[0]),
+            store.data.m.eq(delayed(m, following, 1)),
+        ]
+        written = delayed(m, self.valid, ALIGNED)
+        m.d.comb += self.aligned.eq(written)
+        m.d.sync += self.written.eq(written)
+        m.d.comb += [store.en.eq(self.written & ~self.final), store.addr.eq(self.write_address)]
+        return m
 
 
 def vector_layout(config: Config) -> data.StructLayout:

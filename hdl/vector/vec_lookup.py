@@ -8,11 +8,9 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import Lookup, Vec
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.latencies import LOOKUP
-from weft.hdl.vector.lane_tables import lane_tables
-from weft.hdl.vector.probabilities import delayed
-from weft.hdl.vector.vec_kinds import is_kind, view
-from weft.hdl.vector.vec_streams import results_layout
+from weft.hdl.isa.operands import LOOKUP
+from weft.hdl.vector.probabilities import delayed, lane_tables
+from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
 
 class VecLookup(wiring.Component):
@@ -30,7 +28,7 @@ class VecLookup(wiring.Component):
         An instruction starts, which may be a `Lookup`.
     looks_up, chosen : In(1), In
         Whether results are looked up, and in which table: so much ahead of them as the elements that they are made of
-        are not with `weft.hdl.vector.vec_operands.VecOperands` yet.
+        are not with `weft.hdl.vector.vec.VecOperands` yet.
     byte_valid, byte : In(1), In(8)
         An element, which `Lookup` stores.
     i, o : In(results_layout(config)), Out(results_layout(config))

@@ -8,29 +8,27 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import PARAMETER_VECTORS, SEMAPHORES, Source, Vec
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
-from weft.hdl.lib.skid_buffer import SkidBuffer
+from weft.hdl.lib.queues import SkidBuffer
 from weft.hdl.vector.requantise import LATENCY, settings_layout
-from weft.hdl.vector.vec_kinds import (
+from weft.hdl.vector.vec_streams import (
+    VecSequence,
+    arrival_layout,
     as_vec,
     bytewise,
-    is_kind,
-    is_one_of,
-    unbounded,
-    vector_kinds,
-    without_parameters,
-)
-from weft.hdl.vector.vec_nest import loop_nest
-from weft.hdl.vector.vec_streams import (
-    Sequence,
-    arrival_layout,
     element_layout,
     index_range,
     instruction_layout,
+    is_kind,
+    is_one_of,
+    loop_nest,
     note_layout,
     second_width,
+    unbounded,
+    vector_kinds,
+    without_parameters,
 )
 
 _TAKEN = ("source", "h", "w", "pad", "signal")
@@ -108,7 +106,7 @@ class VecReader(wiring.Component):
                 "active": Out(1),
                 "finish": In(1),
                 "resume": In(1),
-                "sequence": Out(Sequence(config)),
+                "sequence": Out(VecSequence(config)),
                 "accumulator": Out(ports.accumulator_read(config)),
                 "scratchpad": Out(ports.scratchpad_read(config)),
                 "stall_port": Out(1),

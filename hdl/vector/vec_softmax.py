@@ -8,18 +8,23 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import Normalise, Softmax, Table
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.lib import ports
-from weft.hdl.lib.divide import RESULT, Divider
+from weft.hdl.lib.arithmetic import RESULT, Divider
 from weft.hdl.lib.loopnest import LoopNest
-from weft.hdl.lib.registers import register_port
-from weft.hdl.vector.mask import Mask
+from weft.hdl.lib.pipeline import register_port
 from weft.hdl.vector.probabilities import delayed
 from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
-from weft.hdl.vector.row_states import WRITTEN
-from weft.hdl.vector.softmax import SoftmaxPipe, vector_layout
-from weft.hdl.vector.vec_kinds import is_kind, row_strides, view
-from weft.hdl.vector.vec_streams import Sequence, grant_layout, index_range, results_layout
+from weft.hdl.vector.softmax import WRITTEN, Mask, SoftmaxPipe, vector_layout
+from weft.hdl.vector.vec_streams import (
+    VecSequence,
+    grant_layout,
+    index_range,
+    is_kind,
+    results_layout,
+    row_strides,
+    view,
+)
 
 CHOSEN = READ_LATENCY + 2
 """Cycles from the grant of a read to the entry of requantisation."""
@@ -52,7 +57,7 @@ class VecSoftmax(wiring.Component):
     sequence : In(Sequence(config))
         The reads of instructions of any kind.
     bases or values
-        See `weft.hdl.lib.registers.register_port`.
+        See `weft.hdl.lib.pipeline.register_port`.
     normalise : Out(1)
         The current instruction is Normalise.
     row : In(1)
@@ -73,7 +78,7 @@ class VecSoftmax(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "sequence": In(Sequence(config)),
+                "sequence": In(VecSequence(config)),
                 **register_port(Softmax, config),
                 "normalise": Out(1),
                 "row": In(1),

@@ -1,4 +1,4 @@
-// SOFTMAX and NORMALISE: see `weft.sim.golden.softmax` for the numerics.
+// SOFTMAX and NORMALISE: see `weft.sim.golden.vector` for the numerics.
 #pragma once
 
 #include "columns.h"

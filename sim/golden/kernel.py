@@ -23,9 +23,8 @@ from weft.hdl.isa.kernel import (
     kernel_at,
 )
 from weft.sim.device import DeviceError
-from weft.sim.golden.arithmetic import round_half_even, wrap
-from weft.sim.golden.execute import executes
-from weft.sim.golden.memories import Memories
+from weft.sim.golden.memories import Memories, round_half_even, wrap
+from weft.sim.golden.units import executes
 
 _LARGEST = (1 << 31) - 1
 _QUOTIENT = 65535

@@ -6,15 +6,32 @@ twice, the last iteration of its loops wins. Those of the VEC queue are in `weft
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
 
-from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Operand, Store
+from weft.hdl.isa import PAGE_ENTRY, Instruction, Load, Mm, Operand, Store
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.int4 import group_bytes, unpack, unpack_groups
+from weft.hdl.isa.encoding import group_bytes, unpack, unpack_groups
 from weft.sim.device import DeviceError
-from weft.sim.golden.arithmetic import rsh, wrap
-from weft.sim.golden.execute import executes
-from weft.sim.golden.memories import Memories, loops, within
+from weft.sim.golden.memories import Memories, loops, rsh, within, wrap
+
+_Function = TypeVar("_Function", bound=Callable[[Memories, Any], None])
+
+EXECUTE: dict[type[Instruction], Callable[[Memories, Any], None]] = {}
+"""A function an instruction: it changes memories as the instruction does."""
+
+
+def executes(kind: type[Instruction]) -> Callable[[_Function], _Function]:
+    """Decorate the function that carries out instructions of a kind."""
+
+    def register(function: _Function) -> _Function:
+        EXECUTE[kind] = function
+        return function
+
+    return register
+
 
 _EXACT_TERMS = 1024
 """int8 products that float32 adds exactly in any order: 1024 * 2**14 = 2**24. Half as many of 9-bit activations."""

@@ -16,10 +16,9 @@ from typing import Any
 
 from amaranth.lib import wiring
 
-from weft.hdl.files.cache import entry
+from weft.hdl.cache import entry
 from weft.hdl.verilog import generate
-from weft.sim.verilator.cells import Libraries, without_cells
-from weft.sim.verilator.verilate import Model
+from weft.sim.verilate import Libraries, Model, without_cells
 
 
 def _ports(component: wiring.Component) -> list[str]:
@@ -95,7 +94,7 @@ def run_bench(
     only : str
         A regular expression; cocotb tests whose name does not match are left out.
     models : sequence of str or Path
-        Models that take the place of cells that `component` instantiates, see `weft.sim.verilator.cells`.
+        Models that take the place of cells that `component` instantiates, see `weft.sim.verilate`.
     icarus : bool
         Simulate with `build_icarus`, without `models`, in place of Verilator.
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
-from weft.hdl.control.stalls import Watch, waits
+from weft.hdl.control.counters import Watch, waits
 from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
@@ -43,8 +43,8 @@ from weft.sim.device import (
     check_program,
     check_range,
 )
-from weft.sim.verilator.verilate import Model, Trace
-from weft.sim.waves.waves import CYCLE_TIME, Waves
+from weft.sim.verilate import Model, Trace
+from weft.sim.waves import CYCLE_TIME, Waves
 
 TOP = "weft"
 Observed = Mapping[str, Sequence[str]]
@@ -115,7 +115,7 @@ def build_model(
 
     Raises
     ------
-    weft.sim.verilator.verilate.BuildError
+    weft.sim.verilate.BuildError
         If the Verilog does not pass Verilator or the C++ compiler.
     """
     return Model(
@@ -170,13 +170,13 @@ class RtlDevice(Closing, Device):
         If the model does not identify itself as this version and configuration.
     MemoryError
         If the simulation needs more memory than there is, here or later.
-    weft.sim.verilator.verilate.BuildError
+    weft.sim.verilate.BuildError
         If the model cannot be built.
     """
 
     DRIVER = "rtl_model.cpp"
     COVERAGE = False
-    """Whether it counts coverage, see `weft.sim.rtl.covered`."""
+    """Whether it counts coverage, see `weft.sim.rtl.coverage`."""
 
     def __init__(
         self,

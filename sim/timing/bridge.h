@@ -1,4 +1,4 @@
-// What is between a core and the SDRAM controller of a board: boards/axi_bridge.py and boards/arbiter.py, of which
+// What is between a core and the SDRAM controller of a board: boards/bus/axi_bridge.py and boards/bus/arbiter.py, of which
 // nobody else asks for anything.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// hdl/lib/block_fifo.py, of whose words only the number counts.
+// hdl/lib/queues.py, of whose words only the number counts.
 struct BufferedLevel {
     unsigned most = 1, inner = 0;
     bool readable = false;

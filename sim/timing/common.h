@@ -20,7 +20,7 @@ inline unsigned log2_of(uint64_t value) {
     return bits;
 }
 
-// hdl/lib/skid_buffer.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before
+// hdl/lib/queues.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before
 // `step`.
 template <class T>
 struct SkidBuffer {

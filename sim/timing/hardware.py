@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from weft.hdl.bus import burst
+from weft.hdl import store
+from weft.hdl.bus import axi
 from weft.hdl.control import fetch, sequencer
 from weft.hdl.isa import (
     INSTRUCTIONS,
@@ -24,11 +25,12 @@ from weft.hdl.isa import (
     program_lists,
     registers,
 )
-from weft.hdl.isa.config import KERNEL_ENTRIES, Config
-from weft.hdl.isa.features import Feature
-from weft.hdl.isa.int4 import FACTOR_PLACES, FACTORS_SHIFT, GROUP
+from weft.hdl.isa.config import KERNEL_ENTRIES, Config, Feature
+from weft.hdl.isa.encoding import FACTOR_PLACES, FACTORS_SHIFT, GROUP
 from weft.hdl.isa.kernel import STRIP_ROWS, Op, micro_places
-from weft.hdl.isa.latencies import (
+from weft.hdl.isa.loops import READ_BYTES, SLOTS
+from weft.hdl.isa.memmap import Counter
+from weft.hdl.isa.operands import (
     DIVISION,
     KERNEL_RESULT,
     READ_LATENCY,
@@ -37,16 +39,13 @@ from weft.hdl.isa.latencies import (
     lookup_latency,
     rmw_latency,
 )
-from weft.hdl.isa.loops import READ_BYTES, SLOTS
-from weft.hdl.isa.memmap import Counter
-from weft.hdl.lib import divide
-from weft.hdl.lib.walk import Walk
+from weft.hdl.lib import arithmetic
+from weft.hdl.lib.loopnest import Walk
 from weft.hdl.load import load, unpack
-from weft.hdl.matrix import mm_rows, mm_weights
+from weft.hdl.matrix import mm_rows
 from weft.hdl.matrix.array import array_latency
-from weft.hdl.store import store
-from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_reader, vec_softmax
-from weft.sim.sdram import Sdram
+from weft.hdl.vector import probabilities, requantise, softmax, vec_reader, vec_softmax, vec_streams
+from weft.sim.memories import Sdram
 
 _NAMED = 2
 """Registers that an instruction names at most."""
@@ -56,7 +55,7 @@ NORMALISING = 5
 """Cycles that the divider takes to bring a sum's top bit to the top. It depends on the sum, which is data: 8 for a sum
 of one to two full probabilities, one less for every doubling, and 2 for less than one."""
 MASKED = 5
-"""Cycles from accepting a Softmax to `weft.hdl.vector.mask.Mask.ready`: its phase counts to 4."""
+"""Cycles from accepting a Softmax to `weft.hdl.vector.softmax.Mask.ready`: its phase counts to 4."""
 
 
 def parameters(config: Config) -> dict[str, int]:
@@ -64,7 +63,7 @@ def parameters(config: Config) -> dict[str, int]:
     where the hardware defines it."""
     chosen = vec_softmax.CHOSEN + requantise.LATENCY
     ends = chosen + probabilities.tree_stages(config) + 2 + config.groups
-    state = ends + probabilities.sum_latency(config) - row_states.TOTAL
+    state = ends + probabilities.sum_latency(config) - softmax.TOTAL
     early = vec_softmax.CHOSEN + 1 + config.groups
     return {
         **config.to_dict(),
@@ -75,7 +74,7 @@ def parameters(config: Config) -> dict[str, int]:
         "accumulator_size": config.accumulator_size,
         "word_bytes": WORD_BYTES,
         "list_pitch": program_lists.pitch(config),
-        "descriptor_read": program_lists.READ_BYTES,
+        "descriptor_read": program_lists.RECORD_READ_BYTES,
         "descriptor_record": program_lists.RECORD_BYTES,
         "read_latency": READ_LATENCY,
         "row_latency": mm_rows.ROW_LATENCY,
@@ -85,26 +84,26 @@ def parameters(config: Config) -> dict[str, int]:
         "fetch_bursts": fetch.BURSTS,
         "fetch_block_depth": fetch.BLOCK_DEPTH,
         "fetch_page": fetch.PAGE,
-        "load_block": burst.block_beats(config, load.BURST_BEATS),
+        "load_block": axi.block_beats(config, load.BURST_BEATS),
         "load_descriptors": min(load.DESCRIPTORS, config.queue_depth),
         "load_ahead": load.AHEAD_BEATS,
         "unpack_vectors": unpack.VECTORS,
-        "store_block": burst.block_beats(config),
+        "store_block": axi.block_beats(config),
         "store_descriptors": min(store.DESCRIPTORS, config.queue_depth),
         "store_unconfirmed": min(store.UNCONFIRMED, 2 * config.queue_depth),
         "store_bursts": store.BURSTS,
         "store_reads": store.READS,
-        "burst_page": burst.PAGE,
+        "burst_page": axi.PAGE,
         "vec_latency": chosen + lookup_latency(config),
         "vec_settling": vec_reader.SETTLING,
         "softmax_write": ends + probabilities.PROBABILITY + 1,
-        "softmax_end": state + row_states.ALIGNED,
+        "softmax_end": state + softmax.ALIGNED,
         "mask_ready": MASKED,
         "under_way_most": vec_softmax._UNDER_WAY,
-        "under_way_latency": vec_softmax.CHOSEN + max(row_states.WRITTEN + 1 - early, 0),
-        "divider_lead": divide.LEAD,
+        "under_way_latency": vec_softmax.CHOSEN + max(softmax.WRITTEN + 1 - early, 0),
+        "divider_lead": arithmetic.LEAD,
         "divider_steps": DIVISION,
-        "divider_read": divide._READ,
+        "divider_read": arithmetic._READ,
         "divider_normalising": NORMALISING,
         "kernel_result": KERNEL_RESULT,
         "kernel_least": kernel_least(config.groups),
@@ -152,9 +151,9 @@ def _kind(opcode: str, kind: type[Instruction]) -> str:
 
 WALKS: dict[str, tuple[Walk, list[type[Instruction]]]] = {
     "RowWalk": (mm_rows.WALK, [Mm]),
-    "TileWalk": (mm_weights.WALK, [Mm]),
+    "TileWalk": (mm_rows.WEIGHTS_WALK, [Mm]),
     "VectorWalk": (
-        vec_nest.WALK,
+        vec_streams.WALK,
         [kind for kind in INSTRUCTIONS.values() if issubclass(kind, VectorInstruction)],
     ),
 }

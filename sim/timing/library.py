@@ -3,16 +3,97 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import hashlib
 import shlex
 import shutil
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
-from weft.hdl.files.cache import entry
+import numpy as np
+
+from weft.hdl.cache import entry
 from weft.hdl.isa import BASES
-from weft.sim.timing import hardware, microcode
-from weft.sim.verilator.verilate import Tools, compiler
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS
+from weft.hdl.sequential import assembler, processor
+from weft.hdl.sequential import processor as lanes
+from weft.hdl.sequential.microprogram import Microprogram
+from weft.sim.timing import hardware
+from weft.sim.timing.hardware import struct
+from weft.sim.verilate import Tools, compiler
+
+_ENUMERATIONS: dict[str, type[enum.IntEnum]] = {
+    "FUNCTION": assembler.Function,
+    "SOURCE": assembler.Source,
+    "PORT": assembler.Port,
+    "OUT": assembler.Out,
+    "TO_MEMORY": assembler.MemoryOut,
+    "CONDITION": assembler.Condition,
+    "PART": assembler.Part,
+}
+"""What numbers in words mean, by the prefix of their names in C++."""
+_CONSTANTS = {
+    "FUNCTION_WIDTH": assembler.FUNCTION_BITS,
+    "SOURCE_WIDTH": assembler.SOURCE_BITS,
+    "OUT_WIDTH": assembler.OUT_BITS,
+    "CONDITION_WIDTH": assembler.CONDITION_BITS,
+    "PART_WIDTH": assembler.PART_BITS,
+    "OPERAND_LOW": assembler.OPERAND_LOW,
+    "COMPARED_WIDTH": processor.COMPARED_BITS,
+    "LANE_REGISTERS": REGISTERS,
+    "LANE_ROW_BITS": lanes.ROW_BITS,
+    "LANE_PREDICATES": lanes._PREDICATES,
+    "LANE_STAGED": lanes._STAGED,
+}
+
+
+@lru_cache(maxsize=8)
+def microprogram(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """The words of the microprogram (uint64), and all of data memory as it is at first (uint32)."""
+    program = Microprogram(config)
+    memory = np.zeros(program.depth, np.uint32)
+    memory[: len(program.constants)] = program.constants
+    return np.array(program.words, np.uint64), memory
+
+
+def core_parameters(config: Config) -> dict[str, int]:
+    """Parameters of the model of the sequential core for a configuration."""
+    kernel = bool(config.kernel)
+    return {
+        "n": config.n,
+        "bus_bytes": config.bus_bytes,
+        "operand_bits": Microprogram(config).operand_bits,
+        "scratchpad_size": config.scratchpad_size,
+        "accumulator_size": config.accumulator_size,
+        "mantissa_bits": config.mantissa_bits,
+        "multiplier_bits": MULTIPLIER_BITS,
+        "signed_bits": MULTIPLIER_BITS if kernel else 0,
+        "wide_activations": int(config.wide_activations),
+        "table_entries": assembler.entries(config),
+        "table_step": assembler.address_step(config),
+        "lanes": config.n if kernel else 0,
+    }
+
+
+def header() -> str:
+    """C++ for what `weft.hdl.sequential` defines: numbers in words, and names of `core_parameters`."""
+    enumerations = [
+        f"enum {''.join(part.title() for part in prefix.split('_'))}Number "
+        f"{{ {', '.join(f'{prefix}_{item.name} = {int(item)}' for item in kind)} }};\n"
+        for prefix, kind in _ENUMERATIONS.items()
+    ]
+    constants = ", ".join(f"{name} = {value}" for name, value in _CONSTANTS.items())
+    return "".join([
+        "namespace weft {\n",
+        struct("CoreParameters", list(core_parameters(Config(depthwise_taps=0)))),
+        "namespace sequential {\n",
+        *enumerations,
+        f"constexpr unsigned {constants};\n",
+        f"constexpr uint8_t FIELD_WIDTHS[] = {{ {', '.join(map(str, assembler.WIDTHS))} }};\n",
+        "}  // namespace sequential\n}  // namespace weft\n",
+    ])  # fmt: skip
+
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror")
@@ -122,7 +203,7 @@ def library() -> ctypes.CDLL:
 
     Raises
     ------
-    weft.sim.verilator.verilate.BuildError
+    weft.sim.verilate.BuildError
         If there is no C++ compiler, or it fails.
     """
     sources = [*sorted(_HERE.glob("*.h")), *_units()]
@@ -137,7 +218,7 @@ def library() -> ctypes.CDLL:
 
 
 def _header() -> str:
-    return hardware.header() + microcode.header()
+    return hardware.header() + header()
 
 
 def _units() -> list[Path]:

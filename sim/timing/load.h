@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// hdl/load/pages.py: a register for one LOAD, whose page table entry is asked for while it waits in front of it.
+// hdl/load/load.py: a register for one LOAD, whose page table entry is asked for while it waits in front of it.
 struct PageReader {
     bool asked = false, held = false, lacks = false, ask = false;
     int32_t located = -1;
@@ -126,12 +126,12 @@ private:
     // From beats to the scratchpad; returns whether a descriptor is taken from the queue.
     bool unpack(bool beat, unsigned vec_write) {
         const bool vector_taken = write(vec_write);
-        // hdl/load/widen.py: a group of 4-bit values has a word of factors in front, which the unpacker does not see.
+        // hdl/load/transpose.py: a group of 4-bit values has a word of factors in front, which the unpacker does not see.
         const bool ahead_of_group = unpacker.op.blocks && !words_, factors = beats.valid && ahead_of_group && unpacker.some;
         const bool taken =
             unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid && !ahead_of_group, vector_taken);
         stall_memory += unpacker.stalls;
-        // hdl/load/widen.py: a word of 4-bit values is taken in two halves.
+        // hdl/load/transpose.py: a word of 4-bit values is taken in two halves.
         const bool half = unpacker.pops && unpacker.op.int4, popped = factors || (unpacker.pops && (!half || upper_));
         upper_ ^= half;
         if (factors) words_ = GROUP;

@@ -1,4 +1,4 @@
-// The matrix unit: rows of A (hdl/matrix/mm_rows.py), tiles of B a tile ahead of them (hdl/matrix/mm_weights.py), and
+// The matrix unit: rows of A (hdl/matrix/mm_rows.py), tiles of B a tile ahead of them (hdl/matrix/mm_rows.py), and
 // when what the array makes of a row reaches the accumulator (hdl/matrix/mm.py).
 //
 // Its reads are never refused for the sake of others, so once it has an instruction, only the next one matters to it.

@@ -118,7 +118,7 @@ private:
     }
 };
 
-// hdl/bus/burst.py: runs of bytes to bursts that end at multiples of `block` bus words, at most one a cycle.
+// hdl/bus/axi.py: runs of bytes to bursts that end at multiples of `block` bus words, at most one a cycle.
 struct Splitter {
     struct Run {
         uint32_t word = 0, rest = 0;

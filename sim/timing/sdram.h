@@ -1,4 +1,4 @@
-// The SDRAM controller of the boards (boards/sdram.py, boards/sdram_schedule.py) after its start: where a memory port's
+// The SDRAM controller of the boards (boards/sdram/controller.py, boards/sdram/schedule.py) after its start: where a memory port's
 // commands and words wait, cycle by cycle. The chip answers in a fixed time.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// A command of a memory port (boards/port.py).
+// A command of a memory port (boards/bus/port.py).
 struct PortCommand {
     bool write = false;
     uint32_t address = 0, beats = 0;

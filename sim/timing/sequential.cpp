@@ -20,7 +20,7 @@ struct SequentialRequest {
     double bytes_per_cycle, tokens;  // tokens: as in model.cpp
     const uint64_t* marks;
     uint64_t mark_count, limit;
-    uint64_t flash_window, flash_page, flash_jump, flash_word;  // as in sim/spi_flash.py; window 0: there is none
+    uint64_t flash_window, flash_page, flash_jump, flash_word;  // as in sim/memories.py; window 0: there is none
 };
 
 static void run(const SequentialRequest* request, int64_t* outcome, Processor* core) {

@@ -12,10 +12,9 @@ from weft.hdl.isa.memmap import Counter
 from weft.hdl.sequential.control import BASE, PROGRAM
 from weft.hdl.sequential.core import check_config
 from weft.sim.device import DeviceError, check_program, check_range
-from weft.sim.spi_flash import TimedFlash
+from weft.sim.memories import TimedFlash
 from weft.sim.timing.device import LIMIT, TOO_LARGE, TimingDevice
-from weft.sim.timing.library import SequentialRequest
-from weft.sim.timing.microcode import core_parameters, microprogram
+from weft.sim.timing.library import SequentialRequest, core_parameters, microprogram
 
 _OUTCOMES = ("done", "hangs", "timeout", "outside")
 
@@ -47,7 +46,7 @@ class SequentialTimingDevice(TimingDevice):
     ------
     weft.hdl.isa.config.ConfigError
         If no sequential core has this configuration.
-    weft.sim.verilator.verilate.BuildError
+    weft.sim.verilate.BuildError
         If the model, which is C++, cannot be built.
     """
 

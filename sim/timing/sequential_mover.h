@@ -12,7 +12,7 @@ namespace weft::sequential {
 
 constexpr unsigned BUS_MOST = 128, VECTOR_MOST = 128;
 
-// The vector that is made: bytes are appended, and the first one leaves. hdl/sequential/scratchpad.py.
+// The vector that is made: bytes are appended, and the first one leaves. hdl/sequential/core.py.
 struct Made {
     uint8_t bytes[VECTOR_MOST]{};
     unsigned first = 0, n = 0;
@@ -44,7 +44,7 @@ struct Link {
     }
 };
 
-// boards/spi_flash.py behind hdl/sequential/mover.py; its numbers are those of sim/spi_flash.py.
+// boards/flash/controller.py behind hdl/sequential/mover.py; its numbers are those of sim/memories.py.
 struct Flash {
     uint32_t window = 0, page = 0;  // window 0: there is none
     Cycle jump = 0, word = 0;

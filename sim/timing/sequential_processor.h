@@ -1,6 +1,6 @@
 // The sequential core's processor, hdl/sequential/processor.py: carries out the words of the microprogram one after the
 // other, and works out in which cycle each of them is done. Words come from hdl/sequential/microprogram.py, and what
-// they mean from hdl/sequential/micro.py.
+// they mean from hdl/sequential/assembler.py.
 //
 // A word is decoded in one cycle, chooses its operand in the next one, is executed in the one behind that, and its
 // result reaches units in the fourth. It stays where it is decoded as long as words ahead of it are to change what it
@@ -127,7 +127,7 @@ private:
         return from;
     }
 
-    // hdl/sequential/lanes.py: the address of a part of what kernels work on.
+    // hdl/sequential/processor.py: the address of a part of what kernels work on.
     uint32_t lane_address(uint32_t operand) const {
         const MicroOp& op = reinterpret_cast<const MicroOp&>(operation_);
         const uint32_t lanes = (1u << lane_bits_) - 1;

@@ -1,5 +1,5 @@
-// The store unit (hdl/store/store.py): requests, reads of the scratchpad ahead of them, the packer
-// (hdl/store/pack.py), and confirmations.
+// The store unit (hdl/store.py): requests, reads of the scratchpad ahead of them, the packer
+// (hdl/store.py), and confirmations.
 #pragma once
 
 #include "common.h"
@@ -14,7 +14,7 @@ struct Packed {
     bool last = false;
 };
 
-// hdl/store/pack.py: its second stage; the first is the skid buffer.
+// hdl/store.py: its second stage; the first is the skid buffer.
 struct Packer {
     SkidBuffer<Packed> stage;
     bool flush = false;

@@ -1,5 +1,5 @@
 // The vector unit: the order of its reads (hdl/vector/vec.py), what holds them up with softmax
-// (hdl/vector/vec_softmax.py, hdl/lib/divide.py), and when results of the rigid pipelines behind them are written.
+// (hdl/vector/vec_softmax.py, hdl/lib/arithmetic.py), and when results of the rigid pipelines behind them are written.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace weft {
 
-// hdl/lib/divide.py. Sums of rows are data: `normalising` cycles are taken for granted.
+// hdl/lib/arithmetic.py. Sums of rows are data: `normalising` cycles are taken for granted.
 struct Divider {
     int64_t age = 0, normal_left = 0, left = 0, rows = 0;
     bool fetched = false, occupied = false, issued = false;

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from weft.boards.records import read, write
+from weft.boards.build.records import read, write
+from weft.boards.build.tools import ToolCrash
 from weft.boards.registry import BOARDS, find, titles
-from weft.boards.tools import ToolCrash
 from weft.hdl.isa.config import Config
 
 SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "boards.py"

@@ -14,17 +14,17 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import RATES, Board, BoardError, MemoryKind
-from weft.boards.build import elaborate
+from weft.boards.build.build import elaborate
+from weft.boards.build.report import slower_line
+from weft.boards.build.tools import run
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import pll
+from weft.boards.families.family import GENERIC
 from weft.boards.families.ice40 import ICE40
-from weft.boards.family import GENERIC
+from weft.boards.flash.chip import spi_flash_pads
 from weft.boards.registry import BOARDS, find, line_rates
-from weft.boards.report import slower_line
-from weft.boards.sdram_chip import sdram_pads
-from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
-from weft.boards.spi_flash_chip import spi_flash_pads
-from weft.boards.tools import run
+from weft.boards.sdram.chip import sdram_pads
+from weft.boards.sdram.eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import yosys_command

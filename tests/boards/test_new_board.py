@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from support.documented import documented
 
-from weft import cli
-from weft.boards import families, flow, registry, targets
+from weft.boards import families, registry, targets
 from weft.boards.board import Board
-from weft.boards.build import bitstream_name, elaborate, make_top
-from weft.boards.estimate import check_estimate
+from weft.boards.build import flow
+from weft.boards.build.build import bitstream_name, elaborate, make_top
+from weft.boards.build.estimate import check_estimate
+from weft.cli import main
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.verilog import generate
 
@@ -36,11 +37,11 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
 
 def test_it_is_listed(toy: Board, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        cli.main(["boards"])
+        main.main(["boards"])
     assert left.value.code == 0
     assert "\ntoy-board " in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        cli.main(["boards", "--json"])
+        main.main(["boards", "--json"])
     listed = {board["name"]: board for board in json.loads(capsys.readouterr().out)["boards"]}
     assert listed.keys() == registry.BOARDS.keys()
     assert listed["toy-board"]["family"] == "toy"

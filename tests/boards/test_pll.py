@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.boards.families.ecp5 import ECP5, Ecp5Pll
+from weft.boards.families.family import TOLERANCE, PllError
 from weft.boards.families.gowin import GowinPll
 from weft.boards.families.gowin5a import PllA
 from weft.boards.families.ice40 import Ice40Pll
-from weft.boards.pll import TOLERANCE, PllError
 
 MEGA = st.integers(10, 200)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    import weft  # before there is a folder tests/weft on the path
+    import weft  # before other modules are imported
 
     assert weft.__version__
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -33,7 +33,7 @@ from closure import sections
 from closure.proof_files import FILES
 from closure.proof_subjects import DIFFERS, REFUSED, SAME, SEGMENTS, Result, Subject
 
-from weft.sim.golden import control
+from weft.sim.golden import interpreter
 
 KINDS = (*SEGMENTS, *FILES)
 SCHEDULE = (*KINDS, *FILES)
@@ -87,12 +87,12 @@ def _bounded() -> Iterator[None]:
     def over(number: int, frame: object) -> None:
         raise _TakesLong
 
-    most, before = control.EXECUTED_MOST, signal.signal(signal.SIGVTALRM, over)
-    control.EXECUTED_MOST = _INSTRUCTIONS
+    most, before = interpreter.EXECUTED_MOST, signal.signal(signal.SIGVTALRM, over)
+    interpreter.EXECUTED_MOST = _INSTRUCTIONS
     try:
         yield
     finally:
-        control.EXECUTED_MOST = most
+        interpreter.EXECUTED_MOST = most
         signal.signal(signal.SIGVTALRM, before)
 
 

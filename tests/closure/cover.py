@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    import weft  # before there is a folder tests/weft on the path
+    import weft  # before other modules are imported
 
     assert weft.__version__
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -34,10 +34,19 @@ from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
 from support.core_special import special
 
+from weft.extras.proof.mutants.constants import constants
 from weft.hdl.errors import WeftError
-from weft.sim.rtl.constants import constants
-from weft.sim.rtl.coverage import KINDS, Closure, Counts, Explanation, close, explanations, merge, read
-from weft.sim.rtl.covered import CoveredRtl
+from weft.sim.rtl.coverage import (
+    KINDS,
+    Closure,
+    Counts,
+    CoveredRtl,
+    Explanation,
+    close,
+    explanations,
+    merge,
+    read,
+)
 from weft.sim.rtl.device import core_verilog
 
 UNREACHED = Path(__file__).with_name("unreached.txt")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from weft.hdl.files.cache import cache_root
+from weft.hdl.cache import cache_root
 
 
 class Kept:

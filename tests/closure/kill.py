@@ -15,9 +15,9 @@ from support.core_long import long
 from support.core_observed import observed
 from support.core_special import special
 
+from weft.extras.proof.mutants.mutated import Mutated, chosen
 from weft.hdl.errors import WeftError
-from weft.sim.rtl.covered import HostedRtl
-from weft.sim.rtl.mutated import Mutated, chosen
+from weft.sim.rtl.coverage import HostedRtl
 
 SECONDS = 240
 """After which a mutant is given up, and counts as one that no scenario tells from the core."""

@@ -1,12 +1,13 @@
 """Mutants of the hardware: ``make mutants COUNT=1000``.
 
-One bit of a core is changed, by Yosys' ``mutate`` (`weft.sim.rtl.mutated`), and programs, register accesses and faults
-must tell the mutant from the core: every byte against the golden interpreter, counters against the cycle model
-(`closure.kill`). Mutants of bits that nothing reads are the same hardware (`weft.sim.rtl.unread`). Of those that few
-programs do not tell from the core, it is proven by SAT which are (`weft.sim.rtl.equivalence`); of those that more
-programs do not tell from it either, which are the same from a reset on (`weft.sim.rtl.reachable`). The last ones meet
-programs of millions of cycles. What is left survives, and must be explained in ``survivors.txt`` next to this file. Its
-lines have the form ``core mutant unit place | reason``, where a place is a cell, with port and bit.
+One bit of a core is changed, by Yosys' ``mutate`` (`weft.extras.proof.mutants.mutated`), and programs, register
+accesses and faults must tell the mutant from the core: every byte against the golden interpreter, counters against
+the cycle model (`closure.kill`). Mutants of bits that nothing reads are the same hardware
+(`weft.extras.proof.mutants.constants`). Of those that few programs do not tell from the core, it is proven by SAT
+which are (`weft.extras.proof.mutants.equivalence`); of those that more programs do not tell from it either, which are
+the same from a reset on (`weft.extras.proof.mutants.equivalence`). The last ones meet programs of millions of cycles.
+What is left survives, and must be explained in ``survivors.txt`` next to this file. Its lines have the form ``core
+mutant unit place | reason``, where a place is a cell, with port and bit.
 
 Verdicts are kept in the cache, so that a run that was ended goes on where it was.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    import weft  # before there is a folder tests/weft on the path
+    import weft  # before other modules are imported
 
     assert weft.__version__
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -37,11 +38,10 @@ from closure.cores import CORES, component
 from closure.kept import Kept
 from support.core_cases import Core
 
+from weft.extras.proof.mutants.constants import unread
+from weft.extras.proof.mutants.equivalence import equal, same_from_reset
+from weft.extras.proof.mutants.mutated import PLAIN, Mutant, Mutated, mutated
 from weft.sim.rtl.coverage import Explanation, Point, explanations
-from weft.sim.rtl.equivalence import equal
-from weft.sim.rtl.mutated import PLAIN, Mutant, Mutated, mutated
-from weft.sim.rtl.reachable import same_from_reset
-from weft.sim.rtl.unread import unread
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 PROGRAMS = 3

@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.hdl.formal.property import Property
-    from weft.sim.formal.engines import Verdict
+    from weft.extras.proof.engine.engines import Verdict
+    from weft.extras.proof.hardware.property import Property
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".toml")
@@ -41,7 +41,7 @@ class Fault:
     name : str
         The fault, in words.
     unit : str
-        As in `weft.hdl.formal.property.Property.unit`: its properties are to notice the fault.
+        As in `weft.extras.proof.hardware.property.Property.unit`: its properties are to notice the fault.
     file : str
         The source, below the root of the project.
     old, new : str
@@ -123,8 +123,8 @@ def notice(items: Iterable[Property], seconds: float) -> Found:
 
     The first cycles of all of them come first: a counterexample there is found sooner than the lack of a proof.
     """
-    from weft.hdl.formal.property import Bounded
-    from weft.sim.formal import engines, netlist
+    from weft.extras.proof.engine import engines, netlist
+    from weft.extras.proof.hardware.property import Bounded
 
     def decide(item: Property, folder: Path, *, first: bool) -> Verdict:
         if not folder.exists():
@@ -151,8 +151,8 @@ def notice(items: Iterable[Property], seconds: float) -> Found:
 def planted(fault: Fault, seconds: float) -> Found:
     """Plant a fault in this process, and try the properties of its unit."""
     plant(fault)
-    from weft.boards.formal import registry as boards
-    from weft.hdl.formal import registry as hdl
+    from weft.extras.proof.boards import registry as boards
+    from weft.extras.proof.hardware import registry as hdl
 
     items = [item for item in (*hdl.properties(), *boards.properties()) if item.unit == fault.unit]
     return notice(items, seconds) if items else Found("", "the unit has no properties")

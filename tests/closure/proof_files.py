@@ -35,16 +35,16 @@ from support.qdq_models import Builder, finished
 from support.state_models import Ring
 
 import weft
-from weft.certificate import CERTIFICATE, CertificateError, certify, verify
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.ir.graph import CompileError
-from weft.decoder_run import DecoderMemory
+from weft.extras.language.certificate.certificate import description
+from weft.extras.language.certificate.decoder_memory import Token
+from weft.extras.language.certificate.language import Language
+from weft.extras.language.run.decoder_run import DecoderMemory
+from weft.extras.proof.certificate import CERTIFICATE, CertificateError, certify, verify
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa import End
 from weft.hdl.isa.config import PRESETS, Config
-from weft.lm_certificate import description
-from weft.sim.certify.decoder_memory import Token
-from weft.sim.certify.language import Language
 from weft.sim.device import DeviceError
 
 Rng = np.random.Generator

@@ -23,21 +23,21 @@ from support.state_models import Ring, Svdf
 
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
-from weft.certificate import placement_of
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment
 from weft.compiler.operators.record import operator_of
+from weft.extras.proof.certificate import placement_of
+from weft.extras.proof.programs.graph import Graph, GraphError, decode, encode
+from weft.extras.proof.programs.meaning import NOTHING, Network, Unknown
+from weft.extras.proof.programs.proof import prove
+from weft.extras.proof.programs.values import CONSTANTS, Values
+from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import End
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.int4 import LEAST, MOST
-from weft.runtime import Image
-from weft.sim.certify.graph import Graph, GraphError, decode, encode
-from weft.sim.certify.meaning import NOTHING, Network, Unknown
-from weft.sim.certify.proof import prove
-from weft.sim.certify.values import CONSTANTS, Values
-from weft.sim.certify.words import Unproven
+from weft.hdl.isa.encoding import LEAST, MOST
+from weft.run.runtime import Image
 from weft.sim.compiled.device import golden_device
 from weft.sim.device import DeviceError
 

@@ -34,7 +34,7 @@ from types import CodeType
 from typing import Any
 
 if __name__ == "__main__":
-    import weft  # before there is a folder tests/weft on the path
+    import weft  # before other modules are imported
 
     assert weft.__version__
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -44,8 +44,8 @@ from closure.kept import Kept
 from closure.python_sites import OPERATORS, Change, changed, drawn
 from closure.python_tests import SECONDS, Recorded, Test, record
 
+from weft.hdl.cache import cache_root, entry
 from weft.hdl.errors import WeftError
-from weft.hdl.files.cache import cache_root, entry
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {"golden interpreter": "sim/golden", "compiler": "compiler"}

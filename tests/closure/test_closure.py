@@ -32,14 +32,13 @@ from support.core_pairs import beside
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY, PROGRAM
 
+from weft.extras.proof.mutants.mutated import Mutant, Mutated, mutated
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Reg
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.coverage import Explanation, Point, close, explanations
-from weft.sim.rtl.covered import HostedRtl
-from weft.sim.rtl.mutated import Mutant, Mutated, mutated
+from weft.sim.rtl.coverage import Explanation, HostedRtl, Point, close, explanations
 from weft.sim.timing.device import Interval
 
 SEQUENTIAL = Core(SMALL.replace(probability_bits=0, lookup_tables=0, int4=0), sequential=True)

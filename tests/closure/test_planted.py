@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from closure.planted import NOTICED, FaultError, faults, substitute, tried
 
-from weft.boards.formal import registry as boards
-from weft.hdl.formal import registry as hdl
+from weft.extras.proof.boards import registry as boards
+from weft.extras.proof.hardware import registry as hdl
 
 FAULTS = faults()
 CHEAP = (

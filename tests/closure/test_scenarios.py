@@ -27,9 +27,9 @@ from support.random_programs import MEMORY
 
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Normalise, Softmax, Store, Vec
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.int4 import FACTOR_PLACES
+from weft.hdl.isa.encoding import FACTOR_PLACES
 from weft.hdl.isa.memmap import Counter
-from weft.sim.rtl.covered import HostedRtl
+from weft.sim.rtl.coverage import HostedRtl
 
 
 def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Counter, int]]:

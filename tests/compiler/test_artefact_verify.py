@@ -25,8 +25,7 @@ from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment
-from weft.compiler.ir.network import Network, Node, Type
-from weft.compiler.ir.network_file import decode, encode
+from weft.compiler.ir.network import Network, Node, Type, decode, encode
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa.config import PRESETS
 

@@ -22,7 +22,6 @@ from support.op_cases import (
 )
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -35,20 +34,19 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.rows import Rows
+from weft.compiler.ir.layout import Rows
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.fuse_epilogue import fuse_epilogue
-from weft.compiler.passes.fuse_lookup import fuse_lookup
-from weft.compiler.passes.fuse_pool import fuse_pool
-from weft.compiler.passes.overlap_rows import overlap_rows
+from weft.compiler.passes.fuse import fuse_epilogue, fuse_lookup, fuse_pool
+from weft.compiler.passes.rows import overlap_rows
 from weft.compiler.pipeline import PIPELINE, Pass
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.timing import TimingDevice
 

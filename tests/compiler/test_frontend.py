@@ -14,9 +14,8 @@ from support.graph_runs import device_ops, on_host, run_graph
 
 from weft.compiler.frontend import import_model
 from weft.compiler.host.segments import from_buffer, to_buffer
-from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale
-from weft.compiler.ir.model import Graph, HostSegment
+from weft.compiler.ir.model import Graph, HostSegment, dump
 from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner

@@ -14,8 +14,7 @@ import pytest
 
 import weft
 from weft import __main__ as command
-from weft.compiler.frontend import import_model
-from weft.compiler.other_files import check_kind
+from weft.compiler.frontend import check_kind, import_model
 from weft.examples import digits
 
 

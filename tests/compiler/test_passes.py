@@ -7,14 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
-from weft.compiler.passes.fuse_epilogue import fuse_epilogue
-from weft.compiler.passes.fuse_pool import fuse_pool
-from weft.compiler.passes.write_views import write_views
+from weft.compiler.passes.fuse import fuse_epilogue, fuse_pool
+from weft.compiler.passes.views import write_views
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS
 
 INPUT = View(Buffer("x", (1, 6, 6, 4), "input"), (1, 6, 6, 4))

@@ -20,9 +20,9 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Window
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.latencies import VEC_EARLY
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.hdl.isa.operands import VEC_EARLY
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 CONFIGS = tuple(dict.fromkeys([*PRESETS.values(), *(board.config for board in BOARDS.values())]))

@@ -35,7 +35,7 @@ from weft.compiler.host.segments import run_host
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment
 from weft.compiler.onnx.convolutions import ADD_WEIGHT
-from weft.compiler.onnx.operators.attention_written_out import FOLLOWED, ROUNDING
+from weft.compiler.onnx.operators.attention import FOLLOWED, ROUNDING
 from weft.compiler.onnx.operators.lookup import WIDE_STEPS
 from weft.compiler.onnx.qdq import BITS
 from weft.compiler.onnx.reader import network_of

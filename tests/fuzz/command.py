@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fuzz.outcome import Failure, check_quiet, check_sentence, of_exception, out_of_memory
 
-from weft import cli
+from weft.cli import main
 
 
 def call(folder: Path, *arguments: str | Path, makes: tuple[Path, ...] = ()) -> str:
@@ -37,7 +37,7 @@ def call(folder: Path, *arguments: str | Path, makes: tuple[Path, ...] = ()) -> 
 
 def _run(arguments: list[str], seen: list[BaseException]) -> object:
     """The exit code; `seen` receives the exception behind it."""
-    inner = cli.app
+    inner = main.app
 
     def watched(**options: object) -> object:
         try:
@@ -46,13 +46,13 @@ def _run(arguments: list[str], seen: list[BaseException]) -> object:
             seen.append(error)
             raise
 
-    cli.app = watched
+    main.app = watched
     try:
-        cli.main(arguments)
+        main.main(arguments)
     except SystemExit as end:
         return end.code or 0
     finally:
-        cli.app = inner
+        main.app = inner
         sys.stdout.flush()
         sys.stderr.flush()
     return 0

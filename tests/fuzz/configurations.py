@@ -15,7 +15,7 @@ from fuzz.outcome import Failure, Outcome, check_sentence
 
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.hdl.sequential.core import check_config
-from weft.sim.verilator.verilate import BuildError
+from weft.sim.verilate import BuildError
 
 FIELDS: dict[str, tuple[int, ...]] = {
     "n": (2, 4, 8), "lanes": (1, 2, 4, 8), "scratchpad_banks": (2, 4, 8, 16), "scratchpad_depth": (64, 128, 256),

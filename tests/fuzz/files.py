@@ -15,12 +15,12 @@ from fuzz import seeds
 from fuzz.command import call
 from fuzz.outcome import Failure, Outcome, check_sentence
 
-from weft.boards.frames import LONGEST, Answer, FrameError, Identity, Parser, Request, frame
-from weft.compiler.gguf.reader import read
+from weft.boards.link.frames import LONGEST, Answer, FrameError, Identity, Parser, Request, frame
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.language.encoders import TokenError
-from weft.compiler.language.reference import Reference
-from weft.compiler.language.tokenizer import Tokenizer
+from weft.extras.language.compiler.encoders import TokenError
+from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.gguf.reader import read
 
 Edit = list[Any]
 """A JSON value: what is done, and its parameters."""

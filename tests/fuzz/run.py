@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    import weft  # before there is a folder tests/weft on the path
+    import weft  # before other modules are imported
 
     assert weft.__version__
     HERE = Path(__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ from fuzz.corpus import Corpus
 from fuzz.kinds import KINDS, RARE, RARELY
 from fuzz.outcome import Outcome
 
-from weft import cli
+from weft.cli import main as cli
 
 SCHEDULE = [name for name, kind in KINDS.items() for _ in range(kind.share)]
 """Kinds in turn: input i is of kind ``SCHEDULE[i % len(SCHEDULE)]``, but one in `RARELY` of kind `RARE`."""

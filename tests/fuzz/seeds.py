@@ -12,11 +12,11 @@ import onnx
 from support import attention_models, language_models, qdq_models, tflite_cases, tflite_networks
 
 import weft
-from weft.boards.frames import Answer, Identity, Operation, Request
+from weft.boards.link.frames import Answer, Identity, Operation, Request
 from weft.compiler.plan.conv_plan import ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
+from weft.extras.search.tuning import TunedLayer, Tuning
 from weft.hdl.isa.config import PRESETS
-from weft.tuning import TunedLayer, Tuning
 
 
 def _convolutions() -> onnx.ModelProto:
@@ -67,7 +67,7 @@ def tflite() -> dict[str, bytes]:
 @cache
 def mlir() -> dict[str, bytes]:
     """MLIR texts by the names of `models`: printed here, and by JAX."""
-    printed = Path(__file__).parents[1] / "compiler" / "mlir" / "jax_rows.mlir"
+    printed = Path(__file__).parents[2] / "extras" / "mlir" / "tests" / "jax_rows.mlir"
     return {
         "convolutions": weft.convert(tflite_networks.convolutions(softmax=False)).encode(),
         "rows": weft.convert(tflite_networks.rows()).encode(),

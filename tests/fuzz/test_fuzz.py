@@ -24,7 +24,7 @@ from weft.hdl.isa import SEMAPHORE_MAX, Vec
 from weft.hdl.isa import kernel as kernels
 from weft.hdl.isa.config import PRESETS, ConfigError
 from weft.hdl.isa.memmap import Counter, base_register
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.device import Device
 from weft.sim.golden.interpreter import EXECUTE
 from weft.sim.golden.memories import Memories
@@ -76,7 +76,7 @@ def test_what_is_not_damaged_is_taken(name: str, tmp_path: Path) -> None:
 
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., object]) -> Outcome:
     """The outcome of a command that is a bug."""
-    monkeypatch.setattr(command.cli, "app", bug)
+    monkeypatch.setattr(command.main, "app", bug)
     work = tmp_path / "work"
     work.mkdir()
     (work / "before").write_text("x")

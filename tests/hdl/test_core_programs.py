@@ -21,7 +21,7 @@ from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import MAGIC, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.sequential.core import SequentialCore
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

@@ -6,10 +6,9 @@ import json
 import re
 
 from weft.hdl.core import Core
-from weft.hdl.describe import describe
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import SIZE, Counter, Reg
-from weft.hdl.verilog import generate
+from weft.hdl.verilog import describe, generate
 
 CONFIG = PRESETS["tiny"]
 

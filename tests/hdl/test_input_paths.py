@@ -16,7 +16,7 @@ from support.configurations import every
 from support.input_paths import outputs_that_follow_inputs
 from support.mostly_long import mostly_long
 
-from weft.boards.family import GENERIC
+from weft.boards.families.family import GENERIC
 from weft.boards.registry import BOARDS
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config

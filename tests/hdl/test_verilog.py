@@ -13,11 +13,11 @@ from amaranth.hdl import Cat, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.explore.space import Space
+from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.verilog import YosysError, generate, run_yosys
 from weft.sim.rtl.device import core_verilog
-from weft.sim.verilator.verilate import verilator_root
+from weft.sim.verilate import verilator_root
 
 CONFIGS = {
     "tiny": PRESETS["tiny"],
@@ -104,7 +104,7 @@ def test_yosys_errors_carry_the_log(tmp_path: Path) -> None:
 
 
 class Mixed(wiring.Component):
-    """Operands of all widths and signs, whose meaning `weft.hdl.isa.widths` must keep."""
+    """Operands of all widths and signs, whose meaning `weft.hdl.isa.encoding` must keep."""
 
     def __init__(self) -> None:
         super().__init__({"a": In(signed(5)), "b": In(9), "c": In(3), "out": Out(160)})

@@ -19,7 +19,7 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Queue, Store
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.device import Device, DeviceError
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice

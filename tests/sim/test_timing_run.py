@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import weft
-from weft import cli
 from weft.api import Program
-from weft.attention import PagedAttention, Quantisation
+from weft.cli import main
 from weft.examples import attention, digits
+from weft.run.attention import PagedAttention, Quantisation
 from weft.sim.timing.library import library
 
 
@@ -72,7 +72,7 @@ def test_paged_attention_has_no_output() -> None:
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as left:
-        cli.main(list(arguments))
+        main.main(list(arguments))
     return int(left.value.code or 0)
 
 

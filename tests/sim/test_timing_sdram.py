@@ -12,8 +12,8 @@ from support.preloaded_board import Preloaded, preloaded
 from weft.boards.registry import find
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
-from weft.sim.sdram import Sdram
+from weft.run.runtime import Image
+from weft.sim.memories import Sdram
 from weft.sim.timing import TimingDevice
 
 Counters = dict[Counter, int]

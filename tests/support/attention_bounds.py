@@ -13,7 +13,7 @@ import numpy as np
 
 from support import attention_cases as cases
 from weft.compiler.ir.graph import Attention, Softmax
-from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.compiler.ir.scales import NEGLIGIBLE, k_zero_shift
 from weft.hdl.isa.config import Config
 
 CLAMP = 256 * math.log(2)

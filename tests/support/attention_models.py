@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from support.qdq_models import Builder, Quantised
 from weft.compiler.onnx.reader import LARGEST
-from weft.largest import largest_score
+from weft.quantiser.ranges import largest_attended, largest_score
 
 Rng = np.random.Generator
 
@@ -47,13 +47,17 @@ def ended(builder: Builder, value: str, source: Quantised) -> onnx.ModelProto:
 
 
 def calibrated(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
-    """Note what the scores of some inputs reach, as `weft quantise` does."""
-    shown, softmax = onnx.ModelProto(), next(node for node in model.graph.node if node.op_type == "Softmax")
+    """Note the largest score that some inputs reach, as `weft quantise` does."""
+    node = next(node for node in model.graph.node if node.op_type in ("Softmax", "Attention"))
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    names = [name for name in node.input if name and name not in constants]
+    shown = onnx.ModelProto()
     shown.CopyFrom(model)
-    shown.graph.output.append(helper.make_tensor_value_info(softmax.input[0], TensorProto.FLOAT, None))
-    (found,) = ReferenceEvaluator(shown).run([softmax.input[0]], feeds)
-    scores = np.asarray(found)
-    model.metadata_props.add(key=f"{LARGEST}{softmax.name}", value=repr(largest_score(softmax, [scores])))
+    shown.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    values = constants | dict(zip(names, ReferenceEvaluator(shown).run(names, feeds), strict=True))
+    largest = largest_attended if node.op_type == "Attention" else largest_score
+    reached = largest(node, [np.asarray(values[name]) if name else None for name in node.input])
+    model.metadata_props.add(key=f"{LARGEST}{node.name}", value=repr(reached))
 
 
 def operator(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.boards.frames import (
+from weft.boards.link.frames import (
     IDENTITY_BYTES,
     Answer,
     Feature,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.serial_models import disturb
-from weft.boards.host import BoardDevice
+from weft.boards.link.host import BoardDevice
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
 

@@ -7,16 +7,16 @@ import dataclasses
 import numpy as np
 
 from support.op_cases import apart
-from weft.certificate import graph_of, placement_of
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
+from weft.extras.proof.certificate import graph_of, placement_of
+from weft.extras.proof.programs.graph import Graph, decode, encode
+from weft.extras.proof.programs.meaning import Network
+from weft.extras.proof.programs.proof import Placement, Proven, prove
+from weft.extras.proof.programs.values import Values
+from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa.config import Config
-from weft.runtime import Image
-from weft.sim.certify.graph import Graph, decode, encode
-from weft.sim.certify.meaning import Network
-from weft.sim.certify.proof import Placement, Proven, prove
-from weft.sim.certify.values import Values
-from weft.sim.certify.words import Unproven
+from weft.run.runtime import Image
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 

@@ -21,17 +21,14 @@ from support.op_cases import (
 )
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.embedding import Embedding
 from weft.compiler.ir.graph import CompileError, Conv, DeviceOp, DeviceSegment
-from weft.compiler.ir.product import Product
+from weft.compiler.ir.products import Embedding, Product
+from weft.compiler.kernel.evaluate import WideElements
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows
-from weft.compiler.kernel.int16 import WideElements
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm, RowFunction
-from weft.compiler.kernel.row_logarithms import RowLogSoftmax
-from weft.compiler.kernel.row_operators import RowPair, RowPlace, RowTotal
-from weft.compiler.kernel.row_products import RowNorm
-from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.kernel.wide_norm import WideLayerNorm
+from weft.compiler.kernel.products import RowNorm
+from weft.compiler.kernel.rows import RowLogSoftmax, RowPair, RowPlace, RowTotal
+from weft.compiler.kernel.wide import WideConv, WideLayerNorm
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS, Config
 

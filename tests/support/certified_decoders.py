@@ -12,23 +12,23 @@ import numpy as np
 
 from support.certified import fill
 from support.language_models import pieces, random_model
-from weft.compiler.gguf.writer import write
-from weft.compiler.language.decoder import Decoder
-from weft.compiler.language.integers import Integers, integers
-from weft.compiler.language.model import LanguageModel, Sizes
-from weft.compiler.language.ranges import ranges
-from weft.decoder_run import DecoderMemory, DecoderRun, Program, Row
+from weft.extras.language.certificate.certificate import description, steps_of
+from weft.extras.language.certificate.decoder import Decoder as Definition
+from weft.extras.language.certificate.decoder_memory import Steps, Token
+from weft.extras.language.certificate.language import Language
+from weft.extras.language.certificate.steps import Course, ProvenSteps, every_step, prove_steps
+from weft.extras.language.compiler.decoder import Decoder
+from weft.extras.language.compiler.integers import Integers, integers
+from weft.extras.language.compiler.model import LanguageModel, Sizes
+from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.gguf.writer import write
+from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Program, Row
+from weft.extras.proof.programs.symbols import Symbols
+from weft.extras.proof.programs.values import CONSTANTS, Values
+from weft.extras.proof.programs.words import Unproven
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import WORD_BYTES, Instruction, decode
 from weft.hdl.isa.config import Config
-from weft.lm_certificate import description, steps_of
-from weft.sim.certify.decoder import Decoder as Definition
-from weft.sim.certify.decoder_memory import Steps, Token
-from weft.sim.certify.language import Language
-from weft.sim.certify.steps import Course, ProvenSteps, every_step, prove_steps
-from weft.sim.certify.symbols import Symbols
-from weft.sim.certify.values import CONSTANTS, Values
-from weft.sim.certify.words import Unproven
 from weft.sim.compiled.device import golden_device
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice

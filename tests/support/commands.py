@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from weft import cli
+from weft.cli import main
 
 
 def code(arguments: list[str]) -> object:
     """What a command ends with."""
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        main.main(arguments)
     return ended.value.code or 0

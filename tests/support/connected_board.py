@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from support.board_model import BoardModel
 from support.simulated_line import SimulatedLine
-from weft.boards.memory import BoardMemory
-from weft.boards.session import Session
+from weft.boards.bus.memory import BoardMemory
+from weft.boards.link.session import Session
 
 
 def connected(model: BoardModel, rate: float = 0.0, seed: int = 1) -> tuple[BoardMemory, SimulatedLine]:

@@ -22,7 +22,7 @@ from weft.hdl.isa.memmap import (
     Status,
 )
 from weft.sim.device import DeviceError
-from weft.sim.rtl.covered import HostedRtl
+from weft.sim.rtl.coverage import HostedRtl
 
 ROWS, PITCH = 24, 328
 """Rows of a transfer, each a burst of its own, and bytes from one to the next."""

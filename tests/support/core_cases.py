@@ -20,7 +20,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, START, VERSION, Counter, Reg, base_register, counter_register
 from weft.sim.device import Device
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.covered import HostedRtl
+from weft.sim.rtl.coverage import HostedRtl
 from weft.sim.timing import SequentialTimingDevice, TimingDevice
 from weft.sim.timing.device import Interval
 

@@ -32,8 +32,8 @@ from weft.hdl.isa import (
     Vec,
 )
 from weft.hdl.isa.kernel import MICRO_OPS, Op
-from weft.sim.golden.arithmetic import round_half_even
-from weft.sim.golden.softmax import reciprocal
+from weft.sim.golden.memories import round_half_even
+from weft.sim.golden.vector import reciprocal
 
 TRIES = 300
 MASKS, WINDOWS, OPERANDS, WORDS = 40, 40, 24, 12

@@ -32,7 +32,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import registers as registers_of
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError
-from weft.sim.rtl.covered import HostedRtl
+from weft.sim.rtl.coverage import HostedRtl
 
 WILD = 3
 """Programs of each instruction with anything in its fields."""

@@ -8,7 +8,7 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.port import memory_port
+from weft.boards.bus.port import memory_port
 from weft.boards.top import Top
 
 

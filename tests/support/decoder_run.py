@@ -1,4 +1,4 @@
-"""Runs a compiled decoder on a device for tests: `weft.decoder_run`, with tokens as tuples."""
+"""Runs a compiled decoder on a device for tests: `weft.extras.language.run.decoder_run`, with tokens as tuples."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft import decoder_run
-from weft.compiler.language.decoder import Decoder
+from weft.extras.language.compiler.decoder import Decoder
+from weft.extras.language.run import decoder_run
 from weft.hdl.isa.config import Config
 from weft.sim.device import Device
 

@@ -23,14 +23,13 @@ def documented(path: str) -> str:
 def copied(folder: Path) -> Path:
     """A copy of the package's sources below `folder`, to be changed; returns what to put into PYTHONPATH."""
     root = PAGE.parents[1]
-    for room in ("hdl", "compiler", "sim", "boards", "examples", "weft", "tests"):
-        shutil.copytree(root / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for room in ("hdl", "compiler", "sim", "boards", "examples", "extras", "weft", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(root / room, folder / room, symlinks=True, ignore=ignored)
+    shutil.copy(root / "conftest.py", folder)
     package = folder / "path" / "weft"
-    package.mkdir(parents=True)
-    for file in (folder / "weft").iterdir():
-        (package / file.name).symlink_to(file)
-    for room in ("hdl", "compiler", "sim", "boards", "examples"):
-        (package / room).symlink_to(folder / room)
+    package.parent.mkdir()
+    package.symlink_to(folder / "weft")
     return package.parent
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 
 from support import qdq_models
-from weft.explore.evaluate import Job, timed
-from weft.explore.explore import Task
-from weft.explore.output import models_of
-from weft.explore.place import Place, places
-from weft.explore.point import Measured, Point
-from weft.explore.space import Space
+from weft.extras.search.explore.evaluate import Job, timed
+from weft.extras.search.explore.explore import Task
+from weft.extras.search.explore.output import models_of
+from weft.extras.search.explore.place import Place, places
+from weft.extras.search.explore.point import Measured, Point
+from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import Config
 
 VALUES: dict[str, Sequence[int]] = {

@@ -9,8 +9,7 @@ import onnx
 
 from support.qdq_models import Builder, Quantised
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.context import Constraint, sentence
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operator import Constraint, Operator, sentence
 from weft.hdl.isa.config import Config
 
 Case = tuple[Callable[[], onnx.ModelProto], str, Constraint]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from weft.boards.registry import FAMILIES
-from weft.hdl.lib.multipliers import INFERRED, Multipliers
-from weft.sim.verilator.cells import Libraries
+from weft.hdl.lib.arithmetic import INFERRED, Multipliers
+from weft.sim.verilate import Libraries
 
 
 def multipliers(family: str) -> Multipliers:

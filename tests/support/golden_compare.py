@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.verify import run_ops
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.compiler.gradient.derivative import gradients
-from weft.compiler.gradient.expression import Expression, Source, evaluate, spread
-from weft.compiler.gradient.meaning import meanings
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
+from weft.extras.training.gradient.derivative import gradients
+from weft.extras.training.gradient.expression import Expression, Source, evaluate, spread
+from weft.extras.training.gradient.meaning import meanings
 
 Shapes = tuple[tuple[int, ...], ...]
 Arrays = Mapping[str, np.ndarray]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.interpret import run_model
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
+from weft.compiler.verify import run_model
 
 
 def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

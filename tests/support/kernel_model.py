@@ -8,7 +8,7 @@ from math import isqrt
 
 from weft.hdl.isa import Kernel, Microcode, MicroOp
 from weft.hdl.isa.kernel import MICRO_OPS, Op
-from weft.hdl.isa.latencies import kernel_least, kernel_serial
+from weft.hdl.isa.operands import kernel_least, kernel_serial
 
 STRIP = 8
 READS = ("src", "b", "c", "d")

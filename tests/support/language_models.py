@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.compiler.gguf.writer import write
-from weft.compiler.language.encoders import CHARACTERS, SPACE
-from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, Rotary, Sizes
-from weft.compiler.language.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.encoders import CHARACTERS, SPACE
+from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, Rotary, Sizes
+from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.gguf.writer import write
+from weft.hdl.isa.config import Config
 
 SIZES = Sizes(
     context=24,
@@ -25,6 +26,11 @@ SIZES = Sizes(
     vocabulary=0,
 )
 """Small enough to look at, and with rows that blocks of 32 fit into."""
+
+
+def config_of(preset: str) -> Config:
+    """A preset with everything that decoders need."""
+    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4, int4=2)
 
 
 def pieces(words: str = "the quick brown fox jumps over lazy dogs") -> Vocabulary:

@@ -17,7 +17,7 @@ from weft.hdl.isa.memmap import (
     base_register,
     counter_register,
 )
-from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, READ_BYTES, Descriptor, Record, pitch
+from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Descriptor, Record, pitch
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 
@@ -26,7 +26,7 @@ SIZE_BYTES = 1 << 17
 
 
 class LitexModel:
-    """What `weft.boards.litex_host.LitexDevice` takes as its bus.
+    """What `weft.boards.litex.host.LitexDevice` takes as its bus.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class LitexModel:
             at = address - MEMORY + done * pitch(self.config)
             descriptor = Descriptor.decode(self.golden.read(at, DESCRIPTOR_BYTES))
             self._run(descriptor.program, descriptor.bases)
-            self.golden.write(at + READ_BYTES, Record(done=True).encode())
+            self.golden.write(at + RECORD_READ_BYTES, Record(done=True).encode())
             done += 1
             self.registers[Reg.LISTED] = done
             if descriptor.last:

@@ -17,9 +17,9 @@ from litex.soc.integration.soc_core import SoCMini
 from litex.soc.interconnect import wishbone
 from migen import ClockDomain
 
-from weft.boards.litex import add_weft
+from weft.boards.litex.litex import add_weft
 from weft.hdl.isa.config import Config
-from weft.sim.verilator.verilate import Model
+from weft.sim.verilate import Model
 
 CLOCK = 100e6
 RUN = 200

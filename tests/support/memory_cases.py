@@ -12,7 +12,7 @@ from support.op_cases import convolution, draw, random_inputs, random_op, random
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Window
 from weft.hdl.isa.config import Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 
 Rng = np.random.Generator
 Case = tuple[str, Image, dict[str, np.ndarray]]

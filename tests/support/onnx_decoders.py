@@ -13,9 +13,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from support.ort_sessions import plain_session
-from weft.compiler.language.encoders import SPACE
-from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, dense
-from weft.compiler.language.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.encoders import SPACE
+from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, dense
+from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
 
 MICROSOFT = "com.microsoft"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnxruntime
 
-from weft.compiler.host.exact_products import exact_products
+from weft.compiler.host.evaluate import exact_products
 
 _ERRORS = 4
 """Of its messages only those that nothing goes on after."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, dense
+from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, dense
 
 Vector = list[float]
 

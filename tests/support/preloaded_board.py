@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from weft import virtual
 from weft.boards.board import Board
-from weft.boards.host import BoardDevice
-from weft.boards.phased_chip import EYE_VERILOG
-from weft.boards.sdram_array import ARRAY_VERILOG
+from weft.boards.link.host import BoardDevice
+from weft.boards.sdram.chip import ARRAY_VERILOG
+from weft.boards.sdram.phased_chip import EYE_VERILOG
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
+from weft.run import virtual
 from weft.sim.device import check_range
-from weft.sim.verilator.verilate import Model
+from weft.sim.verilate import Model
 
 _WORDS = """
 #include "Vtop___024root.h"
@@ -35,7 +35,7 @@ COLUMN_BITS, BANK_BITS, ROW_BITS = 9, 2, 13
 
 
 def build(board: Board, config: Config) -> Path:
-    """As `weft.virtual.build_board`, with the function ``board_words`` in it."""
+    """As `weft.run.virtual.build_board`, with the function ``board_words`` in it."""
     board = replace(board, flash=None)  # what it does when it starts is not looked at
     driver = Path(virtual.__file__).with_name("virtual_board.cpp").read_text() + _WORDS
     with tempfile.TemporaryDirectory() as folder:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.hdl.isa.kernel import MicroOp
-from weft.hdl.sequential.assembler import Assembler
-from weft.hdl.sequential.micro import (
+from weft.hdl.sequential.assembler import (
     FUNCTION_BITS,
     OPERAND_LOW,
     OUT_BITS,
     WIDTHS,
+    Assembler,
     Condition,
     Function,
     Index,
@@ -107,7 +107,7 @@ class Units:
 
 @dataclass
 class Interpreter:
-    """Carries out words one after the other, as `weft.hdl.sequential.micro` says.
+    """Carries out words one after the other, as `weft.hdl.sequential.assembler` says.
 
     Attributes
     ----------

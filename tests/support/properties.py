@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from weft.hdl.formal.property import Property
-from weft.sim.formal.mutants import mutants
-from weft.sim.formal.prove import prove
+from weft.extras.proof.engine.mutants import mutants
+from weft.extras.proof.engine.prove import prove
+from weft.extras.proof.hardware.property import Property
 
 
 def of_a_room(items: Iterable[Property], quick: str | tuple[str, ...]) -> tuple[list[Any], list[Any]]:

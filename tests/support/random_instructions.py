@@ -23,7 +23,7 @@ from weft.hdl.isa import (
     required,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.int4 import group_bytes
+from weft.hdl.isa.encoding import group_bytes
 from weft.hdl.isa.kernel import MICRO_OPS, kernel_at
 from weft.sim.golden.memories import Memories
 

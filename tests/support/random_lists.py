@@ -11,10 +11,10 @@ from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
 from weft.hdl.isa import End
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Listed
-from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, READ_BYTES, Record, encode_list, pitch
+from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Record, encode_list, pitch
 from weft.sim.device import Device
 
-TIME = range(READ_BYTES + 4, DESCRIPTOR_BYTES)
+TIME = range(RECORD_READ_BYTES + 4, DESCRIPTOR_BYTES)
 """Bytes of a descriptor that depend on time."""
 
 

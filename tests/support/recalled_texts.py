@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.decoder_run import Row
+from weft.extras.language.run.decoder_run import Row
 
 VOCABULARY = 12
 

@@ -23,7 +23,7 @@ from support.certified_cases import EVERY_CONFIG, KINDS, compiled
 from support.op_cases import random_op, with_more
 from support.rooflines import random_layer, small_layer
 from weft.compiler.ir.graph import Conv, DeviceOp, Region, View
-from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan

@@ -21,7 +21,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import SequentialTimingDevice, TimingDevice
 
 RECORD = Path(__file__).resolve().parent.parent / "compiler" / "recorded_programs.json"

@@ -15,7 +15,7 @@ from support.op_cases import convolution, whole
 from weft.compiler.ir.graph import Conv, Window
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import rmw_latency
+from weft.hdl.isa.operands import rmw_latency
 
 LATENCY = 30
 """Cycles of memory that programs are timed with; it moves as many bytes a cycle as the bus is wide."""

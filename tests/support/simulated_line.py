@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from weft.boards.session import POLL
+from weft.boards.link.session import POLL
 
 
 def spoil(data: bytes, rate: float, rng: random.Random) -> bytes:
@@ -23,7 +23,7 @@ def spoil(data: bytes, rate: float, rng: random.Random) -> bytes:
 
 
 class SimulatedLine:
-    """A `weft.boards.session.SerialPort`.
+    """A `weft.boards.link.session.SerialPort`.
 
     Both ways take their time for each byte, and `latency` besides; so does the host for each call.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -17,6 +16,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
+from weft.compiler.verify import run_ops
 
 POOLS = (
     Window((3, 3), (2, 2)),

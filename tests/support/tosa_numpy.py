@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.mlir.library import module
-from weft.compiler.mlir.program import Op
+from weft.extras.mlir.library import module
+from weft.extras.mlir.program import Op
 
 
 def run(text: str, *arguments: np.ndarray) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from support.softmax_model import half_even, wrap
 from support.unit_bench import PERIOD, start
 from weft.hdl.isa import PARAMETER_VECTORS, Lookup, Reduce, Source, Vec
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.isa.operands import READ_LATENCY
 from weft.sim.rtl.bench import bench_parameters
 
 BLOCKS = 8

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.graph import Attention, CompileError, Rounding
 from weft.compiler.ir.network import Node
-from weft.compiler.onnx.attention import heads_move_behind_rows
-from weft.compiler.onnx.attention_form import (
+from weft.compiler.onnx.attention import (
     FORM,
+    MASKED,
     attention_mask,
     fused,
+    heads_move_behind_rows,
+    mask_of,
     problem_of,
     score_factor,
     scores_reach,
 )
-from weft.compiler.onnx.conditions import softmax_unit
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
+from weft.compiler.onnx.key_masks import KeyMask, is_mask
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Activation, Pending
+from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Scores, Undefined
+from weft.compiler.onnx.row_forms import (
+    masked_apart,
+    pair,
+    pairs_constant,
+    probabilities_whole,
+    rounding_of,
+    scores_clamped,
+    scores_told_apart,
+)
 
 
 def check_attention(model: Model, node: Node) -> None:
@@ -123,6 +135,274 @@ def attention(context: NodeContext) -> Pending:
 
 _STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
 
-OPERATORS = (
+ATTENTION_OPERATORS = (
     Operator(("Attention",), (softmax_unit, *_STATE, *FORM, scores_reach), attention, check=check_attention),
 )
+
+
+ROUNDING = (
+    "the model's rounding of scores and probabilities to 8 bits is not followed: "
+    "the fused form is closer to float"
+)
+"""The note on Q/DQ pairs that cannot clip scores."""
+FOLLOWED = (
+    "scores are rounded and clamped to [{low:.4g}, {high:.4g}] as the model does; "
+    "its other roundings within attention are not followed"
+)
+"""The note on Q/DQ pairs whose range can clip scores."""
+
+
+def same_lead(context: NodeContext) -> str | None:
+    """The operands of products of attention must agree in their leading dimensions."""
+    return None if context.shape(0)[:-2] == context.shape(1)[:-2] else f"shapes are {_shapes(context)}"
+
+
+def _shapes(context: NodeContext) -> str:
+    return f"{context.shape(0)} and {context.shape(1)}"
+
+
+def scores_scale(context: NodeContext) -> str | None:
+    """Scores are multiplied or divided by one constant above zero, before they are masked."""
+    factor = scores_factor(context)
+    symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores))
+    if factor is None:
+        return f"inputs are {context.inputs}"
+    return None if symbol.allowed is None and symbol.key_mask is None else "the mask comes first"
+
+
+def scores_factor(context: NodeContext) -> float | None:
+    """The factor by which a Mul or Div node changes scores; None if it is not one positive number."""
+    order = (1,) if context.node.op == "Div" else (0, 1)
+    for index in order:
+        floats = context.floats(index)
+        if floats is not None and floats.size == 1 and context.output == context.shape(1 - index):
+            factor = float(floats.reshape(-1)[0])
+            if math.isfinite(factor) and factor > 0:
+                return 1 / factor if context.node.op == "Div" else factor
+    return None
+
+
+def scores_mask(context: NodeContext) -> str | None:
+    """Masks of scores must be constant, of 0 and -10000 or less, or one activation by key in steps of 11.1 or more."""
+    # The activation is added; it is int8 or uint8, and 0 at most. A constant one must leave some keys.
+    if key_mask(context) is not None:
+        return None
+    allowed = added_mask(context)
+    if allowed is None:
+        return f"inputs are {context.inputs}"
+    return None if allowed.any(-1).all() else "some query has no keys"
+
+
+def key_mask(context: NodeContext) -> Activation | None:
+    """The mask that an Add node adds to the scores of each key when the model runs; None if it adds something else."""
+    index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
+    scores, other = context.symbols[index], context.symbol(1 - index)
+    if context.node.op != "Add" or not isinstance(other, Activation) or not isinstance(scores, Scores):
+        return None
+    shape, output = context.shape(1 - index), context.output
+    batches = len(shape) == 4 and shape[1:3] == (1, 1) and shape[0] in (1, output[0])
+    first = scores.key_mask is None and not scores.pairs and scores.quantised is None
+    good = first and len(output) == 4 and batches and shape[3] == output[3] and is_mask(other.quant)
+    return other if good and KeyMask(other, shape).tensor() is not None else None
+
+
+def added_mask(context: NodeContext) -> np.ndarray | None:
+    """The keys that scores still have after an Add or Where node; None if it is no mask. (..., queries, keys)"""
+    where = context.node.op == "Where"
+    index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
+    scores = context.symbols[index]
+    assert isinstance(scores, Scores)
+    if context.output != context.shape(index):
+        return None
+    if where:
+        chosen, floats = context.model.constants.get(context.node.inputs[0]), context.floats(3 - index)
+        if chosen is None or floats is None or not (floats <= MASKED).all():
+            return None
+        allowed: np.ndarray | None = chosen if index == 1 else ~chosen
+    else:
+        floats = context.floats(1 - index)
+        allowed = None if floats is None else mask_of(floats)
+    if allowed is None:
+        return None
+    allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, context.output[-2:]))
+    return allowed if scores.allowed is None else allowed & scores.allowed
+
+
+def scores_axis(context: NodeContext) -> str | None:
+    """Softmax of scores must be over the keys, the last axis."""
+    axis = normalised_axis(context)
+    return None if axis == len(context.shape()) - 1 else f"axis is {context.attribute('axis', 'the default')}"
+
+
+def values_quantised(context: NodeContext) -> str | None:
+    """The values of attention must be an int8 or uint8 activation behind DequantizeLinear."""
+    return None if isinstance(context.symbol(1), Activation) else f"input {context.node.inputs[1]!r} is not"
+
+
+def private(context: NodeContext) -> str | None:
+    """Scores and probabilities of attention must have no other reader, and be no outputs of the model."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, Probabilities)
+    inside = {*symbol.scores.nodes, context.node.index}
+    for name in symbol.scores.values:
+        if name in context.model.outputs:
+            return f"{name!r} is an output"
+        others = [node.name for node in context.model.users(name) if node.index not in inside]
+        if others:
+            return f"{name!r} is read by {' and '.join(map(repr, others))}"
+    return None
+
+
+def undefined_zero(context: NodeContext) -> str | None:
+    """Probabilities that are not a number may be replaced by 0."""
+    floats = context.floats(1)
+    kinds = [type(context.symbol(index)) for index in (0, 2)]
+    good = (
+        kinds == [Undefined, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
+    )
+    return None if good else f"inputs are {context.inputs}"
+
+
+def scores(context: NodeContext) -> Scores:
+    """The product of queries and keys."""
+    q, k = context.symbols
+    assert isinstance(q, Activation)
+    assert isinstance(k, Activation)
+    return Scores(
+        q, k, context.shape(0), context.shape(1), 1.0, None, (context.node.index,), (context.node.outputs[0],)
+    )
+
+
+def _extended(context: NodeContext) -> Scores:
+    """The scores that a node reads, directly or as probabilities, with the node among those that they stand for."""
+    symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores | Probabilities))
+    old = symbol.scores if isinstance(symbol, Probabilities) else symbol
+    return dataclasses.replace(
+        old, nodes=(*old.nodes, context.node.index), values=(*old.values, context.node.outputs[0])
+    )
+
+
+def scale(context: NodeContext) -> Scores:
+    """Scores times a number."""
+    found, factor = _extended(context), scores_factor(context)
+    assert factor is not None
+    return dataclasses.replace(found, factor=found.factor * factor)
+
+
+def mask(context: NodeContext) -> Scores:
+    """Scores of which some keys are left out."""
+    found = key_mask(context)
+    if found is not None:
+        return dataclasses.replace(_extended(context), key_mask=found)
+    return dataclasses.replace(_extended(context), allowed=added_mask(context))
+
+
+def normalise(context: NodeContext) -> Probabilities:
+    """Softmax of scores."""
+    return Probabilities(dataclasses.replace(_extended(context), softmax=context.node.name))
+
+
+def rounding(context: NodeContext) -> Scores | Probabilities:
+    """One half of a Q/DQ pair, of scores or of probabilities; an Identity is neither."""
+    found, weights = _extended(context), isinstance(context.symbol(0), Probabilities)
+    if context.node.op == "QuantizeLinear":
+        found = dataclasses.replace(found, quantised=pair(context))
+    elif context.node.op == "DequantizeLinear" and weights:
+        assert found.quantised is not None
+        passed = (*found.weight_pairs, found.quantised)
+        found = dataclasses.replace(found, quantised=None, weight_pairs=passed)
+    elif context.node.op == "DequantizeLinear":
+        assert found.quantised is not None
+        found = dataclasses.replace(found, quantised=None, pairs=(*found.pairs, found.quantised))
+    return Probabilities(found) if weights else found
+
+
+def undefined(context: NodeContext) -> Undefined:
+    """IsNaN of probabilities."""
+    return Undefined(_extended(context))
+
+
+def defined(context: NodeContext) -> Probabilities:
+    """Where replaces probabilities that are not a number by 0: there are none, as every query has a key."""
+    guard, found = context.symbol(0), _extended(context)
+    assert isinstance(guard, Undefined)
+    nodes, names = dict.fromkeys((*found.nodes, *guard.scores.nodes)), (*found.values, *guard.scores.values)
+    return Probabilities(dataclasses.replace(found, nodes=tuple(nodes), values=tuple(dict.fromkeys(names))))
+
+
+def values(context: NodeContext) -> Pending:
+    """The product of probabilities and values, which ends an attention."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, Probabilities)
+    found = symbol.scores
+    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
+    notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
+    made = fused(
+        context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes
+    )
+    known = rounding_of(context)
+    return made if known is None else _rounded(made, *known)
+
+
+def _rounded(made: Pending, to: Rounding, nats: float) -> Pending:
+    """Attention whose scores are requantised to 8 bits, of which a step is so many `nats`."""
+    (op,) = made.ops
+    assert isinstance(op, Attention)
+    note = FOLLOWED.format(low=(to.low - to.zero) * nats, high=(to.high - to.zero) * nats)
+    return dataclasses.replace(
+        made, ops=(dataclasses.replace(op, rounding=to, score_scale=nats),), notes=(note,)
+    )
+
+
+def _starts(context: NodeContext) -> bool:
+    """Whether a product may be the scores of an attention; products with a matrix of weights are not."""
+    kinds = [type(symbol) for symbol in context.symbols]
+    ranks = [len(context.model.shapes.get(name, ())) for name in context.node.inputs]
+    matrices = min(ranks) > 1 and (ranks[1] > 2 or ranks[0] == 2)
+    return context.alone is None and kinds == [Activation, Activation] and matrices
+
+
+def _ends(context: NodeContext) -> bool:
+    """Whether a product is one of probabilities and values."""
+    return isinstance(context.symbol(0), Probabilities)
+
+
+def _reads_scores(context: NodeContext) -> bool:
+    return any(isinstance(symbol, Scores) for symbol in context.symbols)
+
+
+def _reads_probabilities(context: NodeContext) -> bool:
+    return not _reads_scores(context) and any(isinstance(symbol, Probabilities) for symbol in context.symbols)
+
+
+def _reads_either(context: NodeContext) -> bool:
+    return _reads_scores(context) or _reads_probabilities(context)
+
+
+_VALUES = (
+    values_quantised,
+    same_lead,
+    private,
+    *FORM,
+    scores_clamped,
+    scores_told_apart,
+    masked_apart,
+    probabilities_whole,
+)
+
+ATTENTION_WRITTEN_OUT_OPERATORS = tuple(
+    Operator(names, constraints, handler, applies=applies, title="Attention written out")
+    for names, constraints, handler, applies in (
+        (("MatMul",), (softmax_unit, same_lead), scores, _starts),
+        (("Mul", "Div"), (scores_scale,), scale, _reads_scores),
+        (("Add", "Where"), (scores_mask,), mask, _reads_scores),
+        (("Softmax",), (scores_axis,), normalise, _reads_scores),
+        (("Identity", "QuantizeLinear", "DequantizeLinear"), (pairs_constant,), rounding, _reads_either),
+        (("IsNaN",), (), undefined, _reads_probabilities),
+        (("Where",), (undefined_zero,), defined, _reads_probabilities),
+        (("MatMul",), _VALUES, values, _ends),
+    )
+)
+
+
+OPERATORS = (*ATTENTION_OPERATORS, *ATTENTION_WRITTEN_OUT_OPERATORS)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 
+from weft.compiler.ir.graph import Conv, DeviceOp, View, Window
 from weft.compiler.ir.layout import spatial
-from weft.compiler.machine.coordinates import has_coordinates
-from weft.compiler.machine.limits import COUNT_MAX
+from weft.compiler.machine.target import COUNT_MAX, STEP_MAX, has_coordinates
 from weft.compiler.onnx.conditions import (
     arranged,
     bias_constant,
@@ -17,11 +23,10 @@ from weft.compiler.onnx.conditions import (
     weights_constant,
     weights_per_output,
 )
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.convolutions import pad_apart, product_of
-from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Constant, Symbol
-from weft.compiler.onnx.windows import depth_tap, window_of
+from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_apart, product_of, window_of
+from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.qdq import Constant, Pending, Symbol, result
+from weft.compiler.onnx.runs import BOXES
 
 
 def pads_fit(context: NodeContext) -> str | None:
@@ -51,7 +56,7 @@ def conv(context: NodeContext) -> Symbol:
     return product_of(context, source, source.view(), quant, values, weight, window, spatial(context.output))
 
 
-OPERATORS = (
+CONV_OPERATORS = (
     Operator(
         ("Conv",),
         (
@@ -67,3 +72,150 @@ OPERATORS = (
         conv,
     ),
 )
+
+
+class Phase(NamedTuple):
+    """Results `first`, `first + stride` and so on, `many` of them, along one axis: a convolution without strides.
+
+    `taps` are the elements of the kernel that it takes, in the order of the inputs that they meet, which are `dilation`
+    apart; `before` and `behind` the padding, negative where inputs are not read. No taps: nothing meets these results.
+    """
+
+    first: int
+    many: int
+    taps: tuple[int, ...]
+    dilation: int
+    before: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """ConvTranspose along one axis: input i and element k of the kernel meet in result i * stride + k * dilation -
+    before."""
+
+    size: int
+    output: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(self._phase(first) for first in range(min(self.stride, self.output)))
+
+    def _phase(self, first: int) -> Phase:
+        many = -(-(self.output - first) // self.stride)
+        place = first + self.before
+        taps = [k for k in range(self.kernel) if (place - k * self.dilation) % self.stride == 0][::-1]
+        reads = [(place - k * self.dilation) // self.stride for k in taps]
+        if not taps or reads[0] >= self.size or reads[-1] + many <= 0:
+            return self.unmet(first, many)
+        dilation = reads[1] - reads[0] if len(taps) > 1 else 1
+        return Phase(first, many, tuple(taps), dilation, -reads[0], reads[-1] + many - self.size)
+
+    def unmet(self, first: int, many: int) -> Phase:
+        """Results that nothing meets."""
+        return Phase(first, many, (), 1, 0, many - self.size)
+
+    def kept(self, phase: Phase) -> int:
+        """Inputs that a phase reads."""
+        return self.size + min(phase.before, 0) + min(phase.behind, 0)
+
+
+def spreads(context: NodeContext) -> tuple[Spread, ...]:
+    """ConvTranspose along each axis."""
+    sizes, outputs, kernel = context.shape()[2:], context.output[2:], context.shape(1)[2:]
+    ones = (1,) * len(sizes)
+    strides, dilations = context.ints("strides", ones), context.ints("dilations", ones)
+    pads, auto = context.ints("pads", (0,) * 2 * len(sizes)), context.attribute("auto_pad", "NOTSET")
+    extra = context.ints("output_padding", (0,) * len(sizes))
+    made = []
+    for at, size in enumerate(sizes):
+        before = 0 if auto == "VALID" else pads[at]
+        if "output_shape" in context.node.attributes or auto in ("SAME_UPPER", "SAME_LOWER"):
+            whole = (size - 1) * strides[at] + extra[at] + (kernel[at] - 1) * dilations[at] + 1
+            total = max(whole - outputs[at], 0)
+            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+        made.append(Spread(size, outputs[at], kernel[at], strides[at], dilations[at], before))
+    return tuple(made)
+
+
+def rows_or_images(context: NodeContext) -> str | None:
+    """ConvTranspose must be of rows or images: inputs of shape (N, C, L) or (N, C, H, W)."""
+    good = len(context.shape()) == len(context.output) in (3, 4)
+    return None if good else f"the input has shape {context.shape()}, the result {context.output}"
+
+
+def strides_few(context: NodeContext) -> str | None:
+    """Strides of ConvTranspose must multiply to at most 64, and dilations be at most 127; pads must not be negative."""
+    found = spreads(context)
+    strides, dilations = ([getattr(axis, name) for axis in found] for name in ("stride", "dilation"))
+    if min(context.ints("pads", (0,))) < 0:
+        return f"pads is {context.ints('pads', ())}"
+    good = math.prod(strides) <= BOXES and max(dilations) <= STEP_MAX
+    return None if good else f"strides are {strides}, dilations {dilations}"
+
+
+def conv_transpose(context: NodeContext) -> Symbol:
+    """A convolution for each phase of rows and columns."""
+    source, quant = arranged(context)
+    weight, layout = context.symbol(1), spatial(context.output)
+    assert isinstance(weight, Constant)
+    groups = int(context.node.attributes.get("group", 1))
+    each = layout.nhwc[3] // groups
+    scale = quant.scale * np.tile(np.broadcast_to(weight.scale.reshape(-1), each), groups)
+    bias, notes = bias_of(context, scale)
+    values = _by_output(weight.values, groups)
+    ops: list[DeviceOp] = []
+    for piece in _pieces(context, source.view(), result(layout.nhwc), values):
+        name = f"{context.node.name}.{len(ops)}"
+        ops.append(
+            Conv(name, piece.src, piece.dst, piece.weight, bias, scale, piece.window, groups, quant.zero)
+        )
+    return Pending(tuple(ops), layout, (source,), (context.node.index,), notes=notes)
+
+
+class Piece(NamedTuple):
+    """A convolution of a box of the input into results with steps between them."""
+
+    src: View
+    dst: View
+    weight: np.ndarray
+    window: Window
+
+
+def _pieces(context: NodeContext, source: View, target: View, values: np.ndarray) -> Iterator[Piece]:
+    """The convolutions, with weights taken from `values` (outputs, rows, columns, inputs)."""
+    found = spreads(context)
+    down, across = found if len(found) == 2 else (Spread(1, 1, 1, 1, 1, 0), *found)
+    (n, _, _, inputs), outputs = source.shape, target.shape[3]
+    for y, x in itertools.product(down.phases(), across.phases()):
+        weight = values[:, list(y.taps)][:, :, list(x.taps)]
+        if not (y.taps and x.taps):
+            y, x = down.unmet(y.first, y.many), across.unmet(x.first, x.many)
+            weight = np.zeros_like(values[:, :1, :1])
+        box = (n, down.kept(y), across.kept(x), inputs)
+        src = View(source.buffer, box, max(-y.before, 0), max(-x.before, 0))
+        steps = (down.stride if y.many > 1 else 1, across.stride if x.many > 1 else 1)
+        dst = View(target.buffer, (n, y.many, x.many, outputs), y.first, x.first, step=steps)
+        pad = (max(y.before, 0), max(x.before, 0), max(y.behind, 0), max(x.behind, 0))
+        kernel = (weight.shape[1], weight.shape[2])
+        yield Piece(src, dst, weight, Window(kernel, (1, 1), (y.dilation, x.dilation), pad))
+
+
+def _by_output(values: np.ndarray, groups: int) -> np.ndarray:
+    """Weights (inputs, outputs / groups, ...) as (outputs, rows, columns, inputs / groups)."""
+    if values.ndim == 3:
+        values = values[:, :, None]
+    inputs, each, h, w = values.shape
+    split = values.reshape(groups, inputs // groups, each, h, w).transpose(0, 2, 3, 4, 1)
+    return np.ascontiguousarray(split.reshape(groups * each, h, w, inputs // groups)).astype(np.int16)
+
+
+_GIVEN = (rows_or_images, input_quantised, image_order, weights_constant, weights_per_output, bias_constant)
+
+CONV_TRANSPOSE_OPERATORS = (Operator(("ConvTranspose",), (*_GIVEN, strides_few), conv_transpose),)
+
+
+OPERATORS = (*CONV_OPERATORS, *CONV_TRANSPOSE_OPERATORS)

@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.embedding import INDICES, Embedding, RowIndices
 from weft.compiler.ir.graph import Buffer, View
-from weft.compiler.ir.layout import Layout, packed
-from weft.compiler.ir.planes import BITS, signed
-from weft.compiler.lower.embedding import ENTRIES
+from weft.compiler.ir.layout import BITS, Layout, packed, signed
+from weft.compiler.ir.products import INDICES, Embedding, RowIndices
+from weft.compiler.lower.rows import ENTRIES
 from weft.compiler.onnx.conditions import softmax_unit
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Quant, Recipe, Tensor, finish, result
 from weft.hdl.isa import PAGE_ENTRY
 

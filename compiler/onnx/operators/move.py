@@ -4,15 +4,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
 
 import numpy as np
 
-from weft.compiler.ir.layout import natural, packed
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
+from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
 from weft.compiler.onnx.indices import taken
-from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor
-from weft.compiler.onnx.reorder import row_major
+from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.qdq import (
+    Activation,
+    Constant,
+    Pending,
+    Recipe,
+    Results,
+    Symbol,
+    Tensor,
+    finish,
+    integers,
+    result,
+    unfolded,
+)
+from weft.compiler.onnx.reorder import effort, placed, row_major
+from weft.compiler.onnx.runs import BOXES, WEIGHTS, of_channels, ordered
 
 
 def movable(context: NodeContext) -> str | None:
@@ -110,7 +128,7 @@ def _takes_all(context: NodeContext) -> bool:
     )
 
 
-OPERATORS = (
+MOVE_OPERATORS = (
     Operator(
         ("Expand", "Gather", "Slice", "Tile"),
         (movable,),
@@ -121,3 +139,214 @@ OPERATORS = (
     Operator(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"), (movable,), move),
     Operator(("Transpose",), (movable, transposable), move),
 )
+
+
+def inputs_quantised(context: NodeContext) -> str | None:
+    """All inputs must be int8 or uint8 activations or constants behind DequantizeLinear, or int8 or uint8 values."""
+    kind = Tensor if isinstance(context.symbol(0), Tensor) else Activation
+    for name, symbol in zip(context.node.inputs, map(unfolded, context.symbols), strict=True):
+        if not isinstance(symbol, kind):
+            return f"input {name!r} is not"
+    return None
+
+
+def concat_order(context: NodeContext) -> str | None:
+    """Inputs of Concat must have one order of elements, or be brought into it by at most 256 copies each."""
+    if _arranged(context) is not None:
+        return None
+    return f"inputs {context.inputs}"
+
+
+def concat(context: NodeContext) -> Pending | Recipe:
+    """Every input is requantised into its box of the result."""
+    found = _arranged(context)
+    assert found is not None
+    tensors, layout, dim = found
+    buffer = Buffer(result(layout.nhwc).buffer.name, layout.nhwc)
+    ops, position = [], 0
+    for index, (tensor, symbol) in enumerate(zip(tensors, map(unfolded, context.symbols), strict=True)):
+        quant = symbol.quant if isinstance(symbol, Activation) else integers(tensor)
+        box = list(layout.nhwc)
+        box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
+        boxed = (box[0], box[1], box[2], box[3])
+        at = {dim: position}
+        dst = View(buffer, boxed, at.get(1, 0), at.get(2, 0), at.get(3, 0))
+        name = f"{context.node.name}.{index}"
+        ops.append(Rescale(name, tensor.view(boxed), dst, quant.scale, quant.zero))
+        position += box[dim]
+    made = Pending(tuple(ops), layout, tensors, (context.node.index,))
+    if not isinstance(context.symbol(0), Tensor):
+        return made
+    return finish(made, context.node.outputs[0], integers(tensors[0]), context.node)
+
+
+def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | None:
+    """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
+    axis = int(context.node.attributes["axis"]) % len(context.output)
+    shapes = [context.shape(index) for index in range(len(context.symbols))]
+    tensors = [tensor for symbol in context.symbols if (tensor := tensor_of(unfolded(symbol))) is not None]
+
+    def efforts(kind: Callable[[tuple[int, ...]], Layout]) -> float:
+        return sum(effort(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
+
+    for kind in sorted((natural, spatial, packed), key=efforts):
+        arranged = [placed(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
+        found = tuple(tensor for tensor in arranged if tensor is not None)
+        if len(found) == len(shapes):
+            layout = kind(context.output)
+            nhwc, dim = _nhwc(layout, context.output, axis)
+            return found, Layout(layout.shape, layout.perm, nhwc), dim
+    return None
+
+
+def _nhwc(layout: Layout, shape: tuple[int, ...], axis: int) -> tuple[Shape4, int]:
+    """The device's shape of the result in which inputs follow each other on one axis that is not images; and that."""
+    at = layout.perm.index(axis)
+    sizes = [shape[other] for other in layout.perm]
+    if len(sizes) == 4 and at:
+        return (sizes[0], sizes[1], sizes[2], sizes[3]), at
+    before, after = math.prod(sizes[:at]), sizes[at + 1 :]
+    if not after:
+        return (1, 1, before, sizes[at]), 3
+    return (1, before, sizes[at] * math.prod(after[:-1]), after[-1]), 2
+
+
+CONCAT_OPERATORS = (Operator(("Concat",), (inputs_quantised, concat_order), concat),)
+
+
+def bytes_given(context: NodeContext) -> str | None:
+    """The input must be an int8 or uint8 activation behind DequantizeLinear, or an int8 or uint8 value itself."""
+    return None if tensor_of(context.symbol(0)) is not None else f"input {context.node.inputs[0]!r} is not"
+
+
+def places_constant(context: NodeContext) -> str | None:
+    """Starts, ends, axes and steps of Slice, and indices of Gather, must be constant."""
+    if taken(context) is not None:
+        return None
+    names = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
+    return f"input {names[0]!r} is not"
+
+
+def resized_nearest(context: NodeContext) -> str | None:
+    """Resize and Upsample must take nearest or linear elements, by constant scales or sizes."""
+    return None if taken(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
+
+
+def rows_order(context: NodeContext) -> str | None:
+    """Elements must be in the device's order or row-major, if need be by 256 copies, and at most three axes in part."""
+    good = _part_arranged(context)[0] is not None
+    return None if good else f"input {context.node.inputs[0]!r} of shape {context.shape()}"
+
+
+def boxes_few(context: NodeContext) -> str | None:
+    """What is taken must be at most 64 boxes with steps between rows and columns, or 1048576 pairs of channels."""
+    few = all(ops is not None for _, ops in _copied(context))
+    return None if few else f"the input has shape {context.shape()}, the result {context.output}"
+
+
+def part(context: NodeContext) -> Results:
+    """A copy of each box; what only changes no byte, who reads it reads through (`weft.compiler.passes.views`)."""
+    made = []
+    for arrangement, ops in _copied(context):
+        assert arrangement is not None
+        assert ops is not None
+        made.append(Moved(arrangement.tensor, ops, arrangement.layout))
+    return results(context, made)
+
+
+# As `taken`: conditions and the handler of a node ask for these one after the other.
+
+
+@functools.lru_cache(maxsize=1)
+def _part_arranged(context: NodeContext) -> list[Arrangement | None]:
+    """How the input and each output lie on the device."""
+    tensor = tensor_of(context.symbol(0))
+    assert tensor is not None
+    return [arrange(tensor, found.shape, found.indices) for found in taken(context) or ()]
+
+
+@functools.lru_cache(maxsize=1)
+def _copied(context: NodeContext) -> list[tuple[Arrangement | None, list[DeviceOp] | None]]:
+    """The copies that make each output, and how it lies on the device."""
+    return [
+        (item, None if item is None else copies(item, context.node.name)) for item in _part_arranged(context)
+    ]
+
+
+_BOXES = (rows_order, boxes_few)
+
+PART_OPERATORS = (
+    Operator(("Expand", "Split", "Tile"), (bytes_given, *_BOXES), part),
+    Operator(("Gather", "Slice"), (bytes_given, places_constant, *_BOXES), part),
+    Operator(("Resize", "Upsample"), (bytes_given, resized_nearest, *_BOXES), part),
+)
+
+
+def image_bytes(context: NodeContext) -> str | None:
+    """The input's elements must be images of rows of pixels on the device, or be made these by at most 256 copies."""
+    return None if _images(context) is not None else f"input {context.node.inputs[0]!r}"
+
+
+def blocks_small(context: NodeContext) -> str | None:
+    """Blocks must be at most 8 x 8 pixels, and in mode CRD there may be at most 1048576 pairs of channels."""
+    size, channels = _size(context), context.shape()[1]
+    if size * size <= BOXES and (_rows_first(context) or channels * channels // size**2 <= WEIGHTS):
+        return None
+    return f"blocksize is {size}, the input has {channels} channels"
+
+
+def channels_stay(context: NodeContext) -> str | None:
+    """SpaceToDepth must have mode DCR."""
+    if context.node.op == "DepthToSpace" or _rows_first(context):
+        return None
+    return f"mode is {context.attribute('mode')}"
+
+
+def blocks(context: NodeContext) -> Results:
+    """A copy for each pixel of a block."""
+    source, layout = _images(context), natural(context.output)
+    assert source is not None
+    size, ops = _size(context), list[DeviceOp]()
+    packed, spread = source.view(), result(layout.nhwc)
+    narrow, wide = (packed, spread) if context.node.op == "DepthToSpace" else (spread, packed)
+    n, h, w, depth = narrow.shape
+    channels = np.arange(depth)
+    for y, x in itertools.product(range(size), repeat=2):
+        pixel = View(wide.buffer, (n, h, w, wide.shape[3]), y, x, step=(size, size))
+        first, count = (y * size + x) * wide.shape[3], wide.shape[3]
+        if context.node.op == "SpaceToDepth":
+            target = of_channels(narrow, first, count)
+            made = ordered(context.node.name, pixel, target, np.arange(count))
+        else:
+            taken = (
+                channels[first : first + count]
+                if _rows_first(context)
+                else channels[y * size + x :: size * size]
+            )
+            made = ordered(context.node.name, narrow, pixel, taken)
+        assert made is not None
+        ops += made
+    return results(context, [Moved(source, ops, layout)])
+
+
+def _images(context: NodeContext) -> Tensor | None:
+    tensor = tensor_of(context.symbol(0))
+    assert tensor is not None
+    return placed(tensor, natural(context.shape()))
+
+
+def _size(context: NodeContext) -> int:
+    return int(context.node.attributes["blocksize"])
+
+
+def _rows_first(context: NodeContext) -> bool:
+    """Whether channels that become pixels, or are made of them, are ahead of those that stay."""
+    return str(context.attribute("mode", "DCR")) == "DCR"
+
+
+_CONDITIONS = (bytes_given, image_bytes, blocks_small, channels_stay)
+
+DEPTH_TO_SPACE_OPERATORS = (Operator(("DepthToSpace", "SpaceToDepth"), _CONDITIONS, blocks),)
+
+
+OPERATORS = (*CONCAT_OPERATORS, *DEPTH_TO_SPACE_OPERATORS, *MOVE_OPERATORS, *PART_OPERATORS)

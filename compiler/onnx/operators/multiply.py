@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Multiply
+from weft.compiler.ir.graph import Multiply, Window
+from weft.compiler.ir.layout import packed
+from weft.compiler.ir.products import Counts, Product
+from weft.compiler.onnx.attention import (
+    ROW,
+    SIZE,
+    Find,
+    Operand,
+    heads_layout,
+    heads_move_behind_rows,
+    splits,
+)
 from weft.compiler.onnx.channels import channel_operands, paired, same_order, scaling
-from weft.compiler.onnx.conditions import multipliers
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.convolutions import with_constant
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.conditions import (
+    activation,
+    bias_constant,
+    input_quantised,
+    multipliers,
+    weights_constant,
+    weights_per_output,
+)
+from weft.compiler.onnx.convolutions import product_of, with_constant
+from weft.compiler.onnx.indices import Operands, operands
+from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
-from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, result
-from weft.compiler.onnx.repeats import Operands, operands
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, result, unfolded
+from weft.compiler.onnx.reorder import placed, row_major
 
 
 def multipliable(context: NodeContext) -> str | None:
@@ -66,8 +88,204 @@ def multiply(context: NodeContext) -> Symbol:
     raise AssertionError("the constraints let no other product pass")
 
 
-OPERATORS = (
+MULTIPLY_OPERATORS = (
     Operator(("Mul",), (pairs, multipliers), product, applies=_two),
     Operator(("Div",), (divisible, same_order), multiply),
     Operator(("Mul",), (multipliable, same_order), multiply),
 )
+
+
+def product_input(context: NodeContext) -> str | None:
+    """The first operand of a matrix product must have two dimensions or more."""
+    return None if len(context.shape()) >= 2 else f"it has shape {context.shape()}"
+
+
+def weights_matrix(context: NodeContext) -> str | None:
+    """The second operand of a matrix product must be a matrix."""
+    return None if len(context.shape(1)) == 2 else f"it has shape {context.shape(1)}"
+
+
+def row_order(context: NodeContext) -> str | None:
+    """Rows of a matrix product's input must be contiguous and in one order, or become so by at most 256 copies."""
+    return None if product_rows(context) is not None else f"input {context.node.inputs[0]!r}"
+
+
+def product_rows(context: NodeContext) -> tuple[Tensor, np.ndarray] | None:
+    """The first operand of a matrix product as rows, and the order of their elements (`Layout.row_order`)."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, Activation)
+    for tensor in (symbol.tensor, row_major(symbol.tensor, context.shape())):
+        order = None if tensor is None else tensor.layout.row_order(math.prod(context.shape()[:-1]))
+        if tensor is not None and order is not None:
+            return tensor, order
+    return None
+
+
+def plain_product(context: NodeContext) -> str | None:
+    """Gemm needs transA = 0, alpha = 1 and beta = 1."""
+    for key, value in (("transA", 0), ("alpha", 1.0), ("beta", 1.0)):
+        if context.attribute(key, value) != value:
+            return f"{key} is {context.attribute(key)}"
+    return None
+
+
+def matrix_product(context: NodeContext) -> Symbol:
+    """Gemm or MatMul with a constant matrix: a 1x1 convolution over the rows, its columns in the input's order."""
+    source = activation(context)
+    weight = context.symbol(1)
+    assert isinstance(weight, Constant)
+    found = product_rows(context)
+    assert found is not None
+    tensor, order = found
+    # In order first, and transposed then: much quicker than both at once.
+    rows = weight.values[:, order] if context.attribute("transB", 0) else weight.values[order].T
+    values = np.ascontiguousarray(rows)[:, None, None, :]
+    view = tensor.view((1, 1, math.prod(context.shape()[:-1]), context.shape()[-1]))
+    return product_of(context, tensor, view, source.quant, values, weight, Window(), packed(context.output))
+
+
+_MATRIX = (product_input, input_quantised, weights_constant, weights_matrix, weights_per_output, row_order)
+
+MATRIX_PRODUCT_OPERATORS = (
+    Operator(("Gemm",), (*_MATRIX, plain_product, bias_constant), matrix_product),
+    Operator(("MatMul",), _MATRIX, matrix_product),
+)
+
+
+NOT_FUSED = "not part of a fused attention: {}"
+"""The note on products that start no attention, with what stands in the way."""
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """How the device sees both operands: matrices for each image and head, of which an operand may have fewer."""
+
+    counts: Counts
+    own: tuple[Counts, Counts]
+    rows: int
+    transposed: tuple[bool, bool]
+    tensors: tuple[Tensor, Tensor]
+    shapes: tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
+
+
+def _operand(context: NodeContext, index: int) -> Activation | None:
+    """An input as an activation: a constant with 8 bits for each element counts as one."""
+    symbol = unfolded(context.symbol(index))
+    return symbol if isinstance(symbol, Activation) else None
+
+
+def _applies(context: NodeContext) -> bool:
+    """Whether a product is one of matrices of which at least one is an activation, and the other no plain weights."""
+    kinds = [type(symbol) for symbol in context.symbols]
+    if kinds == [Activation, Activation]:
+        return context.alone is not None
+    return kinds == [Constant, Activation] or (kinds == [Activation, Constant] and len(context.shape(1)) > 2)
+
+
+def both_quantised(context: NodeContext) -> str | None:
+    """The matrices must be int8 or uint8 activations, or constants of 8 bits with one scale."""
+    wrong = [name for index, name in enumerate(context.node.inputs) if _operand(context, index) is None]
+    return f"input {wrong[0]!r} is not" if wrong else None
+
+
+def both_matrices(context: NodeContext) -> str | None:
+    """Both operands must have two dimensions or more."""
+    shapes = context.shape(0), context.shape(1)
+    return None if min(map(len, shapes)) >= 2 else f"shapes are {shapes[0]} and {shapes[1]}"
+
+
+def batches(context: NodeContext) -> str | None:
+    """Batches of an operand may repeat as a whole, and then in the last of its leading dimensions."""
+    return None if any(_counts(context)) else f"shapes are {context.shape(0)} and {context.shape(1)}"
+
+
+def lengths(context: NodeContext) -> str | None:
+    """Rows of both matrices have at most 32767 elements, and all that lie side by side 65535."""
+    sizes = context.shape(0)[-1], context.shape(1)[-1]
+    rows = [
+        found.tensor.layout.nhwc[3] for index in range(2) if (found := _operand(context, index)) is not None
+    ]
+    good = max(sizes) <= SIZE and max(rows) <= ROW
+    return None if good else f"they have {sizes[0]} and {sizes[1]}, of {max(rows)}"
+
+
+def matrix_order(context: NodeContext) -> str | None:
+    """Rows of the first matrix and columns of the second (with softmax: or rows) must lie together, or be copied."""
+    return None if next(_solutions(context), None) is not None else f"inputs {context.inputs}"
+
+
+def _counts(context: NodeContext) -> Iterator[tuple[Counts, Counts, Counts]]:
+    """(images, heads) of the result and of both operands, for every way to see the leading dimensions."""
+    leads = context.shape(0)[:-2], context.shape(1)[:-2]
+    full = context.output[:-2]
+    if leads[0] == leads[1]:
+        for images, heads, _ in splits(full):
+            yield ((images, heads),) * 3
+        return
+    padded = [(1,) * (len(full) - len(lead)) + lead for lead in leads]
+    for at in range(len(full) + 1):
+        own = [_part(lead, full, at) for lead in padded]
+        if own[0] is not None and own[1] is not None:
+            yield (math.prod(full[:at]), math.prod(full[at:])), own[0], own[1]
+
+
+def _part(lead: tuple[int, ...], full: tuple[int, ...], at: int) -> Counts | None:
+    """Images before axis `at` and heads behind it of an operand; None if it repeats in another way."""
+    images, heads = lead[:at], lead[at:]
+    kept = len(heads)
+    while kept and heads[kept - 1] == 1:
+        kept -= 1
+    alike = images == full[:at] or math.prod(images) == 1
+    return (math.prod(images), math.prod(heads)) if alike and heads[:kept] == full[at : at + kept] else None
+
+
+def _solutions(context: NodeContext) -> Iterator[_Solution]:
+    """Where operands lie as the device takes them, and then where they are brought into such an order."""
+    a, b = _operand(context, 0), _operand(context, 1)
+    assert a is not None
+    assert b is not None
+    (*lead, rows, depth), columns = context.shape(0), context.shape(1)[-1]
+    counts = list(_counts(context))
+    if math.prod(context.shape(1)[:-2]) == 1:
+        rows, counts = rows * math.prod(lead), [((1, 1), (1, 1), (1, 1))]
+    firsts, seconds = [Operand(a, "ihsd", rows, depth)], [Operand(b, "ihds", columns, depth)]
+    if context.model.config.softmax:  # whose LOAD transposes
+        firsts.append(Operand(a, "ihds", depth, rows))
+        seconds.append(Operand(b, "ihsd", depth, columns))
+    finds: tuple[Find, ...] = (Tensor.arranged, placed)
+    for find, (whole, first, second), one, other in itertools.product(finds, counts, firsts, seconds):
+        left, right = one.arranged(*first, find), other.arranged(*second, find)
+        if left is not None and right is not None:
+            tensors, shapes = (left[0], right[0]), (left[1], right[1])
+            transposed = one.axes == "ihds", other.axes == "ihds"
+            yield _Solution(whole, (first, second), rows, transposed, tensors, shapes)
+
+
+def product_of_activations(context: NodeContext) -> Pending:
+    """The device's Product; with heads beside each other if the model brings them there at once."""
+    found = next(_solutions(context))
+    quants = [activation.quant for index in range(2) if (activation := _operand(context, index)) is not None]
+    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
+    layout = heads_layout("ihsd", "ishd" if behind else "ihsd", *found.counts, found.rows, context.output[-1])
+    (a, b), (a_shape, b_shape) = found.tensors, found.shapes
+    op = Product(
+        context.node.name, a.view(a_shape), b.view(b_shape), result(layout.nhwc), found.counts, *found.own,
+        found.transposed[1], quants[0].scale * quants[1].scale, quants[0].zero, quants[1].zero,
+        a_transposed=found.transposed[0],
+    )  # fmt: skip
+    notes = (NOT_FUSED.format(context.alone),) if context.alone else ()
+    return Pending((op,), layout, found.tensors, (context.node.index,), notes=notes)
+
+
+PRODUCT_OF_ACTIVATIONS_OPERATORS = (
+    Operator(
+        ("MatMul",),
+        (both_quantised, both_matrices, batches, lengths, matrix_order),
+        product_of_activations,
+        applies=_applies,
+        title="MatMul of two activations",
+    ),
+)
+
+
+OPERATORS = (*MATRIX_PRODUCT_OPERATORS, *MULTIPLY_OPERATORS, *PRODUCT_OF_ACTIVATIONS_OPERATORS)

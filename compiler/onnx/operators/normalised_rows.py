@@ -15,11 +15,11 @@ import numpy as np
 
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.operators import LayerNorm
-from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
+from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.onnx.conditions import activation, input_quantised, kernel_room
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.operators.quantise import per_tensor
+from weft.compiler.onnx.indices import operands
+from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.operators.lookup import per_tensor
 from weft.compiler.onnx.operators.reductions import positive
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -33,7 +33,6 @@ from weft.compiler.onnx.qdq import (
     result,
 )
 from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.repeats import operands
 from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, row_fits, rows_of, same
 
 MOST_OFFSET = 1024

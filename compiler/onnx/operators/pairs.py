@@ -2,23 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import View
+import numpy as np
+
+from weft.compiler.ir.graph import Add, DeviceOp, View
 from weft.compiler.ir.layout import Layout
-from weft.compiler.kernel.row_operators import RowPair
-from weft.compiler.kernel.row_power import MOST, TABLES, RowPower
+from weft.compiler.kernel.rows import MOST, POWER_TABLES, RowPair, RowPower
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.limits import PITCH_MAX
-from weft.compiler.onnx.conditions import kernel_room
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.machine.target import PITCH_MAX
+from weft.compiler.onnx.channels import (
+    channel_constant,
+    channel_layout,
+    channel_operands,
+    paired,
+    same_order,
+    takes_constants,
+)
+from weft.compiler.onnx.conditions import kernel_room, multipliers
+from weft.compiler.onnx.convolutions import convolution, scaled, with_constant
+from weft.compiler.onnx.indices import Operands, operands
+from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
-from weft.compiler.onnx.qdq import Activation, Pending, Quant, Tensor, result
+from weft.compiler.onnx.qdq import (
+    Activation,
+    Constant,
+    Pending,
+    Quant,
+    Symbol,
+    Tensor,
+    quantised,
+    rescale,
+    result,
+    result_of,
+)
 from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.repeats import Operands, operands
 from weft.compiler.onnx.row_forms import repeats, rows_of
+
+
+def _two(context: NodeContext) -> bool:
+    return all(isinstance(symbol, Activation) for symbol in paired(context))
+
+
+def addable(context: NodeContext) -> str | None:
+    """Add takes two int8 or uint8 activations, of which one may repeat, or a device value and a constant by channel."""
+    if _two(context):
+        found = operands(context)
+        return found if isinstance(found, str) else None
+    return channel_operands(context)
+
+
+def in_order(context: NodeContext) -> str | None:
+    """The device value must have its elements in the order the device computes in."""
+    return None if _two(context) else same_order(context)
+
+
+def subtractable(context: NodeContext) -> str | None:
+    """Sub takes two int8 or uint8 activations, of which the second may repeat."""
+    found = operands(context)
+    if isinstance(found, str):
+        return found
+    return "the first would have to be repeated" if found.swapped else None
+
+
+def add(context: NodeContext) -> Symbol:
+    """The device's Add, or a bias."""
+    symbols = paired(context)
+    for operand, value in (symbols, symbols[::-1]):
+        if isinstance(value, Constant):
+            return with_constant(context, operand, value)
+    found = operands(context)
+    assert isinstance(found, Operands)
+    return _sum(context, found, 1)
+
+
+def subtract(context: NodeContext) -> Symbol:
+    """An Add whose second operand counts negative."""
+    found = operands(context)
+    assert isinstance(found, Operands)
+    return _sum(context, found, -1)
+
+
+def _sum(context: NodeContext, found: Operands, sign: int) -> Pending:
+    a, b = found.quants
+    op = Add(context.node.name, *found.views, result(found.shape), a.scale, sign * b.scale, a.zero, b.zero)
+    return Pending((op,), found.layout, found.tensors, (context.node.index,))
+
+
+ADD_OPERATORS = (
+    Operator(("Add",), (addable, in_order), add),
+    Operator(("Sub",), (subtractable, multipliers), subtract),
+)
 
 
 class _Pair(NamedTuple):
@@ -98,7 +174,7 @@ def power_range(context: NodeContext) -> str | None:
 def power_tables(context: NodeContext) -> str | None:
     """Pow of two activations takes four look-up tables."""
     count = context.model.config.lookup_tables
-    return None if count >= TABLES else f"there are {count}"
+    return None if count >= POWER_TABLES else f"there are {count}"
 
 
 def _power(context: NodeContext) -> tuple[Quant, Quant]:
@@ -136,25 +212,106 @@ def combined(context: NodeContext) -> Pending:
     return Pending((made,), found.layout, found.tensors, (context.node.index,))
 
 
-def _two(context: NodeContext) -> bool:
+def _pairs_two(context: NodeContext) -> bool:
     """Whether a node has two activations, which are no functions of the same one."""
     kinds = [type(symbol) for symbol in context.symbols]
     return kinds == [Activation, Activation] and not context.functions and not scales_rows(context)
 
 
-OPERATORS = (
+PAIRS_OPERATORS = (
     Operator(
         ("Div", "Max", "Min"),
         (kernel_room, element_pairs, pair_length),
         combined,
-        applies=_two,
+        applies=_pairs_two,
         title="Div, Max, Min of two activations",
     ),
     Operator(
         ("Pow",),
         (kernel_room, element_pairs, pair_length, power_base, power_range, power_tables),
         raised,
-        applies=_two,
+        applies=_pairs_two,
         title="Pow of two activations",
     ),
 )
+
+
+def slope_each(context: NodeContext) -> str | None:
+    """PRelu takes a device value and a constant slope, or one for each channel."""
+    value, slope = context.symbol(0), context.symbol(1)
+    if not takes_constants(value) or not isinstance(slope, Constant):
+        return f"inputs are {context.inputs}"
+    return channel_constant(context, value, slope)
+
+
+def slopes_alike(context: NodeContext) -> str | None:
+    """Slopes of PRelu must all be positive or zero, or all be negative or zero."""
+    slopes = _slopes(context)
+    return (
+        None
+        if (slopes >= 0).all() or (slopes <= 0).all()
+        else f"they are {slopes.min():g} to {slopes.max():g}"
+    )
+
+
+def _slopes(context: NodeContext) -> np.ndarray:
+    slopes = context.floats(1)
+    assert slopes is not None
+    return slopes
+
+
+def prelu(context: NodeContext) -> Symbol:
+    """An addition of two operators that each clamp at zero."""
+    symbol, slope = context.symbol(0), context.symbol(1)
+    assert isinstance(slope, Constant)
+    layout = channel_layout(context, symbol, slope)
+    value = convolution(context, symbol, layout, 1)
+    below = scaled(context, value, slope.floats)
+    above = value.ops
+    if isinstance(symbol, Activation):
+        (tensor,) = value.inputs
+        above = rescale(dataclasses.replace(symbol, tensor=tensor), context.node.name).ops
+    rising = bool((slope.floats >= 0).all())
+
+    def join(quant: Quant, name: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
+        return _joined(above, below.ops, quant, name, bounds, rising=rising)
+
+    nodes = tuple(dict.fromkeys((*value.nodes, context.node.index)))
+    return Pending((*above, *below.ops), value.layout, value.inputs, nodes, notes=value.notes, join=join)
+
+
+def _joined(
+    above: tuple[DeviceOp, ...],
+    below: tuple[DeviceOp, ...],
+    quant: Quant,
+    name: str,
+    bounds: tuple[int, int],
+    *,
+    rising: bool,
+) -> tuple[DeviceOp, ...]:
+    """Both with the result's parameters, and their sum; `rising` tells that what is below zero stays there."""
+    zero, made, shape = quant.zero, list[DeviceOp](), above[0].dst.buffer.shape
+    for part, ops, clamp in (
+        ("above", above, (zero, 127)),
+        ("below", below, (-128, zero) if rising else (zero, 127)),
+    ):
+        made += [
+            quantised(op, quant, f"{name}/{part}", clamp).replace(name=f"{op.name}.{part}") for op in ops
+        ]
+    a, b = (result_of(f"{name}/{part}", shape) for part in ("above", "below"))
+    total = Add(
+        f"{above[0].name}.sum", a, b, result_of(name, shape), 1.0, 1.0, zero, zero, zero, bounds[0], bounds[1]
+    )
+    return (*made, total)
+
+
+def _by_channel(context: NodeContext) -> bool:
+    """Whether no table does it."""
+    slope, tables = context.symbol(1), context.model.config.lookup_tables
+    return isinstance(slope, Constant) and (slope.values.size > 1 or not (context.functions and tables))
+
+
+PRELU_OPERATORS = (Operator(("PRelu",), (slope_each, slopes_alike, same_order), prelu, applies=_by_channel),)
+
+
+OPERATORS = (*ADD_OPERATORS, *PAIRS_OPERATORS, *PRELU_OPERATORS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Symbol
 from weft.compiler.onnx.recurrent import GATES, KERNEL, TABLES, refusal
 

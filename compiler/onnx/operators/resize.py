@@ -15,13 +15,12 @@ import numpy as np
 from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View, Window
 from weft.compiler.ir.layout import spatial
 from weft.compiler.onnx.conditions import activation, arranged, input_quantised
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.convolutions import RANKS
 from weft.compiler.onnx.indices import places
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Pending, Quant, Symbol, result
 from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.runs import Run, runs
-from weft.compiler.onnx.windows import RANKS
 
 PIECES = 128
 """Most convolutions that a node may become."""

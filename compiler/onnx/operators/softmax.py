@@ -7,13 +7,20 @@ import math
 
 from weft.compiler.ir.graph import Softmax
 from weft.compiler.ir.layout import Layout
-from weft.compiler.ir.score_pairs import OCTAVES
-from weft.compiler.machine.limits import PITCH_MAX
-from weft.compiler.onnx.conditions import activation, normalised_axis, softmax_unit
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.operator import Operator
+from weft.compiler.ir.scales import OCTAVES
+from weft.compiler.kernel.rows import LOGARITHM_TABLES, WHOLE_LOGARITHMS, RowLogSoftmax
+from weft.compiler.machine.target import PITCH_MAX
+from weft.compiler.onnx.conditions import (
+    activation,
+    input_quantised,
+    kernel_room,
+    normalised_axis,
+    softmax_unit,
+)
+from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Tensor, result
 from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.row_forms import row_fits
 
 
 def softmax_input(context: NodeContext) -> str | None:
@@ -84,8 +91,48 @@ def softmax(context: NodeContext) -> Pending:
     return Pending((op,), layout, (tensor,), (context.node.index,))
 
 
-OPERATORS = (
+SOFTMAX_OPERATORS = (
     Operator(
         ("Softmax",), (softmax_unit, softmax_input, softmax_axis, softmax_length, softmax_range), softmax
     ),
 )
+
+
+def log_tables(context: NodeContext) -> str | None:
+    """LogSoftmax takes three look-up tables ('lookup_tables' 4 or more)."""
+    count = context.model.config.lookup_tables
+    return None if count >= LOGARITHM_TABLES else f"there are {count}"
+
+
+def log_axis(context: NodeContext) -> str | None:
+    """The axes that LogSoftmax is over must be channels on the device, or be made these by at most 256 copies."""
+    if softmax_rows(context) is not None:
+        return None
+    return f"axis is {context.attribute('axis', 'the default')}"
+
+
+def log_length(context: NodeContext) -> str | None:
+    """Rows of LogSoftmax must fit an eighth of the scratchpad; above 2048 elements 'kernel' is 128 if 'n' > 32."""
+    found, config = softmax_rows(context), context.model.config
+    assert found is not None
+    count = found[1].nhwc[3]
+    room = count <= WHOLE_LOGARITHMS or config.n <= 32 or config.kernel >= 128
+    return None if room and row_fits(config, count) else f"there are {count}"
+
+
+def log_softmax(context: NodeContext) -> Pending:
+    """The device's RowLogSoftmax."""
+    found = softmax_rows(context)
+    assert found is not None
+    tensor, layout = found
+    scale = activation(context).quant.scale
+    op = RowLogSoftmax(context.node.name, tensor.view(), result(layout.nhwc), scale)
+    return Pending((op,), layout, (tensor,), (context.node.index,))
+
+
+LOG_SOFTMAX_OPERATORS = (
+    Operator(("LogSoftmax",), (kernel_room, log_tables, input_quantised, log_axis, log_length), log_softmax),
+)
+
+
+OPERATORS = (*LOG_SOFTMAX_OPERATORS, *SOFTMAX_OPERATORS)

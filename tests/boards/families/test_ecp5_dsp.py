@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.boards.families.ecp5_dsp import DspRows
+from weft.boards.families.ecp5 import DspRows
 from weft.boards.families.ecp5_sdram import RESOURCES
 from weft.boards.registry import find
 

@@ -11,11 +11,11 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards import estimate
-from weft.boards.build import elaborate
-from weft.boards.family import Resources
+from weft.boards.build import estimate
+from weft.boards.build.build import elaborate
+from weft.boards.families.family import Resources
+from weft.boards.flash.chip import spi_flash_pads
 from weft.boards.registry import BOARDS
-from weft.boards.spi_flash_chip import spi_flash_pads
 
 BOARD = BOARDS["tang-primer-25k"]
 

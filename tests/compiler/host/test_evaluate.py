@@ -22,7 +22,7 @@ from weft.compiler.host.reference import mistaken
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import network_of
-from weft.hdl.files.cache import cache_root
+from weft.hdl.cache import cache_root
 
 DRAWS = 30
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.compiler.host.exact_products import exact_products
+from weft.compiler.host.evaluate import exact_products
 
 BYTES = (np.uint8, np.int8)
 QUIET = 4

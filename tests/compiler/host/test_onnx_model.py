@@ -12,8 +12,7 @@ from support import host_cases, qdq_models
 
 from weft.compiler.host import onnx_model
 from weft.compiler.host.onnx_model import NetworkError, check, first_line, inferred, model_of, types_of
-from weft.compiler.ir.network import Network, Node, Type
-from weft.compiler.ir.network_file import encode
+from weft.compiler.ir.network import Network, Node, Type, encode
 from weft.compiler.onnx.reader import network_of
 
 FLOAT = Type("float32", (2, 3))

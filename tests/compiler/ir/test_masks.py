@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.compiler.ir.masks import causal
+from weft.compiler.ir.scales import causal
 
 
 @pytest.mark.parametrize("offset", [-2, 0, 3])

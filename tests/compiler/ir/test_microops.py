@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from weft.compiler.interpret import evaluate, exact, run_ops
 from weft.compiler.ir.graph import (
     Add,
     Attention,
@@ -25,7 +24,7 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.ir.microops import Value, divide_half_even, elementwise, reindex
 from weft.compiler.ir.scales import SHIFT_MAX, quantise_pair, quantise_scale
-from weft.compiler.verify import verify_op
+from weft.compiler.verify import evaluate, exact, run_ops, verify_op
 
 Shape = tuple[int, int, int, int]
 

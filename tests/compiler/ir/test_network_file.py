@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from weft.compiler.ir.network import DTYPES, Network, Node, Type, dtype_of
-from weft.compiler.ir.network_file import decode, encode
-from weft.hdl.files.schema import SchemaError
+from weft.compiler.ir.network import DTYPES, Network, Node, Type, decode, dtype_of, encode
+from weft.hdl.schema import SchemaError
 
 
 def branch(name: str) -> Network:

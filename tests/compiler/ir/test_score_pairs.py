@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.repeated import repeated
 
-from weft.compiler.ir.score_pairs import CLAMP, Bounds, Pair, clipping, followed
+from weft.compiler.ir.scales import CLAMP, Bounds, Pair, clipping, followed
 
 EVERYTHING = Bounds(-math.inf, math.inf)
 

@@ -7,7 +7,7 @@ import onnx
 from support import qdq_models
 
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.shares import shares
+from weft.compiler.ir.model import shares
 
 CONV, DENSE = 4 * 6 * 6 * 3 * 9, 4 * 36 * 5
 """Multiplications of the model's convolution and of its matrix product."""

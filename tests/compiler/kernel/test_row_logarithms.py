@@ -12,8 +12,8 @@ from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.expressions import Rows
-from weft.compiler.kernel.row_logarithms import WHOLE, RowLogSoftmax
-from weft.compiler.kernel.steps import LOG_PLACES, logarithm
+from weft.compiler.kernel.products import LOG_PLACES, logarithm
+from weft.compiler.kernel.rows import WHOLE_LOGARITHMS, RowLogSoftmax
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 
@@ -54,7 +54,7 @@ def test_meaning() -> None:
     wrong = total = 0
     for case in range(150):
         rng = np.random.default_rng(case)
-        long = {0: 65535, 1: WHOLE, 2: WHOLE + 1, 3: 30000}.get(case, 0)
+        long = {0: 65535, 1: WHOLE_LOGARITHMS, 2: WHOLE_LOGARITHMS + 1, 3: 30000}.get(case, 0)
         op = random_op(rng, 2500 if case % 10 == 0 else 90, long)
         x = spread(rng, op.src.shape)[:1, :1]
         op = op.replace(src=whole("x", x.shape, "input"), dst=whole("y", x.shape, "output"))
@@ -65,7 +65,7 @@ def test_meaning() -> None:
     assert wrong < 0.01 * total
 
 
-@pytest.mark.parametrize("columns", [WHOLE, WHOLE + 1])
+@pytest.mark.parametrize("columns", [WHOLE_LOGARITHMS, WHOLE_LOGARITHMS + 1])
 def test_many_small_ones(columns: int) -> None:
     """The sum of what is small counts, in steps of 1/500."""
     views = (
@@ -107,7 +107,7 @@ def test_logarithm() -> None:
 def test_golden(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(8)
     for case in range(12):
-        op = random_op(rng, 90, WHOLE + 5 if case == 0 and name != "tiny" else 0)
+        op = random_op(rng, 90, WHOLE_LOGARITHMS + 5 if case == 0 and name != "tiny" else 0)
         segment = DeviceSegment("rows", (op,))
         inputs = {op.src.buffer.name: spread(rng, op.src.buffer.shape)}
         compare(compile_segment(segment, config), segment, inputs, config)
@@ -122,14 +122,14 @@ def test_on_rtl() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4, 16, 32, 64, 128])
-@pytest.mark.parametrize("columns", [1, 100, 101, WHOLE, WHOLE + 1])
+@pytest.mark.parametrize("columns", [1, 100, 101, WHOLE_LOGARITHMS, WHOLE_LOGARITHMS + 1])
 def test_micro_operations(n: int, columns: int) -> None:
     """As many as fit a 'kernel' of 64, but for long rows of wide vectors."""
     op = RowLogSoftmax(
         "logs", whole("x", (1, 1, 1, columns), "input"), whole("y", (1, 1, 1, columns), "output"), 1e-3, 9.0,
         low=-100, high=100,
     )  # fmt: skip
-    assert len(generate(op.rows(), n)) <= (64 if columns <= WHOLE or n <= 32 else 128)
+    assert len(generate(op.rows(), n)) <= (64 if columns <= WHOLE_LOGARITHMS or n <= 32 else 128)
 
 
 def test_too_few_tables() -> None:

@@ -12,12 +12,12 @@ from support.op_cases import draw, random_inputs, random_source, random_view
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, View
 from weft.compiler.kernel.operators import RowFunction
-from weft.compiler.kernel.row_operators import RowPair, RowPlace, RowTotal
-from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
+from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
+from weft.compiler.kernel.rows import RowPair, RowPlace, RowTotal
 from weft.compiler.onnx.wide import doubled
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.rtl.device import RtlDevice
 
 CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}

@@ -13,16 +13,16 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.row_power import MOST, TABLES, RowPower
+from weft.compiler.kernel.rows import MOST, POWER_TABLES, RowPower
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 
-TINY = PRESETS["tiny"].replace(kernel=64, lookup_tables=TABLES)
+TINY = PRESETS["tiny"].replace(kernel=64, lookup_tables=POWER_TABLES)
 CONFIGS = {
     "tiny": TINY,
     "small": PRESETS["small"].replace(kernel=64),
     "default": PRESETS["default"],
-    "tang-primer-20k": BOARDS["tang-primer-20k"].config.replace(lookup_tables=TABLES),
+    "tang-primer-20k": BOARDS["tang-primer-20k"].config.replace(lookup_tables=POWER_TABLES),
 }
 
 
@@ -112,4 +112,4 @@ def test_micro_operations(n: int) -> None:
     op = random_op(np.random.default_rng(3), 9).replace(low=-100, high=100)
     ops = generate(op.rows(), n)
     assert len(ops) <= 64
-    assert len({item.immediate for item in ops if item.op.name == "TABLE"}) == TABLES
+    assert len({item.immediate for item in ops if item.op.name == "TABLE"}) == POWER_TABLES

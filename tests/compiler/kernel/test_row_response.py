@@ -10,7 +10,7 @@ from support.op_cases import draw, random_inputs, random_source, random_view, wh
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.row_response import FLAT, WHOLE, RowResponse, tables
+from weft.compiler.kernel.rows import FLAT, WHOLE, RowResponse, tables
 from weft.compiler.onnx.wide import doubled
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS

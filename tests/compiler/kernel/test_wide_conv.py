@@ -13,8 +13,8 @@ from support.wide_cases import CONFIGS, Rng, Shape
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import CompileError, Conv, IrError, Window
-from weft.compiler.kernel.int16 import LIMITS
-from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.kernel.evaluate import LIMITS
+from weft.compiler.kernel.wide import WideConv
 from weft.compiler.onnx import wide as wide_operators
 from weft.compiler.operators.record import operator_of
 from weft.compiler.plan.conv_plan import ConvPlan, boxes, candidates

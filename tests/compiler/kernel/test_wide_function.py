@@ -15,7 +15,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import DIGITS
-from weft.compiler.kernel.wide_function import TABLES, WideFunction, lines
+from weft.compiler.kernel.wide import TABLES, WideFunction, lines
 from weft.compiler.operators.record import operator_of
 
 X = np.arange(-32768, 32768)

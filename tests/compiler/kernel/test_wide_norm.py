@@ -12,7 +12,7 @@ from support.wide_cases import Rng, Shape
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.wide_norm import WideLayerNorm
+from weft.compiler.kernel.wide import WideLayerNorm
 
 CONFIGS = {name: config.replace(kernel=128) for name, config in wide_cases.CONFIGS.items()}
 STEPS = {False: 1, True: 8}

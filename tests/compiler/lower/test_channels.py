@@ -14,7 +14,7 @@ from weft.compiler.ir.graph import Conv, DeviceSegment, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.pipeline import Pass
-from weft.compiler.plan.channel_plan import ChannelPlan, channelwise
+from weft.compiler.plan.vector_plan import ChannelPlan, channelwise
 from weft.compiler.planner import Planner
 from weft.hdl.isa import Opcode
 from weft.hdl.isa.config import PRESETS, Config

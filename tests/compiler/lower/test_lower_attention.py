@@ -21,9 +21,9 @@ from support.attention_cases import (
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import reference
+from weft.compiler.ir import products as reference
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
-from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.compiler.ir.scales import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine.target import Target
 from weft.compiler.plan import attention_plan
 from weft.compiler.plan.attention_plan import plan, steps, tiles
@@ -31,7 +31,7 @@ from weft.compiler.verify import verify_op
 from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS, Mm
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 
 CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}

@@ -25,7 +25,7 @@ from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 

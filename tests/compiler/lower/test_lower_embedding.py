@@ -11,9 +11,9 @@ from support.op_cases import draw, random_view, segment_of
 
 from weft.boards.registry import find
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.embedding import Embedding, RowIndices
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
-from weft.compiler.lower.embedding import ENTRIES, plan
+from weft.compiler.ir.products import Embedding, RowIndices
+from weft.compiler.lower.rows import ENTRIES, plan
 from weft.compiler.machine.memory import TensorRef
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site

@@ -9,12 +9,11 @@ from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_inputs, random_view, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import CompileError, View
-from weft.compiler.ir.product import Counts, Product
+from weft.compiler.ir.products import Counts, Product
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.product_plan import plan
-from weft.compiler.verify import verify_op
+from weft.compiler.verify import run_ops, verify_op
 from weft.hdl.isa.config import PRESETS, Config
 
 CONFIGS = every()

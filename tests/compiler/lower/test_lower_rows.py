@@ -18,7 +18,7 @@ from weft.compiler.operators.record import operator_of
 from weft.hdl.isa import Kernel
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}

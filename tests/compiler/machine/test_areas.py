@@ -14,7 +14,7 @@ from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.memory import CONSTANTS, TEMPS
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 
 KINDS = ("temp", "input", "output", "pages", "table")

@@ -12,9 +12,7 @@ from support.op_cases import convolution, draw, random_inputs, segment_of, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv, DeviceSegment, Pad, Pool, Window
-from weft.compiler.machine.coordinates import coordinates, has_coordinates, is_far
-from weft.compiler.machine.limits import STEP_MAX
-from weft.compiler.machine.target import Target
+from weft.compiler.machine.target import STEP_MAX, Target, coordinates, has_coordinates, is_far
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
 

@@ -10,10 +10,9 @@ from support.repeated import repeated
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.machine.emit import Box, Emitter
-from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.machine.memory import INPUTS, Constants, Ring, TensorRef
-from weft.compiler.machine.target import Target
-from weft.hdl.checker.accesses import Dram, dram
+from weft.compiler.machine.target import COUNT_MAX, Target
+from weft.hdl.checker.extents import Dram, dram
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
 

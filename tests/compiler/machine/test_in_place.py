@@ -10,15 +10,14 @@ import pytest
 from support.op_cases import convolution, random_chain, random_convolutions, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Buffer, DeviceOp, View
-from weft.compiler.machine.in_place import in_place
-from weft.compiler.machine.memory import Allocation
+from weft.compiler.machine.memory import Allocation, in_place
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE
+from weft.compiler.verify import run_ops
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 
 CONFIG = PRESETS["tiny"]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.machine import limits
+from weft.compiler.machine import target
 from weft.hdl.isa import IsaError, Load, Mm, Store, Vec
 
 FITS = {
-    "rows": (Load, "rows", limits.COUNT_MAX), "line": (Load, "line", limits.COUNT_MAX),
-    "stored rows": (Store, "rows", limits.COUNT_MAX), "loop of MM": (Mm, "kc", limits.COUNT_MAX),
-    "loop of VEC": (Vec, "ob", limits.COUNT_MAX), "pixels": (Load, "pixels", limits.PIXELS_MAX),
-    "stride of MM": (Mm, "a_oy", limits.STRIDE_MAX), "stride of VEC": (Vec, "dst_ox", limits.STRIDE_MAX),
-    "step of MM": (Mm, "x_kx", limits.STEP_MAX), "step of VEC": (Vec, "y_oy", limits.STEP_MAX),
-    "length": (Load, "length", limits.LENGTH_MAX), "pitch": (Store, "pitch", limits.PITCH_MAX),
-    "before": (Load, "before", limits.BEFORE_MAX), "run": (Load, "run", limits.RUN_MAX),
+    "rows": (Load, "rows", target.COUNT_MAX), "line": (Load, "line", target.COUNT_MAX),
+    "stored rows": (Store, "rows", target.COUNT_MAX), "loop of MM": (Mm, "kc", target.COUNT_MAX),
+    "loop of VEC": (Vec, "ob", target.COUNT_MAX), "pixels": (Load, "pixels", target.PIXELS_MAX),
+    "stride of MM": (Mm, "a_oy", target.STRIDE_MAX), "stride of VEC": (Vec, "dst_ox", target.STRIDE_MAX),
+    "step of MM": (Mm, "x_kx", target.STEP_MAX), "step of VEC": (Vec, "y_oy", target.STEP_MAX),
+    "length": (Load, "length", target.LENGTH_MAX), "pitch": (Store, "pitch", target.PITCH_MAX),
+    "before": (Load, "before", target.BEFORE_MAX), "run": (Load, "run", target.RUN_MAX),
 }  # fmt: skip
 
 

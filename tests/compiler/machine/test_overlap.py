@@ -11,7 +11,7 @@ from support.op_cases import convolution, whole
 from support.repeated import repeated
 
 from weft.compiler.machine.memory import Allocation, runs
-from weft.compiler.machine.overlap import overlapped
+from weft.compiler.machine.schedule import overlapped
 from weft.compiler.machine.tasks import Tasks
 from weft.hdl.checker.conflicts import DRAM, SCRATCHPAD, Uses
 from weft.hdl.isa import Lookup, Mm, Queue, Vec

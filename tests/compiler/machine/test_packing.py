@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.machine.packing import Packing
+from weft.compiler.machine.memory import Packing
 
 
 def lowest(size: int, first: int, last: int, placed: list[tuple[int, int, int, int]]) -> int:

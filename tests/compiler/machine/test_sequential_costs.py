@@ -9,11 +9,10 @@ import pytest
 
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
-from weft.compiler.machine.sequential_costs import SequentialCosts
-from weft.compiler.machine.target import Target
+from weft.compiler.machine.target import SequentialCosts, Target
 from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
+from weft.hdl.isa.config import block
 from weft.hdl.isa.memmap import Counter
-from weft.hdl.isa.parameters import block
 from weft.sim.timing import SequentialTimingDevice
 
 CONFIGS = {name: board.config for name, board in BOARDS.items() if board.core is CoreKind.SEQUENTIAL}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from support.random_programs import MEMORY, PROGRAM, Generator
 
-from weft.compiler.machine.sequential_forms import sequential_forms
+from weft.compiler.machine.schedule import sequential_forms
 from weft.hdl.isa import WORD_BYTES, End, Instruction, Load, Mm, Opcode, Store, Vec
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS

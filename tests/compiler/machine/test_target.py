@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.compiler.machine.overheads import RUN
-from weft.compiler.machine.target import Target
+from weft.compiler.machine.target import RUN, Target
 from weft.hdl.isa.config import PRESETS
 
 DEFAULT = PRESETS["default"]

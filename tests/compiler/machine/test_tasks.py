@@ -11,8 +11,8 @@ import pytest
 from support.repeated import repeated
 
 from weft.compiler.machine.tasks import ADDRESSES, Task, Tasks
-from weft.hdl.checker.accesses import dram, on_chip
 from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD
+from weft.hdl.checker.extents import dram, on_chip
 from weft.hdl.isa import Instruction, IsaError, Load, Memory, Mm, Softmax, Store, Vec
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS

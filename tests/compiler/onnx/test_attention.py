@@ -18,13 +18,13 @@ from support.repeated import repeated
 
 import weft
 from weft.compiler.frontend import import_model
-from weft.compiler.interpret import exact
-from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Rescale, Softmax
-from weft.compiler.ir.product import Product
+from weft.compiler.ir.model import dump
+from weft.compiler.ir.products import Product
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
-from weft.compiler.onnx.operators.attention_written_out import ROUNDING
+from weft.compiler.onnx.operators.attention import ROUNDING
 from weft.compiler.onnx.reader import LARGEST
+from weft.compiler.verify import exact
 from weft.hdl.isa.config import Config
 
 
@@ -32,9 +32,8 @@ def ops_of(model: onnx.ModelProto) -> list[Any]:
     return device_ops(import_model(model))
 
 
-def steps(model: onnx.ModelProto, rng: np.random.Generator) -> np.ndarray:
+def steps(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
     """Differences from the ONNX reference evaluator in steps of the output."""
-    values = qdq_models.feeds(model, rng)
     given = run_graph(import_model(model), values)[model.graph.output[0].name]
     wanted = ReferenceEvaluator(model).run(None, values)[0]
     assert given.shape == wanted.shape
@@ -48,10 +47,12 @@ def steps(model: onnx.ModelProto, rng: np.random.Generator) -> np.ndarray:
 def test_agrees_with_the_reference(kind: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = kind(rng)
+    values = qdq_models.feeds(model, rng)
+    models.calibrated(model, values)
     graph = import_model(model)
     assert not on_host(graph)
     assert {type(op).__name__ for op in device_ops(graph)} <= {"Attention", "Rescale"}
-    difference = steps(model, rng)
+    difference = steps(model, values)
     assert np.abs(difference).max() <= 1
     assert (difference != 0).mean() < 0.03
 
@@ -182,7 +183,7 @@ def test_other_ranks(rank: int) -> None:
     value = builder.node("MatMul", [builder.node("Softmax", [scores], axis=-1), builder.dequantise(v)])
     model = models.ended(builder, value, v)
     assert not on_host(import_model(model))
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -201,7 +202,7 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
     model = models.ended(builder, value, v_source)
     (op,) = ops_of(model)
     assert (op.causal, op.offset, op.lengths) == (True, 0, (5,))
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_scores_scaled_twice() -> None:
@@ -215,7 +216,7 @@ def test_scores_scaled_twice() -> None:
     model = models.ended(made.builder, value, v_source)
     (op,) = ops_of(model)
     assert isinstance(op, Attention)
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def guarded(made: Exploded, value: str, zero: float) -> str:
@@ -240,7 +241,7 @@ def test_probabilities_that_are_not_a_number(zero: float) -> None:
     graph = import_model(model)
     assert bool(on_host(graph)) == bool(zero)
     assert [isinstance(op, Attention) for op in device_ops(graph)] == ([] if zero else [True])
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_heads_with_lengths_of_their_own_are_images() -> None:
@@ -250,7 +251,7 @@ def test_heads_with_lengths_of_their_own_are_images() -> None:
     model = models.written_out(rng, Sizes(2, 2, 2, 4, 5, 4, 4), rounded=False, mask=mask, join=False)
     (op,) = ops_of(model)
     assert (op.images, op.heads, op.lengths) == (4, 1, (2, 3, 5, 1))
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_image_without_keys() -> None:
@@ -260,7 +261,7 @@ def test_image_without_keys() -> None:
     model = models.operator(rng, sizes, lengths=[0, 3])
     (op,) = ops_of(model)
     assert op.lengths == (0, 3)
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_causal_and_lengths() -> None:
@@ -268,7 +269,7 @@ def test_causal_and_lengths() -> None:
     model = models.operator(rng, Sizes(2, 1, 1, 4, 9, 4, 4), lengths=[7, 7], is_causal=1)
     (op,) = ops_of(model)
     assert (op.lengths, op.causal, op.offset) == ((7, 7), True, 3)
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_short_mask_leaves_out_the_rest() -> None:
@@ -323,7 +324,7 @@ def test_softmax(shape: tuple[int, ...], axis: int, opset: int) -> None:
     assert isinstance(op, Softmax)
     assert (op.src.shape[3], op.scale, op.score_scale) == (shape[axis], 256.0, source.scale)
     if opset >= 19:  # the evaluator knows no older DequantizeLinear
-        assert np.abs(steps(model, rng)).max() <= 1
+        assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_softmax_of_several_axes_is_of_long_rows() -> None:
@@ -372,7 +373,7 @@ def test_scores_that_end_elsewhere_leave_softmax_to_the_device() -> None:
     model = builder.finish(builder.quantise(value, (4, 4), 1 / 256, 0, True))
     graph = import_model(model)
     assert [type(op) for op in device_ops(graph)] == [Product, Softmax]
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_position_embedding_is_an_operand_of_the_sum() -> None:
@@ -388,7 +389,7 @@ def test_position_embedding_is_an_operand_of_the_sum() -> None:
     graph = import_model(model)
     assert not on_host(graph)
     assert [type(op).__name__ for op in device_ops(graph)] == ["Add"]
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_scaling_is_a_view() -> None:
@@ -404,7 +405,7 @@ def test_scaling_is_a_view() -> None:
     graph = import_model(model)
     assert not on_host(graph)
     assert [type(op) for op in device_ops(graph)] == [Conv, Rescale, Conv]
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_division_of_channels() -> None:
@@ -415,7 +416,7 @@ def test_division_of_channels() -> None:
     name = builder.node("Div", [builder.dequantise(source), divisor])
     model = builder.finish(builder.quantise(name, source.shape, 0.1, 3, False))
     assert [type(op) for op in ops_of(model)] == [Conv]
-    assert np.abs(steps(model, rng)).max() <= 1
+    assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
 def test_scores_as_an_output_keep_their_values() -> None:

@@ -19,7 +19,7 @@ from support.repeated import repeated
 import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention
-from weft.compiler.ir.score_pairs import REACH
+from weft.compiler.ir.scales import REACH
 from weft.compiler.onnx.key_masks import extension, is_mask
 from weft.compiler.onnx.qdq import Quant
 from weft.hdl.isa.config import PRESETS

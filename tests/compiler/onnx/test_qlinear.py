@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import weft
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network_file import encode
+from weft.compiler.ir.network import encode
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import network_of
 

@@ -17,8 +17,7 @@ from support.graph_runs import on_host, run_graph
 from support.ort_sessions import plain_session
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.qlinear import expand_qlinear
-from weft.compiler.onnx.qoperators import FORMS
+from weft.compiler.onnx.qlinear import FORMS, expand_qlinear
 from weft.compiler.onnx.reader import network_of
 
 Rng = np.random.Generator

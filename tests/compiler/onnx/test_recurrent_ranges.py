@@ -14,7 +14,7 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.reader import LARGEST
 from weft.compiler.onnx.recurrent_ranges import MOST_CELL, MOST_SUM, SATURATED, Gates, Ranges, scale_of
 from weft.hdl.isa.config import PRESETS
-from weft.largest import largest_cell
+from weft.quantiser.ranges import largest_cell
 
 CONFIG = PRESETS["small"].replace(kernel=64)
 STEP = np.float32(1 / 127)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, STEP_MAX
+from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX, STEP_MAX
 from weft.compiler.onnx import operators, registry
-from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE, keys_fit, rows_fit
-from weft.compiler.onnx.context import Constraint, sentence
+from weft.compiler.onnx.attention import KEYS, ROW, SIZE, keys_fit, rows_fit
 from weft.compiler.onnx.elementwise import PLAIN
+from weft.compiler.onnx.operator import Constraint, sentence
 from weft.compiler.onnx.operators.conv import pads_fit
-from weft.compiler.onnx.operators.pool import ELEMENTS, window_size, window_steps
 from weft.compiler.onnx.operators.softmax import softmax_length
+from weft.compiler.onnx.operators.windows import ELEMENTS, window_size, window_steps
 
 
 def test_every_file_is_found_and_has_a_test() -> None:

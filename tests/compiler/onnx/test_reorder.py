@@ -19,17 +19,15 @@ from support.repeated import repeated
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Conv, DeviceSegment, Rescale, View
 from weft.compiler.ir.layout import Layout
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import reorder
-from weft.compiler.onnx.interleave import Interleaving, interleavings
-from weft.compiler.onnx.places import Axis
 from weft.compiler.onnx.qdq import Tensor
-from weft.compiler.onnx.reorder import cheapest, common, placed
+from weft.compiler.onnx.reorder import Axis, Interleaving, cheapest, common, interleavings, placed
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS, Config
 
 CONFIGS = PRESETS | {name: board.config for name, board in BOARDS.items()}

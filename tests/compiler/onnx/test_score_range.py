@@ -18,7 +18,7 @@ from support.qdq_models import Builder, Quantised
 import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention
-from weft.compiler.ir.score_pairs import CLAMP
+from weft.compiler.ir.scales import CLAMP
 from weft.compiler.onnx.reader import LARGEST
 
 FORMS = ("operator", "written out", "8 bits", "16 bits", "key mask")

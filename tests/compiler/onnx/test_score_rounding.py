@@ -10,7 +10,7 @@ import pytest
 
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.score_rounding import RANGES, pair_of
+from weft.compiler.onnx.row_forms import RANGES, pair_of
 
 ONE = np.array(0.1, np.float64)
 TWO = np.array([0.1, 0.2], np.float32)

@@ -19,7 +19,7 @@ from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 SMALL = PRESETS["small"]

@@ -12,12 +12,11 @@ from support.op_cases import draw, random_lookup, random_mixture, segment_of, wh
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pad, Pool, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.channel_ranges import channel_ranges
-from weft.compiler.passes.drop_channels import drop_channels
+from weft.compiler.passes.drop_channels import channel_ranges, drop_channels
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS, Config
 
 TINY = PRESETS["tiny"]

@@ -11,7 +11,6 @@ from support.op_cases import apart, draw, random_lookup, random_op, segment_of, 
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import (
     CompileError,
     Conv,
@@ -24,9 +23,9 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
-from weft.compiler.passes.fuse_lookup import BYTES, composed, fuse_lookup
-from weft.compiler.passes.fuse_pool import fuse_pool
+from weft.compiler.passes.fuse import BYTES, composed, fuse_lookup, fuse_pool
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS, Config
 
 TINY = PRESETS["tiny"]

@@ -10,11 +10,11 @@ from support.golden_compare import compare
 from support.op_cases import convolution, draw, draw_window, random_lookup, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pad, Pool, Rescale, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.fuse_pad import fuse_pad
+from weft.compiler.passes.fuse import fuse_pad
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS
 
 PLANNER = Planner(Target(PRESETS["tiny"]))

@@ -24,7 +24,7 @@ from weft.compiler.ir.graph import (
     Window,
 )
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.choose_plans import choose_plans
+from weft.compiler.passes.order import choose_plans
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from support.op_cases import random_conv, random_inputs, segment_of
 from support.repeated import repeated
 
-from weft.compiler.interpret import run_ops
-from weft.compiler.ir.rows import Rows
-from weft.compiler.passes.gather_rows import gathered
-from weft.compiler.verify import verify_op
+from weft.compiler.ir.layout import Rows
+from weft.compiler.passes.rows import gathered
+from weft.compiler.verify import run_ops, verify_op
 
 
 def by_definition(rows: Rows, array: np.ndarray) -> np.ndarray:

@@ -19,12 +19,12 @@ from weft.compiler.ir.views import overlapping
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
-from weft.compiler.passes import groups, order_beside
+from weft.compiler.passes import groups, order
 from weft.compiler.passes.groups import joined
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
-from weft.compiler.plan.channel_plan import ChannelPlan
 from weft.compiler.plan.conv_plan import ConvPlan
+from weft.compiler.plan.vector_plan import ChannelPlan
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -35,7 +35,7 @@ CONFIGS = every()
 def _forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """All groups for which there is room, and all moves that are allowed."""
     monkeypatch.setattr(groups, "_GAIN", 1e9)
-    monkeypatch.setattr(order_beside, "_SHARE", -1e9)
+    monkeypatch.setattr(order, "_SHARE", -1e9)
 
 
 def drawn(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
@@ -177,7 +177,7 @@ def test_what_writes_the_same_bytes_stays_in_order(first: int) -> None:
     rescale = Rescale("rescale", View(x.buffer, (1, 56, 56, 48)), View(y.buffer, (1, 56, 56, 48)), 0.5)
     conv = Conv("conv", x, View(y.buffer, x.shape, c=first), rng.integers(-9, 9, (64, 3, 3, 64)).astype(np.int16),
                 np.zeros(64, np.int32), np.full(64, 0.01), Window((3, 3), pad=(1, 1, 1, 1)))  # fmt: skip
-    assert order_beside.bound(rescale, conv) is (first == 0)
+    assert order.bound(rescale, conv) is (first == 0)
     planner = Planner(Target(PRESETS["default"]))
     assert run_passes(PIPELINE, DeviceSegment("pair", (rescale, conv)), planner).overlapped == (0,) * (
         first > 0

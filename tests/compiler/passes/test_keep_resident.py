@@ -19,8 +19,8 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Softmax, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.keep_resident import cost_of, keep_resident, placements, with_resident
+from weft.compiler.passes.order import choose_plans
 from weft.compiler.pipeline import Pass
 from weft.compiler.plan.conv_plan import ConvPlan, candidates, unit
 from weft.compiler.plan.conv_shape import ConvShape
@@ -29,7 +29,7 @@ from weft.configurations import sequential_boards
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice

@@ -8,19 +8,18 @@ from support.branch_cases import branches
 from support.op_cases import convolution, random_mixture, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes import order_beside as module
-from weft.compiler.passes.order_beside import order_beside
-from weft.compiler.passes.overlap_rows import overlap_rows
+from weft.compiler.passes import order as module
+from weft.compiler.passes.order import order_beside
+from weft.compiler.passes.rows import overlap_rows
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
-from weft.compiler.verify import verify_segment
+from weft.compiler.verify import run_ops, verify_segment
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 DEFAULT = PRESETS["default"]

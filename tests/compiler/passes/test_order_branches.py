@@ -11,17 +11,16 @@ from support.golden_compare import compare
 from support.op_cases import convolution, draw, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes import order_branches as module
-from weft.compiler.passes.order_branches import order_branches
+from weft.compiler.passes import order as module
+from weft.compiler.passes.order import order_branches
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
-from weft.compiler.verify import verify_segment
+from weft.compiler.verify import run_ops, verify_segment
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 

@@ -10,18 +10,18 @@ from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import convolution, draw, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.dump import dump_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View, Window
+from weft.compiler.ir.model import dump_segment
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.machine.target import Target
 from weft.compiler.passes import groups as module
-from weft.compiler.passes.choose_plans import choose_plans
-from weft.compiler.passes.overlap_rows import overlap_rows
+from weft.compiler.passes.order import choose_plans
+from weft.compiler.passes.rows import overlap_rows
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}

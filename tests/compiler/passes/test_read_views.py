@@ -10,7 +10,6 @@ from support.golden_compare import compare
 from support.op_cases import convolution, draw, draw_window, random_lookup, random_view, segment_of, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import (
     Add,
     Attention,
@@ -26,12 +25,12 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
-from weft.compiler.passes.read_views import read_views
+from weft.compiler.passes.views import read_views
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
-from weft.compiler.verify import verify_segment
+from weft.compiler.verify import run_ops, verify_segment
 from weft.hdl.isa.config import PRESETS
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 
 TINY = PRESETS["tiny"]

@@ -8,8 +8,6 @@ from support.op_cases import convolution, draw, whole
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
-from weft.compiler.ir.dump import dump_segment
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -22,14 +20,15 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
+from weft.compiler.ir.model import dump_segment
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.store_states import store_states
+from weft.compiler.passes.views import store_states
 from weft.compiler.planner import Planner
-from weft.compiler.verify import verify_segment
+from weft.compiler.verify import run_ops, verify_segment
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.device import Device
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice

@@ -12,14 +12,14 @@ from support.op_cases import convolution, random_convolutions, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, Multiply, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.strips import as_images, in_strips, lay, replaced
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
+from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 

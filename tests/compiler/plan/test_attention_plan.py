@@ -6,10 +6,9 @@ import pytest
 from support.attention_cases import attention
 
 from weft.compiler.ir.graph import Rounding
-from weft.compiler.machine import overheads
+from weft.compiler.machine import target as overheads
 from weft.compiler.machine.target import Target
-from weft.compiler.plan.attention_cost import LAST_PARTS, PIECES, AttentionCost
-from weft.compiler.plan.attention_plan import AttentionPlan, plan
+from weft.compiler.plan.attention_plan import LAST_PARTS, PIECES, AttentionCost, AttentionPlan, plan
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 

@@ -18,7 +18,7 @@ from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart,
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice

@@ -13,7 +13,7 @@ from weft.compiler.plan.conv_plan import shared, zones
 from weft.compiler.plan.conv_search import Found, Search, _Scored
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
-from weft.explore.space import Space
+from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import PRESETS, Config
 
 SPACE = Space(

@@ -21,7 +21,7 @@ from weft.compiler.plan.conv_shape import Chunk, ConvShape
 from weft.compiler.plan.edges import evenly, first_parts, last_parts
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 USED = {"weights": 4, "rows": 4, "kernel rows": 4, "last rows": 4, "last tiles": 4}

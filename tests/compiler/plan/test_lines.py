@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.compiler.ir.graph import Window
-from weft.compiler.plan.lines import Lines
+from weft.compiler.plan.pieces import Lines
 from weft.hdl.isa.config import Config
 
 

@@ -7,12 +7,12 @@ import pytest
 from support.op_cases import random_inputs, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.product import Counts, Product
+from weft.compiler.ir.products import Counts, Product
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.product_plan import a_parts, b_parts, passes, plan
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 

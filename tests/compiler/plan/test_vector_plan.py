@@ -7,7 +7,7 @@ import pytest
 from support.op_cases import whole
 
 from weft.compiler.ir.graph import ONE, Add, Pool, Rescale, Window
-from weft.compiler.machine import overheads
+from weft.compiler.machine import target as overheads
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.vector_plan import VectorPlan, cycles, plan
 from weft.compiler.planner import Planner

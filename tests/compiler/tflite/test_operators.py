@@ -19,7 +19,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.tflite.file import parse
-from weft.compiler.tflite.registry import NAMES
+from weft.compiler.tflite.record import NAMES
 from weft.hdl.isa.config import PRESETS
 
 NOT_IN_LITERT = {

@@ -8,7 +8,7 @@ from support.tflite_models import Model
 
 import weft
 from weft.compiler.ir.graph import CompileError
-from weft.hdl.isa.int4 import pack
+from weft.hdl.isa.encoding import pack
 
 SHAPES = {"FULLY_CONNECTED": (7, 45), "CONV_2D": (7, 3, 3, 5)}
 

@@ -7,7 +7,7 @@ from support.tflite_models import Model
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.tflite.registry import NAMES
+from weft.compiler.tflite.record import NAMES
 
 INPUTS: dict[tuple[int, int | None], str] = {
     (0, 0): "CALL_ONCE VAR_HANDLE",

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from support.language_device import decoder_config, device_perplexity
 
-from weft.compiler.gguf.reader import read
-from weft.compiler.language.integers import integers
-from weft.compiler.language.model import BlockTensor, LanguageModel
-from weft.compiler.language.perplexity import perplexity
-from weft.compiler.language.ranges import ranges
-from weft.compiler.language.reference import Reference
-from weft.compiler.language.tokenizer import Tokenizer
 from weft.examples import language
 from weft.examples.language import measure
 from weft.examples.language.corpus import Problems, prose
+from weft.extras.language.compiler.integers import integers
+from weft.extras.language.compiler.model import BlockTensor, LanguageModel
+from weft.extras.language.compiler.perplexity import perplexity
+from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.gguf.reader import read
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "language.md"
 LEAST_SOLVED = {"sums": 0.9, "stories": 0.8, "letters": 0.7}

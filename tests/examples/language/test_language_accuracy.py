@@ -14,9 +14,9 @@ from language_blocks import BLOCK, product
 from language_measures import Text, difference
 from language_roundings import DEVICE, Rounded, Roundings
 
-from weft.compiler.language.model import BlockTensor
 from weft.examples import language
 from weft.examples.language import measure
+from weft.extras.language.compiler.model import BlockTensor
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "language.md"
 TOKENS = 20

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.language_models import random_model
 
-from weft.compiler.language.tokenizer import Tokenizer
 from weft.examples.language import measure
 from weft.examples.language.corpus import Problem
+from weft.extras.language.compiler.tokenizer import Tokenizer
 
 PROBLEM = Problem("the quick", " brown fox")
 

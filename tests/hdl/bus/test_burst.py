@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import ReadOnly, RisingEdge
 from support.unit_bench import start
 
-from weft.hdl.bus.burst import BurstSplitter
+from weft.hdl.bus.axi import BurstSplitter
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

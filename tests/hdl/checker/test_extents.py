@@ -8,9 +8,9 @@ import random
 import pytest
 from support.verdicts import refusal
 
-from weft.hdl.checker.accesses import Dram
+from weft.hdl.checker.extents import Dram
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
-from weft.hdl.isa.asm import assemble
+from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
 
 TINY = PRESETS["tiny"]

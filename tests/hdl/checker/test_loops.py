@@ -10,7 +10,7 @@ from support.page_program import extents, page_program
 from weft.hdl.checker.extents import Extent, Extents
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import Instruction
-from weft.hdl.isa.asm import assemble
+from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
 
 LOOPS = PRESETS["tiny"].replace(loops=1, int4=1)

@@ -12,10 +12,10 @@ import pytest
 from support.repeated import repeated
 from support.verdicts import refusal
 
-from weft.hdl.checker.accesses import dram, on_chip
+from weft.hdl.checker.extents import dram, on_chip
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Reduce, Store, Vec
-from weft.hdl.isa.asm import assemble, disassemble
+from weft.hdl.isa.code import assemble, disassemble
 from weft.hdl.isa.config import PRESETS
 
 TINY = PRESETS["tiny"]

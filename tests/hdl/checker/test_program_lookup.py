@@ -6,7 +6,7 @@ import pytest
 
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import Instruction
-from weft.hdl.isa.asm import assemble
+from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
 
 TINY = PRESETS["tiny"]

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from support.verdicts import refusal
 
-from weft.hdl.checker.accesses import dram, on_chip
+from weft.hdl.checker.extents import dram, on_chip
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
 from weft.hdl.isa import Instruction
-from weft.hdl.isa.asm import assemble
+from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
 
 TINY = PRESETS["tiny"]

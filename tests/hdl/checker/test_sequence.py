@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from support.random_programs import MEMORY, Generator
 
+from weft.hdl.checker.order import check_sequence
 from weft.hdl.checker.program import ProgramError, check
-from weft.hdl.checker.sequence import check_sequence
 from weft.hdl.isa import SEMAPHORES, End, Instruction, Load, Mm, Queue, Store
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import Device

@@ -27,7 +27,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.loops import slots
-from weft.sim.golden.control import Walk, passed
+from weft.sim.golden.interpreter import Walk, passed
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 PLAIN = (Opcode.LOAD, Opcode.MM, Opcode.VEC, Opcode.STORE)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from weft.hdl.control.stalls import MOVES, SLACK, Watch, waits
+from weft.hdl.control.counters import MOVES, SLACK, Watch, waits
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 

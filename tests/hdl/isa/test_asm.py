@@ -23,7 +23,7 @@ from weft.hdl.isa import (
     Vec,
     limits,
 )
-from weft.hdl.isa.asm import AsmError, assemble, disassemble, format_instruction
+from weft.hdl.isa.code import AsmError, assemble, disassemble, format_instruction
 
 
 @pytest.mark.parametrize("opcode", Opcode)

@@ -11,7 +11,7 @@ import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.unit_bench import start
 
-from weft.hdl.lib.block_fifo import BlockFifo
+from weft.hdl.lib.queues import BlockFifo
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 WIDTH = 12

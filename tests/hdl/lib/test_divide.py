@@ -7,8 +7,8 @@ from cocotb.triggers import FallingEdge
 from support.softmax_model import divide, wrap
 from support.unit_bench import start
 
-from weft.hdl.isa.latencies import DIVISION
-from weft.hdl.lib.divide import LEAD, Divider
+from weft.hdl.isa.operands import DIVISION
+from weft.hdl.lib.arithmetic import LEAD, Divider
 from weft.sim.rtl.bench import run_bench
 
 CORNERS = [

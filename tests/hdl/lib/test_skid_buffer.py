@@ -9,7 +9,7 @@ import cocotb
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.unit_bench import start
 
-from weft.hdl.lib.skid_buffer import SkidBuffer
+from weft.hdl.lib.queues import SkidBuffer
 from weft.sim.rtl.bench import run_bench
 
 WIDTH = 12

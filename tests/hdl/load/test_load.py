@@ -17,7 +17,7 @@ from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.int4 import group_bytes, unpack_groups
+from weft.hdl.isa.encoding import group_bytes, unpack_groups
 from weft.hdl.load.load import LoadUnit
 from weft.sim.rtl.bench import run_bench
 

@@ -12,8 +12,8 @@ from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.int4 import GROUP, unpack_groups
-from weft.hdl.load.widen import Widener
+from weft.hdl.isa.encoding import GROUP, unpack_groups
+from weft.hdl.load.transpose import Widener
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 

@@ -9,8 +9,8 @@ from cocotb.triggers import FallingEdge
 from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.latencies import READ_LATENCY
-from weft.hdl.matrix.alignments import Alignments
+from weft.hdl.isa.operands import READ_LATENCY
+from weft.hdl.matrix.mm import Alignments
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 

@@ -18,11 +18,10 @@ from support.unit_bench import start
 
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
+from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.lib import ports
-from weft.hdl.matrix.alignments import Alignments
-from weft.hdl.matrix.mm import MmUnit
-from weft.hdl.memory.accumulator import Accumulator
+from weft.hdl.matrix.mm import Alignments, MmUnit
+from weft.hdl.memory import Accumulator
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 LIMIT = 50_000

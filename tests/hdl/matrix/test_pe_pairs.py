@@ -9,7 +9,7 @@ from cocotb.triggers import RisingEdge
 from support.unit_bench import start
 
 from weft.boards.families.ecp5 import ECP5, mult18x18d
-from weft.hdl.matrix.pe_pairs import SPLIT, PackedRow
+from weft.hdl.matrix.pe import SPLIT, PackedRow
 from weft.sim.rtl.bench import run_bench
 
 PAIRS = 64

@@ -6,21 +6,22 @@ import pytest
 
 from weft.hdl.isa import Store
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.sequential.assembler import Assembler, Micro
-from weft.hdl.sequential.lanes import immediate, last_words
-from weft.hdl.sequential.micro import (
+from weft.hdl.sequential.assembler import (
     OPERAND_LOW,
     WIDTHS,
+    Assembler,
     Condition,
     Function,
     Index,
     Lane,
+    Micro,
     Out,
     Part,
     Port,
     Source,
 )
 from weft.hdl.sequential.microprogram import Microprogram, _blocks, _write
+from weft.hdl.sequential.processor import immediate, last_words
 
 BITS = 11
 

@@ -22,7 +22,7 @@ from support.processor_model import (
 )
 from support.unit_bench import start
 
-from weft.hdl.sequential.micro import CONDITIONS, PORTS, Condition, MemoryOut, Out, Port
+from weft.hdl.sequential.assembler import CONDITIONS, PORTS, Condition, MemoryOut, Out, Port
 from weft.hdl.sequential.processor import Processor
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

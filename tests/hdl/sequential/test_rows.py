@@ -15,7 +15,7 @@ from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.sequential.rows import Rows
+from weft.hdl.sequential.multiplier import Rows
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 QUIET, OVERWRITE, ZEROS = 1, 2, 4

@@ -11,7 +11,7 @@ from cocotb.triggers import FallingEdge
 from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.sequential.scratchpad import Scratchpad
+from weft.hdl.sequential.core import Scratchpad
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CYCLES = 3000

@@ -13,8 +13,7 @@ from support.unit_bench import PERIOD, start
 
 from weft.hdl.isa import Reduce
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.vector.requantise import LATENCY, column_layout, settings_layout
-from weft.hdl.vector.requantise_serial import requantiser
+from weft.hdl.vector.requantise import LATENCY, column_layout, requantiser, settings_layout
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CONFIG = PRESETS["small"].replace(lanes=4)

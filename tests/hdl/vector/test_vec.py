@@ -8,7 +8,7 @@ from support.vec_bench import BLOCKS, Bench, Model, random_lookup, random_vec
 
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.latencies import VEC_EARLY, vec_overhead
+from weft.hdl.isa.operands import VEC_EARLY, vec_overhead
 from weft.hdl.vector.vec import VecUnit
 from weft.sim.rtl.bench import run_bench
 

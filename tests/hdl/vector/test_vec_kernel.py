@@ -14,7 +14,7 @@ from support.vec_bench import Bench, Model, model, random_lookup, random_vec
 from weft.hdl.isa import Kernel, Microcode, MicroOp
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.kernel import Op
-from weft.hdl.isa.latencies import KERNEL_RESULT, kernel_least
+from weft.hdl.isa.operands import KERNEL_RESULT, kernel_least
 from weft.hdl.vector.vec import VecUnit
 from weft.sim.rtl.bench import run_bench
 

@@ -24,7 +24,7 @@ from weft.hdl.isa import (
     Softmax,
     Table,
     Vec,
-    int4,
+    encoding,
 )
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.kernel import Op
@@ -32,7 +32,7 @@ from weft.sim.compiled import device as compiled
 from weft.sim.compiled.device import CompiledDevice, golden_device
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.verilator.verilate import BuildError
+from weft.sim.verilate import BuildError
 
 CONFIGS = {
     "n2": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2, accumulator_depth=16,
@@ -133,7 +133,7 @@ def test_blocks_of_values_of_4_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> 
     config = Config(n=n, lanes=1, bus_bytes=n, int4=2)
     rng = np.random.default_rng(n)
     load = Load(
-        int4=1, blocks=1, offset=1024, rows=2, row_pitch=64 * n, run=3 * int4.group_bytes(n), pixels=5, pitch=7 * n,
+        int4=1, blocks=1, offset=1024, rows=2, row_pitch=64 * n, run=3 * encoding.group_bytes(n), pixels=5, pitch=7 * n,
         length=3 * n, dst_vector=1, dst_pixel=3, dst_row=15,
     )  # fmt: skip
     golden, device = GoldenDevice(config, MEMORY), CompiledDevice(config, MEMORY)

@@ -14,11 +14,11 @@ import pytest
 from support.plain_interpreter import Slow, signed
 from support.repeated import repeated
 
-from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec, int4
+from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec, encoding
 from weft.hdl.isa.config import LOOKUP_ENTRIES, PRESETS, Config
 from weft.sim.device import Device, DeviceError
-from weft.sim.golden.arithmetic import round_half_even
 from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.golden.memories import round_half_even
 
 MEMORY = 1 << 15
 PROGRAM = 0x3000
@@ -159,7 +159,7 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         if isinstance(instruction, Load) and config.int4 and rng.random() < 0.5:
             instruction = narrow(instruction, bases, config.bus_bytes)
             if config.blocks and rng.random() < 0.6:
-                run_ = int4.group_bytes(config.n) * rng.randint(1, 3)
+                run_ = encoding.group_bytes(config.n) * rng.randint(1, 3)
                 instruction = dataclasses.replace(instruction, blocks=1, run=run_)
         code = instruction.encode() + End().encode()
         slow.dram[PROGRAM : PROGRAM + len(code)] = code
@@ -190,7 +190,7 @@ def test_blocks_of_values_of_4_bits_have_factors() -> None:
     device = GoldenDevice(config, MEMORY)
     values = np.tile(np.arange(-8, 8), (2, 16, 1)).reshape(2, 32, 8)
     factors = np.array([[8, -8, 4, 127, -128, 0, 1, 12], [2, 3, 5, 7, 11, 13, 17, 19]])
-    device.write(64, int4.pack_groups(values, factors))
+    device.write(64, encoding.pack_groups(values, factors))
     op = Load(offset=64, int4=1, blocks=1, run=256, pixels=64, pitch=8, length=8, dst_pixel=1)
     assert op.taken == 272
     run(device, op)

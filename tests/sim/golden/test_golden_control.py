@@ -18,10 +18,10 @@ from weft.hdl.isa import (
     Softmax,
     Store,
 )
-from weft.hdl.isa.asm import assemble
+from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import EXECUTED_MOST, DeviceError
-from weft.sim.golden import control
+from weft.sim.golden import interpreter
 from weft.sim.golden.interpreter import GoldenDevice
 
 LOOPS = PRESETS["tiny"].replace(loops=1)
@@ -165,7 +165,7 @@ REFUSED: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_refused(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "the program goes on" in message:
-        monkeypatch.setattr(control, "EXECUTED_MOST", 1000)
+        monkeypatch.setattr(interpreter, "EXECUTED_MOST", 1000)
         message = message.replace(str(EXECUTED_MOST), "1000").replace(
             "instruction 1 (LOOP)", "instruction 2 (NEXT)"
         )

@@ -15,7 +15,7 @@ import pytest
 from support import attention_bounds, configurations
 
 from weft.hdl.isa.config import PRESETS
-from weft.sim.golden import softmax
+from weft.sim.golden import vector
 
 PATH = Path(__file__).resolve().parents[3] / "benchmarks" / "accuracy.py"
 SPEC = importlib.util.spec_from_file_location("accuracy", PATH)
@@ -34,8 +34,8 @@ STEPS = [0.5 / 32, 1 / 32, 4 / 32, 0.3]
 def test_octave_logits_of_all_bytes(nats: float) -> None:
     mantissa, shift = accuracy.score_multiplier(nats)
     scores = np.arange(-128, 128)
-    y = softmax.octave_logits(scores[:, None], np.zeros(1, np.int64), mantissa, shift)[:, 0]
-    exact = np.clip(scores * nats / math.log(2) * softmax.OCTAVE, -(1 << 15), (1 << 15) - 1)
+    y = vector.octave_logits(scores[:, None], np.zeros(1, np.int64), mantissa, shift)[:, 0]
+    exact = np.clip(scores * nats / math.log(2) * vector.OCTAVE, -(1 << 15), (1 << 15) - 1)
     assert np.abs(y - exact).max() <= 0.501  # of the multiplier, too
 
 
@@ -44,14 +44,14 @@ def test_probabilities_of_all_distances(name: str) -> None:
     """Each is the power of two in the middle of its entry, rounded; from 16 octaves on it is 0."""
     config = CONFIGS[name]
     table = np.frombuffer(config.exp2_table, np.uint8)
-    distances, top = np.arange(softmax.REACH + 2), (1 << config.probability_bits) - 1
-    found = softmax.probabilities(-distances[:, None], np.ones((1, 1), bool), np.zeros(1, np.int64), table)[
+    distances, top = np.arange(vector.REACH + 2), (1 << config.probability_bits) - 1
+    found = vector.probabilities(-distances[:, None], np.ones((1, 1), bool), np.zeros(1, np.int64), table)[
         :, 0
     ]
-    exact = top * 2.0 ** (-distances / softmax.OCTAVE)
-    half = (softmax.REACH // config.table_depth - 1) / 2 / softmax.OCTAVE  # of an entry, in octaves
+    exact = top * 2.0 ** (-distances / vector.OCTAVE)
+    half = (vector.REACH // config.table_depth - 1) / 2 / vector.OCTAVE  # of an entry, in octaves
     assert (np.abs(found - exact) <= 0.5 + exact * (2**half - 1)).all()
-    assert not found[softmax.REACH :].any()
+    assert not found[vector.REACH :].any()
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -110,11 +110,11 @@ def test_reciprocals() -> None:
     more = np.concatenate([rng.integers(1 << bits, 2 << bits, 2000) for bits in range(17, 32)])
     sums = np.concatenate([np.arange(1, 1 << 17), more])
     for scale in (1 << 15, 50_000, 65_535):
-        bits, r = softmax.reciprocal(sums, scale)
+        bits, r = vector.reciprocal(sums, scale)
         exact = scale * 2.0 ** (bits - 1) / sums
         assert np.abs(np.minimum(exact, 65535) - r).max() <= 2, scale
 
 
 def test_no_probabilities_at_all() -> None:
-    bits, r = softmax.reciprocal(np.zeros(1, np.int64), 1 << 15)
+    bits, r = vector.reciprocal(np.zeros(1, np.int64), 1 << 15)
     assert (bits[0], r[0]) == (0, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.sim.rtl.coverage import CoverageError, Explanation, Point, close, explanations, merge, read
-from weft.sim.verilator.verilate import Model
+from weft.sim.verilate import Model
 
 DESIGN = r"""
 module weft(input clk, input rst, input never, output reg [2:0] count, output \port$3 );

@@ -9,7 +9,7 @@ from support.attention_cases import random_attention, random_inputs, random_soft
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 

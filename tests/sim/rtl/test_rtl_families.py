@@ -17,10 +17,10 @@ from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import TOP, RtlDevice
-from weft.sim.verilator.cells import without_cells
+from weft.sim.verilate import without_cells
 
 TINY = PRESETS["tiny"]
 ICE40 = TINY.replace(lanes=1, mantissa_bits=16, probability_bits=0)

@@ -8,7 +8,7 @@ import pytest
 from support.deaf_memory import DeafCore
 
 from weft.hdl.checker.program import check
-from weft.hdl.control.stalls import FILL_AHEAD, Watch
+from weft.hdl.control.counters import FILL_AHEAD, Watch
 from weft.hdl.core import Core
 from weft.hdl.isa import FILL_MAX, End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS

@@ -9,7 +9,7 @@ from support.op_cases import random_convolutions, random_inputs, random_op, segm
 
 from weft.compiler.backend import compile_segment
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 

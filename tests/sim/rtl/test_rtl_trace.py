@@ -16,7 +16,7 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.runtime import Image
+from weft.run.runtime import Image
 from weft.sim.device import DeviceError
 from weft.sim.rtl.trace import TracedRtl
 from weft.sim.timing import TimingDevice

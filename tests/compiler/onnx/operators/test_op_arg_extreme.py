@@ -16,9 +16,14 @@ from support.qdq_models import Builder, Quantised
 
 import weft
 from weft.compiler.frontend import import_model
-from weft.compiler.kernel.row_operators import RowPlace
+from weft.compiler.kernel.rows import RowPlace
 from weft.compiler.onnx.conditions import kernel_room
-from weft.compiler.onnx.operators.arg_extreme import OPERATORS, place_input, place_length, place_order
+from weft.compiler.onnx.operators.reductions import (
+    ARG_EXTREME_OPERATORS,
+    place_input,
+    place_length,
+    place_order,
+)
 from weft.hdl.isa.config import PRESETS, Config
 
 NAMES = ("ArgMax", "ArgMin")
@@ -159,4 +164,4 @@ def test_without_a_kernel_engine() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_room"}
+    assert untried(ARG_EXTREME_OPERATORS, CASES.values()) == {"kernel_room"}

@@ -16,14 +16,14 @@ from support.graph_runs import on_host
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment
-from weft.compiler.onnx import attention_form, reorder, score_rounding
+from weft.compiler.onnx import attention as attention_form
+from weft.compiler.onnx import reorder, row_forms
 from weft.compiler.onnx.conditions import softmax_unit
-from weft.compiler.onnx.context import Constraint, sentence
+from weft.compiler.onnx.operator import Constraint, sentence
 from weft.compiler.onnx.operators import attention
-from weft.compiler.onnx.operators import attention_written_out as written_out
+from weft.compiler.onnx.operators import attention as written_out
 from weft.compiler.onnx.operators.lookup import one_value
-from weft.compiler.onnx.operators.multiply import multipliable
-from weft.compiler.onnx.operators.product_of_activations import matrix_order
+from weft.compiler.onnx.operators.multiply import matrix_order, multipliable
 
 SIZES = Sizes(2, 2, 2, 4, 5, 4, 4)
 
@@ -221,7 +221,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     ),
     "pair behind a mask from an input": (
         lambda: key_mask_models.masked(rng(), SIZES, rounded=True).model,
-        score_rounding.pairs_constant,
+        row_forms.pairs_constant,
     ),
     "mask of tiny scores": (
         lambda: key_mask_models.masked(rng(), SIZES, factor=1e-9).model,
@@ -238,30 +238,30 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     ),
     "clipped to 16 bits": (
         lambda: exploded(lambda made, value: pair(made, value, 1e-4, np.int16)),
-        score_rounding.scores_clamped,
+        row_forms.scores_clamped,
     ),
     "clipped in steps of 3": (
         lambda: exploded(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
-        score_rounding.scores_clamped,
+        row_forms.scores_clamped,
     ),
     "beyond the clamp": (
         lambda: models.written_out(rng(), SIZES, rounded=False, scale="Mul", factor=50.0),
-        score_rounding.scores_told_apart,
+        row_forms.scores_told_apart,
     ),
-    "masked keys clipped": (lambda: masked_and(0.1), score_rounding.masked_apart),
+    "masked keys clipped": (lambda: masked_and(0.1), row_forms.masked_apart),
     "half of the probabilities": (
         lambda: exploded(lambda made, value: pair(made, value, 0.5 / 127), after=True),
-        score_rounding.probabilities_whole,
+        row_forms.probabilities_whole,
     ),
     "another scale back": (
         lambda: exploded(lambda made, value: pair(made, value, 0.1, back=(0.2, 0))),
-        score_rounding.pairs_constant,
+        row_forms.pairs_constant,
     ),
     "another zero point back": (
         lambda: exploded(lambda made, value: pair(made, value, 1 / 127, back=(1 / 127, 3)), after=True),
-        score_rounding.pairs_constant,
+        row_forms.pairs_constant,
     ),
-    "a scale for each key": (lambda: exploded(quantised_by_channel), score_rounding.pairs_constant),
+    "a scale for each key": (lambda: exploded(quantised_by_channel), row_forms.pairs_constant),
     "another axis": (other_axis, written_out.scores_axis),
     "float values": (float_values, written_out.values_quantised),
     "probabilities read twice": (read_twice, written_out.private),
@@ -311,7 +311,7 @@ def test_shared_keys_are_no_heads() -> None:
 
 def test_every_constraint_has_a_case() -> None:
     tried = {constraint for _, constraint in (*OPERATOR.values(), *WRITTEN_OUT.values())}
-    records = (*attention.OPERATORS, *written_out.OPERATORS)
+    records = (*attention.ATTENTION_OPERATORS, *written_out.ATTENTION_WRITTEN_OUT_OPERATORS)
     known = {constraint for record in records for constraint in record.constraints}
     # Tried in other tests: configurations without the unit, heads in every other channel, shared keys.
     assert known - tried == {

@@ -13,7 +13,7 @@ from support.qdq_models import Builder, Quantised, Rng
 from weft.compiler.frontend import import_model
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx.conditions import weights_per_output
-from weft.compiler.onnx.operators.conv_transpose import OPERATORS, Spread, rows_or_images, strides_few
+from weft.compiler.onnx.operators.conv import CONV_TRANSPOSE_OPERATORS, Spread, rows_or_images, strides_few
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
@@ -194,4 +194,4 @@ def test_fallback(name: str) -> None:
 def test_every_constraint_has_a_case() -> None:
     # Tried with Conv, or implied in any model that ONNX accepts.
     others = {"image_order", "input_quantised", "weights_constant", "bias_constant"}
-    assert untried(OPERATORS, CASES.values()) == others
+    assert untried(CONV_TRANSPOSE_OPERATORS, CASES.values()) == others

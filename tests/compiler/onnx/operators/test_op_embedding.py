@@ -17,8 +17,8 @@ from support.qdq_models import Builder
 
 import weft
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.embedding import Embedding
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.products import Embedding
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.operators.embedding import OPERATORS, indices_integers, rows_constant, table_size
 from weft.hdl.isa.config import PRESETS

@@ -12,8 +12,8 @@ from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
 from weft.compiler.onnx.conditions import image_order, input_quantised, kernel_engine
-from weft.compiler.onnx.operators.group_normalization import (
-    OPERATORS,
+from weft.compiler.onnx.operators.norms import (
+    GROUP_NORMALIZATION_OPERATORS,
     group_constants,
     group_image,
     group_pixels,
@@ -119,4 +119,4 @@ def test_without_a_kernel_engine() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_engine"}
+    assert untried(GROUP_NORMALIZATION_OPERATORS, CASES.values()) == {"kernel_engine"}

@@ -13,8 +13,8 @@ from support.function_models import Chain, check, silu
 from support.graph_runs import device_ops, on_host
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.context import NodeContext, sentence
-from weft.compiler.onnx.operators.lookup import OPERATORS, numbers, one_value, tables
+from weft.compiler.onnx.operator import NodeContext, sentence
+from weft.compiler.onnx.operators.lookup import LOOKUP_OPERATORS, numbers, one_value, tables
 from weft.hdl.isa.config import Config
 
 
@@ -45,7 +45,7 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # Tables and values of 16 bits have tests of their own; Q nodes without parameters are tried with those.
-    assert untried(OPERATORS, CASES.values()) == {"tables", "per_tensor", "lines_near", "wide_engine"}
+    assert untried(LOOKUP_OPERATORS, CASES.values()) == {"tables", "per_tensor", "lines_near", "wide_engine"}
 
 
 def test_without_tables() -> None:

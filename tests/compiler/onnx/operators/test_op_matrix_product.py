@@ -9,7 +9,12 @@ from support.fallbacks import MANY, Case, builder, check_fallback, dense, ended,
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.conditions import bias_constant
-from weft.compiler.onnx.operators.matrix_product import OPERATORS, plain_product, product_input, row_order
+from weft.compiler.onnx.operators.multiply import (
+    MATRIX_PRODUCT_OPERATORS,
+    plain_product,
+    product_input,
+    row_order,
+)
 
 
 def biased(bias: str) -> onnx.ModelProto:
@@ -47,7 +52,7 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(OPERATORS, CASES.values()) == {
+    assert untried(MATRIX_PRODUCT_OPERATORS, CASES.values()) == {
         "input_quantised",
         "weights_constant",
         "weights_matrix",

@@ -21,7 +21,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.model import Graph
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.onnx.conditions import input_quantised
-from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.operators.normalised_rows import (
     OPERATORS,
     elements_plain,

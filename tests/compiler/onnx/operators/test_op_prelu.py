@@ -12,7 +12,7 @@ from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
 from weft.compiler.onnx.channels import same_order
-from weft.compiler.onnx.operators.prelu import OPERATORS, slope_each, slopes_alike
+from weft.compiler.onnx.operators.pairs import PRELU_OPERATORS, slope_each, slopes_alike
 from weft.hdl.isa.config import Config
 
 SHAPES = ((2, 5, 4, 6), (1, 6, 9), (3, 7), (1, 3, 2, 4, 5))
@@ -80,4 +80,4 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == set()
+    assert untried(PRELU_OPERATORS, CASES.values()) == set()

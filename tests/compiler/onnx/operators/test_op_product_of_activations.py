@@ -14,9 +14,9 @@ from support.qdq_models import Builder, Quantised
 from weft.compiler.backend import compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
-from weft.compiler.ir.product import Product
+from weft.compiler.ir.products import Product
 from weft.compiler.onnx import reorder
-from weft.compiler.onnx.operators import product_of_activations as module
+from weft.compiler.onnx.operators import multiply as module
 from weft.hdl.isa.config import PRESETS, Config
 
 Shape = tuple[int, ...]
@@ -188,4 +188,4 @@ def test_order_that_takes_too_many_copies(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(module.OPERATORS, CASES.values()) == {"matrix_order"}
+    assert untried(module.PRODUCT_OF_ACTIVATIONS_OPERATORS, CASES.values()) == {"matrix_order"}

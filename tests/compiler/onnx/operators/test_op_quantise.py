@@ -14,8 +14,14 @@ from support.fallbacks import Case, builder, check_fallback, ended, source, untr
 from support.op_cases import convolution, whole
 
 from weft.compiler.ir.layout import packed
-from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.operators.quantise import OPERATORS, per_tensor, scales_fit, sums_fit, wide_engine
+from weft.compiler.onnx.operator import NodeContext
+from weft.compiler.onnx.operators.lookup import (
+    QUANTISE_OPERATORS,
+    per_tensor,
+    scales_fit,
+    sums_fit,
+    wide_engine,
+)
 from weft.compiler.onnx.qdq import Pending
 
 
@@ -83,4 +89,4 @@ def test_the_largest_sum_is_that_of_the_farthest_input(zero: int, most: int, sig
 
 def test_every_constraint_has_a_case() -> None:
     # Tried with another operator, or implied in any model that ONNX accepts; forms of 16 bits are in test_wide.py.
-    assert untried(OPERATORS, CASES.values()) == {"input_quantisable", "wide_forms"}
+    assert untried(QUANTISE_OPERATORS, CASES.values()) == {"input_quantisable", "wide_forms"}

@@ -1,0 +1,1 @@
+"""AXI beside the accelerator: bridges, gates, arbiters and block memory."""

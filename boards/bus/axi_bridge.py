@@ -1,0 +1,240 @@
+"""From the AXI4 port of a core to a memory port."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from weft.boards.bus.port import PAGE, memory_port, write_layout
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.queues import BlockFifo, SkidBuffer
+
+PIECE_BYTES = 256
+"""Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
+buffers for two are small and that reads and writes do not keep each other waiting."""
+
+
+def _id_width(config: Config) -> int:
+    return axi4_signature(config).members["arid"].shape
+
+
+def piece_beats(config: Config) -> int:
+    """Beats of a piece at most."""
+    return max(PIECE_BYTES // config.bus_bytes, 1)
+
+
+def piece_layout(config: Config) -> data.StructLayout:
+    """A part of a burst: ``more`` beats after the first; ``last``: the burst ends with it."""
+    width = max((piece_beats(config) - 1).bit_length(), 1)
+    return data.StructLayout({"id": _id_width(config), "last": 1, "more": width, "address": 32})
+
+
+class Pieces(wiring.Component):
+    """Cuts the bursts of an address channel into pieces.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    burst : In(stream of id, length less 1, address)
+    piece : Out(stream of piece_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        burst = data.StructLayout({"id": _id_width(config), "len": 8, "address": 32})
+        super().__init__(
+            {"burst": In(stream.Signature(burst)), "piece": Out(stream.Signature(piece_layout(config)))}
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        align = (self.config.bus_bytes - 1).bit_length()
+        inside = (piece_beats(self.config) - 1).bit_length()
+        page = (PAGE // self.config.bus_bytes - 1).bit_length()  # a burst stays within its page
+        burst, piece = self.burst.payload, self.piece.payload
+        active = Signal()
+        identity = Signal.like(burst.id)
+        word = Signal(32 - align)
+        more = Signal(8)  # beats after the first
+        room = Signal(inside)  # words of the block of memory after the first
+        last = Signal()  # the words are the last of the burst; a register, as the core waits for it
+        move = Signal()
+        left = Signal(8)  # beats after the first, once this piece is cut off
+        m.d.comb += [
+            room.eq(~word[:inside]),
+            left.eq(more - room - 1),
+            move.eq(~self.piece.valid | self.piece.ready),
+            self.burst.ready.eq(~active | (move & last)),
+        ]
+        with m.If(self.burst.ready):
+            m.d.sync += [
+                active.eq(self.burst.valid),
+                identity.eq(burst.id),
+                word.eq(burst.address >> align),
+                more.eq(burst.len),
+                last.eq(burst.len <= (~(burst.address >> align))[:inside]),
+            ]
+        with m.Elif(move):
+            following = (word[inside:page] + 1)[: page - inside]
+            m.d.sync += [
+                word.eq(Cat(Const(0, inside), following, word[page:])),
+                more.eq(left),
+                last.eq(left[inside:] == 0),
+            ]
+        with m.If(move):
+            m.d.sync += [
+                self.piece.valid.eq(active),
+                piece.id.eq(identity),
+                piece.last.eq(last),
+                piece.more.eq(Mux(last, more, room)),
+                piece.address.eq(word << align),
+            ]
+        return m
+
+
+class AxiBridge(wiring.Component):
+    """The subordinate at a core's AXI4 port, in front of a memory port.
+
+    Bursts of reads are carried out in order, and so are writes; of the two, whoever went last waits for the other.
+    A read goes to memory when there is room for all its words here, and a write when all its words are here: memory
+    never waits for the core, however long it leaves words or responses standing, and none of the five channels
+    waits for another, but that a response comes after its request.
+
+    Takes what `weft.hdl.bus.axi.AxiManager` sends: INCR bursts of whole bus words from an address that is a multiple of
+    the bus width. All responses are OKAY.
+
+    Parameters
+    ----------
+    config : Config
+    pieces : int
+        Reads, and writes, that may be on their way to memory, of `PIECE_BYTES` at most. A memory without latency needs
+        no more than 4.
+
+    Members
+    -------
+    axi : In(axi4_signature(config))
+    memory : Out(memory_port(config.bus_bytes))
+    """
+
+    def __init__(self, config: Config, *, pieces: int = 16) -> None:
+        self.config, self.pieces = config, pieces
+        super().__init__(
+            {"axi": In(axi4_signature(config)), "memory": Out(memory_port(config.bus_bytes))},
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        asks_read, grants_read, read = self._read(m)
+        asks_write, grants_write, write = self._write(m)
+        # A memory that does not answer must not reach back to the core in the same cycle.
+        m.submodules.commands = commands = SkidBuffer(self.memory.command.payload.shape())
+        wiring.connect(m, commands.o, wiring.flipped(self.memory.command))
+        command, free, wrote = commands.i, commands.i.ready, Signal()
+        m.d.comb += [
+            grants_read.eq(free & asks_read & (wrote | ~asks_write)),
+            grants_write.eq(free & asks_write & (~wrote | ~asks_read)),
+        ]
+        chosen = piece_layout(self.config)(Mux(grants_write, write, read))
+        m.d.comb += [
+            command.valid.eq(asks_read | asks_write),
+            command.payload.write.eq(grants_write),
+            command.payload.address.eq(chosen.address),
+            command.payload.beats.eq(chosen.more + 1),
+        ]
+        with m.If(grants_read | grants_write):
+            m.d.sync += wrote.eq(grants_write)
+        return m
+
+    def _pieces(self, m: Module, channel: str) -> Pieces:
+        axi, pieces = self.axi, Pieces(self.config)
+        m.submodules[f"{channel}_pieces"] = pieces
+        m.d.comb += [
+            pieces.burst.valid.eq(getattr(axi, f"{channel}valid")),
+            getattr(axi, f"{channel}ready").eq(pieces.burst.ready),
+            pieces.burst.payload.id.eq(getattr(axi, f"{channel}id")),
+            pieces.burst.payload.len.eq(getattr(axi, f"{channel}len")),
+            pieces.burst.payload.address.eq(getattr(axi, f"{channel}addr")),
+        ]
+        return pieces
+
+    def _read(self, m: Module) -> tuple[Value, Signal, Value]:
+        """The two channels of reads; returns whether a piece asks for memory, the grant, and the piece."""
+        axi, config, longest = self.axi, self.config, piece_beats(self.config)
+        pieces = self._pieces(m, "ar")
+        piece = pieces.piece
+        granted = Signal(name="read_granted")
+        m.submodules.read_words = words = BlockFifo(config.widths.bus, 2 * longest)
+        layout = piece_layout(config)
+        m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=self.pieces)
+        room = Signal(range(2 * longest + 1), init=2 * longest)  # that no piece on its way will take
+        fits = Signal()
+        leaves, ends = axi.rvalid & axi.rready, Signal()
+        m.d.sync += [
+            room.eq(room + leaves - Mux(granted, piece.payload.more + 1, 0)),
+            # One cycle old, so unknown in the cycle after a grant.
+            fits.eq((room >= longest) & order.w_rdy & ~granted),
+        ]
+        head = data.StructLayout({name: layout[name].shape for name in ("id", "last", "more")})(order.r_data)
+        beat = Signal.like(head.more, name="read_beat")
+        m.d.comb += [
+            piece.ready.eq(granted),
+            order.w_data.eq(piece.payload),
+            order.w_en.eq(granted),
+            words.i.payload.eq(self.memory.read.payload),
+            words.i.valid.eq(self.memory.read.valid),
+            self.memory.read.ready.eq(1),
+            ends.eq(beat == head.more),
+            axi.rvalid.eq(words.o.valid),
+            axi.rdata.eq(words.o.payload),
+            axi.rid.eq(head.id),
+            axi.rlast.eq(ends & head.last),
+            words.o.ready.eq(axi.rready),
+            order.r_en.eq(leaves & ends),
+        ]
+        with m.If(leaves):
+            m.d.sync += beat.eq(Mux(ends, 0, beat + 1))
+        return piece.valid & fits, granted, piece.payload.as_value()
+
+    def _write(self, m: Module) -> tuple[Value, Signal, Value]:
+        """The three channels of writes; returns as `_read` does."""
+        axi, config, longest = self.axi, self.config, piece_beats(self.config)
+        pieces = self._pieces(m, "aw")
+        piece = pieces.piece
+        granted = Signal(name="write_granted")
+        width = write_layout(config.bus_bytes).size
+        m.submodules.write_words = words = BlockFifo(width, 2 * longest)
+        layout = piece_layout(config)
+        m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=self.pieces)
+        here = Signal(range(2 * longest + 1))  # words that no piece has taken
+        there = Signal()
+        comes = axi.wvalid & axi.wready
+        m.d.sync += [
+            here.eq(here + comes - Mux(granted, piece.payload.more + 1, 0)),
+            there.eq(piece.valid & (here > piece.payload.more) & order.w_rdy & ~granted),
+        ]
+        head = data.StructLayout({name: layout[name].shape for name in ("id", "last")})(order.r_data)
+        reports = Signal(range(self.pieces + 1))  # that were not yet taken off `order`
+        taken = Signal(name="report_taken")
+        m.d.comb += [
+            piece.ready.eq(granted),
+            order.w_data.eq(piece.payload),
+            order.w_en.eq(granted),
+            words.i.payload.eq(Cat(axi.wdata, axi.wstrb)),
+            words.i.valid.eq(axi.wvalid),
+            axi.wready.eq(words.i.ready),
+            self.memory.write.payload.eq(words.o.payload),
+            self.memory.write.valid.eq(words.o.valid),
+            words.o.ready.eq(self.memory.write.ready),
+            axi.bvalid.eq((reports != 0) & head.last),
+            axi.bid.eq(head.id),
+            taken.eq((reports != 0) & (axi.bready | ~head.last)),
+            order.r_en.eq(taken),
+        ]
+        m.d.sync += reports.eq(reports + self.memory.written - taken)
+        return there, granted, piece.payload.as_value()

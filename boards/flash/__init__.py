@@ -1,0 +1,1 @@
+"""SPI flash: controller, images, and models of chips."""

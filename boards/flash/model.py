@@ -1,0 +1,187 @@
+"""A model of the SPI flash chip for simulation, which checks what it is sent against the data sheets' rules."""
+
+from __future__ import annotations
+
+import enum
+
+from amaranth.hdl import Cat, Const, Instance, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.boards.flash.chip import HEADER_CLOCKS, FlashCommand, SpiFlash, spi_flash_pads
+
+
+def broken_rules(rules: type[enum.IntEnum], violation: int) -> list[str]:
+    """The names of the rules whose bits are set in `ChipModel.violation`."""
+    return [rule.name for rule in rules if violation >> rule & 1]
+
+
+class ChipModel(wiring.Component):
+    """A chip.
+
+    Parameters
+    ----------
+    pads : Signature
+        As the controller has them.
+    rules : type
+        An enumeration from 0 on.
+    others : Member
+        Other members.
+
+    Members
+    -------
+    pads : In(pads)
+    violation : Out(len(rules))
+        Bit by bit, the rules that were broken since reset.
+    """
+
+    def __init__(self, pads: wiring.Signature, rules: type[enum.IntEnum], **others: wiring.Member) -> None:
+        super().__init__({"pads": In(pads), "violation": Out(len(rules)), **others})
+
+    def _broken(self, m: Module, rule: enum.IntEnum, condition: Value) -> None:
+        with m.If(condition):
+            m.d.sync += self.violation[rule].eq(1)
+
+
+FLASH_ARGUMENT = "flash"
+"""Of the simulator's command line, as ``+flash=PATH``: the file with the chip's bytes from `SpiFlash.offset` on."""
+ARRAY_VERILOG = """
+module weft_flash_array #(parameter BITS = 24, START = 0) (input [BITS-1:0] address, output [7:0] data);
+    reg [7:0] bytes [0:(1 << BITS) - 1];
+    string path;
+    integer file, count;
+    wire [31:0] place = 32'(address) - START;
+    assign data = place < count ? bytes[address] : 8'hFF;
+    initial begin
+        count = 0;
+        if ($value$plusargs("flash=%s", path)) begin
+            file = $fopen(path, "rb");
+            count = $fread(bytes, file, START);
+            $fclose(file);
+        end
+    end
+endmodule
+"""
+"""The bytes of a chip whose model is not given any, to add to the Verilog of a design that has one: `FLASH_ARGUMENT`
+names a file with those from `START` on."""
+
+
+class Rule(enum.IntEnum):
+    """What a controller can break; the bit of `SpiFlashModel.violation`."""
+
+    ASLEEP = 0
+    """Another command than that to wake up before the chip is awake, which takes a while."""
+    DESELECT = 1
+    """Selected again too soon."""
+    COMMAND = 2
+    """A command that this model does not know, or one that ends before its last bit."""
+    UNDRIVEN = 3
+    """A bit of command or address that the controller does not drive."""
+    CONTENTION = 4
+    """The controller drives a pad that the chip drives, too."""
+
+
+class SpiFlashModel(ChipModel):
+    """A chip, asleep at first, with the registers in the FPGA's pads in front of it.
+
+    Parameters
+    ----------
+    chip : SpiFlash
+    clock : float
+        Frequency of `sync` in Hz, to which timings refer.
+    contents : bytes, optional
+        What it holds from its first byte on, again and again. Else the design's Verilog needs `ARRAY_VERILOG`.
+    levels : bool
+        Whether ``clk`` is the chip's clock itself, and not a pulse a cycle.
+
+    Members
+    -------
+    pads : In(spi_flash_pads())
+    violation : Out(len(Rule))
+        Bit by bit, the rules that were broken since reset; see `weft.boards.flash.model.broken_rules`.
+    """
+
+    def __init__(
+        self, chip: SpiFlash, clock: float, contents: bytes | None = None, *, levels: bool = False
+    ) -> None:
+        self.chip, self.clock, self.contents, self.levels = chip, clock, contents, levels
+        super().__init__(spi_flash_pads(), Rule)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cs, clk, dq_o, dq_oe = Signal(), Signal(), Signal(), Signal()
+        pads = self.pads
+        m.d.sync += [cs.eq(pads.cs), clk.eq(pads.clk), dq_o.eq(pads.dq_o), dq_oe.eq(pads.dq_oe)]
+        bits, command, address = Signal(7), Signal(8), Signal(24)  # clocks so far; past 127 none counts
+        pair, drives, data = Signal(2), Signal(), Signal(2)
+        # The edges of a pulse are in one cycle, so that the falling one finds its clock not counted yet.
+        rises, falls = self._edges(m, clk) if self.levels else (clk, clk)
+        pulse = cs & rises
+        taken = Cat(dq_o, command)[:8]
+        with m.If(~cs):
+            m.d.sync += [bits.eq(0), drives.eq(0), pair.eq(0)]
+        with m.Elif(rises):
+            m.d.sync += bits.eq(bits + (bits != 127))
+            with m.If(bits < 8):
+                m.d.sync += command.eq(taken)
+            with m.Elif(bits < 32):
+                m.d.sync += address.eq(Cat(dq_o, address))
+        # Data come with the falling edge, at the end of the cycle.
+        before = HEADER_CLOCKS - (0 if self.levels else 1)
+        reads = cs & falls & (bits >= before) & (command == FlashCommand.DUAL_READ)
+        byte = self._byte(m, address)
+        with m.If(reads):
+            m.d.sync += [drives.eq(1), pair.eq(pair + 1), data.eq(byte.word_select(~pair, 2))]
+            with m.If(pair == 3):
+                m.d.sync += address.eq(address + 1)
+        m.d.sync += pads.dq_i.eq(Mux(cs & drives, data, Const(0b01, 2)))
+        self._rules(m, cs, pulse, bits, taken, command, dq_oe, drives)
+        return m
+
+    @staticmethod
+    def _edges(m: Module, clk: Signal) -> tuple[Value, Value]:
+        was = Signal()
+        m.d.sync += was.eq(clk)
+        return clk & ~was, was & ~clk
+
+    def _rules(
+        self, m: Module, cs: Value, pulse: Value, bits: Signal, taken: Value, command: Signal, dq_oe: Signal,
+        drives: Signal,
+    ) -> None:  # fmt: skip
+        chip, clock = self.chip, self.clock
+        released, least = chip.cycles(chip.release, clock), chip.cycles(chip.deselect, clock)
+        high, slept, woken, was = Signal(8, init=255), Signal(32), Signal(), Signal()
+        m.d.sync += [was.eq(cs), high.eq(Mux(cs, 0, high + (high != 255)))]
+        complete = pulse & (bits == 7)
+        with m.If(was & ~cs & (command == FlashCommand.RELEASE) & (bits == 8)):
+            m.d.sync += [woken.eq(1), slept.eq(0)]
+        with m.Elif(slept != released):
+            m.d.sync += slept.eq(slept + 1)
+        awake = woken & (slept == released)
+        known = Cat(taken == code.value for code in FlashCommand).any()
+        cut = was & ~cs & ((bits < 8) | (command == FlashCommand.DUAL_READ) & (bits < HEADER_CLOCKS))
+        self._broken(m, Rule.ASLEEP, complete & ~awake & (taken != FlashCommand.RELEASE))
+        self._broken(m, Rule.DESELECT, cs & ~was & (high < least))
+        self._broken(m, Rule.COMMAND, complete & ~known | cut)
+        self._broken(m, Rule.UNDRIVEN, pulse & (bits < 32) & ~dq_oe)
+        self._broken(m, Rule.CONTENTION, cs & drives & dq_oe)
+
+    def _byte(self, m: Module, address: Signal) -> Value:
+        """The byte at an address."""
+        bits = (self.chip.size - 1).bit_length()
+        if self.contents is None:
+            byte = Signal(8)
+            m.submodules.array = Instance(
+                "weft_flash_array",
+                p_BITS=bits,
+                p_START=self.chip.offset,
+                i_address=address[:bits],
+                o_data=byte,
+            )
+            return byte
+        depth = 1 << (len(self.contents) - 1).bit_length()
+        m.submodules.array = memory = Memory(shape=8, depth=depth, init=list(self.contents))
+        port = memory.read_port(domain="comb")
+        m.d.comb += port.addr.eq(address)
+        return port.data

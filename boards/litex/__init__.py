@@ -1,0 +1,1 @@
+"""The accelerator in LiteX systems on a chip."""

@@ -1,0 +1,273 @@
+"""An accelerator in a LiteX system as a device: programs run through ``litex_server``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+from weft.boards.link.polled import PolledDevice
+from weft.hdl.isa import BASES
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, START, START_LIST, VERSION, Reg, Status, base_register
+from weft.sim.device import DeviceError, check_base, check_list, check_program, check_range
+
+WORDS = 128
+"""Words of an access at most: UARTBone and Etherbone count up to 255."""
+ATTEMPTS = 3
+"""How often what was written and does not read back is written."""
+LOOKS = 1000
+"""Looks at the reset register before the core is said not to be reset."""
+
+
+class Bus(Protocol):
+    """32-bit accesses to a system's bus, as ``litex.RemoteClient`` has them. Addresses are in bytes."""
+
+    def read(self, addr: int, length: int) -> list[int]:
+        """`length` words from `addr` on."""
+        ...
+
+    def write(self, addr: int, datas: list[int]) -> None:
+        """Write words from `addr` on."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class LitexDevice(PolledDevice):
+    """A `weft.sim.device.Device` in a LiteX system. Use `open`, or give the addresses yourself.
+
+    Nobody confirms writes, neither over a serial line nor over UDP: all that is written is read back, and written again
+    if it differs.
+
+    Parameters
+    ----------
+    bus : Bus
+    config : Config
+        The accelerator that programs are for.
+    control : int
+        Address of the accelerator's registers.
+    reset, held : int
+        Addresses of its CSRs of these names.
+    memory, memory_bytes : int
+        Address and size of the memory that programs get, multiples of 4.
+
+    Raises
+    ------
+    DeviceError
+        If nothing answers, or what answers is no accelerator of this configuration and version.
+    """
+
+    def __init__(
+        self, bus: Bus, config: Config, *, control: int, reset: int, held: int, memory: int, memory_bytes: int
+    ) -> None:
+        self.config, self.memory_bytes = config, memory_bytes
+        self._bus, self._control, self._reset_at, self._held_at = bus, control, reset, held
+        self.origin = memory
+        self._bases = [0] * BASES
+        self._started = False
+        self._reset()
+        for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
+            found = self._read_register(register)
+            if found != value:
+                raise DeviceError(
+                    f"register {register.name} of the core at {control:#x} is {found:#x}, not {value:#x}: build the "
+                    "system for the program's configuration, or compile the program for the system's"
+                )
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        *,
+        csr_csv: str = "csr.csv",
+        name: str = "weft",
+        memory: str = "main_ram",
+        host: str = "localhost",
+        port: int = 1234,
+    ) -> Self:
+        """The accelerator of a system that ``litex_server`` is connected with.
+
+        Parameters
+        ----------
+        config : Config
+            The accelerator that programs are for.
+        csr_csv : str
+            The file that LiteX writes with ``--csr-csv``.
+        name : str
+            As `weft.boards.litex.litex.add_weft` got it.
+        memory : str
+            The region of memory that programs get, all of it.
+        host, port
+            Where ``litex_server`` is.
+
+        Raises
+        ------
+        DeviceError
+            As the class, and if there is no such file, region, or server.
+        """
+        client = _client(host, port, csr_csv)
+        places = _places(client, csr_csv, name, memory)
+        try:
+            client.open()
+        except OSError as error:
+            raise DeviceError(
+                f"no litex_server answers at {host}:{port} ({error}): start one for the system's serial or network port"
+            ) from None
+        try:
+            return cls(client, config, **places)
+        except BaseException:
+            client.close()
+            raise
+
+    def close(self) -> None:
+        """End the connection. A program that runs goes on."""
+        self._bus.close()
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to memory. Raises `DeviceError` if it does not lie inside, or does not stay there."""
+        check_range(address, len(payload), self.memory_bytes)
+        first, end = address & ~3, -(-(address + len(payload)) // 4) * 4
+        # Words that it shares with its neighbours.
+        before = self.read(first, address - first)
+        after = self.read(address + len(payload), end - address - len(payload))
+        whole = before + bytes(payload) + after
+        for at in range(0, len(whole), 4 * WORDS):
+            part = whole[at : at + 4 * WORDS]
+            words = [int.from_bytes(part[byte : byte + 4], "little") for byte in range(0, len(part), 4)]
+            self._keep(self.origin + first + at, words)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of memory. Raises `DeviceError` if they do not lie inside."""
+        check_range(address, size, self.memory_bytes)
+        first, end = address & ~3, -(-(address + size) // 4) * 4
+        found = bytearray()
+        for at in range(first, end, 4 * WORDS):
+            for word in self._words(self.origin + at, min(WORDS, (end - at) // 4)):
+                found += word.to_bytes(4, "little")
+        return bytes(found[address - first :][:size])
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a byte address in memory, from where the next program starts on."""
+        check_base(index, address)
+        self._bases[index] = address
+
+    def start(self, program: int) -> None:
+        """Start the program at byte address `program` in memory, a multiple of the bus width.
+
+        The core is reset first: then it says by itself whether the start has reached it.
+        """
+        check_program(program, self.config)
+        check_range(program, 0, self.memory_bytes)
+        self._begin(Reg.PROGRAM, program, START)
+
+    def start_list(self, address: int) -> None:
+        """Start the list of programs at byte address `address` in memory, as `start` does. What it holds are addresses
+        on the system's bus, where memory begins at `origin`."""
+        check_list(address, self.config, self.memory_bytes)
+        self._begin(Reg.LIST, address, START_LIST)
+
+    def _begin(self, register: Reg, address: int, command: int) -> None:
+        """Start what lies at an address, which belongs to a register."""
+        if self._started and self._status() & Status.BUSY:
+            raise DeviceError("a program is still running")
+        self._reset()
+        self._keep(self._control + register, [self._address(address)])
+        self._keep(self._control + base_register(0), [self._address(base) for base in self._bases])
+        for _ in range(ATTEMPTS):
+            self._put(self._control + Reg.CONTROL, [command])
+            if self._status() & (Status.BUSY | Status.DONE):
+                self._started, self._in_list = True, command == START_LIST
+                return
+        raise DeviceError(f"the core at {self._control:#x} does not start")
+
+    @property
+    def _at(self) -> str:
+        return f"{self._control:#x}"
+
+    def _abandon(self) -> None:
+        self._started = False
+
+    def _reset(self) -> None:
+        """Reset the core, once memory has nothing left to do for it."""
+        self._started = False
+        for level in (1, 0):
+            self._put(self._reset_at, [level])
+            for look in range(LOOKS):
+                if self._words(self._held_at, 1) == [level]:
+                    break
+                if look % 100 == 99:
+                    self._put(self._reset_at, [level])
+            else:
+                raise DeviceError(
+                    f"the core at {self._control:#x} cannot be reset: memory does not answer what it asked for"
+                    if level
+                    else f"the core at {self._control:#x} does not come out of reset"
+                )
+
+    def _address(self, address: int) -> int:
+        """A device's byte address on the system's bus."""
+        return (self.origin + address) % (1 << 32)
+
+    def _read_registers(self, address: int, size: int) -> bytes:
+        words = self._words(self._control + address, size // 4)
+        return b"".join(word.to_bytes(4, "little") for word in words)
+
+    def _keep(self, address: int, words: Sequence[int]) -> None:
+        """Write words until they read back."""
+        for _ in range(ATTEMPTS):
+            self._put(address, list(words))
+            if self._words(address, len(words)) == list(words):
+                return
+        raise DeviceError(f"what is written to the system's address {address:#x} does not stay there")
+
+    def _words(self, address: int, count: int) -> list[int]:
+        try:
+            return [int(word) for word in self._bus.read(address, count)]
+        except OSError as error:
+            raise DeviceError(f"the connection to the system is lost: {error}") from None
+
+    def _put(self, address: int, words: list[int]) -> None:
+        try:
+            self._bus.write(address, words)
+        except OSError as error:
+            raise DeviceError(f"the connection to the system is lost: {error}") from None
+
+
+def _client(host: str, port: int, csr_csv: str) -> Any:
+    """A connection, not opened yet, with a server for the system that a file describes. Raises `DeviceError`."""
+    try:
+        from litex import RemoteClient
+    except ImportError:
+        raise DeviceError("LiteX is not installed: pip install 'weft[litex]'") from None
+
+    class Client(RemoteClient):
+        def clear_socket_buffer(self) -> None:
+            # Called where no answer has come, before zeros are returned for one.
+            raise DeviceError(f"the system behind litex_server at {host}:{port} does not answer a read")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # LiteX leaves the file to Python
+            return Client(host, port, csr_csv=csr_csv)
+    except (OSError, ValueError, KeyError) as error:
+        raise DeviceError(f"cannot read {csr_csv}: {error}; LiteX writes it with --csr-csv") from None
+
+
+def _places(client: Any, csr_csv: str, name: str, memory: str) -> dict[str, int]:
+    """Addresses and size that `LitexDevice` takes, by what the file `csr_csv` says. Raises `DeviceError`."""
+    regions, registers = client.mems.d, client.regs.d
+    missing = [region for region in (name, memory) if region not in regions]
+    missing += [register for register in (f"{name}_reset", f"{name}_held") if register not in registers]
+    if missing:
+        raise DeviceError(
+            f"{csr_csv} has no {missing[0]!r}: give the names that the system was built with; its regions are "
+            f"{', '.join(regions)}"
+        )
+    return {
+        "control": regions[name].base,
+        "reset": registers[f"{name}_reset"].addr,
+        "held": registers[f"{name}_held"].addr,
+        "memory": regions[memory].base,
+        "memory_bytes": regions[memory].size,
+    }

@@ -1,0 +1,130 @@
+"""The core as a part of somebody else's system on a chip: with a reset that leaves the buses whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from amaranth.hdl import ClockDomain, ClockSignal, DomainRenamer, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.boards.bus import axi_gate
+from weft.boards.bus.axi_gate import AxiGate
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.control.control import AXI_LITE
+from weft.hdl.core import Core
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.arithmetic import INFERRED, Multipliers
+from weft.hdl.sequential.core import SequentialCore
+from weft.hdl.verilog import generated
+
+
+class SocCore(wiring.Component):
+    """A core whose reset does not disturb the buses it is on.
+
+    Nothing but a reset brings a core to a known state whose program has failed; but a memory that still has words for
+    it would give them to the next program, and a bus would wait for what never comes. So bursts and register accesses
+    that have begun come to their end first.
+
+    Parameters
+    ----------
+    config : Config
+    sequential : bool
+        A `weft.hdl.sequential.core.SequentialCore`.
+    multipliers : Multipliers
+        Those of the FPGA family.
+
+    Members
+    -------
+    m_axi_*, s_axi_*, irq
+        As of `weft.hdl.core.Core`.
+    reset : In(1)
+        Asks for a reset, and keeps the core in it.
+    held : Out(1)
+        The core is in reset, and memory has nothing left to do for it.
+    """
+
+    def __init__(
+        self, config: Config, *, sequential: bool = False, multipliers: Multipliers = INFERRED
+    ) -> None:
+        multipliers.check(config)
+        self.config, self.sequential, self.multipliers = config, sequential, multipliers
+        manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
+        super().__init__({**manager, **AXI_LITE, "irq": Out(1), "reset": In(1), "held": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        # A register, as it goes everywhere.
+        reset = Signal(init=1)
+        m.domains.core = domain = ClockDomain("core", local=True)
+        m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(reset)]
+        kind = SequentialCore if self.sequential else Core
+        m.submodules.core = core = DomainRenamer("core")(kind(self.config, self.multipliers))
+        m.submodules.gate = gate = AxiGate(self.config)
+        with m.If(self.reset):
+            m.d.sync += gate.close.eq(1)
+        with m.Elif(reset):
+            m.d.sync += gate.close.eq(0)
+        quiet = self._registers(m, core, ~gate.close & ~reset)
+        m.d.sync += reset.eq(gate.close & gate.idle & quiet)
+        for name, member in axi4_signature(self.config).members.items():
+            inner, passed, outer = (
+                getattr(core, f"m_axi_{name}"),
+                getattr(gate.port, name),
+                getattr(gate.memory, name),
+            )
+            pad = getattr(self, f"m_axi_{name}")
+            outwards = member.flow is Out
+            m.d.comb += [passed.eq(inner), pad.eq(outer)] if outwards else [outer.eq(pad), inner.eq(passed)]
+        m.d.comb += [self.irq.eq(core.irq), self.held.eq(reset)]
+        return m
+
+    def _registers(self, m: Module, core: Any, open_: Value) -> Value:
+        """Pass register accesses on, those that begin while `open_`. Returns whether none is under way."""
+        under_way = {channel: Signal(name=f"{channel}_under_way") for channel in ("aw", "w", "ar")}
+        for name, member in AXI_LITE.items():
+            inner, outer = getattr(core, name), getattr(self, name)
+            m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+        for channel, mine in under_way.items():
+            # The word of a write whose address has been taken, and the other way round, belong to what has begun.
+            other = under_way[{"aw": "w", "w": "aw"}.get(channel, channel)]
+            passes = ~mine & (open_ | other)
+            valid, ready = f"s_axi_{channel}valid", f"s_axi_{channel}ready"
+            answer = "s_axi_r" if channel == "ar" else "s_axi_b"
+            offered = getattr(self, valid) & passes
+            # Ready only for what is offered: LiteX's AXI4-Lite width converter takes any ready for its own.
+            m.d.comb += [
+                getattr(core, valid).eq(offered),
+                getattr(self, ready).eq(getattr(core, ready) & offered),
+            ]
+            with m.If(getattr(self, valid) & getattr(self, ready)):
+                m.d.sync += mine.eq(1)
+            with m.Elif(getattr(self, f"{answer}valid") & getattr(self, f"{answer}ready")):
+                m.d.sync += mine.eq(0)
+        return ~(under_way["aw"] | under_way["w"] | under_way["ar"])
+
+
+def module_name(config: Config, *, sequential: bool = False) -> str:
+    """The name of the Verilog module, so that cores of several configurations may be in one design."""
+    return f"weft_{'sequential_' if sequential else ''}{config.digest:08x}"
+
+
+def soc_core_verilog(
+    config: Config, *, sequential: bool = False, multipliers: Multipliers = INFERRED
+) -> Path:
+    """The file with the Verilog of a `SocCore`, top module `module_name`, from the cache if it was made before.
+
+    Raises
+    ------
+    weft.hdl.isa.config.ConfigError
+        If these multipliers cannot make this configuration.
+    weft.hdl.cache.CacheError
+        If there is no folder to keep it in.
+    """
+    return generated(
+        lambda: SocCore(config, sequential=sequential, multipliers=multipliers),
+        name=module_name(config, sequential=sequential),
+        of=f"{config} {sequential} {multipliers.family}",
+        sources=[Path(__file__), Path(axi_gate.__file__)],
+    )

@@ -1,0 +1,1 @@
+"""SDRAM: controller, calibration, and models of chips."""

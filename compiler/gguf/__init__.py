@@ -1,1 +1,0 @@
-"""GGUF files: a reader that makes a `weft.compiler.language.model.LanguageModel` of them, and a writer."""

@@ -1,1 +1,0 @@
-"""What operators mean in real numbers, a module for each kind, found by `weft.compiler.gradient.meaning`."""

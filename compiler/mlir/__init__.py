@@ -1,1 +1,0 @@
-"""MLIR text: a reader of StableHLO and TOSA that makes a `weft.compiler.ir.network.Network`, and a writer of TOSA."""

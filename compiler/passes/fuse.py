@@ -1,0 +1,346 @@
+"""Sums, products and requantisations of a convolution's result become its epilogue: the result stays on chip."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+
+from weft.compiler.ir.graph import (
+    Add,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Multiply,
+    Pad,
+    Pool,
+    Rescale,
+    View,
+    Window,
+    readers,
+)
+from weft.compiler.ir.windows import Axis
+from weft.compiler.machine.target import is_far
+from weft.compiler.operators.record import operator_of
+from weft.compiler.passes.split_pool import fits
+from weft.compiler.planner import Planner
+
+
+def keeps_fitting(op: DeviceOp, changed: DeviceOp, planner: Planner) -> bool:
+    """Whether an operator that takes on the work of another still fits on chip, if it did before."""
+    return fits(changed, planner) or not fits(op, planner)
+
+
+def fused_or_apart(
+    fused: DeviceOp, first: DeviceOp, second: DeviceOp, planner: Planner, *, traffic: bool
+) -> tuple[DeviceOp, ...]:
+    """`fused` if it has a plan and takes no longer, by estimate, than `first` and `second` after it, or if one of these
+    has no plan. Else these two: a later pass may split an operator that does not fit.
+
+    With `traffic` it must not move more data either: a second operand on chip may cost weights their place.
+    """
+    one, *apart = (planner.cost(op) for op in (fused, first, second))
+    before, behind = apart
+    if one is None:
+        return first, second
+    if before is None or behind is None:
+        return (fused,)
+    if one.cycles > before.cycles + behind.cycles:
+        return first, second
+    return (first, second) if traffic and one.traffic > before.traffic + behind.traffic else (fused,)
+
+
+def fuse_epilogue(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Sums, products and requantisations become part of a convolution before them, where that takes no longer and
+    moves no more data, or where memory is short.
+
+    Nobody else may read the convolution's result; of two convolutions it is the later one. Where they stay apart, one
+    follows the other.
+    """
+    reads = readers(segment.ops)
+    writers = Counter(op.dst.buffer.name for op in segment.ops)
+    convs = {op.dst.buffer.name: (index, op) for index, op in enumerate(segment.ops) if isinstance(op, Conv)}
+    made: list[tuple[DeviceOp, ...]] = [(op,) for op in segment.ops]
+    for index, op in enumerate(segment.ops):
+        if not isinstance(op, Add | Multiply | Rescale):
+            continue
+        names = [view.buffer.name for view in op.sources]
+        found = [convs[name] for name in names if name in convs and reads[name] == writers[name] == 1]
+        fusible = [(at, conv) for at, conv in found if _fusible(conv, op)]
+        if fusible:
+            at, conv = max(fusible, key=lambda item: item[0])
+            made[at], made[index] = (), _joined(conv, op, planner)
+            continue
+        for view in op.sources:
+            if reads[view.buffer.name] > 1:
+                continue
+            parts = {at: segment.ops[at] for at in segment.index.writers.get(view.buffer.name, ())}
+            joined = _in_parts([*parts.values()], view, op, planner)
+            if joined and all(made[at] == (item,) for at, item in parts.items()):
+                for at in parts:
+                    made[at] = ()
+                made[index] = joined
+                break
+    return dataclasses.replace(segment, ops=tuple(op for part in made for op in part))
+
+
+_Epilogue = Add | Multiply | Rescale
+
+
+def _joined(conv: Conv, op: _Epilogue, planner: Planner) -> tuple[DeviceOp, ...]:
+    """Both as one operator or as two; the convolution's result is the first operand."""
+    op = _own_first(op, conv.dst.buffer.name)
+    fused = dataclasses.replace(conv, name=f"{conv.name}+{op.name}", dst=op.dst, epilogue=op)
+    if planner.tight and planner.plan(fused) is not None:
+        return (fused,)  # the convolution's own result takes no memory
+    return fused_or_apart(fused, conv, op, planner, traffic=True)
+
+
+def _own_first(op: _Epilogue, name: str) -> _Epilogue:
+    """The same with buffer `name` as its first operand."""
+    if isinstance(op, Rescale) or op.a.buffer.name == name:
+        return op
+    scales = {"a_scale": op.b_scale, "b_scale": op.a_scale} if isinstance(op, Add) else {}
+    return op.replace(a=op.b, b=op.a, a_zero=op.b_zero, b_zero=op.a_zero, **scales)
+
+
+def _in_parts(convs: list[DeviceOp], own: View, op: _Epilogue, planner: Planner) -> tuple[DeviceOp, ...]:
+    """Convolutions that write `own` in parts, as those of ConvTranspose do, each with its part of an operator behind
+    them; none if they are better apart.
+    """
+    views = {*op.sources, op.dst}
+    alike = own.contiguous and len({(view.shape, view.buffer.shape, view.step) for view in views}) == 1
+    if (
+        not alike
+        or len(convs) < 2
+        or not all(isinstance(conv, Conv) and _fusible_part(conv, op) for conv in convs)
+    ):
+        return ()
+    if isinstance(op, Add) and op.b_scale < 0 and op.a != own:
+        return ()
+    op, made = _own_first(op, own.buffer.name), list[DeviceOp]()
+    for index, conv in enumerate(convs):
+        box = conv.dst
+        place = View(
+            dataclasses.replace(own.buffer, name=f"{own.buffer.name}/{index}", shape=box.shape), box.shape
+        )
+        part = op.on(
+            lambda view, box=box, place=place: (  # type: ignore[misc]
+                # Parts may be written in another shape of the buffer than it is read in.
+                place
+                if view == own
+                else dataclasses.replace(box, buffer=dataclasses.replace(view.buffer, shape=box.buffer.shape))
+            )
+        ).replace(name=f"{op.name}.{index}")
+        made.append(conv.replace(name=f"{conv.name}+{op.name}", dst=part.dst, epilogue=part))
+    joined, apart = ([planner.cost(item) for item in items] for items in (made, [*convs, op]))
+    if None in joined or None in apart:
+        return ()
+    slower = any(
+        sum(cost[at] for cost in joined if cost) > sum(cost[at] for cost in apart if cost) for at in range(2)
+    )
+    return () if slower else tuple(made)
+
+
+def _fusible_part(conv: Conv, op: _Epilogue) -> bool:
+    apart = op.dst.buffer.name not in {view.buffer.name for view in (conv.src, *op.sources)}
+    return conv.epilogue is None and conv.dst.buffer.kind == "temp" and apart
+
+
+def _fusible(conv: Conv, op: _Epilogue) -> bool:
+    whole = conv.dst.contiguous and View(conv.dst.buffer, conv.dst.shape) in op.sources
+    # A convolution must not write into a buffer that it reads, which the other operators may.
+    apart = op.dst.buffer.name not in {view.buffer.name for view in (conv.src, *op.sources)}
+    if len({view.shape for view in op.sources}) > 1:
+        return False  # one image, row or column for all
+    if isinstance(op, Add) and op.b_scale < 0 and op.a.buffer.name != conv.dst.buffer.name:
+        return False  # only the second operand can be subtracted
+    return conv.epilogue is None and conv.dst.buffer.kind == "temp" and whole and apart
+
+
+BYTES = np.arange(-128, 128, dtype=np.int8)
+"""What a look-up table has entries for, in order."""
+
+
+def composed(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    """One look-up table for two, the second of which takes results of the first."""
+    if first is None or second is None:
+        return second if first is None else first
+    return second[first.astype(np.int64) + 128]
+
+
+def rising(lookup: np.ndarray) -> bool:
+    """Whether a table never falls, so that the maximum of what it gives is what it gives for the maximum."""
+    return bool((lookup[1:] >= lookup[:-1]).all())
+
+
+def table_of(op: Rescale, bits: int) -> np.ndarray:
+    """What a requantisation makes of all bytes, int8 (256,), with mantissas of so many `bits`."""
+    return operator_of(op).evaluate(_on_bytes(op), (BYTES.reshape(1, 1, 1, -1),), bits).reshape(-1)
+
+
+def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Requantisations, and functions of single values, become a look-up table of the operators before them, where that
+    takes no longer.
+
+    Nobody else may read what these make.
+    """
+    if not planner.config.lookup_tables:
+        return segment
+    reads = readers(segment.ops)
+    ops: list[DeviceOp] = []
+    written: dict[str, list[int]] = {}
+    for op in segment.ops:
+        writers = written.get(op.sources[0].buffer.name, [])
+        joined: list[DeviceOp | None] = [None]
+        if isinstance(op, Rescale) and all(
+            _fuse_lookup_fusible(ops[at], op, reads[op.src.buffer.name]) for at in writers
+        ):
+            joined = [
+                _fuse_lookup_joined(ops[at], op, planner, alone=len(writers) == 1) for at in writers
+            ] or [None]
+        name = op.dst.buffer.name
+        if None in joined:
+            written.setdefault(name, []).append(len(ops))
+            ops.append(op)
+            continue
+        for at, fused in zip(writers, joined, strict=True):
+            assert fused is not None
+            ops[at] = fused
+        del written[op.sources[0].buffer.name]
+        written[name] = sorted((*written.get(name, ()), *writers))
+    return dataclasses.replace(segment, ops=tuple(ops))
+
+
+def _fuse_lookup_joined(before: DeviceOp, op: Rescale, planner: Planner, *, alone: bool) -> DeviceOp | None:
+    """Both as one operator, which writes what it did before; None if they are better apart.
+
+    Several that write parts of a buffer each have the table: that is never slower than to read all of it again.
+    """
+    name, dst = f"{before.name}+{op.name}", dataclasses.replace(before.dst, buffer=op.dst.buffer)
+    if before.lookup is None and op.lookup is None and op.keeps:
+        low, high = max(before.low, op.low), min(before.high, op.high)
+        if low <= high:  # nothing but a clamp
+            return before.replace(name=name, dst=dst, low=low, high=high)
+    table = table_of(op, planner.config.mantissa_bits)
+    fused = before.replace(name=name, dst=dst, lookup=composed(before.lookup, table))
+    if not alone:
+        return fused if planner.plan(fused) is not None else None
+    return fused if fused_or_apart(fused, before, op, planner, traffic=False) == (fused,) else None
+
+
+def _on_bytes(op: Rescale) -> Rescale:
+    """The same of an image of all bytes."""
+    view = dataclasses.replace(op.src, shape=(1, 1, 1, BYTES.size))
+    return op.replace(src=view, dst=view)
+
+
+def _fuse_lookup_fusible(before: DeviceOp, op: Rescale, reads: int) -> bool:
+    if op.unchanged:
+        return False  # a copy, which `write_views` or `read_views` takes away
+    same = op.src.buffer == before.dst.buffer and op.dst.contiguous and op.dst.shape == op.src.shape
+    whole = op.src.contiguous and same and before.dst.buffer.kind == "temp"
+    apart = op.dst.buffer.name not in {view.buffer.name for view in before.sources}
+    alone = getattr(before, "epilogue", None) is None
+    return operator_of(before).looked_up and whole and apart and alone and reads == 1
+
+
+def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Padding becomes that of the convolutions and pools behind it, if nobody else reads what is padded."""
+    ops: dict[int, DeviceOp] = dict(enumerate(segment.ops))
+    readers = {name: {at for at, _ in reads} for name, reads in segment.index.reads.items()}
+    for at, pad in enumerate(segment.ops):
+        if not isinstance(pad, Pad) or not _plain(pad):
+            continue
+        found = {place: _padded(pad, ops[place]) for place in readers.get(pad.dst.buffer.name, ())}
+        joined = {
+            place: op
+            for place, op in found.items()
+            if op is not None and keeps_fitting(ops[place], op, planner)
+        }
+        if found and len(joined) == len(found):
+            ops |= joined
+            readers.setdefault(pad.src.buffer.name, set()).update(joined)
+            readers[pad.src.buffer.name].discard(at)
+            del ops[at]
+    return dataclasses.replace(segment, ops=tuple(ops.values()))
+
+
+def _plain(pad: Pad) -> bool:
+    """Whether it changes no byte of what it pads, in a temporary of its own."""
+    return pad.unchanged and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
+
+
+def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:
+    """An operator that reads what is padded, with the padding as its own; None if that is not the same."""
+    if not isinstance(op, Conv | Pool) or op.src != pad.dst or len(op.sources) > 1:
+        return None
+    (a, b, c, d), (e, f, g, h) = op.window.pad, pad.window.pad
+    window = dataclasses.replace(op.window, pad=(a + e, b + f, c + g, d + h))
+    if isinstance(op, Conv):
+        return op.replace(src=pad.src, window=window) if pad.fill == op.x_zero else None
+    if op.kind == "max":
+        # The least byte is never above another: to leave it out is the same.
+        return op.replace(src=pad.src, window=window) if pad.fill == -128 and _filled(pad, window) else None
+    counted = op.include_pad or not any(op.window.pad)
+    return (
+        op.replace(src=pad.src, window=window, include_pad=True)
+        if counted and pad.fill == op.x_zero
+        else None
+    )
+
+
+def _filled(pad: Pad, window: Window) -> bool:
+    """Whether every window holds an element of the input."""
+    _, h, w, _ = pad.src.shape
+    return all(
+        Axis(size, count, window.kernel[axis], window.stride[axis], window.dilation[axis], window.pad[axis],
+             window.pad[axis + 2]).inside().all()
+        for axis, (size, count) in enumerate(zip((h, w), window.output(h, w), strict=True))
+    )  # fmt: skip
+
+
+def fuse_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Max pooling becomes part of the convolution before it, where that takes no longer.
+
+    Nobody else may read the convolution's result. Where they stay apart, one follows the other.
+    """
+    reads = readers(segment.ops)
+    writers = {op.dst.buffer.name: op for op in segment.ops}
+    made: dict[int, tuple[DeviceOp, ...]] = {}
+    for op in segment.ops:
+        conv = writers.get(op.src.buffer.name) if isinstance(op, Pool) else None
+        if isinstance(conv, Conv) and isinstance(op, Pool) and _fuse_pool_fusible(conv, op, reads):
+            made |= {id(conv): _fuse_pool_joined(conv, op, planner), id(op): ()}
+    return dataclasses.replace(
+        segment, ops=tuple(part for op in segment.ops for part in made.get(id(op), (op,)))
+    )
+
+
+def _fuse_pool_joined(conv: Conv, pool: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
+    """Both as one operator or, with the same clamp and a buffer between them, as two."""
+    name, low, high = f"{conv.name}+{pool.name}", max(conv.low, pool.low), min(conv.high, pool.high)
+    between = View(dataclasses.replace(conv.dst.buffer, name=f"{name}/unpooled"), conv.dst.shape)
+    alone = dataclasses.replace(conv, name=name, dst=between, low=low, high=high)
+    fused = dataclasses.replace(
+        alone, dst=pool.dst, pool=pool.window, lookup=composed(conv.lookup, pool.lookup)
+    )
+    behind = dataclasses.replace(pool, name=f"{name}/pool", src=between, low=low, high=high)
+    return fused_or_apart(fused, alone, behind, planner, traffic=False)
+
+
+def _fuse_pool_fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
+    if conv.pool is not None or conv.epilogue is not None:
+        return False
+    if pool.kind != "max" or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
+        return False
+    if max(conv.low, pool.low) > min(conv.high, pool.high):
+        return False
+    if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not rising(conv.lookup)):
+        return False
+    if is_far(pool.window, 0) or is_far(pool.window, 1):
+        return False
+    name = conv.dst.buffer.name
+    whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)
+    return conv.dst.buffer.kind == "temp" and reads[name] == 1 and whole

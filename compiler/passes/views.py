@@ -1,0 +1,223 @@
+"""Copies of views disappear: who reads a copy of a part of a buffer reads that part itself."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Ops, Rescale, View, readers
+from weft.compiler.passes.fuse import keeps_fitting
+from weft.compiler.planner import Planner
+
+
+def read_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Who reads a copy of unchanged bytes reads the view that was copied, where that takes no longer.
+
+    The copy disappears, if all who read it can do that.
+    """
+    made = _Views(segment.index)
+    for at, copy in enumerate(made.ops):
+        reading = made.reading(copy) if isinstance(copy, Rescale) and _removable(copy) else {}
+        changes = [(made.ops[place], op) for place, op in reading.items()]
+        if changes and made.alone(at) and _no_longer(copy, changes, planner):
+            made.remove(at, reading)
+    return dataclasses.replace(segment, ops=tuple(made.left()))
+
+
+class _Views:
+    """Operators of which some copies are removed, with the places of those that read and write each buffer."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops: list[DeviceOp] = list(ops)
+        self._removed: set[int] = set()
+        self._writers = {name: list(places) for name, places in ops.writers.items()}
+        self._readers = {name: {at for at, _ in reads} for name, reads in ops.reads.items()}
+
+    def left(self) -> Iterator[DeviceOp]:
+        """The operators that are not removed."""
+        return (op for at, op in enumerate(self.ops) if at not in self._removed)
+
+    def alone(self, at: int) -> bool:
+        """Whether nothing writes what a copy reads from there on, and nothing else writes where it does."""
+        (source,), target = self.ops[at].sources, self.ops[at].dst
+        writers = self._writers.get(source.buffer.name, [])
+        later = writers[bisect.bisect_left(writers, at) :]
+        others = (place for place in self._writers[target.buffer.name] if place != at)
+        written = [(source, place) for place in later] + [(target, place) for place in others]
+        return not any(_meet(self.ops[place].dst, view) for view, place in written)
+
+    def reading(self, copy: Rescale) -> dict[int, DeviceOp]:
+        """The operators that read what is copied, by their place, as they are without the copy; none if one of them
+        needs it.
+        """
+        found: dict[int, DeviceOp] = {}
+        for place in sorted(self._readers.get(copy.dst.buffer.name, ())):
+            op = self.ops[place]
+            if not any(_meet(view, copy.dst) for view in op.sources):
+                continue
+            views = [view for view in op.sources if view.buffer.name == copy.dst.buffer.name]
+            # Only some operators may write into a buffer that they read.
+            if getattr(op, "epilogue", None) is not None or op.dst.buffer.name == copy.src.buffer.name:
+                return {}
+            through = {view: _through(copy, view) for view in views}
+            if None in through.values():
+                return {}
+            found[place] = op.on(lambda view, through=through: through.get(view) or view)  # type: ignore[misc]
+        return found
+
+    def remove(self, at: int, reading: Mapping[int, DeviceOp]) -> None:
+        """Remove the copy at a place, and put other operators in the place of those that read it."""
+        copy = self.ops[at]
+        self._removed.add(at)
+        self._writers[copy.dst.buffer.name].remove(at)
+        self._readers[copy.sources[0].buffer.name].discard(at)
+        for place, op in reading.items():
+            for view in self.ops[place].sources:
+                self._readers[view.buffer.name].discard(place)
+            self.ops[place] = op
+            for view in op.sources:
+                self._readers.setdefault(view.buffer.name, set()).add(place)
+
+
+def _removable(copy: Rescale) -> bool:
+    """Whether an operator only copies bytes that can be read where they are."""
+    whole = all(view.shape[0] == view.buffer.shape[0] for view in (copy.src, copy.dst))
+    plain = copy.unchanged and copy.dst.buffer.kind == "temp" and copy.dst.step == (1, 1)
+    return plain and whole and all(copy.src.step)
+
+
+def _no_longer(copy: DeviceOp, changes: list[tuple[DeviceOp, DeviceOp]], planner: Planner) -> bool:
+    """Whether operators that read the view take no longer, by estimate, than the copy and what they were before.
+
+    What some of them take may not be known, as that of attention.
+    """
+    apart = [planner.cost(op) for op in (copy, *(before for before, _ in changes))]
+    joined = [planner.cost(after) for _, after in changes]
+    if any(cost is None for cost in (*apart, *joined)):
+        return all(planner.plan(after) is not None for _, after in changes)
+    return sum(cost.cycles for cost in joined if cost) <= sum(cost.cycles for cost in apart if cost)
+
+
+def _meet(view: View, box: View) -> bool:
+    """Whether views are of one buffer and have bytes in common, as far as their outlines tell."""
+    if view.buffer.name != box.buffer.name:
+        return False
+    if view.buffer.shape != box.buffer.shape:
+        return True
+    starts, others = (view.image, view.y, view.x, view.c), (box.image, box.y, box.x, box.c)
+    return all(
+        a < end and b < stop for a, b, end, stop in zip(starts, others, box.ends, view.ends, strict=True)
+    )
+
+
+def _through(copy: Rescale, view: View) -> View | None:
+    """What a view of the copy is of the copied buffer; None if it is no view of that."""
+    src, dst = copy.src, copy.dst
+    if view.buffer.shape != dst.buffer.shape:
+        reshaped = _reshaped(src, view.buffer.shape) if dst.contiguous else None
+        if reshaped is None:
+            return None
+        src, dst = reshaped, View(view.buffer, view.buffer.shape)
+    y, x, c = view.y - dst.y, view.x - dst.x, view.c - dst.c
+    if min(y, x, c) < 0 or any(end > most for end, most in zip(view.ends, dst.ends, strict=True)):
+        return None
+    step = (view.step[0] * src.step[0], view.step[1] * src.step[1])
+    at = (src.y + y * src.step[0], src.x + x * src.step[1], src.c + c)
+    return View(src.buffer, view.shape, *at, step)
+
+
+def _reshaped(src: View, shape: tuple[int, int, int, int]) -> View | None:
+    """A view in another shape of as many channels; None unless its pixels are equally far from each other."""
+    n, h, w, c = src.shape
+    even = (h == 1 or src.row_pitch == w * src.pixel_pitch) and (
+        n == 1 or src.image_pitch == h * w * src.pixel_pitch
+    )
+    size, channels = src.buffer.size, src.buffer.shape[3]
+    pixels, step = shape[0] * shape[1] * shape[2], src.step[1] if w > 1 else src.row_pitch // channels
+    if not even or shape[3] != c or pixels * step * channels != size:
+        return None
+    buffer = Buffer(src.buffer.name, (shape[0], shape[1], shape[2] * step, channels), src.buffer.kind)
+    return View(buffer, shape, x=src.offset // channels, c=src.c, step=(1, step))
+
+
+def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Copies of unchanged bytes disappear: who writes the source, and no other reads, writes the copy."""
+    ops: list[DeviceOp | None] = list(segment.ops)
+    reads = readers(segment.ops)
+    written = {name: set(places) for name, places in segment.index.writers.items()}
+    for at, copy in enumerate(segment.ops):
+        if not isinstance(copy, Rescale) or not copy.unchanged or copy.src.buffer.kind != "temp":
+            continue
+        source, target = copy.src.buffer.name, copy.dst.buffer.name
+        if len(written.get(source, ())) != 1 or reads[source] != 1:
+            continue
+        (place,) = written[source]
+        writer = ops[place]
+        assert writer is not None
+        moved = writer.replace(dst=copy.dst)
+        plain = writer.dst == copy.src and writer.dst.contiguous and not _reads_destination(writer, copy)
+        if plain and keeps_fitting(writer, moved, planner):
+            ops[place], ops[at] = moved, None
+            del written[source]
+            written[target] ^= {at, place}
+    return dataclasses.replace(segment, ops=tuple(op for op in ops if op is not None))
+
+
+def _reads_destination(writer: DeviceOp, copy: Rescale) -> bool:
+    """A writer must not write into the buffer it reads."""
+    return any(view.buffer.name == copy.dst.buffer.name for view in writer.sources)
+
+
+_CHANNELS = 1024
+"""Most channels of what is copied."""
+
+
+def store_states(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """New values of states take the place of old ones.
+
+    That is at once where the old one is not read any more then, and else by a copy at the end.
+    """
+    if not segment.states:
+        return segment
+    copied: list[tuple[str, str]] = []
+    placed: dict[str, str] = {}
+    for state, made in segment.states.items():
+        if made not in placed and _in_place(segment.index, state, made):
+            placed[made] = state
+        else:
+            copied.append((state, made))
+    buffers = {made: (state, "state") for made, state in placed.items()}
+    buffers |= {made: (made, "temp") for _, made in copied if made not in placed}
+    copies = [_copy(segment.index, state, made) for state, made in copied]
+    every = tuple(_renamed(op, buffers) for op in (*segment.ops, *copies))
+    whole = (0, planner.config.scratchpad_size)
+    regions = segment.regions and (*segment.regions, *(whole for _ in copies))
+    return dataclasses.replace(segment, ops=every, regions=regions, states={})
+
+
+def _in_place(ops: Ops, state: str, made: str) -> bool:
+    """Whether the first operator that writes the new value is behind all that read the old one."""
+    return all(at < ops.writers[made][0] for at, _ in ops.reads.get(state, ()))
+
+
+def _copy(ops: Ops, state: str, made: str) -> Rescale:
+    """What copies the new value, all of it, to the state: as pixels of many channels, which are quick to move."""
+    size = ops[ops.writers[made][0]].dst.buffer.size
+    channels = max(count for count in range(1, min(size, _CHANNELS) + 1) if size % count == 0)
+    shape = (1, 1, size // channels, channels)
+    source, target = (
+        View(Buffer(name, shape, kind), shape) for name, kind in ((made, "output"), (state, "state"))
+    )
+    return Rescale(f"{state}:kept", source, target)
+
+
+def _renamed(op: DeviceOp, buffers: dict[str, tuple[str, str]]) -> DeviceOp:
+    """The same with other names and kinds of some buffers."""
+
+    def view(old: View) -> View:
+        name, kind = buffers.get(old.buffer.name, (old.buffer.name, old.buffer.kind))
+        return dataclasses.replace(old, buffer=Buffer(name, old.buffer.shape, kind))
+
+    epilogue = getattr(op, "epilogue", None)
+    return op.on(view) if epilogue is None else op.on(view).replace(epilogue=_renamed(epilogue, buffers))

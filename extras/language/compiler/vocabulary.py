@@ -1,0 +1,91 @@
+"""The vocabulary of a language model as its file has it; `weft.extras.language.compiler.tokenizer` works with it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_END_TEXTS = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>",
+    "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<eos>", "</s>", "<|return|>", "<|call|>",
+    "<|calls|>", "<|flush|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    # Padding, and the next file of code models
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+    "<reponame>", "<|file_sep|>",
+})  # fmt: skip
+"""Texts of control tokens that end a turn or a text, as llama.cpp has them: many files name only one by its number."""
+_INNER_ENDS = (
+    ("<|end|>", {"<|return|>", "<|call|>"}), ("<|end|>", {"<|calls|>", "<|flush|>"}), ("</s>", {"<|tool_response>"}),
+)  # fmt: skip
+"""Tokens that end only a part of a turn in vocabularies that have these other tokens."""
+
+
+class Kind(enum.IntEnum):
+    """What a token is, by the numbers of GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2  # what stands for text that cannot be written
+    CONTROL = 3  # no text: the begin or the end of a text, for example
+    USER_DEFINED = 4  # text that is always one token
+    UNUSED = 5  # takes part in merging, and is taken apart again
+    BYTE = 6  # one byte of UTF-8
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens, and how text becomes a sequence of them.
+
+    Attributes
+    ----------
+    model : str
+        ``"llama"``: SentencePiece's merging of characters by scores. ``"gpt2"``: merging of bytes by a list of merges.
+    pre : str
+        For ``"gpt2"``, how text is split into words first: a name such as ``"llama-bpe"``.
+    tokens : tuple of str
+        In ``"llama"`` the character U+2581 stands for a space; in ``"gpt2"`` every byte is written as a character.
+    kinds : tuple of Kind
+        Of each token.
+    scores : tuple of float
+        Of each token; higher ones merge first. Only for ``"llama"``.
+    merges : tuple of (str, str)
+        Pairs that merge, those that do so first in front. Only for ``"gpt2"``.
+    begin, end, unknown : int or None
+        Tokens for the begin and the end of a text, and for text that cannot be written.
+    ends : frozenset of int
+        All tokens that end a text or a turn: those that a file names, and those of `find_ends`.
+    add_begin, add_end : bool
+        Whether texts are given these.
+    add_space : bool
+        Whether texts are given a space in front (``"llama"``).
+    """
+
+    model: str
+    pre: str
+    tokens: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    scores: tuple[float, ...] = ()
+    merges: tuple[tuple[str, str], ...] = ()
+    begin: int | None = None
+    end: int | None = None
+    unknown: int | None = None
+    ends: frozenset[int] = frozenset()
+    add_begin: bool = False
+    add_end: bool = False
+    add_space: bool = False
+
+
+def find_ends(tokens: Sequence[str], kinds: Sequence[Kind]) -> frozenset[int]:
+    """Find the control tokens that end a turn or a text, by their texts.
+
+    Parameters
+    ----------
+    tokens : sequence of str
+    kinds : sequence of Kind
+        Of each token.
+    """
+    pairs = enumerate(zip(tokens, kinds, strict=False))
+    found = {at: text for at, (text, kind) in pairs if kind is Kind.CONTROL and text in _END_TEXTS}
+    texts = set(found.values())
+    inner = {text for text, others in _INNER_ENDS if others <= texts}
+    return frozenset(at for at, text in found.items() if text not in inner)

@@ -1,0 +1,1 @@
+"""Language models on a device: decoding, batches, sampling and texts."""

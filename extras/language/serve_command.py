@@ -1,0 +1,172 @@
+"""The command that serves a language model to programs that speak OpenAI's form."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import importlib
+import ipaddress
+import os
+import resource
+import socket
+import sys
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.cli.options import Baud, Configuration, board_port, real, whole, writes
+from weft.errors import InputError
+from weft.extras.language.language_commands import Calibration, Context, File, text_of
+from weft.extras.language.run.language_target import Running, Target
+
+BOARD_PORT = "--board-port"
+HOW_TO_INSTALL = "pip install 'weft[serve]'"
+KEY = "WEFT_API_KEY"
+_FILES = 64
+"""Files that are open beside connections, at most."""
+_MMAP_THRESHOLD = -3
+"""The number of this parameter for the C library's function `mallopt`."""
+
+
+class Place(enum.StrEnum):
+    GOLDEN = Target.GOLDEN
+    BOARD = Target.BOARD
+
+
+def serve(
+    model: File,
+    config: Configuration = "default",
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, whole("--port", "Port to listen at; 0 takes any.", 0, 65535)] = 8080,
+    rows: Annotated[int, whole("--rows", "Texts that go on at once, and tokens side by side.", 1, 64)] = 4,
+    context: Context = None,
+    pages: Annotated[
+        int | None,
+        whole("--pages", "Pages of keys and values; as many as all texts take if not given.", 1, 1 << 24),
+    ] = None,
+    calibration: Calibration = None,
+    on: Annotated[
+        Place, typer.Option("--on", help="Where to run: on the golden interpreter, or on a board.")
+    ] = Place.GOLDEN,
+    port_of_board: Annotated[str | None, board_port(BOARD_PORT)] = None,
+    baud: Baud = None,
+    allow_host: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Name by which clients may call this server, beside its address; * for any; once for each.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    allow_origin: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="Origin of web pages that may use this server, as http://NAME:PORT; * for any; once for each.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help=f"Key that requests must have; {KEY} in the environment, if not given, where others do not see it.",
+            show_default=False,
+        ),
+    ] = None,
+    connections: Annotated[
+        int, whole("--connections", "Connections at once; more are refused.", 1, 1 << 16)
+    ] = 512,
+    read_timeout: Annotated[
+        float,
+        real("--read-timeout", "Seconds for a client to send a request, or to read an answer.", 0.1, 86_400),
+    ] = 30,
+    idle_timeout: Annotated[
+        float, real("--idle-timeout", "Seconds between an answer and the next request.", 0.1, 86_400)
+    ] = 5,
+) -> None:
+    """Serve a language model at /v1/completions and /v1/chat/completions until interrupted.
+
+    Anybody who reaches the address may use it, unless it has a key.
+    """
+    uvicorn = _library("uvicorn")
+    for name in ("starlette", "jinja2"):
+        _library(name)
+    text = None if calibration is None else text_of(calibration)
+    running = Running(config, Target(on.value), port=port_of_board, baud=baud, port_option=BOARD_PORT)
+    from weft.extras.language.run.engine import Engine
+    from weft.extras.language.server.server import Server
+    from weft.extras.language.server.server_access import Access
+    from weft.extras.language.server.server_connections import Limits, configuration
+
+    key = os.environ.get(KEY) if api_key is None else api_key
+    access = Access((*([host] if host else []), *allow_host), tuple(allow_origin), key)
+    limits = Limits(connections, read_timeout, idle_timeout)
+    _allow_files(connections + _FILES)
+    _return_large_blocks()
+    loaded = running.load(files.existing(model), rows=rows, context=context, pages=pages, calibration=text)
+    with loaded, Engine(loaded) as engine, Server(engine, model.stem, read_timeout) as server:
+        settings = configuration(server.application(access), limits, quiet=reports.QUIET.get())
+        with _listening(host, port) as listener:
+            address, number, *_ = listener.getsockname()
+            if key is None and not ipaddress.ip_address(address).is_loopback:
+                reports.warn(
+                    f"anybody who reaches {host} may use this server: --api-key or {KEY} gives it a key"
+                )
+            shown = f"[{host}]" if ":" in host else host
+            reports.say(f"{model.stem} at http://{shown}:{number}/v1, {rows} texts at once")
+            sys.stdout.flush()
+            uvicorn.Server(settings).run([listener])
+
+
+def _allow_files(count: int) -> None:
+    """Have this process open so many files. Raises `InputError` if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and count > hard:
+        raise InputError(
+            f"--connections is {count - _FILES:,}; this process may have {hard - _FILES:,}, as `ulimit -Hn` is {hard:,}"
+        )
+    if soft != resource.RLIM_INFINITY and count > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def _return_large_blocks() -> None:
+    """Have the C library give the memory of large requests back to the system when they are done.
+
+    By default glibc keeps blocks of up to 32 MB as soon as one of them has been freed, and small ones that last come to
+    lie between them, so that memory grows for hours. Other libraries have no such function.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises `InputError` if that is not possible there."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        number = error.errno or 0  # below zero for names that nobody knows
+        told = os.strerror(number) if number > 0 else error.strerror
+        raise InputError(f"cannot listen at {host}, port {port}: {told or error}") from None
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InputError(
+            f"serving needs the Python package {name!r}, which is not installed: {HOW_TO_INSTALL}"
+        ) from None
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command()(writes(serve))

@@ -1,0 +1,241 @@
+"""Tokens of text: against SentencePiece, against tiktoken, and against merging that takes no thought of time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import sentencepiece
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
+from support import language_models, plain_merging, trained_vocabularies
+
+from weft.extras.language.compiler import words
+from weft.extras.language.compiler.encoders import CHARACTERS, SPACE, BytePairs, Pieces, TokenError
+from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+
+SYMBOLS = ("<tag>", "é", "ll")
+FRAGMENTS = [
+    *trained_vocabularies.WORDS,
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "\0",
+    "<s>",
+    "<unk>",
+    "🦊",
+    "e\u0301",
+    "<0x41>",
+    "ab",
+]
+ANY = (
+    st.text()
+    | st.lists(st.sampled_from(FRAGMENTS)).map("".join)
+    | st.lists(st.sampled_from(FRAGMENTS)).map(" ".join)
+)
+TEXTS = ANY.filter(lambda text: SPACE not in text)
+NATURAL = trained_vocabularies.lines(50, seed=9)
+
+
+@pytest.mark.parametrize("space", [True, False])
+@pytest.mark.parametrize("symbols", [(), SYMBOLS])
+@pytest.mark.parametrize("fallback", [True, False])
+def test_against_sentencepiece(space: bool, symbols: tuple[str, ...], fallback: bool) -> None:
+    content = trained_vocabularies.pieces(space=space, symbols=symbols, fallback=fallback)
+    model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    known = trained_vocabularies.of_sentencepiece(content, space=space)
+    assert known.kinds.count(Kind.USER_DEFINED) == len(symbols)
+    tokenizer = Tokenizer(known)
+    for text in NATURAL:
+        assert joined(tokenizer.encode(text), known.unknown) == model.encode(text)
+
+    @settings(max_examples=200, deadline=None)
+    @given(TEXTS)
+    @example(" leading and  trailing  ")
+    @example("<tag>all<tag><tag> éll")
+    def check(text: str) -> None:
+        text = text.replace("\0", "")  # at which SentencePiece ends
+        found = tokenizer.encode(text)
+        assert joined(found, known.unknown) == model.encode(text)
+        if fallback:
+            assert tokenizer.decode(found) == text == model.decode(found)
+
+    check()
+
+
+def joined(tokens: list[int], unknown: int | None) -> list[int]:
+    """Unknown tokens behind each other are one, as SentencePiece has it."""
+    before = [None, *tokens]
+    return [token for token, last in zip(tokens, before, strict=False) if token != unknown or last != unknown]
+
+
+def test_pieces_that_are_not_used() -> None:
+    """They take part in merging, and are taken apart again."""
+    content = trained_vocabularies.without(
+        trained_vocabularies.pieces(), lambda piece: len(piece) > 3 or sum(map(ord, piece)) % 3 == 0
+    )
+    model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    known = trained_vocabularies.of_sentencepiece(content)
+    assert known.kinds.count(Kind.UNUSED) > 100
+    tokenizer = Tokenizer(known)
+
+    @settings(max_examples=100, deadline=None)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        text = text.replace("\0", "")
+        assert tokenizer.encode(text) == model.encode(text)
+
+    check()
+    for text in NATURAL:
+        assert tokenizer.encode(text) == model.encode(text)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
+def test_against_tiktoken(pre: str) -> None:
+    expression = {
+        "gpt-2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+$|\s+(?!\S)|\s",
+        "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    }[pre]
+    known, encoding = trained_vocabularies.byte_pairs(pre, expression)
+    tokenizer = Tokenizer(known)
+    for text in NATURAL:
+        assert tokenizer.encode(text) == encoding.encode(text)
+
+    @settings(max_examples=200, deadline=None)
+    @given(ANY)
+    @example("It's 12345 o'clock,  I'LL\r\n\n go \t there...<|endoftext|>")
+    def check(text: str) -> None:
+        found = tokenizer.encode(text)
+        assert found == encoding.encode(text, disallowed_special=())
+        assert tokenizer.encode(text, special=True) == encoding.encode(text, allowed_special="all")
+        assert tokenizer.decode(found) == text
+
+    check()
+
+
+@pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
+@given(text=TEXTS)
+def test_against_plain_merging(make: Callable[[], Vocabulary], text: str) -> None:
+    known = make()
+    numbers = {token: at for at, (token, kind) in enumerate(zip(known.tokens, known.kinds, strict=True))
+               if kind is Kind.NORMAL}  # fmt: skip
+    if known.model == "llama":
+        found = plain_merging.merge(
+            text.replace(" ", SPACE),
+            lambda *pair: -known.scores[numbers["".join(pair)]] if "".join(pair) in numbers else None,
+        )
+        wanted = [
+            number
+            for piece in found
+            for number in ([numbers[piece]] if piece in numbers else [3 + byte for byte in piece.encode()])
+        ]
+        assert list(Pieces(known).encode(text)) == wanted
+        return
+    ranks = {pair: at for at, pair in enumerate(known.merges)}
+    wanted = []
+    for word in words.split(text, known.pre):
+        written = [CHARACTERS[byte] for byte in word.encode()]
+        wanted += [numbers[item] for item in plain_merging.merge(written, lambda *pair: ranks.get(pair))]
+    assert list(BytePairs(known).encode(text)) == wanted
+
+
+def test_a_word_that_is_a_token() -> None:
+    """It is this token whatever the merges are, where the vocabulary's kind says so."""
+    known = replace(language_models.byte_pairs(), merges=())
+    word = CHARACTERS[ord(" ")] + "quick"
+    for pre, wanted in {
+        "llama-bpe": [known.tokens.index(word)],
+        "gpt-2": list(map(known.tokens.index, word)),
+    }.items():
+        assert list(BytePairs(replace(known, pre=pre)).encode(" quick")) == wanted
+
+
+def test_bytes_as_characters() -> None:
+    """As GPT-2's vocabulary has them."""
+    assert len(set(CHARACTERS.values())) == len(CHARACTERS) == 256
+    assert [CHARACTERS[byte] for byte in b" \n\0a\xad\xff"] == ["Ġ", "Ċ", "Ā", "a", "Ń", "ÿ"]
+    assert all(len(character) == 1 and character.isprintable() for character in CHARACTERS.values())
+
+
+def test_text_that_cannot_be_written() -> None:
+    small = Vocabulary("llama", "", ("a", SPACE), (Kind.NORMAL,) * 2, scores=(0.0, 0.0))
+    assert list(Pieces(small).encode("a a")) == [0, 1, 0]
+    with pytest.raises(
+        TokenError, match=r"^the vocabulary has no token for 'b', and none for what it does not know$"
+    ):
+        list(Pieces(small).encode("ab"))
+    assert list(Pieces(replace(small, unknown=1)).encode("ab")) == [0, 1]
+    pairs = Vocabulary("gpt2", "gpt-2", ("a", "b"), (Kind.NORMAL,) * 2)
+    message = "the vocabulary has no token for the byte 0x63, which the text holds"
+    with pytest.raises(TokenError, match=f"^{re.escape(message)}$"):
+        list(BytePairs(pairs).encode("abc"))
+    assert list(BytePairs(replace(pairs, unknown=1)).encode("abc")) == [0, 1, 1]
+
+
+def test_control_tokens_are_never_made_of_text() -> None:
+    """Not even where merges would make one."""
+    tokens = ("<", "s", ">", "<s", "<s>")
+    kinds = (Kind.NORMAL,) * 4 + (Kind.CONTROL,)
+    merges = (("<", "s"), ("<s", ">"))
+    known = Vocabulary("gpt2", "gpt-2", tokens, kinds, merges=merges)
+    assert list(BytePairs(known).encode("<s>")) == [0, 1, 2]
+    pieces = Vocabulary("llama", "", tokens, kinds, scores=(0.0,) * 5)
+    assert list(Pieces(pieces).encode("<s>")) == [3, 2]
+
+
+def test_contents() -> None:
+    known = replace(
+        language_models.byte_pairs(), tokens=("Ġa", "Ã", "Ġ中", "Ġb", "<|end|>"), merges=(),
+        kinds=(Kind.NORMAL, Kind.NORMAL, Kind.NORMAL, Kind.USER_DEFINED, Kind.CONTROL),
+    )  # fmt: skip
+    assert [BytePairs(known).content(at) for at in range(4)] == [
+        b" a",
+        b"\xc3",
+        "Ġ中".encode(),
+        "Ġb".encode(),
+    ]
+    pieces = language_models.pieces()
+    assert Pieces(pieces).content(pieces.tokens.index(f"{SPACE}the")) == b" the"
+    assert Pieces(pieces).content(3 + 0xC3) == b"\xc3"
+    assert Pieces(pieces).content(0) == " ⁇ ".encode()
+
+
+@pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
+def test_many_words_are_not_all_remembered(
+    make: Callable[[], Vocabulary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.extras.language.compiler.encoders._CACHE", 10)
+    encoder = (Pieces if make is language_models.pieces else BytePairs)(make())
+    text = " ".join(map(str, range(100)))
+    assert list(encoder.encode(text)) == list(encoder.encode(text))
+    assert encoder._word.cache_info().currsize == 10
+
+
+@pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
+def test_long_words_are_not_remembered(make: Callable[[], Vocabulary]) -> None:
+    encoder = (Pieces if make is language_models.pieces else BytePairs)(make())
+    assert list(encoder.encode("a" * 1000)) == list(encoder.encode("a" * 1000))
+    assert encoder._word.cache_info().currsize == 0
+
+
+def test_pieces_across_words() -> None:
+    """With one of them words do not merge on their own."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(trained_vocabularies.pieces())
+    for text in (f"e{SPACE}", f"e{SPACE}t", f"d{SPACE}{SPACE}", f"of{SPACE}"):
+        model.pieces.add(piece=text, score=-0.5)
+    content = model.SerializeToString()
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=content)
+    tokenizer = Tokenizer(trained_vocabularies.of_sentencepiece(content))
+    found = [tokenizer.encode(text) for text in NATURAL]
+    assert found == [oracle.encode(text) for text in NATURAL]
+    assert {token for tokens in found for token in tokens} & set(
+        range(len(model.pieces) - 4, len(model.pieces))
+    )

@@ -1,0 +1,81 @@
+"""The demonstration of a language model, with a small random one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.language_models import SIZES, random_model
+
+from weft import __main__ as command
+from weft.examples import language
+from weft.extras.language.gguf.writer import write
+from weft.sim.rtl.device import RtlDevice
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        command.main(list(arguments))
+    return int(exit_.value.code or 0)
+
+
+@pytest.fixture
+def small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In blocks of 4 bits, with heads and widths that an array of 8 x 8 takes."""
+    sizes = dataclasses.replace(SIZES, context=32, key_length=16, value_length=16)
+    made = random_model(np.random.default_rng(4), "llama", sizes, biases=False)
+    write(made, str(tmp_path / "model.gguf"), "Q4_0")
+    monkeypatch.setattr(language, "model", (tmp_path / "model.gguf").read_bytes)
+    monkeypatch.setattr(language, "PROMPT", "the quick")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_text_on_the_rtl(small_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("demo", "llm", "--config", "small", "--tokens", "3", "--keep", "kept")
+    assert call(*arguments) == 0
+    shown = capsys.readouterr().out
+    assert "configuration: small with loops=1, kernel=256, int4=2" in shown
+    assert "\nthe quick" in shown
+    assert "mismatching bytes: 0" in shown
+    report = json.loads(Path("kept/report.json").read_text())
+    assert (len(report["tokens"]), report["mismatching_bytes"], report["config"]["loops"]) == (3, 0, 1)
+    assert report["text"] in shown
+    assert "module" in Path("kept/weft.v").read_text()
+
+
+def test_a_byte_that_differs_is_counted(
+    small_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the last byte of memory, which is behind all that is compared in steps."""
+    read = RtlDevice.read
+
+    def wrong(self: RtlDevice, address: int, size: int) -> bytes:
+        found = read(self, address, size)
+        return found if address else found[:-1] + bytes([found[-1] ^ 1])
+
+    monkeypatch.setattr(RtlDevice, "read", wrong)
+    assert call("demo", "llm", "--config", "small", "--tokens", "1", "--keep", "kept") == 1
+    assert "mismatching bytes: 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("llm", "--images", "2"), "--images and the example llm do not go together"),
+        (("digits", "--tokens", "2"), "--tokens and the example digits do not go together"),
+        (
+            ("llm", "--config", "icebreaker"),
+            "do not run on configuration icebreaker: they need loops=1",
+        ),
+    ],
+)
+def test_wrong_input(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("demo", *arguments, "--keep", str(tmp_path / "kept")) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()

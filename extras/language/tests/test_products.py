@@ -1,0 +1,69 @@
+"""Weights of products, in all forms in which integers with scales may be written: what ONNX makes of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from weft.compiler.onnx.reader import read_open
+from weft.extras.language.compiler.model import BlockTensor, dense
+from weft.extras.language.onnx.graph import Graph
+from weft.extras.language.onnx.products import products
+
+INPUTS, OUTPUTS, BLOCK = 32, 16, 8
+
+
+def drawn(axis: int, block: int, *, turned: bool, many: bool, zeros: bool) -> Any:
+    """``x @ w`` or ``Gemm(x, w)`` with `w` turned, of int8 whose scales are along an axis, in blocks or not."""
+    rng = np.random.default_rng([axis, block, turned, many, zeros])
+    shape = [OUTPUTS, INPUTS] if turned else [INPUTS, OUTPUTS]
+    sizes = (
+        [size // block if at == axis else size for at, size in enumerate(shape)] if block else [shape[axis]]
+    )
+    sizes = sizes if many else []
+    constants = {
+        "values": rng.integers(-100, 101, shape).astype(np.int8),
+        "scales": rng.uniform(0.1, 1, sizes).astype(np.float32),
+    }
+    if zeros:
+        constants["zeros"] = rng.integers(-9, 10, sizes).astype(np.int8)
+    more = {"block_size": block} if block else {}
+    product = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1) if turned else helper.make_node(
+        "MatMul", ["x", "w"], ["y"]
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", list(constants), ["w"], axis=axis, **more), product],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, INPUTS])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, OUTPUTS])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+FORMS = [
+    (axis, block, turned, many)
+    for axis, block, turned, many in itertools.product((0, 1), (0, BLOCK), (False, True), (True, False))
+    if many or not block
+]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("axis", "block", "turned", "many"), FORMS)
+def test_weights_are_those_of_onnx(axis: int, block: int, turned: bool, many: bool, zeros: bool) -> None:
+    """They stay integers if each output has scales of its own: one, or one for each block of inputs."""
+    model = drawn(axis, block, turned=turned, many=many, zeros=zeros)
+    (found,) = products(Graph(read_open(model)))
+    wanted = ReferenceEvaluator(model).run(None, {"x": np.eye(3, INPUTS, dtype=np.float32)})[0]
+    np.testing.assert_allclose(dense(found.weight).T[:3], wanted, rtol=1e-6)
+    assert found.weight.shape == (OUTPUTS, INPUTS)
+    along_inputs = (axis == 1) == turned
+    whole = not many or along_inputs == bool(block)
+    assert isinstance(found.weight, BlockTensor) == whole
+    if isinstance(found.weight, BlockTensor):
+        assert found.weight.block == (block or INPUTS)

@@ -1,0 +1,155 @@
+"""The reference in float32 against a plain one in float64, whole and in parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import language_models, plain_language
+from support.language_models import SIZES
+
+from weft.extras.language.compiler import reference
+from weft.extras.language.compiler.encoders import TokenError
+from weft.extras.language.compiler.model import LanguageModel, Rotary
+from weft.extras.language.compiler.reference import Reference
+
+FACTORS = np.array([1.0, 1.5, 8.0], np.float32)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "gpt2": ("gpt2", {}),
+    "tied": ("llama", {"tied": True}),
+    "biases": ("llama", {"biases": True}),
+    "a head of keys for each of queries": ("llama", {"sizes": replace(SIZES, key_value_heads=4)}),
+    "one head of keys": ("llama", {"sizes": replace(SIZES, key_value_heads=1)}),
+    "lengths of their own": ("llama", {"sizes": replace(SIZES, key_length=6, value_length=10, heads=6)}),
+    "a part is turned": ("llama", {"rotary": Rotary(6, 500.0, 4.0, FACTORS)}),
+    "one block, one head": (
+        "gpt2",
+        {"sizes": replace(SIZES, blocks=1, heads=1, key_length=32, value_length=32)},
+    ),
+    "odd sizes": (
+        "llama",
+        {"sizes": replace(SIZES, width=21, feed_forward=35, heads=3, key_value_heads=3, blocks=3)},
+    ),
+}
+
+
+def case(name: str) -> LanguageModel:
+    architecture, options = CASES[name]
+    return language_models.random_model(np.random.default_rng(len(name)), architecture, **options)
+
+
+def tokens_of(model: LanguageModel, count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, model.sizes.vocabulary, count).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_a_plain_one(name: str) -> None:
+    model = case(name)
+    tokens = tokens_of(model, 9)
+    found, wanted = Reference(model).logits(tokens), plain_language.logits(model, tokens)
+    assert found.dtype == np.float32
+    assert wanted.std() > 0.3
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_weights_in_blocks(architecture: str, kind: str, tmp_path: Path) -> None:
+    model = language_models.write_random(tmp_path / "x", np.random.default_rng(7), architecture, kind)
+    tokens = tokens_of(model, 5)
+    wanted = plain_language.logits(model, tokens)
+    np.testing.assert_allclose(Reference(model).logits(tokens), wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_parts_it_is_the_same_up_to_rounding(name: str) -> None:
+    model = case(name)
+    tokens = tokens_of(model, 24)
+    reference = Reference(model)
+    whole = reference.logits(tokens)
+    for cuts in ([1, 2, 3, 4, 5, 6], [23], [10, 11], list(range(1, 24))):
+        cache = reference.start()
+        parts = []
+        for start, stop in zip([0, *cuts], [*cuts, 24], strict=True):
+            parts.append(reference.logits(tokens[start:stop], cache))
+            assert cache.length == stop
+        np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5 * np.abs(whole).max())
+
+
+def test_texts_longer_than_what_is_computed_at_once() -> None:
+    """Also the last logits alone."""
+    sizes = replace(SIZES, context=700, blocks=1)
+    model = language_models.random_model(np.random.default_rng(8), sizes=sizes)
+    tokens, reference = tokens_of(model, 600), Reference(model)
+    whole, cache = reference.logits(tokens), reference.start()
+    assert whole.shape == (600, model.sizes.vocabulary)
+    parts = [reference.logits(tokens[start : start + 100], cache) for start in range(0, 600, 100)]
+    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-4)
+    for count in (1, 255, 256, 257, 512, 600):
+        last = reference.logits(tokens[:count], last=True)
+        assert last.shape == (1, model.sizes.vocabulary)
+        np.testing.assert_allclose(last[0], whole[count - 1], atol=1e-4)
+
+
+def test_two_texts_do_not_meet() -> None:
+    model = case("llama")
+    reference, (one, two) = Reference(model), (tokens_of(model, 8, 1), tokens_of(model, 8, 2))
+    first, second = reference.start(), reference.start()
+    found = [np.concatenate([reference.logits([a], first), reference.logits([b], second)])
+             for a, b in zip(one, two, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(np.array(found)[:, 0], reference.logits(one), atol=1e-4)
+    np.testing.assert_allclose(np.array(found)[:, 1], reference.logits(two), atol=1e-4)
+
+
+def test_large_values_do_not_overflow() -> None:
+    """Gates far below zero, and scores far above it."""
+    model = case("llama")
+    blocks = tuple(
+        replace(block, query=replace(block.query, weight=block.query.weight * np.float32(1000)),  # type: ignore[operator]
+                gate=replace(block.gate, weight=block.gate.weight * np.float32(1000)))  # type: ignore
+        for block in model.blocks
+    )  # fmt: skip
+    assert np.isfinite(Reference(replace(model, blocks=blocks)).logits(tokens_of(model, 20))).all()
+
+
+def test_what_is_refused() -> None:
+    model = case("gpt2")
+    reference, count = Reference(model), model.sizes.vocabulary
+    cache = reference.start()
+    reference.logits(tokens_of(model, 20), cache)
+    for tokens, why in {
+        (): "there are no tokens; a model needs one at least",
+        (0, -1): f"there is no token -1; the vocabulary has {count}",
+        (count, 0): f"there is no token {count}; the vocabulary has {count}",
+        (0,) * 5: "the text has 25 tokens; the model's context is 24",
+    }.items():
+        with pytest.raises(TokenError) as caught:
+            reference.logits(tokens, cache)
+        assert str(caught.value) == why
+        assert cache.length == 20
+    assert reference.logits((0,) * 4, cache).shape == (4, count)
+
+
+def test_weights_that_are_too_large() -> None:
+    model = case("tied")
+    huge = replace(model, output_norm=replace(model.output_norm, weight=np.full(32, 3e38, np.float32)))
+    with pytest.raises(TokenError) as caught:
+        Reference(huge).logits([1])
+    assert str(caught.value) == (
+        "the model's logits are no finite numbers: its weights are too large, or damaged"
+    )
+
+
+def test_functions_of_one_number() -> None:
+    """More closely than logits tell."""
+    x = np.linspace(-8, 8, 401, dtype=np.float32)
+    tanh = [math.tanh(math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)) for value in x.tolist()]
+    gelu = [value / 2 * (1 + other) for value, other in zip(x.tolist(), tanh, strict=True)]
+    np.testing.assert_allclose(reference._gelu(x), gelu, atol=1e-6)
+    silu = [value / (1 + math.exp(-value)) for value in x.tolist()]
+    np.testing.assert_allclose(reference._silu(x), silu, atol=1e-6)

@@ -1,0 +1,174 @@
+"""`weft serve` with many clients at once: those that behave get what they get alone, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from support.language_models import SIZES, random_model
+from support.load import CHATS, COMPLETIONS, KINDS, Case, Load
+
+from weft.extras.language.gguf.writer import write
+
+READING, IDLE = 2.0, 1.0
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if messages[0].content == 'time' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}{% elif messages[0].content == 'memory' %}{% set n = 10 ** 10 %}{{ 'a' * n }}{% endif %}"
+)
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+    r"([\d.:]* - \"[^\"]*\" (\d{3}|the client left)|Invalid HTTP request received\.)"
+)
+MEGABYTE = 1 << 20
+
+
+@dataclasses.dataclass
+class Served:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+    log: Path
+
+    def memory(self) -> float:
+        """MB that are in use by it, without the process of the template."""
+        return int(self._status("VmRSS").split()[0]) / 1024
+
+    def _status(self, name: str) -> str:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return text.split(f"{name}:")[1].split("\n")[0]
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def threads(self) -> int:
+        return int(self._status("Threads"))
+
+    def texts(self) -> int:
+        found = httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False, timeout=60).json()
+        return int(found["texts"])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    path = tmp_path / "served.gguf"
+    sizes = dataclasses.replace(SIZES, context=500, blocks=1)
+    model = random_model(np.random.default_rng(3), sizes=sizes, biases=False)
+    write(dataclasses.replace(model, chat_template=TEMPLATE), path, "F32")
+    options = ["--config", "small", "--port", "0", "--rows", "8", "--connections", "400"]
+    limits = ["--read-timeout", str(READING), "--idle-timeout", str(IDLE)]
+    log = tmp_path / "log.txt"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft", "serve", str(path), *options, *limits],
+            stdout=subprocess.PIPE, stderr=errors, text=True,
+        )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield Served(process, int(line.split("/v1")[0].rpartition(":")[2]), log)
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def cases() -> list[Case]:
+    """Prompts, chats, seeds, lengths; as a whole and as streams."""
+    found = []
+    for number, words in enumerate(
+        ["the quick", "the quick fox", "over", "the lazy dogs", "a", "jumps over the dogs"]
+    ):
+        options = {
+            "max_tokens": 3 + 2 * number,
+            "temperature": number % 3,
+            "seed": number,
+            "stream": number % 2 == 0,
+        }
+        found.append(Case(COMPLETIONS, {"prompt": words, **options}))
+        found.append(Case(CHATS, {"messages": [{"role": "user", "content": words}], **options}))
+    return found
+
+
+def run(served: Served, clients: int, seconds: float, seed: int) -> tuple[Load, list[float]]:
+    """A load, with the memory that the server had each tenth of it."""
+    load = Load(served.port, [], READING)
+
+    async def alone() -> list[Case]:
+        answers = [await load.ask(case) for case in cases()]
+        assert {status for status, _ in answers} == {200}
+        return [
+            dataclasses.replace(case, text=text) for case, (_, text) in zip(cases(), answers, strict=True)
+        ]
+
+    load.cases = asyncio.run(alone())
+    assert len({case.text for case in load.cases}) > 6
+    memory: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(seconds / 60):
+            memory.append(served.memory())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    asyncio.run(load.run(clients, seconds, seed))
+    over.set()
+    thread.join()
+    return load, memory
+
+
+def check(served: Served, load: Load, before: tuple[int, int]) -> None:
+    """Answers were right, and nothing is left of the clients: no text, no file, no thread."""
+    assert not load.wrong, f"{len(load.wrong)} wrong, first {load.wrong[:5]}"
+    kinds = {name.split()[0] for name in load.done if not name.startswith("503: ")}
+    assert kinds == {"good", *(kind.__name__.strip("_") for kind in KINDS)}
+    assert load.done["good cut off"] == 0
+    end = time.monotonic() + 60
+    while served.texts() or served.files() > before[0] + 3:
+        assert time.monotonic() < end, (served.texts(), served.files(), before)
+        time.sleep(0.5)
+    assert served.threads() <= before[1] + 6  # those that encode and render
+    lines = served.log.read_text().splitlines()
+    strange = [line for line in lines if not LINE.fullmatch(line)]
+    assert len(strange) == 2, strange[:5]  # before there were clients
+    answered = sum(often for name, often in load.done.items() if name.split()[-1].isdecimal())
+    assert len(lines) >= answered
+
+
+def report(served: Served, load: Load, memory: list[float]) -> str:
+    tenths = [f"{statistics.median(memory[at : at + 6]):.1f}" for at in range(0, len(memory), 6)]
+    return json.dumps({"done": dict(sorted(load.done.items())), "MB": tenths, "end": served.memory()})
+
+
+def test_a_few_clients_of_all_kinds(served: Served) -> None:
+    before = served.files(), served.threads()
+    load, memory = run(served, clients=24, seconds=5, seed=0)
+    print(report(served, load, memory))
+    check(served, load, before)
+    assert load.done["good 200"] > 10
+
+
+@pytest.mark.long
+def test_300_clients_for_ten_minutes(served: Served) -> None:
+    """Memory does not grow: the last third of the time takes no more than the second one did."""
+    before = served.files(), served.threads()
+    load, memory = run(served, clients=300, seconds=600, seed=1)
+    print(report(served, load, memory))
+    check(served, load, before)
+    third = len(memory) // 3
+    second, last = memory[third : 2 * third], memory[2 * third :]
+    assert statistics.median(last) < statistics.median(second) + 8

@@ -1,0 +1,27 @@
+"""Parts of a graph that are computed on numbers: which node messages are about."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.compiler.ir.network import Node
+from weft.extras.language.onnx.trials import _Part
+
+
+def node(name: str, domain: str = "") -> Node:
+    return Node("Wobble", ("x",), (f"{name}.y",), domain=domain, name=name)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        ([node("a"), node("b"), node("c")], "c"),
+        ([node("a"), node("b", "own"), node("c")], "b"),
+        ([node("a"), node("b", "own"), node("c", "own"), node("d")], "b"),
+    ],
+)
+def test_messages_are_about_the_first_foreign_node_or_the_last(nodes: list[Node], wanted: str) -> None:
+    """ONNX's own are known to what evaluates them; where all are, the last is what the part is for."""
+    part = object.__new__(_Part)
+    part._nodes = tuple(nodes)
+    assert f"'{wanted}'" in part.label

@@ -1,0 +1,12 @@
+"""MLIR: TOSA and StableHLO text as models, and models as text of TOSA."""
+
+from weft.hdl.extras import Extra
+
+EXTRA = Extra(
+    title="MLIR",
+    commands=("weft.extras.mlir.convert_command",),
+    services={
+        "read models": "weft.extras.mlir.reader:FORMAT",
+        "weft.convert": "weft.extras.mlir.convert_command:convert_model",
+    },
+)

@@ -1,0 +1,197 @@
+"""The device's requantisation in operations of TOSA that round otherwise: what the writer prints, and the reader knows.
+
+Requantisation rounds halves to even. TOSA's rescale rounds halves up, which is the same but where a product is half
+way between two integers: `REQUANTISED` finds those by the lowest bits of the sum, and takes one from what is then odd.
+A sum of two scaled numbers has 34 bits, which `ADDED` has as two parts of 32 bits, and rounds as the device does. All
+other tools that compute TOSA's integers as specified get the device's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.extras.mlir.builder import Builder, reduced
+from weft.extras.mlir.program import Value
+
+PART = 12
+"""Bits of the lower part of mantissas."""
+SHIFTS = (PART + 1, PART + 31)
+"""Shifts that `ADDED` can make."""
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """An operation of TOSA and its operands, with the type of its elements."""
+
+    op: str
+    args: tuple[Node, ...]
+    dtype: str = "int32"
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Any value."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A constant: `dtype` and whether it is a list, as scales are, or broadcasts."""
+
+    name: str
+    dtype: str = "int32"
+    listed: bool = False
+
+
+Node = Term | Hole | Number
+
+
+def rescale(value: Node, multiplier: Node, shift: Node, zero: Node) -> Term:
+    """An integer times a scale, as 32 bits."""
+    none = Number("none", "int32", True)
+    flags = {
+        "scale32": True,
+        "input_unsigned": False,
+        "output_unsigned": False,
+        "rounding_mode": "SINGLE_ROUND",
+    }
+    return Term("tosa.rescale", (value, multiplier, shift, zero, none), "int32", flags)
+
+
+def _and(one: Node, other: Node) -> Term:
+    return Term("tosa.logical_and", (one, other), "bool")
+
+
+def _or(one: Node, other: Node) -> Term:
+    return Term("tosa.logical_or", (one, other), "bool")
+
+
+def _equal(one: Node, other: Node) -> Term:
+    return Term("tosa.equal", (one, other), "bool")
+
+
+def _shifted(value: Node, by: Node) -> Term:
+    return Term("tosa.arithmetic_right_shift", (value, by), "int32", {"round": False})
+
+
+def _finished(value: Node) -> Term:
+    """A zero point, and what fits 8 bits."""
+    moved = Term("tosa.add", (value, Number("zero")))
+    least = Term("tosa.maximum", (moved, Number("low")))
+    return Term("tosa.cast", (Term("tosa.minimum", (least, Number("high"))),), "int8")
+
+
+def _requantised() -> Term:
+    total, one, none = Hole("sum"), Number("one"), Number("nought")
+    up = rescale(
+        total,
+        Number("multiplier", "int32", True),
+        Number("shift", "int8", True),
+        Number("none", "int32", True),
+    )
+    tie = _equal(Term("tosa.bitwise_and", (total, Number("mask"))), Number("half"))
+    odd = Term("tosa.bitwise_and", (up, one))
+    return _finished(Term("tosa.sub", (up, Term("tosa.select", (tie, odd, none)))))
+
+
+def centred(name: str) -> Term:
+    """An operand of 8 bits less its zero point, as 32 bits."""
+    unit, thirty = Number("unit", "int32", True), Number("thirty", "int8", True)
+    return rescale(Hole(name), unit, thirty, Number(f"{name}_zero", "int8", True))
+
+
+def _added() -> Term:
+    a, b, nought, one = centred("a"), centred("b"), Number("nought"), Number("one")
+
+    def part(which: str) -> Term:
+        products = (
+            Term("tosa.mul", (value, Number(f"{name}_{which}"), Number("no_shift", "int8", True)))
+            for name, value in (("a", a), ("b", b))
+        )
+        return Term("tosa.add", tuple(products))
+
+    low = part("lower")
+    high = Term("tosa.add", (part("upper"), _shifted(low, Number("twelve"))))
+    below = Term("tosa.bitwise_and", (low, Number("part")))
+    floor = _shifted(high, Number("shift"))
+    rest = Term("tosa.bitwise_and", (high, Number("mask")))
+    middle = _equal(rest, Number("half"))
+    more = Term("tosa.greater", (rest, Number("half")), "bool")
+    behind = Term("tosa.greater", (below, nought), "bool")
+    odd = _equal(Term("tosa.bitwise_and", (floor, one)), one)
+    up = _or(more, _and(middle, _or(behind, odd)))
+    return _finished(Term("tosa.add", (floor, Term("tosa.select", (up, one, nought)))))
+
+
+REQUANTISED = _requantised()
+"""Hole ``sum``; numbers ``multiplier``, ``shift``, ``mask``, ``half``, ``zero``, ``low``, ``high``, and constants."""
+ADDED = _added()
+"""Holes ``a`` and ``b``; numbers ``a_zero``, ``a_upper``, ``a_lower`` and those of ``b``, ``shift``, ``mask``,
+``half``, ``zero``, ``low``, ``high``, and constants."""
+CONSTANTS = {"one": 1, "nought": 0, "none": 0, "no_shift": 0, "unit": 1 << 30, "thirty": 30, "twelve": PART,
+             "part": (1 << PART) - 1}  # fmt: skip
+"""Numbers that are always the same."""
+
+
+def trailing_zeros(number: int) -> int:
+    """How many of the lowest bits of a number are 0."""
+    return (number & -number).bit_length() - 1 if number else 0
+
+
+def halves(multiplier: int, shift: int) -> tuple[int, int]:
+    """What of a sum is looked at, and what it is where its product is half way between two integers: none is with mask
+    0 and half 1."""
+    odd = shift - trailing_zeros(multiplier)
+    if not multiplier or odd < 1 or odd > 31:
+        return 0, 1
+    mask = (1 << odd) - 1
+    return (mask, 1 << (odd - 1)) if odd < 31 else ((1 << 31) - 1, 1 << 30)
+
+
+Bindings = dict[str, Any]
+"""Values of holes, and arrays of numbers."""
+
+
+def matched(builder: Builder, term: Term, value: Value) -> Bindings | None:
+    """What the holes and numbers of a form are where it makes `value`; None if that is made otherwise."""
+    found: Bindings = {}
+    if not _unified(builder, term, value, found, {}):
+        return None
+    for name, number in CONSTANTS.items():
+        if name in found and (found[name].size != 1 or found[name].item() != number):
+            return None
+    return found
+
+
+def _unified(builder: Builder, term: Node, value: Value, found: Bindings, seen: dict[int, Value]) -> bool:
+    if isinstance(term, Hole):
+        return found.setdefault(term.name, value) is value
+    if isinstance(term, Number):
+        array = builder.arrays.get(value)
+        if array is None or array.dtype.name != term.dtype:
+            return False
+        numbers = array.reshape(-1) if term.listed else reduced(array).reshape(-1)
+        return np.array_equal(found.setdefault(term.name, numbers), numbers)
+    if seen.get(id(term)) is value:
+        return True
+    op = builder.makers.get(value)
+    if (
+        op is None
+        or op.name != term.op
+        or value.type.dtype != term.dtype
+        or len(op.operands) != len(term.args)
+    ):
+        return False
+    if any(op.attributes.get(key) != wanted for key, wanted in term.attributes.items()):
+        return False
+    seen[id(term)] = value
+    return all(
+        _unified(builder, part, operand, found, seen)
+        for part, operand in zip(term.args, op.operands, strict=True)
+    )

@@ -1,0 +1,219 @@
+"""The function of a module as a `weft.extras.mlir.program.Program`, with what it calls written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from weft.compiler.ir.graph import CompileError
+from weft.extras.mlir.literals import Resource, plain
+from weft.extras.mlir.program import WRITTEN_OUT, Op, Program, TensorType, Value
+from weft.extras.mlir.text import Reader
+from weft.extras.mlir.types import type_of
+
+_DEPTH = 64
+"""Calls inside calls."""
+_RETURNS = ("func.return", "stablehlo.return", "return")
+
+
+def program_of(text: str, what: str) -> Program:
+    """The function that a module stands for: ``main``, or the only one that is not private.
+
+    Raises
+    ------
+    CompileError
+        If the text is no MLIR, or has what weft does not read.
+    """
+    reader = Reader(text, what)
+    try:
+        module = reader.parse_module()
+    except ParseError as error:
+        line = text.count("\n", 0, error.span.start) + 1
+        told = " ".join(error.msg.split())[:200] or "it is no MLIR"
+        raise CompileError(
+            f"{what}, line {line}: {told}; weft reads StableHLO and TOSA as MLIR text"
+        ) from None
+    except RecursionError:
+        raise CompileError(
+            f"{what}, line {reader.line}: brackets are nested too deep; print the module anew"
+        ) from None
+    except (
+        VerifyException,
+        ValueError,
+        TypeError,
+        KeyError,
+        AssertionError,
+        NotImplementedError,
+        IndexError,
+    ) as error:
+        if isinstance(error, CompileError):
+            raise
+        told = " ".join(str(error).split())[:200]
+        raise CompileError(f"{what}, line {reader.line}: {told or 'what is here is no MLIR'}") from None
+    return _Inliner(reader, module, what).program()
+
+
+class _Inliner:
+    """Walks through a function, and through those that it calls."""
+
+    def __init__(self, reader: Reader, module: builtin.ModuleOp, what: str) -> None:
+        self.reader, self.what = reader, what
+        self.functions = {op.sym_name.data: op for op in _functions(module)}
+        self.ops: list[Op] = []
+        self.count = 0
+        names = {_name(op).partition(".")[0] for op in reader.lines}
+        self.raw = "tosa" in names and "stablehlo" not in names  # whose operations are of what is stored
+
+    def program(self) -> Program:
+        main = self._main()
+        block = main.body.blocks.first
+        if block is None:
+            raise CompileError(f"{self.what}: function {main.sym_name.data!r} has no body")
+        if len(main.body.blocks) > 1:
+            raise CompileError(
+                f"{self.what}: function {main.sym_name.data!r} has branches; weft reads one block"
+            )
+        line = self.reader.lines.get(main, 1)
+        arguments = tuple(
+            Value(argument.name_hint or f"input{at}", self._type(argument, line))
+            for at, argument in enumerate(block.args)
+        )
+        results = self._run(block, arguments, 0)
+        counts = len(arguments), len(results)
+        notes = (
+            _notes(given, count)
+            for given, count in zip((main.arg_attrs, main.res_attrs), counts, strict=True)
+        )
+        return Program(tuple(self.ops), arguments, tuple(results), *notes)
+
+    def _main(self) -> func.FuncOp:
+        """The function that is the model."""
+        if "main" in self.functions:
+            return self.functions["main"]
+        public = [
+            op
+            for op in self.functions.values()
+            if op.sym_visibility is None or op.sym_visibility.data != "private"
+        ]
+        if len(public) == 1:
+            return public[0]
+        names = ", ".join(sorted(self.functions)[:8]) or "none"
+        raise CompileError(
+            f"{self.what} must have a function main, or one alone that is not private; it has {names}"
+        )
+
+    def _run(self, block: Block, given: Sequence[Value], depth: int) -> list[Value]:
+        """Write out a block whose arguments are `given`; what it returns."""
+        known: dict[SSAValue, Value] = dict(zip(block.args, given, strict=True))
+        for op in block.ops:
+            self.count += 1
+            line = self.reader.lines.get(op, 0)
+            if self.count > WRITTEN_OUT:
+                raise CompileError(
+                    f"line {line}: calls make more than {WRITTEN_OUT:,} operations; weft takes up to that many"
+                )
+            operands = [self._known(known, value, op) for value in op.operands]
+            name = _name(op)
+            if name in _RETURNS:
+                return operands
+            if name in ("func.call", "call"):
+                made = self._call(op, operands, depth)
+            else:
+                results = tuple(
+                    Value(result.name_hint or "", self._type(result, line)) for result in op.results
+                )
+                self.ops.append(
+                    Op(name, line, tuple(operands), results, self._attributes(op), self._body(op))
+                )
+                made = list(results)
+            known.update(zip(op.results, made, strict=True))
+        raise CompileError(f"{self.what}: a function ends without a return")
+
+    def _call(self, op: Operation, operands: list[Value], depth: int) -> list[Value]:
+        line, name = (
+            self.reader.lines.get(op, 0),
+            plain(op.properties.get("callee", op.attributes.get("callee", ""))),
+        )
+        callee = self.functions.get(name)
+        block = None if callee is None else callee.body.blocks.first
+        if callee is None or block is None or len(callee.body.blocks) > 1:
+            raise CompileError(
+                f"line {line}: func.call calls {name!r}, of which the file has no body of one block"
+            )
+        if depth >= _DEPTH:
+            raise CompileError(f"line {line}: calls are more than {_DEPTH} deep; weft takes no recursion")
+        if len(block.args) != len(operands) or any(
+            not _alike(self._type(argument, line), operand.type)
+            for argument, operand in zip(block.args, operands, strict=True)
+        ):
+            raise CompileError(f"line {line}: func.call gives {name!r} other arguments than it takes")
+        made = self._run(block, operands, depth + 1)
+        if len(made) != len(op.results):
+            raise CompileError(
+                f"line {line}: func.call takes {len(op.results)} results of {name!r}, which makes {len(made)}"
+            )
+        return made
+
+    def _known(self, known: Mapping[SSAValue, Value], value: SSAValue, op: Operation) -> Value:
+        found = known.get(value)
+        if found is None:
+            line = self.reader.lines.get(op, 0)
+            raise CompileError(f"line {line}: {_name(op)} reads %{value.name_hint or '?'} before it is made")
+        return found
+
+    def _body(self, op: Operation) -> tuple[Op, ...]:
+        """The operations of the one region of an operation; their operands are not told apart but by name."""
+        found = []
+        for region in op.regions:
+            for block in region.blocks:
+                values: dict[SSAValue, Value] = {}
+                for at, argument in enumerate(block.args):
+                    values[argument] = Value(f"argument{at}", TensorType("float32", ()))
+                for inner in block.ops:
+                    operands = tuple(
+                        values.get(item, Value("outside", TensorType("float32", ())))
+                        for item in inner.operands
+                    )
+                    results = tuple(Value("", TensorType("float32", ())) for _ in inner.results)
+                    values.update(zip(inner.results, results, strict=True))
+                    found.append(Op(_name(inner), self.reader.lines.get(inner, 0), operands, results))
+        return tuple(found)
+
+    def _type(self, value: SSAValue, line: int) -> TensorType:
+        found = type_of(value.type, f"line {line}")
+        return TensorType(found.dtype, found.shape) if self.raw else found
+
+    def _attributes(self, op: Operation) -> dict[str, Any]:
+        found = {**op.attributes, **op.properties}
+        return {key: self._resolved(plain(value)) for key, value in found.items() if key != "op_name__"}
+
+    def _resolved(self, value: Any) -> Any:
+        return value.values(self.reader.resources) if isinstance(value, Resource) else value
+
+
+def _functions(module: builtin.ModuleOp) -> list[func.FuncOp]:
+    """All functions, those of modules inside modules included."""
+    found: list[func.FuncOp] = []
+    for op in module.ops:
+        if isinstance(op, func.FuncOp):
+            found.append(op)
+        elif isinstance(op, builtin.ModuleOp):
+            found += _functions(op)
+    return found
+
+
+def _name(op: Operation) -> str:
+    return op.op_name.data if isinstance(op, builtin.UnregisteredOp) else op.name
+
+
+def _alike(one: TensorType, other: TensorType) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _notes(given: Any, count: int) -> tuple[Mapping[str, Any], ...]:
+    found = plain(given) if given is not None else []
+    return tuple(item if isinstance(item, dict) else {} for item in [*found, *[{}] * count][:count])

@@ -1,0 +1,288 @@
+"""Operations of elements in the same place, and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from weft.extras.mlir.builder import reduced
+from weft.extras.mlir.chains import dequantisation
+from weft.extras.mlir.context import ELEMENTS, Context
+from weft.extras.mlir.record import Record
+from weft.extras.mlir.shares import mean_of, softmax_of
+
+_BINARY: dict[str, tuple[str, Callable[..., Any]]] = {
+    "add": ("Add", np.add), "subtract": ("Sub", np.subtract), "sub": ("Sub", np.subtract),
+    "maximum": ("Max", np.maximum), "minimum": ("Min", np.minimum),
+    "power": ("Pow", np.power), "pow": ("Pow", np.power),
+}  # fmt: skip
+_LOGICAL = {"and": "And", "or": "Or", "xor": "Xor"}
+_UNARY = {
+    "abs": "Abs", "negate": "Neg", "exponential": "Exp", "exp": "Exp", "log": "Log", "tanh": "Tanh",
+    "logistic": "Sigmoid", "sigmoid": "Sigmoid", "sqrt": "Sqrt", "floor": "Floor", "ceil": "Ceil", "sine": "Sin",
+    "sin": "Sin", "cosine": "Cos", "cos": "Cos", "sign": "Sign", "round_nearest_even": "Round", "erf": "Erf",
+    "reciprocal": "Reciprocal", "not": "Not", "logical_not": "Not", "tan": "Tan",
+}  # fmt: skip
+_DIRECTIONS = {
+    "EQ": "Equal",
+    "GT": "Greater",
+    "GE": "GreaterOrEqual",
+    "LT": "Less",
+    "LE": "LessOrEqual",
+    "NE": "Equal",
+}
+
+
+def constant(context: Context) -> None:
+    """A constant, of which stored numbers are given for quantised types."""
+    found, type_ = context.attribute("value", "values"), context.result().type
+    if not isinstance(found, np.ndarray):
+        raise context.refuse("has no elements as dense<...>; print the module with all constants in it")
+    if found.dtype.name != type_.dtype or found.shape != type_.shape:
+        raise context.refuse(f"has {found.dtype} of shape {found.shape} for {type_}")
+    context.builder.arrays[context.result()] = found
+
+
+def iota(context: Context) -> None:
+    """0, 1, 2, ... along an axis."""
+    type_ = context.result().type
+    (axis,) = context.axes([context.attribute("dim", "iota_dimension", default=-1)], len(type_.shape), "axis")
+    shape = [size if at == axis else 1 for at, size in enumerate(type_.shape)]
+    numbers = np.arange(type_.shape[axis]).astype(getattr(ml_dtypes, type_.dtype, type_.dtype)).reshape(shape)
+    context.builder.arrays[context.result()] = np.broadcast_to(numbers, type_.shape)
+
+
+def binary(context: Context) -> None:
+    """Add, subtract, maximum, minimum, power; sums of integer products stay such."""
+    operator = _BINARY[context.short][0]
+    if context.short in ("add", "subtract", "sub") and _accumulated(context, operator):
+        return
+    if operator in ("Max", "Min") and _clipped(context, operator):
+        return
+    context.finish(context.emit(operator, *context.pair()))
+
+
+def _accumulated(context: Context, operator: str) -> bool:
+    """A sum of products of integers, and a constant: either as integers, or as floats that are whole numbers."""
+    builder, (first, second) = context.builder, context.op.operands
+    array = builder.arrays.get(second)
+    if not builder.has_reals(first) or array is None or array.dtype != np.int32:
+        return False
+    op = context.op
+
+    def stored() -> str:
+        builder.op = op
+        return builder.emit(operator, (builder.stored(first), builder.constant(reduced(array))))
+
+    def real() -> str:
+        builder.op = op
+        one = builder.constant(np.ones((), np.float32), "one")
+        other = builder.emit("DequantizeLinear", (builder.constant(reduced(array)), one), "constant")
+        return builder.emit(operator, (builder.real(first), other))
+
+    builder.set_lazy(context.result(), stored, real)
+    return True
+
+
+def _clipped(context: Context, operator: str) -> bool:
+    """The maximum or minimum with one number."""
+    for at in (1, 0):
+        found = context.array(at)
+        if found is None or found.dtype != np.float32 or reduced(found).size > 1:
+            continue
+        value, number = context.builder.real(context.operand(1 - at)), reduced(found).item()
+        if np.isnan(number):
+            return False
+        bound = context.numbers(number, "float32")
+        if operator == "Max":
+            made = context.emit("Relu", value) if number == 0 else context.emit("Clip", value, bound)
+        else:
+            made = context.emit("Clip", value, "", bound)
+        context.finish(made)
+        return True
+    return False
+
+
+def multiply(context: Context) -> None:
+    """A product; of stored numbers and their scale it is what they stand for."""
+    found = dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
+    if found is not None and context.result().type.quantisation is None:
+        name = context.builder.stored(found.source)
+        return context.put(context.builder.dequantised(name, found.quantisation, found.source.type))
+    if mean_of(context):
+        return None
+    return context.finish(context.emit("Mul", *context.pair()))
+
+
+def divide(context: Context) -> None:
+    """A quotient; of a sum and the number of elements it is a mean, of exponentials and their sum a softmax."""
+    if softmax_of(context) or mean_of(context):
+        return
+    context.finish(context.emit("Div", *context.pair()))
+
+
+def unary(context: Context) -> None:
+    """A function of each element."""
+    operator = _UNARY[context.short]
+    if operator == "Not" and context.result().type.dtype != "bool":
+        raise context.refuse("is of integers; weft reads it of i1")
+    context.finish(context.emit(operator, context.number(0)))
+
+
+def composed(context: Context) -> None:
+    """Functions that ONNX writes with two operators."""
+    x = context.real()
+    if context.short == "rsqrt":
+        made = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
+    else:
+        one = context.numbers(1, context.result().type.dtype)
+        if context.short == "erfc":
+            made = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
+        elif context.short == "log_plus_one":
+            made = context.emit("Log", context.emit("Add", x, one, suffix="add"))
+        else:
+            made = context.emit("Sub", context.emit("Exp", x, suffix="exp"), one)
+    context.finish(made)
+
+
+def logical(context: Context) -> None:
+    """And, or, exclusive or: of truth values, or bit by bit."""
+    operator = _LOGICAL[context.short]
+    if context.result().type.dtype != "bool":
+        operator = f"Bitwise{operator}"
+    context.put(context.emit(operator, context.number(0), context.number(1)))
+
+
+def compare(context: Context) -> None:
+    """A comparison."""
+    text = context.attribute("comparison_direction", default=(context.attribute("words") or [""])[0])
+    direction = str(text).split()[-1].strip("<>") if str(text).split() else ""
+    if direction not in _DIRECTIONS:
+        raise context.refuse(f"has direction {direction[:20]!r}; there are {', '.join(_DIRECTIONS)}")
+    made = context.emit(_DIRECTIONS[direction], context.number(0), context.number(1))
+    context.put(context.emit("Not", made, suffix="not") if direction == "NE" else made)
+
+
+def select(context: Context) -> None:
+    """One of two, by a condition."""
+    if context.operand(0).type.dtype != "bool":
+        raise context.refuse(f"has a condition of {context.operand(0).type.dtype}; it must be i1")
+    context.finish(context.emit("Where", context.stored(0), context.number(1), context.number(2)))
+
+
+def clamp(context: Context) -> None:
+    """A value between two others."""
+    arrays = [context.array(at) for at in (0, 2)]
+    ends = [None if end is None else reduced(end) for end in arrays]
+    x = context.number(1)
+    if all(end is not None and end.size == 1 for end in ends):
+        low, high = (context.builder.constant(end.reshape(())) for end in ends if end is not None)
+        return context.finish(context.emit("Clip", x, low, high))
+    lower = context.emit("Max", x, context.number(0), suffix="max")
+    return context.finish(context.emit("Min", lower, context.number(2)))
+
+
+def cast(context: Context, name: str, dtype: str) -> str:
+    """A value in another type."""
+    return context.emit("Cast", name, suffix="cast", to=ELEMENTS[dtype])
+
+
+def bitcast_free(context: Context) -> None:
+    """What stays as it is."""
+    context.put(context.emit("Identity", context.stored()))
+
+
+def _fold(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """A numpy function as a fold: with types of small integers kept."""
+
+    def fold(context: Context, *given: np.ndarray) -> np.ndarray:
+        made: np.ndarray = function(*given)
+        return made.astype(given[0].dtype, copy=False)
+
+    return fold
+
+
+def _multiply_fold(context: Context, *given: np.ndarray) -> np.ndarray:
+    return (given[0] * given[1]).astype(given[0].dtype, copy=False)
+
+
+def _divide_fold(context: Context, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    if np.issubdtype(one.dtype, np.integer):
+        if not other.all():
+            raise context.refuse("divides integers by zero")
+        return (np.sign(one) * np.sign(other) * (np.abs(one) // np.abs(other))).astype(one.dtype)
+    return (one / other).astype(one.dtype, copy=False)
+
+
+def _clamp_fold(context: Context, least: np.ndarray, value: np.ndarray, most: np.ndarray) -> np.ndarray:
+    rank = value.ndim
+    low, high = (end.reshape((1,) * rank) if not end.ndim else end for end in (least, most))
+    return np.minimum(np.maximum(value, low), high)
+
+
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "abs": np.abs, "negate": np.negative, "sqrt": np.sqrt, "exponential": np.exp, "floor": np.floor, "ceil": np.ceil,
+    "round_nearest_even": np.rint, "sign": np.sign,
+}  # fmt: skip
+_HLO, _CHLO, _TOSA = "stablehlo.", "chlo.", "tosa."
+
+OPERATORS = (
+    Record((_HLO + "constant", _TOSA + "const", _TOSA + "const_shape"), (0, 0), "a constant", constant),
+    Record((_HLO + "iota",), (0, 0), "a constant", iota),
+    *(
+        Record((_HLO + name,), (2, 2), _BINARY[name][0], binary, _fold(_BINARY[name][1]))
+        for name in ("add", "subtract", "maximum", "minimum", "power")
+    ),
+    Record((_HLO + "multiply",), (2, 2), "Mul, DequantizeLinear, ReduceMean", multiply, _multiply_fold),
+    Record((_HLO + "divide",), (2, 2), "Div, ReduceMean, AveragePool, Softmax", divide, _divide_fold),
+    *(
+        Record((_HLO + name,), (1, 1), _UNARY[name], unary, _fold(_FOLDS[name]) if name in _FOLDS else None)
+        for name in (
+            "abs",
+            "negate",
+            "exponential",
+            "log",
+            "tanh",
+            "logistic",
+            "sqrt",
+            "floor",
+            "ceil",
+            "sine",
+            "cosine",
+            "sign",
+            "round_nearest_even",
+            "not",
+            "tan",
+        )
+    ),
+    Record((_CHLO + "erf",), (1, 1), "Erf", unary),
+    *(
+        Record((_TOSA + name,), (1, 1), _UNARY[name], unary)
+        for name in (
+            "abs",
+            "exp",
+            "log",
+            "tanh",
+            "sigmoid",
+            "floor",
+            "ceil",
+            "sin",
+            "cos",
+            "erf",
+            "reciprocal",
+            "logical_not",
+        )
+    ),
+    Record((_TOSA + "pow",), (2, 2), "Pow", binary),
+    Record((_HLO + "rsqrt", _TOSA + "rsqrt"), (1, 1), "Sqrt, Reciprocal", composed),
+    Record((_CHLO + "erfc",), (1, 1), "Erf, Sub", composed),
+    Record((_HLO + "log_plus_one", _HLO + "exponential_minus_one"), (1, 1), "Log, Exp", composed),
+    Record((_HLO + "and", _HLO + "or", _HLO + "xor"), (2, 2), "And, Or, Xor", logical),
+    Record((_HLO + "compare",), (2, 2), "Equal, Greater, Less and their kin", compare),
+    Record((_HLO + "select",), (3, 3), "Where", select),
+    Record((_HLO + "clamp",), (3, 3), "Clip", clamp, _clamp_fold),
+    Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", bitcast_free),
+)

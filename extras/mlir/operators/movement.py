@@ -1,0 +1,195 @@
+"""Operations that move elements, of StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.extras.mlir.builder import compact, reduced
+from weft.extras.mlir.context import ELEMENTS, Context
+from weft.extras.mlir.record import Record
+
+_ENDLESS = -(1 << 62)
+"""Where a slice with negative steps ends that takes the first element."""
+
+
+def reshape(context: Context) -> None:
+    """Another shape for the same elements."""
+    if context.operand().type.size != context.result().type.size:
+        raise context.refuse(
+            f"makes {context.result().type} of {context.operand().type}, which has other elements"
+        )
+    context.move("Reshape", context.numbers(list(context.result().type.shape)))
+
+
+def transpose(context: Context) -> None:
+    """Axes in another order."""
+    rank = len(context.shape())
+    perm = context.axes(context.integers("dims", "permutation", "perms", rank=rank), rank, "permutation")
+    quantisation = context.operand().type.quantisation
+    if quantisation is not None and quantisation.axis is not None:
+        made = context.builder.transposed_real(context.operand(), perm)
+        return context.finish(made)
+    return context.move("Transpose", perm=perm)
+
+
+def broadcast(context: Context) -> None:
+    """Axes that repeat elements."""
+    given, shape = context.shape(), context.result().type.shape
+    dims = context.integers("dims", "broadcast_dimensions", rank=len(given))
+    context.axes(dims, len(shape), "broadcast_dimensions")
+    if any(size not in (1, shape[axis]) for size, axis in zip(given, dims, strict=True)):
+        raise context.refuse(
+            f"repeats {context.operand().type} as {context.result().type} along axes {list(dims)}"
+        )
+    quantisation, array = context.operand().type.quantisation, context.array(0)
+    if array is not None and context.operand().type.dtype == context.result().type.dtype:
+        repeated = np.broadcast_to(_broadcast_fold(context, array), shape)
+        context.builder.arrays[context.result()] = repeated
+        return None
+    name = context.stored() if quantisation is None else context.builder.real(context.operand())
+    if list(dims) != sorted(dims):
+        name = context.transposed(name, np.argsort(dims).tolist())
+        given = tuple(given[axis] for axis in np.argsort(dims))
+        dims = tuple(sorted(dims))
+    wide = [1] * len(shape)
+    for size, axis in zip(given, dims, strict=True):
+        wide[axis] = size
+    if tuple(wide) != given:
+        name = context.reshaped(name, wide)
+    if tuple(wide) != shape and quantisation is None:
+        builder, op, result = context.builder, context.op, context.result()
+        builder.repeated[result] = name
+
+        def expanded() -> str:
+            builder.op = op
+            sizes = builder.constant(np.array(shape, np.int64), "sizes")
+            return builder.emit("Expand", (name, sizes), "expand")
+
+        def real() -> str:
+            stored = builder.stored(result)
+            whole = result.type.dtype.startswith(("float", "bfloat"))
+            return stored if whole else builder.emit("Cast", (stored,), "cast", to=ELEMENTS["float32"])
+
+        return builder.set_lazy(result, expanded, real)
+    if tuple(wide) != shape:
+        name = context.emit("Expand", name, context.numbers(list(shape)), suffix="expand")
+    if quantisation is None:
+        return context.put(name if name != context.stored() else context.emit("Identity", name))
+    return context.finish(name)
+
+
+def sliced(context: Context, ranges: Sequence[tuple[int, int, int]]) -> None:
+    """A part along each axis: where it starts, in front of what it ends, and its step."""
+    shape = context.shape()
+    for (start, stop, step), size in zip(ranges, shape, strict=True):
+        if not (0 <= start < stop <= size and step > 0) and step > 0:
+            raise context.refuse(f"takes {start}:{stop}:{step} of an axis of {size}")
+    numbers = [context.numbers([item[part] for item in ranges]) for part in range(3)]
+    starts, stops, steps = numbers
+    context.move("Slice", starts, stops, context.numbers(list(range(len(shape)))), steps)
+
+
+def slice_(context: Context) -> None:
+    """A part along each axis."""
+    rank = len(context.shape())
+    words = context.attribute("words")
+    if words is not None:
+        if len(words) != 1 or not all(isinstance(item, list) and len(item) in (2, 3) for item in words[0]):
+            raise context.refuse("has no ranges as [0:4, 2:8:2]")
+        ranges = [(int(item[0]), int(item[1]), int((*item, 1)[2])) for item in words[0]]
+    else:
+        starts = context.integers("start_indices", rank=rank)
+        stops = context.integers("limit_indices", rank=rank)
+        steps = context.integers("strides", default=[1] * rank, rank=rank)
+        ranges = list(zip(starts, stops, steps, strict=True))
+    if len(ranges) != rank:
+        raise context.refuse(f"has {len(ranges)} ranges for {rank} dimensions")
+    sliced(context, ranges)
+
+
+def reverse(context: Context) -> None:
+    """Elements in reverse order along axes."""
+    rank, axes = len(context.shape()), context.attribute("dims", "dimensions", "axis")
+    found = context.axes(tuple(axes) if isinstance(axes, list) else (axes,), rank, "dimensions")
+    numbers = [context.numbers([number] * len(found)) for number in (-1, _ENDLESS, -1)]
+    context.move("Slice", numbers[0], numbers[1], context.numbers(list(found)), numbers[2])
+
+
+def concatenate(context: Context) -> None:
+    """Values behind each other along an axis."""
+    (axis,) = context.axes(
+        [context.attribute("dim", "dimension", "axis", default=-1)], len(context.shape()), "axis"
+    )
+    result = context.result().type
+    alike = all(
+        operand.type.dtype == result.dtype
+        and (operand.type.quantisation is None or operand.type.quantisation.same(result.quantisation))
+        for operand in context.op.operands
+    )
+    if alike:
+        names = [context.builder.stored(operand) for operand in context.op.operands]
+        return context.put(context.emit("Concat", *names, axis=axis))
+    names = [context.builder.real(operand) for operand in context.op.operands]
+    return context.finish(context.emit("Concat", *names, axis=axis))
+
+
+def pad(context: Context) -> None:
+    """A number around the elements; negative numbers take elements away."""
+    rank, fill = len(context.shape()), context.array(1)
+    low = context.integers("low", "edge_padding_low", rank=rank)
+    high = context.integers("high", "edge_padding_high", rank=rank)
+    interior = context.integers("interior", "interior_padding", default=[0] * rank, rank=rank)
+    if any(interior):
+        raise context.refuse(f"has padding {list(interior)} between elements; weft reads it around them")
+    padded(context, (*low, *high), fill)
+
+
+def padded(context: Context, pads: Sequence[int], fill: np.ndarray | None) -> None:
+    """An operand with a constant around it: of stored numbers as they are stored."""
+    if fill is None or reduced(fill).size != 1:
+        raise context.refuse("fills with a value that is not one constant")
+    one, result = context.operand().type, context.result().type
+    if one.dtype != result.dtype or (
+        one.quantisation is not None and not one.quantisation.same(result.quantisation)
+    ):
+        raise context.refuse(f"makes {result} of {one}; their quantisation must be alike")
+    value = context.builder.constant(reduced(fill).reshape(()), "fill")
+    context.put(context.emit("Pad", context.stored(), context.numbers(list(pads)), value))
+
+
+def convert_free(context: Context, given: np.ndarray) -> np.ndarray:
+    """Reshape of constants that are one number stays that."""
+    shape = context.result().type.shape
+    if given.size == 1:
+        return given.reshape((1,) * len(shape))
+    return np.broadcast_to(given, context.shape()).reshape(shape)
+
+
+def _transpose_fold(context: Context, given: np.ndarray) -> np.ndarray:
+    return given.transpose(context.integers("dims", "permutation", "perms", rank=given.ndim))
+
+
+def _broadcast_fold(context: Context, given: np.ndarray) -> np.ndarray:
+    shape = context.result().type.shape
+    dims = context.integers("dims", "broadcast_dimensions", rank=given.ndim)
+    context.axes(dims, len(shape), "broadcast_dimensions")
+    order = np.argsort(dims).tolist() if dims else []
+    wide = [1] * len(shape)
+    for axis in dims:
+        wide[axis] = given.shape[dims.index(axis)]
+    return compact(given.transpose(order).reshape(wide))
+
+
+_HLO = "stablehlo."
+
+OPERATORS = (
+    Record((_HLO + "reshape",), (1, 1), "Reshape", reshape, convert_free),
+    Record((_HLO + "transpose",), (1, 1), "Transpose", transpose, _transpose_fold),
+    Record((_HLO + "broadcast_in_dim",), (1, 1), "Reshape, Expand", broadcast, _broadcast_fold),
+    Record((_HLO + "slice",), (1, 1), "Slice", slice_),
+    Record((_HLO + "reverse",), (1, 1), "Slice", reverse),
+    Record((_HLO + "concatenate",), (1, None), "Concat", concatenate),
+    Record((_HLO + "pad",), (2, 2), "Pad", pad),
+)

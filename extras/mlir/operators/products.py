@@ -1,0 +1,300 @@
+"""Convolutions and products of StableHLO: of real numbers, and of integers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.extras.mlir.chains import Integers, integers
+from weft.extras.mlir.context import Context
+from weft.extras.mlir.operators.quantising import whole
+from weft.extras.mlir.program import Quantisation, TensorType, Value
+from weft.extras.mlir.record import Record
+
+_LETTERS = re.compile(r"\[([^\]]*)\]")
+_BYTES = ("int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand of a product: `real` gives its numbers with axes in another order, `stored` the bytes, of which
+    `zero` is subtracted."""
+
+    real: Callable[[Sequence[int]], str]
+    stored: Callable[[Sequence[int]], str]
+    zero: str | None = None
+
+
+def product(context: Context, make: Callable[[Side, Side, str], str], integer: str) -> None:
+    """A product whose nodes `make` adds: of floats, of quantised values, or of integers, which are made as floats where
+    they become such, and by the operator `integer` elsewhere."""
+    builder, result = context.builder, context.result()
+    if result.type.quantisation is not None or result.type.dtype in ("float32", "float16", "float64"):
+        sides = [
+            Side(lambda perm, value=value: builder.transposed_real(value, perm), lambda _: "")  # type: ignore[misc]
+            for value in context.op.operands[:2]
+        ]
+        _check_scale(context)
+        return context.finish(make(sides[0], sides[1], ""))
+    found = [integers(builder, value) for value in context.op.operands[:2]]
+    found = [item and _narrowed(context, item) for item in found]
+    if result.type.dtype != "int32" or any(
+        item is None or item.source.type.dtype not in _BYTES for item in found
+    ):
+        raise context.refuse(
+            f"makes {result.type} of {context.operand(0).type} and {context.operand(1).type}; weft reads products of "
+            "floats, of quantised types, and of i8 or ui8, less zero points, as i32"
+        )
+    op, kinds = context.op, [_side(context, item) for item in found if item is not None]
+
+    def stored() -> str:
+        builder.op = op
+        return make(kinds[0], kinds[1], integer)
+
+    def real() -> str:
+        builder.op = op
+        return make(kinds[0], kinds[1], "")
+
+    return builder.set_lazy(result, stored, real)
+
+
+def _narrowed(context: Context, found: Integers) -> Integers:
+    """Integers of 32 bits that are constant and fit 8."""
+    array = context.builder.arrays.get(found.source)
+    if found.source.type.dtype != "int32" or array is None or array.min() < -128 or array.max() > 127:
+        return found
+    value = Value(found.source.name, TensorType("int8", found.source.type.shape))
+    context.builder.arrays[value] = array.astype(np.int8)
+    return Integers(value, found.zero)
+
+
+def _side(context: Context, found: Integers) -> Side:
+    """Bytes less a zero point."""
+    builder, value = context.builder, found.source
+    dtype = value.type.dtype
+    if found.zero.size > 1:
+        raise context.refuse("has a zero point for each channel; weft reads one")
+    number, limits = int(found.zero.item()), np.iinfo(dtype)
+    if not limits.min <= number <= limits.max:
+        raise context.refuse(f"subtracts {number} of {dtype}, where it does not fit")
+    ones = whole(dtype)
+    kind = Quantisation(ones.scales, np.array([number]), None, ones.low, ones.high)
+
+    def stored(perm: Sequence[int]) -> str:
+        if value in builder.arrays:
+            return builder.constant(builder.arrays[value].transpose(perm), value.name or "constant")
+        name = builder.stored(value)
+        return (
+            name
+            if list(perm) == sorted(perm)
+            else builder.emit("Transpose", (name,), "transpose", perm=tuple(perm))
+        )
+
+    def real(perm: Sequence[int]) -> str:
+        return builder.dequantised(stored(perm), kind, TensorType(dtype, value.type.shape))
+
+    return Side(real, stored, builder.constant(np.asarray(number, dtype), "zero"))
+
+
+def _check_scale(context: Context) -> None:
+    """Sums of 32 bits must have the scale of the products, or they are rounded once more."""
+    result = context.result().type
+    kinds = [operand.type.quantisation for operand in context.op.operands[:2]]
+    if result.dtype != "int32" or result.quantisation is None:
+        return
+    scales = np.ones(1)
+    for kind in kinds:
+        if kind is None:
+            raise context.refuse(f"makes {result} of what is not quantised")
+        scales = scales * kind.scales.astype(np.float64)
+    if not np.allclose(result.quantisation.scales, scales, rtol=1e-4):
+        raise context.refuse("makes sums of 32 bits whose scale is not the product of its operands' scales")
+
+
+def _emit(
+    context: Context,
+    operator: str,
+    integer: str,
+    sides: tuple[Side, Side],
+    names: tuple[str, str],
+    **attributes: Any,
+) -> str:
+    """The node of a product, with zero points if it is of integers."""
+    zeros = tuple(side.zero or "" for side in sides) if integer else ()
+    return context.builder.emit(integer or operator, (*names, *zeros), **attributes)
+
+
+# Convolutions
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Where the axes of a convolution are: of images, filters and results."""
+
+    images: tuple[int, ...]
+    filters: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+def dimensions(context: Context) -> Dimensions:
+    """The orders of axes that bring operands into ONNX's order, and results out of it."""
+    found = context.attribute("dim_numbers", "dimension_numbers")
+    if isinstance(found, str):
+        found = [[item.strip() for item in text.split(",")] for text in _LETTERS.findall(found)]
+    rank = len(context.shape())
+    if not isinstance(found, list) or len(found) != 3 or any(len(item) != rank for item in found):
+        raise context.refuse("has no dim_numbers as [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]")
+    names = [[str(item) for item in order] for order in found]
+    spatial = [str(axis) for axis in range(rank - 2)]
+    wanted = (["b", "f", *spatial], ["o", "i", *spatial], ["b", "f", *spatial])
+    if any(sorted(order) != sorted(letters) for order, letters in zip(names, wanted, strict=True)):
+        raise context.refuse(
+            f"has dim_numbers {names}; weft reads b, f, i, o and one number for each axis of the image"
+        )
+    perms = [
+        tuple(order.index(letter) for letter in letters) for order, letters in zip(names, wanted, strict=True)
+    ]
+    back = tuple(wanted[2].index(letter) for letter in names[2])
+    return Dimensions(perms[0], perms[1], back)
+
+
+def _window(context: Context, rank: int) -> dict[str, tuple[int, ...]]:
+    """Strides, padding and dilations, of both forms."""
+    window = context.attribute("window", default={})
+    attributes = {**context.op.attributes, **(window if isinstance(window, dict) else {})}
+    inner = Context(dataclasses.replace(context.op, attributes=attributes), context.builder)
+    strides = inner.integers("stride", "window_strides", default=[1] * rank, rank=rank)
+    filters = inner.integers("rhs_dilate", "rhs_dilation", default=[1] * rank, rank=rank)
+    images = inner.integers("lhs_dilate", "lhs_dilation", default=[1] * rank, rank=rank)
+    pads = inner.attribute("pad", "padding", default=[[0, 0]] * rank)
+    pairs = np.asarray(pads, np.int64).reshape(rank, 2)
+    reverse = inner.attribute("reverse", "window_reversal", default=[])
+    if any(
+        str(item).lower() in ("true", "1")
+        for item in (reverse if isinstance(reverse, list) else np.ravel(reverse).tolist())
+    ):
+        raise context.refuse("reverses its filters; weft reads them in order")
+    if any(step != 1 for step in images):
+        raise context.refuse("dilates its images, as a transposed convolution does; weft reads it without")
+    if min((*strides, *filters)) < 1 or pairs.min() < 0:
+        raise context.refuse("has strides or dilations below 1, or negative padding")
+    return {"strides": strides, "dilations": filters, "pads": tuple(pairs.T.reshape(-1).tolist())}
+
+
+def convolution(context: Context) -> None:
+    """A convolution, with groups."""
+    order, rank = dimensions(context), len(context.shape()) - 2
+    if rank not in (1, 2, 3):
+        raise context.refuse(f"has {rank} axes of the image; weft reads 1 to 3")
+    if context.attribute("batch_group_count", default=1) != 1:
+        raise context.refuse("has batch_group_count above 1; weft reads groups of channels")
+    groups = context.attribute("feature_group_count", default=1)
+    window = _window(context, rank)
+    if not isinstance(groups, int) or groups < 1:
+        raise context.refuse(f"has feature_group_count {groups}")
+
+    def make(images: Side, filters: Side, integer: str) -> str:
+        if integer:
+            names = images.stored(order.images), filters.stored(order.filters)
+        else:
+            names = images.real(order.images), filters.real(order.filters)
+        made = _emit(context, "Conv", integer, (images, filters), names, group=groups, **window)
+        return context.transposed(made, order.results)
+
+    product(context, make, "ConvInteger")
+
+
+# Matrix products
+
+
+def dot_general(context: Context) -> None:
+    """A product of matrices: axes of batches, axes that are summed over, and all others."""
+    batches, summed = _dot_axes(context)
+    ranks = [len(context.shape(at)) for at in (0, 1)]
+    for side in (0, 1):
+        context.axes([*batches[side], *summed[side]], ranks[side], "axes")
+    if len(batches[0]) != len(batches[1]) or len(summed[0]) != len(summed[1]):
+        raise context.refuse("has different numbers of axes on both sides")
+    free = [
+        [axis for axis in range(rank) if axis not in batches[side] and axis not in summed[side]]
+        for side, rank in enumerate(ranks)
+    ]
+    shapes = [context.shape(0), context.shape(1)]
+    if any(
+        shapes[0][one] != shapes[1][other]
+        for one, other in zip((*batches[0], *summed[0]), (*batches[1], *summed[1]), strict=True)
+    ):
+        raise context.refuse(
+            f"multiplies {context.operand(0).type} and {context.operand(1).type} along axes of other sizes"
+        )
+    perms = [(*batches[0], *free[0], *summed[0]), (*batches[1], *summed[1], *free[1])]
+    product(
+        context,
+        lambda one, other, integer: _matmul(context, perms, free, summed, (one, other), integer),
+        "MatMulInteger",
+    )
+
+
+def _matmul(
+    context: Context,
+    perms: list[tuple[int, ...]],
+    free: list[list[int]],
+    summed: tuple[list[int], list[int]],
+    sides: tuple[Side, Side],
+    integer: str,
+) -> str:
+    """MatMul of operands whose axes are in order, with several axes as one."""
+    names = [(side.stored if integer else side.real)(perm) for side, perm in zip(sides, perms, strict=True)]
+    shapes = [context.shape(0), context.shape(1)]
+    counts = [
+        int(np.prod([shapes[0][axis] for axis in axes], dtype=np.int64)) for axes in (free[0], summed[0])
+    ]
+    width = int(np.prod([shapes[1][axis] for axis in free[1]], dtype=np.int64))
+    batch = [shapes[0][axis] for axis in perms[0][: len(perms[0]) - len(free[0]) - len(summed[0])]]
+    plain = len(summed[0]) == 1 and len(free[1]) == 1 and (len(free[0]) == 1 or not batch) and free[0]
+    if not plain:
+        names[0] = context.reshaped(names[0], [*batch, counts[0], counts[1]])
+        names[1] = context.reshaped(names[1], [*batch, counts[1], width])
+    made = _emit(context, "MatMul", integer, sides, (names[0], names[1]))
+    return made if plain else context.reshaped(made, context.result().type.shape)
+
+
+def _dot_axes(context: Context) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
+    """The axes of batches, and those that are summed over, of both sides."""
+    text = context.attribute("dot_dimension_numbers")
+    if isinstance(text, str):
+        found = {
+            key: [int(item) for item in numbers.split(",") if item.strip()]
+            for key, numbers in re.findall(r"(\w+)\s*=\s*\[([-\d,\s]*)\]", text)
+        }
+        sides = [
+            (found.get(f"{side}_batching_dimensions", []), found.get(f"{side}_contracting_dimensions", []))
+            for side in ("lhs", "rhs")
+        ]
+        return (sides[0][0], sides[1][0]), (sides[0][1], sides[1][1])
+    batches = context.attribute("batching_dims", default=[[], []])
+    summed = context.attribute("contracting_dims", default=None)
+    if summed is None and context.short == "dot":
+        summed = [[len(context.shape(0)) - 1], [0]]
+    for pair in (batches, summed):
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(
+                isinstance(item, list) and all(isinstance(axis, int) for axis in item) for item in pair
+            )
+        ):
+            raise context.refuse("has no contracting_dims as [1] x [0]")
+    assert summed is not None
+    return (batches[0], batches[1]), (summed[0], summed[1])
+
+
+OPERATORS = (
+    Record(("stablehlo.convolution",), (2, 2), "Conv, ConvInteger", convolution),
+    Record(("stablehlo.dot_general", "stablehlo.dot"), (2, 2), "MatMul, MatMulInteger", dot_general),
+)

@@ -1,0 +1,164 @@
+"""Reductions and windows of StableHLO."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.extras.mlir.builder import Builder, reduced
+from weft.extras.mlir.context import Context
+from weft.extras.mlir.program import Op
+from weft.extras.mlir.record import Record
+from weft.extras.mlir.shares import reducer
+
+_REDUCTIONS = {"stablehlo.add": ("ReduceSum", 0.0), "stablehlo.maximum": ("ReduceMax", -math.inf),
+               "stablehlo.minimum": ("ReduceMin", math.inf), "stablehlo.multiply": ("ReduceProd", 1.0)}  # fmt: skip
+
+
+class Windows(NamedTuple):
+    """Windows over some axes: the order of axes that brings them behind the others, and ONNX's attributes."""
+
+    perm: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+
+
+def summed_axes(builder: Builder, op: Op) -> tuple[int, ...] | None:
+    """The axes that an operation adds up over; None if it does something else."""
+    if op.name != "stablehlo.reduce" or len(op.operands) != 2 or reducer(op) != "stablehlo.add":
+        return None
+    start = builder.arrays.get(op.operands[1])
+    if start is None or start.size != 1 or start.item() != 0 or op.operands[0].type.quantisation is not None:
+        return None
+    return tuple(sorted(int(axis) for axis in op.attributes.get("dimensions", [])))
+
+
+def starts_right(context: Context, combined: str) -> bool:
+    """Whether a reduction starts with what changes nothing."""
+    start, dtype = context.array(1), context.operand(1).type.dtype
+    if start is None or start.size != 1:
+        return False
+    wanted = _REDUCTIONS[combined][1]
+    if math.isinf(wanted) and not dtype.startswith(("float", "bfloat")):
+        limits = np.iinfo(dtype)
+        wanted = limits.min if wanted < 0 else limits.max
+    return bool(float(start.item()) == wanted)
+
+
+def reduce(context: Context) -> None:
+    """The sum, product, minimum or maximum over axes."""
+    combined = reducer(context.op)
+    if combined not in _REDUCTIONS or len(context.op.operands) != 2:
+        raise context.refuse(
+            f"combines elements with {combined}; weft reads add, multiply, minimum and maximum alone"
+        )
+    if not starts_right(context, combined):
+        raise context.refuse(
+            "starts with a value that changes the result; weft reads the neutral one, as 0 for add"
+        )
+    axes = context.axes(context.integers("dimensions"), len(context.shape()), "dimensions")
+    made = context.emit(
+        _REDUCTIONS[combined][0],
+        context.stored() if context.whole() else context.builder.real(context.operand()),
+        context.numbers(list(axes)),
+        keepdims=0,
+    )
+    context.finish(made)
+
+
+def windows(context: Context, op: Op) -> Windows:
+    """The windows of reduce_window, over at most the axes behind the first two that have one element in them."""
+    rank = len(op.operands[0].type.shape)
+    inner = Context(op, context.builder)
+    sizes = inner.integers("window_dimensions", rank=rank)
+    strides = inner.integers("window_strides", default=[1] * rank, rank=rank)
+    dilations = inner.integers("window_dilations", default=[1] * rank, rank=rank)
+    base = inner.integers("base_dilations", default=[1] * rank, rank=rank)
+    pads = inner.integers("padding", default=[0] * 2 * rank, rank=2 * rank)
+    if any(step != 1 for step in base):
+        raise inner.refuse("dilates its input; weft reads windows over what is there")
+    if min((*sizes, *strides, *dilations)) < 1 or min(pads) < 0:
+        raise inner.refuse("has sizes, strides or dilations below 1, or negative padding")
+    used = [
+        axis
+        for axis in range(rank)
+        if (sizes[axis], strides[axis], *pads[2 * axis : 2 * axis + 2]) != (1, 1, 0, 0)
+    ]
+    spatial = used if used and len(used) == rank - 2 else list(range(1, rank - 1))
+    if not set(used) <= set(spatial):
+        spatial = list(range(2, rank))
+    if rank < 3 or not set(used) <= set(spatial):
+        raise inner.refuse(
+            f"has windows over axes {used} of {rank}; weft reads them over all but images and channels"
+        )
+    rest = [axis for axis in range(rank) if axis not in spatial]
+    return Windows(
+        (*rest, *spatial),
+        tuple(sizes[axis] for axis in spatial),
+        tuple(strides[axis] for axis in spatial),
+        tuple(dilations[axis] for axis in spatial),
+        (*(pads[2 * axis] for axis in spatial), *(pads[2 * axis + 1] for axis in spatial)),
+    )
+
+
+def pooled(context: Context, operator: str, op: Op, found: Windows, **attributes: Any) -> str:
+    """A pool of ONNX, whose input has its windows behind two other axes."""
+    source = context.builder.transposed_real(op.operands[0], found.perm)
+    made = context.emit(
+        operator,
+        source,
+        kernel_shape=found.kernel,
+        strides=found.strides,
+        dilations=found.dilations,
+        pads=found.pads,
+        **attributes,
+    )
+    return context.transposed(made, tuple(int(axis) for axis in np.argsort(found.perm)))
+
+
+def reduce_window(context: Context) -> None:
+    """The maximum or the sum over windows."""
+    combined = reducer(context.op)
+    if combined not in ("stablehlo.maximum", "stablehlo.add") or len(context.op.operands) != 2:
+        raise context.refuse(f"combines elements with {combined}; weft reads maximum and add")
+    found = windows(context, context.op)
+    if not starts_right(context, combined) and not (combined == "stablehlo.maximum" and _least(context)):
+        raise context.refuse("starts with a value that changes the result; weft reads -inf, or 0 for add")
+    if combined == "stablehlo.maximum":
+        return context.finish(pooled(context, "MaxPool", context.op, found))
+    made = pooled(context, "AveragePool", context.op, found, count_include_pad=1)
+    count = context.numbers(math.prod(found.kernel), "float32")
+    return context.finish(context.emit("Mul", made, count, suffix="sum"))
+
+
+def _least(context: Context) -> bool:
+    """Whether windows start with the least number that is stored."""
+    start, quantisation = context.array(1), context.operand(1).type.quantisation
+    return start is not None and quantisation is not None and start.item() == quantisation.low
+
+
+def averaged(context: Context, op: Op, count: float) -> bool:
+    """An average pool: the sum over windows, divided by the number of their elements, padding included."""
+    start = context.builder.arrays.get(op.operands[1])
+    if (
+        start is None
+        or reduced(start).size > 1
+        or reduced(start).item() != 0
+        or context.result().type.quantisation
+    ):
+        return False
+    found = windows(context, op)
+    if not math.isclose(count, math.prod(found.kernel), rel_tol=1e-6):
+        return False
+    context.put(pooled(context, "AveragePool", op, found, count_include_pad=1))
+    return True
+
+
+OPERATORS = (
+    Record(("stablehlo.reduce",), (2, None), "ReduceSum, ReduceMax, ReduceMin, ReduceProd", reduce),
+    Record(("stablehlo.reduce_window",), (2, None), "MaxPool, AveragePool", reduce_window),
+)

@@ -1,0 +1,205 @@
+"""Pools, reductions and softmax's neighbours of TOSA."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.ir.scales import quantise_scale
+from weft.extras.mlir import host_integers
+from weft.extras.mlir.builder import Sum
+from weft.extras.mlir.byte_functions import BYTES, ONE, scaled_bytes, stored_as
+from weft.extras.mlir.context import Context
+from weft.extras.mlir.operators.tosa_products import bytes_of, zero_point
+from weft.extras.mlir.record import Record
+from weft.extras.mlir.rescaling import alike, mantissa, reciprocal_scale
+
+_FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
+_KEEP: dict[str, Any] = {"keepdims": 1}
+_TRIED = 64
+"""Scales that are tried, one after the other, each a little larger."""
+
+
+def _window(context: Context) -> dict[str, Any]:
+    """Kernel, strides and padding."""
+    if len(context.shape()) != 4:
+        raise context.refuse(f"is of {context.operand().type}; it takes images of four dimensions")
+    kernel, strides = context.integers("kernel", rank=2), context.integers("stride", rank=2)
+    top, bottom, left, right = context.integers("pad", rank=4)
+    if min(*kernel, *strides) < 1 or min(top, bottom, left, right) < 0:
+        raise context.refuse("has kernels or strides below 1, or negative padding")
+    if max(top, bottom) >= kernel[0] or max(left, right) >= kernel[1]:
+        raise context.refuse("has padding as large as its kernel")
+    return {"kernel_shape": kernel, "strides": strides, "pads": (top, left, bottom, right)}
+
+
+def max_pool(context: Context) -> None:
+    """The maximum over windows."""
+    window, value, builder = _window(context), context.operand(), context.builder
+    if value.type.dtype not in BYTES:
+        made = context.emit("MaxPool", context.transposed(context.stored(), _FRONT), **window)
+        return context.put(context.transposed(made, _BACK))
+    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
+    made = context.transposed(context.emit("MaxPool", context.transposed(real, _FRONT), **window), _BACK)
+    limits = np.iinfo(value.type.dtype)
+    return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
+
+
+def average_pool(context: Context) -> None:
+    """The mean over windows of what is not padding: on the device where that has a scale of the same bytes."""
+    window, builder = _window(context), context.builder
+    value = bytes_of(context, 0)
+    zeros = zero_point(context, 1, "input_zp"), zero_point(context, 2, "output_zp")
+    counts = _counts(context, window)
+    scale = _scale(counts, zeros, value.type.dtype)
+    dtype, op = value.type.dtype, context.op
+    limits = np.iinfo(dtype)
+    if scale is not None:
+        real = builder.dequantised(context.stored(), scaled_bytes(scale, zeros[0], dtype, None), value.type)
+        made = context.emit("AveragePool", context.transposed(real, _FRONT), count_include_pad=0, **window)
+        return context.put(
+            stored_as(
+                builder, context.transposed(made, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
+            )
+        )
+    builder.op = op
+    channels = value.type.shape[3]
+    ones = builder.constant(np.ones((channels, 1, *window["kernel_shape"]), np.int8), "ones")
+    given = context.transposed(context.stored(), _FRONT)
+    attributes = {"group": channels, "strides": window["strides"], "pads": window["pads"]}
+    inputs = (given, ones, context.numbers(zeros[0], dtype), context.numbers(0, "int8"))
+    total = context.transposed(builder.emit("ConvInteger", inputs, "sum", **attributes), _BACK)
+    return context.put(_divided(context, total, counts, zeros[1], dtype))
+
+
+def _counts(context: Context, window: dict[str, Any]) -> np.ndarray:
+    """How many elements each window holds, for rows and columns of the result."""
+    sides = []
+    for axis in (0, 1):
+        size, kernel, stride = (
+            context.shape()[1 + axis],
+            window["kernel_shape"][axis],
+            window["strides"][axis],
+        )
+        before, after = window["pads"][axis], window["pads"][2 + axis]
+        starts = np.arange((size + before + after - kernel) // stride + 1) * stride - before
+        sides.append(np.minimum(starts + kernel, size) - np.maximum(starts, 0))
+    counts = np.outer(*sides)
+    if not counts.size or counts.min() < 1:
+        raise context.refuse("has windows that hold no element")
+    return counts
+
+
+def _scale(counts: np.ndarray, zeros: tuple[int, int], dtype: str) -> np.ndarray | None:
+    """The scale of a pool of the device that makes TOSA's bytes for windows of every count; None if there is none."""
+    limits = np.iinfo(dtype)
+    levels = (int(limits.min) - zeros[1], int(limits.max) - zeros[1])
+    sums = {
+        count: (count * (int(limits.min) - zeros[0]), count * (int(limits.max) - zeros[0]))
+        for count in np.unique(counts).tolist()
+    }
+    largest = max(sums)
+    exact = mantissa(reciprocal_scale(largest), sums[largest], levels)
+    if exact is None:
+        return None
+    scale = np.float32(math.ldexp(exact[0] * largest, -exact[1]))
+    for _ in range(_TRIED):
+        pairs = {count: quantise_scale(float(scale) / count) for count in sums}
+        if all(alike(reciprocal_scale(count), pairs[count], sums[count], levels) for count in sums):
+            return np.array([scale], np.float32)
+        scale = np.nextafter(scale, np.float32(2))
+    return None
+
+
+def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype: str) -> str:
+    """Sums of integers divided by the elements of their windows, as TOSA does."""
+    builder = context.builder
+    scales = [reciprocal_scale(count) for count in counts.reshape(-1).tolist()]
+    shape = (*counts.shape, 1)
+    factors, halves, shifts = (
+        np.array(numbers, np.int64).reshape(shape)
+        for numbers in (
+            [scale.multiplier for scale in scales],
+            [1 << (scale.shift - 1) for scale in scales],
+            [scale.shift for scale in scales],
+        )
+    )
+    wide = host_integers.cast(builder, total, "int64")
+    product = builder.emit("Mul", (wide, builder.constant(factors, "multiplier")), "product")
+    rounded = builder.emit("Add", (product, builder.constant(halves, "half")), "rounded")
+    made = host_integers.shifted_right(builder, rounded, shifts)
+    limits = np.iinfo(dtype)
+    made = builder.emit("Add", (made, context.numbers(zero)), "zero")
+    bounds = (context.numbers(int(limits.min)), context.numbers(int(limits.max)))
+    return host_integers.cast(builder, builder.emit("Clip", (made, *bounds), "exact_rounding_of_tosa"), dtype)
+
+
+def reduce_sum(context: Context) -> None:
+    """The sum over an axis, which keeps one element."""
+    builder, op = context.builder, context.op
+    axis, keep = _axis(context), _KEEP
+    value = context.operand()
+    if value.type.dtype.startswith("float"):
+        return context.put(context.emit("ReduceSum", context.stored(), context.numbers([axis]), **keep))
+    known, count = builder.sums.get(value), context.shape()[axis]
+
+    def stored() -> str:
+        builder.op = op
+        return builder.emit(
+            "ReduceSum",
+            (builder.stored(value), builder.constant(np.array([axis]), "axes")),
+            "integers",
+            **keep,
+        )
+
+    if known is None or known.low.size > 1 or known.source is None:
+        return builder.set_lazy(
+            context.result(),
+            stored,
+            lambda: host_integers.cast(builder, builder.stored(context.result()), "float32"),
+        )
+
+    def scaled(scale: np.ndarray) -> str:
+        builder.op = op
+        return builder.emit(
+            "ReduceSum", (known.scaled(scale), builder.constant(np.array([axis]), "axes")), "", **keep
+        )
+
+    return builder.set_sum(context.result(), Sum(known.low * count, known.high * count, scaled), stored)
+
+
+def _axis(context: Context) -> int:
+    rank = len(context.shape())
+    (axis,) = context.axes([context.attribute("axis", default=-1)], rank, "axis")
+    return axis
+
+
+def reduce_max(context: Context) -> None:
+    """The maximum over an axis, which keeps one element."""
+    value, builder = context.operand(), context.builder
+    operator = {"reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}[context.short]
+    if value.type.dtype not in BYTES:
+        return context.put(
+            context.emit(operator, context.stored(), context.numbers([_axis(context)]), keepdims=1)
+        )
+    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
+    made = context.emit(operator, real, context.numbers([_axis(context)]), keepdims=1)
+    limits = np.iinfo(value.type.dtype)
+    return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
+
+
+def argmax(context: Context) -> None:
+    """Where the greatest element is along an axis, the first of equals."""
+    made = context.emit("ArgMax", context.stored(), axis=_axis(context), keepdims=0)
+    context.put(host_integers.cast(context.builder, made, context.result().type.dtype))
+
+
+OPERATORS = (
+    Record(("tosa.max_pool2d",), (1, 1), "MaxPool", max_pool),
+    Record(("tosa.avg_pool2d",), (1, 3), "AveragePool, ConvInteger", average_pool),
+    Record(("tosa.reduce_sum",), (1, 1), "ReduceSum", reduce_sum),
+    Record(("tosa.reduce_max", "tosa.reduce_min"), (1, 1), "ReduceMax, ReduceMin", reduce_max),
+    Record(("tosa.argmax",), (1, 1), "ArgMax", argmax),
+)

@@ -1,0 +1,142 @@
+"""MLIR text as networks of ONNX's operators, with QuantizeLinear and DequantizeLinear around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import ModelFormat, Network, Type
+from weft.compiler.onnx.limits import NODES
+from weft.extras.mlir.builder import Builder
+from weft.extras.mlir.context import Context
+from weft.extras.mlir.library import module
+from weft.extras.mlir.program import Op, Program, Quantisation, Value
+from weft.extras.mlir.registry import convert
+
+BYTES = 1 << 29
+"""Largest file."""
+_HEAD = re.compile(
+    rb"\s*(//[^\n]*\n\s*|#[A-Za-z_][\w$.-]*\s*=[^\n]*\n\s*)*(module\b|\"?builtin\.module\b|\"?func\.func\b|#loc\d*\s*=|!\w+\s*=)"
+)
+_BYTECODE = b"ML\xefR"
+_ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
+"""Types that inputs and outputs may have."""
+_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
+"""Operators of quantised models."""
+HOW_TO_QUANTISE = (
+    "quantise the model ahead of exporting it, so that the text has !quant.uniform types, quantisation written out as "
+    "divide, round_nearest_even, clamp and convert, or operations of TOSA on i8"
+)
+
+
+def is_mlir(head: bytes) -> bool:
+    """Whether a file that begins with `head` is MLIR, as text or as bytecode."""
+    return head.startswith(_BYTECODE) or _HEAD.match(head) is not None
+
+
+def read(data: bytes, what: str = "the model") -> Network:
+    """Read a module of MLIR text, which messages call `what`: its function ``main``, of StableHLO or TOSA.
+
+    Raises
+    ------
+    CompileError
+        If it is no MLIR text; not quantised; or has operations, types or a structure that weft does not read.
+    """
+    if data.startswith(_BYTECODE):
+        raise CompileError(
+            f"{what} is MLIR bytecode; weft reads text: print the module with str(module) or lowered.as_text()"
+        )
+    if len(data) > BYTES:
+        raise CompileError(f"{what} has {len(data):,} bytes; weft reads MLIR text of up to {BYTES:,}")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CompileError(f"{what} is no text: byte {error.start} is not UTF-8") from None
+    try:
+        return network_of(module("inline").program_of(text, what))
+    except CompileError as error:
+        told = str(error)
+        raise CompileError(told if told.startswith(what) else f"{what}, {told}") from None
+
+
+def network_of(program: Program) -> Network:
+    """The network of a program, whose inputs have the names of its arguments.
+
+    Raises
+    ------
+    CompileError
+        As `read`.
+    """
+    builder = Builder(program)
+    inputs, types = [], {}
+    for argument, notes in zip(program.arguments, program.argument_notes, strict=True):
+        name = builder.unique(str(notes.get("weft.name", argument.name)))
+        inputs.append(name)
+        _check_end("argument", argument.name, argument.type.dtype)
+        kind = _real_end(argument, notes)
+        types[name] = Type("float32" if kind is not None else argument.type.dtype, argument.type.shape)
+        builder.op = Op(f"input.{name}", 0, (), ())
+        builder.set(argument, name if kind is None else builder.quantised(name, kind, argument.type.dtype))
+    for op in program.ops:
+        convert(Context(op, builder))
+    if not program.results:
+        raise CompileError("the function returns nothing; there is nothing to compile")
+    results = []
+    for at, (value, notes) in enumerate(zip(program.results, program.result_notes, strict=True)):
+        default = "output" if len(program.results) == 1 else f"output{at}"
+        _check_end("result", str(at), value.type.dtype)
+        kind, stored = _real_end(value, notes), builder.stored(value)
+        builder.op = Op(f"output.{notes.get('weft.name', default)}", 0, (), ())
+        made = stored if kind is None else builder.dequantised(stored, kind, value.type)
+        results.append((made, str(notes.get("weft.name", default))))
+    network = builder.network(inputs, types, results)
+    if len(network.nodes) > NODES:
+        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
+    operators = {node.operator for node in network.nodes}
+    if not operators & _QUANTISED and not _stored(program):
+        raise CompileError(f"the model is not quantised: {HOW_TO_QUANTISE}")
+    return network
+
+
+def _stored(program: Program) -> bool:
+    """Whether values are of quantised types, or of those that TOSA's operations take as such."""
+    values = [value for op in program.ops for value in (*op.operands, *op.results)]
+    if any(value.type.quantisation is not None for value in (*program.arguments, *values)):
+        return True
+    tosa = any(op.name.startswith("tosa.") for op in program.ops)
+    return tosa and any(value.type.dtype in ("int8", "uint8") for value in program.arguments)
+
+
+def _real_end(value: Value, notes: Mapping[str, Any]) -> Quantisation | None:
+    """What an argument or a result stands for in the model that the text was printed from."""
+    scale, zero, dtype = notes.get("weft.scale"), notes.get("weft.zero_point", 0), value.type.dtype
+    if scale is None:
+        return None
+    good = isinstance(scale, float) and np.float32(scale) > 0 and np.isfinite(np.float32(scale))
+    limits = np.iinfo(dtype) if dtype in ("int8", "uint8") else None
+    if not good or limits is None or not isinstance(zero, int) or not limits.min <= zero <= limits.max:
+        raise CompileError(
+            f"{value.type} has weft.scale {scale!r} and weft.zero_point {zero!r}, which do not go together"
+        )
+    return Quantisation(
+        np.array([scale], np.float32), np.array([zero]), None, int(limits.min), int(limits.max)
+    )
+
+
+def _check_end(kind: str, name: str, dtype: str) -> None:
+    if dtype not in _ENDS:
+        raise CompileError(f"{kind} {name} has type {dtype}; weft takes {', '.join(_ENDS)}")
+
+
+FORMAT = ModelFormat(
+    name="an MLIR model",
+    suffix=".mlir",
+    recognises=is_mlir,
+    read=read,
+    states="an MLIR model keeps nothing from run to run",
+    how_to_quantise=HOW_TO_QUANTISE,
+)

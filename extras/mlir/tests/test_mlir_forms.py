@@ -1,0 +1,42 @@
+"""Forms of operations that are read as one operator: what their parts match."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.compiler.ir.graph import CompileError
+from weft.extras.mlir import device_text, forms
+
+
+def matches(term: forms.Number, values: list[np.ndarray | None]) -> bool:
+    """Whether one name matches all of some constants; None is a value that is none."""
+    names = [object() for _ in values]
+    arrays = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    builder: Any = SimpleNamespace(arrays=arrays)
+    found: dict[str, Any] = {}
+    return all(forms._unified(builder, term, name, found, {}) for name in names)  # type: ignore[arg-type]
+
+
+def test_numbers_have_a_type_and_one_value() -> None:
+    number = forms.Number("n")
+    three = np.full((2, 3), 3, np.int32)
+    assert matches(number, [three])
+    assert matches(number, [three, three[:1]])
+    assert not matches(number, [three.astype(np.int64)])
+    assert not matches(number, [three.astype(np.int8)])
+    assert not matches(number, [None])
+    assert not matches(number, [three, three + 1])
+    listed = forms.Number("n", "int8", listed=True)
+    assert matches(listed, [np.array([1, 2], np.int8)] * 2)
+    assert not matches(listed, [np.array([1, 2], np.int8), np.array([1, 3], np.int8)])
+
+
+@pytest.mark.parametrize("shift", [-100, -31, -30])
+def test_scales_that_tosa_has_no_shift_for(shift: int) -> None:
+    """Less than two bits after all that a multiplier can take."""
+    with pytest.raises(CompileError, match="which TOSA's rescale does not"):
+        device_text._widened(SimpleNamespace(name="op"), 1 << 23, shift, (-(1 << 30), 1 << 30))

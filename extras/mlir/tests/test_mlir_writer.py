@@ -1,0 +1,300 @@
+"""Graphs printed as TOSA: the text computes the device's bytes, and reading it gives a graph of the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support import qdq_models, state_models, tflite_networks, tosa_numpy
+from support.graph_runs import device_ops, on_host, run_graph
+from support.op_cases import convolution, random_op, segment_of, whole
+
+import weft
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
+from weft.compiler.ir.model import Graph
+from weft.compiler.operators.record import operator_of
+from weft.extras.mlir import forms
+from weft.extras.mlir.device_text import printed
+from weft.extras.mlir.library import module
+from weft.extras.mlir.writer import written
+
+KINDS = ("conv", "dense", "pool", "add", "concat", "rescale", "cnn")
+
+
+def feeds_of(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    found = {}
+    for name, (dtype, shape) in graph.inputs.items():
+        if dtype == "float32":
+            found[name] = rng.normal(size=shape).astype(np.float32) * 3
+        else:
+            limits = np.iinfo(dtype)
+            found[name] = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+    return found
+
+
+def check(source: Any, seed: int = 0) -> str | None:
+    """Print a model, and compare what its text makes, read again and by the specification; None if it is refused."""
+    graph = import_model(source)
+    try:
+        text = written(graph)
+    except CompileError:
+        return None
+    assert text == written(import_model(source))
+    again = import_model(text.encode())
+    assert (again.inputs, again.outputs, on_host(again)) == (graph.inputs, graph.outputs, {})
+    feeds = feeds_of(graph, np.random.default_rng(seed))
+    wanted, made = run_graph(graph, feeds), run_graph(again, feeds)
+    for name in wanted:
+        np.testing.assert_array_equal(made[name], wanted[name], strict=True)
+    program = module("inline").program_of(text, "the text")
+    stored = [_stored(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
+    for notes, value in zip(program.result_notes, tosa_numpy.run(text, *stored), strict=True):
+        name = str(notes["weft.name"])
+        np.testing.assert_array_equal(value, _stored(wanted[name], notes), strict=True)
+    return text
+
+
+def _stored(value: np.ndarray, notes: Any) -> np.ndarray:
+    if "weft.scale" not in notes:
+        return value
+    quotient = np.rint(value / np.float32(notes["weft.scale"])) + notes["weft.zero_point"]
+    return np.clip(quotient, -128, 127).astype(np.int8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_models(kind: str) -> None:
+    texts = [
+        check(getattr(qdq_models, f"random_{kind}")(np.random.default_rng(seed)), seed) for seed in range(6)
+    ]
+    assert sum(text is not None for text in texts) >= 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_models(kind: str) -> None:
+    texts = [
+        check(getattr(qdq_models, f"random_{kind}")(np.random.default_rng(seed)), seed)
+        for seed in range(6, 100)
+    ]
+    assert sum(text is not None for text in texts) >= 80
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_tflite_models(dtype: str) -> None:
+    assert check(tflite_networks.convolutions(softmax=False, dtype=dtype)) is not None
+    assert check(tflite_networks.rows(dtype=dtype)) is not None
+
+
+def test_programs_are_of_the_same_outputs() -> None:
+    model = qdq_models.random_cnn(np.random.default_rng(3))
+    programs = [weft.compile(source, "tiny") for source in (model, weft.convert(model).encode())]
+    feeds = feeds_of(import_model(model), np.random.default_rng(0))
+    one, other = (program.run(feeds).outputs for program in programs)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], strict=True)
+
+
+# Operators alone
+
+A, B, Y = (
+    whole(name, (1, 3, 4, 5), kind) for name, kind in (("a", "input"), ("b", "input"), ("y", "output"))
+)
+OPS: dict[str, DeviceOp] = {
+    "half": Rescale("x", A, Y, 0.5, 3, -7),
+    "twice and a half": Rescale("x", A, Y, 2.5, 3, -7, -100, 90),
+    "tiny": Rescale("x", A, Y, 2.0**-50, 3, -7),
+    "copy": Rescale("x", A, Y, 1.0, 4, 4, -20, 20),
+    "table": Rescale("x", A, Y, 0.3, lookup=np.random.default_rng(0).integers(-128, 128, 256).astype(np.int8)),
+    "add": Add("x", A, B, Y, 0.5, 0.5, 3, -4, 5),
+    "add of odd scales": Add("x", A, B, Y, 0.7321, 0.01, 3, -4, 5, -90, 127),
+    "subtract": Add("x", A, B, Y, 0.25, -0.75, 3, -4, 5),
+    "multiply": Multiply("x", A, B, Y, 1 / 128, -128, 7, 0),
+    "multiply by odd": Multiply("x", A, B, Y, 0.00731, -128, 7, 0, 0, 127),
+    "pad": Pad("x", A, whole("y", (1, 6, 6, 5), "output"), Window(pad=(1, 2, 2, 0)), -3, 0.5, 2, 1),
+    "max": Pool("x", A, whole("y", (1, 2, 2, 5), "output"), "max", Window((2, 2), (1, 2)), 0.75, 3, 1),
+    "mean": Pool("x", A, whole("y", (1, 1, 2, 5), "output"), "average", Window((2, 2), (2, 2)), 1.0, 3, 1),
+    "mean with padding": Pool(
+        "x", A, whole("y", (1, 4, 5, 5), "output"), "average", Window((2, 2), pad=(1, 1, 1, 1)), 0.3, 3, 1,
+        include_pad=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_byte_of_an_operator(name: str) -> None:
+    assert _compared(OPS[name], np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.7321, 0.21), (0.003, -0.9), (1.7, 0.4)])
+def test_every_pair_of_bytes_is_added_as_the_device_does(one: float, other: float) -> None:
+    a, b, y = (
+        whole(name, (1, 1, 256, 256), kind)
+        for name, kind in (("a", "input"), ("b", "input"), ("y", "output"))
+    )
+    op = Add("x", a, b, y, one, other, 3, -4, 5)
+    every = np.arange(-128, 128, dtype=np.int8)
+    given = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
+    printing = module("printing")
+    body = printing.Body([("int8", (1, 1, 256, 256))] * 2)
+    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    (made,) = tosa_numpy.run(text, *given)
+    np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_operators(seed: int) -> None:
+    rng, made = np.random.default_rng(seed), 0
+    for _ in range(25):
+        op = random_op(rng)
+        try:
+            made += _compared(op, rng)
+        except CompileError as error:
+            told = str(error)
+            assert told.startswith(f"operator {op.name!r}"), told
+    assert made > 12
+
+
+def _compared(op: DeviceOp, rng: np.random.Generator) -> int:
+    """Print an operator, and compare what the text makes by the specification with what the device does."""
+    printing = module("printing")
+    given = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
+    body = printing.Body([("int8", array.shape) for array in given])
+    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * len(given), [{}])
+    (made,) = tosa_numpy.run(text, *given)
+    np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
+    return 1
+
+
+def test_ties_go_to_even() -> None:
+    """A sum times 1/2 is half way between two integers for every other sum: one rescale would round those up."""
+    conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
+    assert isinstance(conv, Conv)
+    op = conv.replace(scale=np.full(3, 0.5), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
+    printing = module("printing")
+    body = printing.Body([("int8", op.src.shape)])
+    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    assert "tosa.bitwise_and" in text
+    x = np.random.default_rng(0).integers(-20, 20, op.src.shape).astype(np.int8)
+    np.testing.assert_array_equal(tosa_numpy.run(text, x)[0], operator_of(op).evaluate(op, (x,), 24))
+    odd = op.replace(scale=np.full(3, 0.50001))
+    body = printing.Body([("int8", op.src.shape)])
+    text = printing.module_text(body, [printed(body, odd, tuple(body.arguments))], [{}], [{}])
+    assert "tosa.bitwise_and" not in text
+
+
+@pytest.mark.parametrize(
+    ("mask", "half", "multiplier", "device"),
+    [(3, 2, 1 << 30, True), (3, 1, 1 << 30, False), (1, 2, 1 << 30, False), (0, 1, 1431655765, False)],
+)
+def test_ties_of_other_sums_are_not_those_of_the_device(
+    mask: int, half: int, multiplier: int, device: bool
+) -> None:
+    """What is looked at of a sum has to be what is half way of a quarter; a multiplier of more than 24 bits is none of
+    the device's. Whatever is read computes what the text says."""
+    conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
+    assert isinstance(conv, Conv)
+    op = conv.replace(scale=np.full(3, 0.25), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
+    printing, one = module("printing"), "> : tensor<1x1x1x1xi32>"
+    body = printing.Body([("int8", op.src.shape)])
+    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    changes = ((f"<3{one}", f"<{mask}{one}"), (f"<2{one}", f"<{half}{one}"), (str(1 << 30), str(multiplier)))
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    graph = import_model(text.encode())
+    assert (on_host(graph) == {}) == device
+    x = np.random.default_rng(0).integers(-20, 20, op.src.shape).astype(np.int8)
+    (made,) = run_graph(graph, dict.fromkeys(graph.inputs, x)).values()
+    np.testing.assert_array_equal(made, tosa_numpy.run(text, x)[0])
+
+
+def test_forms_are_read_as_the_operators_that_they_are() -> None:
+    rng = np.random.default_rng(0)
+    text = check(qdq_models.random_add(rng))
+    assert text is not None
+    assert [type(op) for op in device_ops(import_model(text.encode()))] == [Add]
+    assert forms.CONSTANTS["part"] == 4095
+    # TOSA shifts an i32 to the right by 31 places at most, and by one at least to have a half.
+    assert [shift - forms.PART for shift in forms.SHIFTS] == [1, 31]
+
+
+@pytest.mark.parametrize("change", [0, 1, -1])
+def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> None:
+    """What is taken for half way has to be half of what is looked at."""
+    shape = (1, 3, 4, 5)
+    op = Add(
+        "y",
+        whole("a", shape, "input"),
+        whole("b", shape, "input"),
+        whole("y", shape, "output"),
+        0.37,
+        0.61,
+        3,
+        -4,
+    )
+    printing = module("printing")
+    body = printing.Body([("int8", shape)] * 2)
+    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    numbers = {int(number) for number in re.findall(r"dense<(\d+)> : tensor<1x1x1x1xi32>", text)}
+    half = max(number for number in numbers if 2 * number - 1 in numbers)
+    old = f"dense<{half}> : tensor<1x1x1x1xi32>"
+    assert text.count(old) == 1
+    text = text.replace(old, old.replace(str(half), str(half + change)))
+    graph = import_model(text.encode())
+    assert (on_host(graph) == {}) == (change == 0)
+    rng = np.random.default_rng(1)
+    feeds = {name: rng.integers(-128, 128, shape).astype(np.int8) for name in graph.inputs}
+    (made,) = run_graph(graph, feeds).values()
+    np.testing.assert_array_equal(made, tosa_numpy.run(text, *feeds.values())[0])
+
+
+def _refused(source: Any, why: str) -> None:
+    with pytest.raises(CompileError, match=why):
+        written(import_model(source))
+
+
+def test_what_is_refused() -> None:
+    softmax = qdq_models.softmax((1, 5), 0.1, 3, False)
+    _refused(softmax, r"operator '.*' \(Softmax\) is none that TOSA has operations for")
+    _refused(state_models.Ring().build(), "keeps values from run to run")
+
+
+def test_host_nodes_are_named() -> None:
+    """What the host runs between the ends."""
+    model = qdq_models.random_rescale(np.random.default_rng(0))
+    name = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Shape", [name], ["sizes"], name="the_host"))
+    model.graph.node.append(onnx.helper.make_node("Hardmax", [name], ["hard"], name="hardest"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("hard", 1, None))
+    _refused(
+        model,
+        r"node 'hardest' \(Hardmax\) runs on the host: .*; only what the device runs is printed as TOSA",
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ['a"b', "a\\b", "a\nb", "\u00e4\u2192", "x:0", "/m/a.b", "\x00\x07", "%s {}"]
+)
+@pytest.mark.parametrize("scale", [1e-30, 3.4e38, 0.1, 1 / 3])
+def test_names_and_scales_of_ends_are_kept(name: str, scale: float) -> None:
+    printing, notes = module("printing"), {"weft.name": name, "weft.scale": float(np.float32(scale))}
+    body = printing.Body([("int8", (1, 1, 1, 4))])
+    text = printing.module_text(body, [body.arguments[0]], [notes], [notes])
+    program = module("inline").program_of(text, "the text")
+    assert program.argument_notes == program.result_notes == (notes,)
+
+
+def test_planned_graphs_are_refused() -> None:
+    graph = import_model(qdq_models.random_rescale(np.random.default_rng(0)))
+    segments = tuple(
+        dataclasses.replace(segment, resident={"x": 0}) if hasattr(segment, "ops") else segment
+        for segment in graph.segments
+    )
+    with pytest.raises(CompileError, match="planned already"):
+        written(dataclasses.replace(graph, segments=segments))
+    assert segment_of(convolution(A, 3, name="y")).ops

@@ -1,0 +1,247 @@
+"""Properties of what stands between those who want memory and the memory: `weft.boards`' arbiter and gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+
+from weft.boards.bus.arbiter import Arbiter, Gate
+from weft.boards.bus.port import MAX_BEATS, Command
+from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.streams import Order, assume_stable, stable, within
+
+
+def transfer(stream: Any) -> Value:
+    """Whether a word of `stream` is transferred in this cycle."""
+    return stream.valid & stream.ready
+
+
+def at_most_one(values: list[Value]) -> Value:
+    """Whether no two of `values` are 1."""
+    return (sum(values, start=values[0] & 0) <= 1) & 1
+
+
+def number_of(flags: list[Value]) -> Value:
+    """The position of the flag that is 1, of which there is one at most."""
+    number: Value = Cat(*flags) & 0
+    for index, flag in enumerate(flags):
+        number = number | Mux(flag, index, 0)
+    return number[: max((len(flags) - 1).bit_length(), 1)]
+
+
+class Bursts:
+    """Watches one command, any one, of those that move words: all its words, and no others, go to or from its port.
+
+    That the commands before it end where they should is the same claim of each of these, as the watched command is any
+    one: so `ends` may be the unit's own opinion of which word is the last one of a command.
+
+    Parameters
+    ----------
+    m, bench
+    push : value
+        A command is taken, from port number `port`, for `beats` words.
+    word : value
+        A word is transferred at the memory.
+    ends : value
+        It is the last one of its command.
+    ports : list of value
+        Which ports transfer a word.
+    most : int
+        Commands whose words have not all been transferred, at most.
+    """
+
+    def __init__(
+        self, m: Module, bench: Bench, name: str, *,
+        push: Value, port: Value, beats: Value, word: Value, ends: Value, ports: list[Value], most: int,
+    ) -> None:  # fmt: skip
+        mark = bench.free(1, f"{name}_mark")
+        self.inside = inside = Signal(range(most + 2), name=f"{name}_inside")
+        ahead = Signal(range(most + 2), name=f"{name}_ahead")
+        watched = Signal(name=f"{name}_watched")
+        whose = Signal(range(max(len(ports), 2)), name=f"{name}_whose")
+        more = Signal(range(MAX_BEATS), name=f"{name}_more_words")
+        several = Signal(name=f"{name}_several")
+        m.d.sync += inside.eq(inside + push - ends)
+        current = watched & (ahead == 0)
+        with m.If(watched & ends):
+            m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
+        with m.If(current & word):
+            m.d.sync += more.eq(more - 1)
+        with m.If(mark & push & ~watched):
+            m.d.sync += [watched.eq(1), whose.eq(port), more.eq(beats - 1), ahead.eq(inside - ends)]
+            m.d.sync += several.eq(beats > 2)
+        bench.claim(f"{name} out of nothing", ~word | (inside != 0))
+        bench.claim(f"{name} no more than there is room for", inside <= most)
+        bench.claim(f"{name} at one port", (Cat(*ports).any() == word) & at_most_one(ports))
+        bench.claim(f"{name} at its port", ~(current & word) | (number_of(ports) == whose))
+        bench.claim(f"{name} ends with its last word", ~current | (ends == (word & (more == 0))))
+        bench.cover(f"{name} full", inside == most)
+        bench.cover(f"{name} of three words end", current & ends & several & (whose == len(ports) - 1))
+
+
+class ArbiterBench(Bench):
+    """An arbiter with `ports` ports for `commands` commands.
+
+    Ports keep what they offer until it is taken, and ask for 1 to `MAX_BEATS` words; a port that asks need not have its
+    words. Memory keeps the word that it offers, and reports no more writes than it was asked for.
+    """
+
+    def __init__(self, ports: int, commands: int) -> None:
+        super().__init__(Arbiter(1, ports, commands=commands))
+        self.commands = commands
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        ports, memory = list(self.dut.port), self.dut.memory
+        for index, port in enumerate(ports):
+            assume_stable(m, self, port.command, f"command_{index}")
+            assume_stable(m, self, port.write, f"write_{index}")
+            beats = port.command.payload.beats
+            self.assume(~port.command.valid | ((beats != 0) & (beats <= MAX_BEATS)))
+            stable(m, self, port.read, f"read_{index}")
+        assume_stable(m, self, memory.read, "memory_read")
+        stable(m, self, memory.command, "command")
+        stable(m, self, memory.write, "write")
+        takes = [transfer(port.command) for port in ports]
+        self.claim("one command a cycle", at_most_one(takes))
+        chosen = Array(Value.cast(port.command.payload) for port in ports)[number_of(takes)]
+        command = Command(chosen)
+        taken = Cat(*takes).any()
+        commands = Order(
+            m,
+            self,
+            push=taken,
+            i=chosen,
+            pop=transfer(memory.command),
+            o=memory.command.payload,
+            most=1,
+            name="command",
+        )
+        self.claim("a cycle's delay", memory.command.valid == (commands.inside != 0))
+        reads, writes = self._words(m, command, taken, number_of(takes))
+        reports = self._reports(m, taken & command.write, number_of(takes))
+        room = (reads < self.commands) & (writes < self.commands) & (reports < self.commands)
+        free = ~memory.command.valid | memory.command.ready
+        asks = [port.command.valid for port in ports]
+        self.claim("a command each cycle", taken | ~(Cat(*asks).any() & free & room))
+        self._turns(m, asks, takes)
+
+    def _words(self, m: Module, command: Any, taken: Value, port: Value) -> tuple[Value, Value]:
+        """Words of reads and of writes; returns how many commands have not all of theirs."""
+        inside = []
+        for kind, write in (("read", 0), ("write", 1)):
+            channels = [getattr(port, kind) for port in self.dut.port]
+            memory = getattr(self.dut.memory, kind)
+            word, moved = transfer(memory), [transfer(channel) for channel in channels]
+            bursts = Bursts(
+                m,
+                self,
+                f"{kind}s",
+                push=taken & (command.write == write),
+                port=port,
+                beats=command.beats,
+                word=word,
+                ends=word & (self.peek(f"{kind}s.more", 8) == 0),
+                ports=moved,
+                most=self.commands + 1,
+            )
+            inside.append(bursts.inside)
+            whose = Array(Value.cast(channel.payload) for channel in channels)[number_of(moved)]
+            self.claim(f"{kind}s unchanged", ~word | (Value.cast(memory.payload) == whose))
+            ready = Cat(*((channel.valid if write else channel.ready) for channel in channels)).all()
+            waits = (bursts.inside != 0) & ready & (memory.ready if write else memory.valid) & ~word
+            within(m, self, waits, 2, f"{kind}s")
+        return inside[0], inside[1]
+
+    def _reports(self, m: Module, write: Value, port: Value) -> Value:
+        """Reports go to the ports that wrote, in order; returns how many are still to come."""
+        told, written = self.dut.memory.written, [port.written for port in self.dut.port]
+        reports = Order(
+            m,
+            self,
+            push=write,
+            i=port + 1,
+            pop=told,
+            o=(number_of(written) + 1),
+            most=self.commands,
+            name="report",
+        )
+        self.assume(~told | (reports.inside != 0))
+        self.claim("a report to one port", (Cat(*written).any() == told) & at_most_one(written))
+        return reports.inside
+
+    def _turns(self, m: Module, asks: list[Value], takes: list[Value]) -> None:
+        """While one port waits, any other goes once at most."""
+        count = len(asks)
+        one, other = (self.constant(m, range(max(count, 2)), name) for name in ("one", "other"))
+        waits, passed = Signal(), Signal()
+        goes = Array(takes)[other]
+        m.d.comb += waits.eq(Array(asks)[one] & ~Array(takes)[one])
+        m.d.sync += passed.eq(waits & (passed | goes))
+        legal = (one < count) & (other < count) & (one != other)
+        self.claim("each other port at most once", ~(legal & waits & passed & goes))
+        if count > 1:
+            self.cover("it is passed", legal & passed)
+
+
+class GateBench(Bench):
+    """A gate for fewer than `commands` commands of `beats` words at most. Memory gives no more words, and reports no
+    more writes, than it was asked for."""
+
+    def __init__(self, commands: int, beats: int) -> None:
+        self.commands, self.beats = commands, beats
+        super().__init__(Gate(1, commands, beats))
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        port, memory, close = self.dut.port, self.dut.memory, self.dut.close
+        command = memory.command
+        beats = command.payload.beats
+        self.assume(~port.command.valid | ((beats != 0) & (beats <= self.beats)))
+        same = Value.cast(command.payload) == Value.cast(port.command.payload)
+        self.claim("an open gate passes commands", close | (same & (command.valid == port.command.valid)))
+        self.claim("an open gate passes what memory takes", close | (port.command.ready == command.ready))
+        self.claim("a closed gate passes nothing", ~close | ~(command.valid | port.command.ready))
+        for name, source, sink in (("write", port.write, memory.write), ("read", memory.read, port.read)):
+            whole = (source.valid == sink.valid) & (source.ready == sink.ready)
+            self.claim(name, whole & (Value.cast(source.payload) == Value.cast(sink.payload)))
+        self.claim("written", port.written == memory.written)
+        taken, write = transfer(command), command.payload.write
+        # One more bit than needed, so that they never come round.
+        words = Signal(range(2 * self.commands * self.beats), name="words_owed")
+        writes = Signal(range(2 * self.commands), name="writes_owed")
+        self.assume(~memory.read.valid | (words != 0))
+        self.assume(~memory.written | (writes != 0))
+        self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
+        m.d.sync += [
+            words.eq(words + Mux(taken & ~write, beats, 0) - transfer(memory.read)),
+            writes.eq(writes + (taken & write) - memory.written),
+        ]
+        rests, before = Signal(), Signal()
+        m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
+        m.d.sync += before.eq(rests)
+        self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)
+        worked = Signal(name="has_read")
+        m.d.sync += worked.eq(worked | transfer(memory.read))
+        self.cover("idle behind a read", self.dut.idle & worked)
+        self.cover("as many writes as there may be", writes == self.commands - 1)
+
+
+def properties() -> Iterator[Property]:
+    claim = (
+        "Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a "
+        "port waits no other one goes twice; all words and reports are those of the port whose command it is."
+    )
+    for ports, commands in ((1, 2), (2, 2), (3, 2)):
+        yield Property(
+            "boards/arbiter", f"order and turns of {ports}", claim, partial(ArbiterBench, ports, commands)
+        )
+    yield Property(
+        "boards/gate",
+        "closing",
+        "Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.",
+        partial(GateBench, 4, 3),
+    )

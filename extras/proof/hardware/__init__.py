@@ -1,0 +1,1 @@
+"""Properties of the hardware that hold for all inputs and all times, for `weft.extras.proof.engine` to prove."""

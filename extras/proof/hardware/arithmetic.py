@@ -1,0 +1,191 @@
+"""Properties of `weft`'s arithmetic: requantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
+
+from weft.extras.proof.hardware.pipelines import ago, implies, settled
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.hdl.isa import Reduce
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.requantise import LATENCY, Requantise
+
+_LOW = 17
+"""Bits of a factor that the unit multiplies in one piece; it has to be known to cut the proof there."""
+_TAG = 3
+
+
+class LaneBench(Bench):
+    """One lane of the requantiser in free inputs. Settings do not change, as its users promise.
+
+    The proof is cut at the register for the sum of products, p: `ProductBench` claims that it holds p, `RoundingBench`
+    that results follow from it. Both do so for operands of the full width.
+    """
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m, "settings")
+        self.settings = self.dut.settings
+        settings = Value.cast(self.dut.settings)
+        m.d.comb += settings.eq(self.constant(m, len(settings), "settings"))
+        self.product = self.peek("product_0", 33 + self.dut.config.mantissa_bits).as_signed()
+        self._watch(m)
+
+    def _watch(self, m: Module) -> None:
+        raise NotImplementedError
+
+
+class ProductBench(LaneBench):
+    """The way to p, cut at the unit's registers, each of which is claimed to hold what `weft.hdl.isa.Vec` defines, in
+    terms of registers in front of it: the reduction, then ``v``, then the sum of products, for which see `_product`.
+    """
+
+    def _watch(self, m: Module) -> None:
+        self._timing(m)
+        self._reduction(m)
+        self._value(m)
+        self._product(m)
+
+    def _timing(self, m: Module) -> None:
+        """The result of a last element, its tag and nothing else come `LATENCY` cycles later."""
+        dut = self.dut
+        due = ago(m, dut.valid & dut.last, LATENCY, "due", reset=True)
+        self.claim("result comes in its cycle", dut.result_valid == due)
+        self.claim("tag", implies(due, dut.result_tag == ago(m, dut.tag, LATENCY, "tag")))
+        self.cover("result", dut.result_valid & (dut.results[0] != 0))
+
+    def _reduction(self, m: Module) -> None:
+        """The register holds the element, maximum or sum so far: behind the first element of a reduction."""
+        dut, mode = self.dut, self.settings.reduce
+        element, reduced = dut.elements[0], self.peek("reduced_0", 32).as_signed()
+        before, known = Signal(signed(32), name="so_far", reset_less=True), Signal(name="so_far_known")
+        so_far = Signal(signed(32), name="with_element")
+        with m.If(dut.first | (mode == Reduce.NONE)):
+            m.d.comb += so_far.eq(element)
+        with m.Elif(mode == Reduce.MAX):
+            m.d.comb += so_far.eq(Mux(element > before, element, before))
+        with m.Else():
+            m.d.comb += so_far.eq(before + element)
+        with m.If(dut.valid):
+            m.d.sync += [before.eq(so_far), known.eq(known | dut.first | (mode == Reduce.NONE))]
+        self.assume(mode <= Reduce.SUM)
+        self.claim("reduction", implies(known, reduced == before))
+        self.reduced = reduced
+
+    def _value(self, m: Module) -> None:
+        """``v``, and the second operand less its zero point, negative with ``subtract``, and 0 without ``add``."""
+        dut, settings = self.dut, self.settings
+        column = dut.columns[0]
+        self.value = self.peek("value_0", 32).as_signed()
+        bias = ago(m, column.bias, 1, "bias")
+        self.claim("biased", self.value == ago(m, (self.reduced + bias)[:32].as_signed(), 1, "biased"))
+        second = ago(m, dut.second[0], 1, "second").as_signed()
+        difference = Mux(settings.subtract, settings.b_zero - second, second - settings.b_zero)
+        self.other = self.peek("other_0", 9).as_signed()
+        expected = Mux(settings.add, difference, 0)
+        self.claim("other", self.other == ago(m, expected, 1, "other_due").as_signed())
+        self.mantissa = self.peek("mantissa_2_0", self.dut.config.mantissa_bits)
+        self.claim("mantissa", self.mantissa == ago(m, column.mantissa, 2, "mantissa"))
+
+    def _product(self, m: Module) -> None:
+        """``v * mantissa + other * b_mantissa``, three cycles later.
+
+        Proven is that it is the sum of the products of parts of the factors, by 17, 3 and all other bits of a mantissa
+        and 17 and 15 of ``v``, each times its power of two, which it is as multiplication is distributive.
+        """
+        v, o, mantissa, factor = self.value, self.other, self.mantissa, self.settings.b_mantissa
+        low = v[:_LOW]
+        bits = min(self.dut.config.mantissa_bits, _LOW) + 1
+        cut = {
+            "low_product": (low * mantissa[:_LOW], _LOW + 1 + bits),
+            "high_product": (v[_LOW:].as_signed() * mantissa[:_LOW], 15 + bits),
+            "other_product": (o * factor[:_LOW], 9 + bits),
+        }
+        terms: dict[str, Value] = {}
+        for name, (product, width) in cut.items():
+            terms[name] = self.peek(f"{name}_0", width).as_signed()
+            self.claim(name.replace("_", " "), terms[name] == ago(m, product, 1, name))
+        several = (
+            ("value_middle", v, mantissa[_LOW : _LOW + 3], 36),
+            ("other_middle", o, factor[_LOW : _LOW + 3], 13),
+            ("value_top", v, mantissa[_LOW + 3 :], 37),
+            ("other_top", o, factor[_LOW + 3 :], 14),
+        )
+        for name, value, by, width in several if len(mantissa) > _LOW else ():
+            terms[name] = self.peek(f"{name}_0", width).as_signed()
+            self.claim(name.replace("_", " "), terms[name] == ago(m, value * by, 1, name))
+        places = {"high_product": _LOW, "value_middle": _LOW, "other_middle": _LOW}
+        places |= {"value_top": _LOW + 3, "other_top": _LOW + 3}
+        total: Value = Const(0, signed(1))
+        for name, term in terms.items():
+            total = total + (term << places.get(name, 0))
+        self.claim("product", self.product == ago(m, total[: len(self.product)].as_signed(), 2, "whole"))
+
+
+class RoundingBench(LaneBench):
+    """The way from p to the result, directly by its definition: rounded to the nearest, halves to even, plus ``zero``,
+    clamped, four cycles later; with softmax also the score."""
+
+    def _watch(self, m: Module) -> None:
+        settings, dut = self.settings, self.dut
+        shift = self.peek("shift_5_0", 6)
+        self.claim("shift", shift == ago(m, dut.columns[0].shift, 5, "shift"))
+        total = Signal(signed(len(self.product) + 2), name="rounded_total")
+        m.d.comb += total.eq(half_even(m, self.product, shift, "rounded") + settings.zero)
+        # `low` goes before `high`: with low > high, which no program has, the definition gives `high`.
+        result = Mux(total < settings.low, settings.low, total)
+        result = Mux(result > settings.high, settings.high, result)
+        there = settled(m, 4, "full")
+        self.claim("result", implies(there, dut.results[0] == ago(m, result[:8].as_signed(), 4, "result")))
+        self.cover("rounded down to even", there & (dut.results[0] == 2) & ago(m, shift == 3, 4, "shifted"))
+        if dut.config.softmax:
+            most = (1 << 15) - 1
+            score = Mux(total > most, most, Mux(total < -most - 1, -most - 1, total))[:16].as_signed()
+            self.claim("score", implies(there, dut.scores[0] == ago(m, score, 4, "score")))
+
+
+def half_even(m: Module, value: Value, shift: Value, name: str) -> Signal:
+    """``value / 2**shift`` rounded to the nearest, halves to the even, by comparing what is left with a half."""
+    below = Signal(signed(len(value)), name=f"{name}_below")
+    twice = Signal((1 << len(shift)) + 2, name=f"{name}_twice")  # twice what is left
+    unit = Signal((1 << len(shift)) + 1, name=f"{name}_unit")
+    result = Signal(signed(len(value) + 1), name=name)
+    m.d.comb += [
+        below.eq(value >> shift),
+        unit.eq(1 << shift),
+        twice.eq((value & (unit - 1)) << 1),
+        result.eq(below + ((twice > unit) | ((twice == unit) & below[0]))),
+    ]
+    return result
+
+
+def _requantise(kind: type[LaneBench], mantissa_bits: int, softmax: bool) -> Bench:
+    config = Config(
+        n=2, lanes=1, bus_bytes=4, mantissa_bits=mantissa_bits, probability_bits=8 if softmax else 0
+    )
+    return kind(Requantise(config, _TAG))
+
+
+def properties() -> Iterator[Property]:
+    for mantissa_bits, softmax in ((24, True), (16, False)):
+        name = f"mantissas of {mantissa_bits} bits{', softmax' if softmax else ''}"
+        whole = mantissa_bits == 16  # products of 24 bits take longer than four minutes
+        if whole:
+            yield Property(
+                "vector/requantise",
+                f"products, {name}",
+                "The product's register holds the reduction, biased, times the mantissa plus the second operand times "
+                "its own, as a sum of products of parts, for all operands; results and tags come in their cycle.",
+                partial(_requantise, ProductBench, mantissa_bits, softmax),
+                Induction(6),
+            )
+        yield Property(
+            "vector/requantise",
+            f"rounding, {name}",
+            "Any product, shifted by any number, is rounded half to even; with the zero point it is clamped.",
+            partial(_requantise, RoundingBench, mantissa_bits, softmax),
+            Induction(10),
+            part=not whole,
+        )

@@ -1,0 +1,217 @@
+"""Properties of `weft.hdl.control.fetch` without loops: what is asked of memory, and the way of parts to queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.parity import odd
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Bounded, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.streams import stable, within
+from weft.hdl.control.fetch import BURST_BYTES, BURSTS, PAGE, Fetch, queue_kinds
+from weft.hdl.isa import WORD_BITS, Opcode, Queue
+
+_BEHIND = 3
+"""Parts behind the prefetch buffer at most: one in a register, two in a skid buffer."""
+_WATCHED = (*range(8), 8, -1)
+"""Bits of a part that are compared: the opcode, the first bit after it, and the last one."""
+
+
+class _Running:
+    """The assumptions about a fetch, and what is known of it from outside.
+
+    Assumed, as its documentation says: a start comes while it is idle, and not with a stop; memory answers what it was
+    asked for.
+    """
+
+    def __init__(self, m: Module, bench: Bench) -> None:
+        dut = bench.dut
+        request, beat = dut.bus.request, dut.bus.beat
+        bench.free_inputs(m)
+        self.running = bench.peek("running", 1)
+        bench.assume(~dut.start | dut.idle & ~dut.stop)
+        self.ports = [getattr(dut, queue.name.lower()) for queue in Queue]
+        self.valid: Value = Cat(port.valid for port in self.ports).any()
+        self.handed: Value = Cat(port.valid & port.ready for port in self.ports).any()
+        self.owed = owed = Signal(range(256), name="owed")
+        m.d.sync += owed.eq(owed + Mux(request.valid & request.ready, request.payload.beats, 0) - beat.valid)
+        bench.assume(~beat.valid | (owed != 0))
+        self.watched = Cat(
+            *(self.ports[0].payload.data[bit] for bit in _WATCHED), self.ports[0].payload.index
+        )
+        self.parts = max(WORD_BITS // len(self.ports[0].payload.data), 1)
+        self.index = Signal(range(max(self.parts, 2)), name="expected_index")
+        last = self.index == self.parts - 1
+        with m.If(dut.start):
+            m.d.sync += self.index.eq(0)
+        with m.Elif(self.handed):
+            m.d.sync += self.index.eq(Mux(last, 0, self.index + 1))
+
+
+class FetchBench(CutBench):
+    """A fetch of a narrow bus, whose prefetch buffer holds any words, with any parity."""
+
+    def __init__(self, bus: int) -> None:
+        self.config = SMALLEST.replace(bus_bytes=bus, parity=1)
+        super().__init__(Fetch(self.config))
+        self.burst = BURST_BYTES // bus
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.state = state = _Running(m, self)
+        began = ago(m, dut.start, 1, "start", reset=True)
+        ran = ago(m, state.running, 1, "running", reset=True)
+        self.claim("runs from a start", ~state.running | began | ran)
+        self.claim("a stop ends it", implies(ago(m, dut.stop, 1, "stop", reset=True), ~state.running))
+        self.claim(
+            "an error ends it", implies(ago(m, dut.error, 1, "error", reset=True), ~state.running | began)
+        )
+        held, asked = self._requests(m)
+        self._inside(held + asked)
+        self._idle(m, held)
+        self._parts(m)
+        self._parity(m)
+
+    def _requests(self, m: Module) -> tuple[Signal, Value]:
+        """What is asked for; returns how many words were asked for and not handed out before, and are in this cycle."""
+        dut, state, burst = self.dut, self.state, self.burst
+        request, bus = dut.bus.request, self.config.bus_bytes
+        stable(m, self, request, "request")
+        address, beats = request.payload.address, request.payload.beats
+        new = request.valid & ~ago(m, request.valid & ~request.ready, 1, "request_waited", reset=True)
+        following, held = Signal(32, name="following"), Signal(range(256), name="held")
+        align = (bus - 1).bit_length()
+        m.d.sync += held.eq(held + Mux(new, beats, 0) - state.handed)
+        with m.If(new):
+            m.d.sync += following.eq(address + beats * bus)
+        with m.If(dut.start):
+            m.d.sync += [following.eq(dut.program[align:] << align), held.eq(0)]
+        self.claim("memory may answer at any time", dut.bus.beat.ready)
+        self.claim("one burst after the other", ~new | (address == following))
+        behind = Mux(new, address + beats * bus, following)
+        self.claim("where the next burst begins", self.peek("address", 32) == behind[:32])
+        place = (address >> align)[: (burst - 1).bit_length()]
+        self.claim("to the end of its block", ~request.valid | (beats == burst - place))
+        self.claim(
+            "a page when all ahead is used", ~new | (address[: (PAGE - 1).bit_length()] != 0) | (held == 0)
+        )
+        self.claim("no more than there is room for", ~state.running | (held <= burst * BURSTS + _BEHIND))
+        within(m, self, state.running & (held == 0) & ~request.valid, 3, "asks")
+        self.cover("as much as there is room for", state.running & (held == burst * BURSTS))
+        return held, Mux(new, beats, 0)
+
+    def _inside(self, held: Value) -> None:
+        """Claim where words are in the unit, as induction needs it: none of this is promised to users."""
+        dut, state, depth = self.dut, self.state, self.burst * BURSTS
+        request, bits = dut.bus.request, depth.bit_length()
+        pending, level = self.peek("pending", bits), self.peek("buffer.level", bits)
+        asked = Mux(request.valid, request.payload.beats, 0)
+        self.claim("words that are pending", pending == state.owed + level + asked)
+        self.claim("pending", pending <= depth)
+        left, full = self.peek("parts.left", 1), self.peek("skid.full", 1)
+        ahead = self.peek("skid.o__valid", 1)
+        self.claim("words that were not handed out", ~state.running | (held == pending + left + full + ahead))
+        self.claim("the spare word is behind another", ~full | ahead)
+
+    def _idle(self, m: Module, held: Signal) -> None:
+        dut, state = self.dut, self.state
+        request = dut.bus.request
+        quiet = (state.owed == 0) & ~request.valid & ~state.running
+        self.claim("idle when nothing is owed", ~dut.idle | quiet)
+        within(m, self, quiet & ~dut.idle, self.burst * BURSTS + 1, "idle")
+        waits = state.running & (held != 0) & (state.owed == 0) & ~request.valid & ~state.valid
+        within(m, self, waits, 4, "hands out")
+        self.cover("idle again", dut.idle & ago(m, ~dut.idle, 1, "busy", reset=True))
+
+    def _parts(self, m: Module) -> None:
+        """Where parts go."""
+        dut, state = self.dut, self.state
+        ports, payload = state.ports, state.ports[0].payload
+        opcode = payload.data[:8]
+        kinds = queue_kinds(self.config)
+        wanted = Cat(Cat(opcode == int(kind.OPCODE) for kind in kinds[queue]).any() for queue in Queue)
+        queue = Signal(len(ports), name="queue")
+        m.d.sync += queue.eq(Mux(state.index == 0, wanted, queue))
+        first = state.index == 0
+        valids = Cat(port.valid for port in ports)
+        self.claim("to one queue", ~state.valid | (valids == Mux(first, wanted, queue)))
+        self.claim("while it runs", ~state.valid | state.running)
+        self.claim("part after part", ~state.valid | (payload.index == state.index))
+        self.claim(
+            "an error is no instruction", ~dut.error | first & ~wanted.any() & (opcode != int(Opcode.END))
+        )
+        self.claim("an error is no part", ~dut.error | state.running & ~state.valid)
+        for port, which in zip(ports, Queue, strict=True):
+            name = which.name.lower()
+            shown = Cat(*(port.payload.data[bit] for bit in _WATCHED), port.payload.index)
+            self.claim(f"payload for {name}", shown == state.watched)
+            stopped = dut.stop & port.valid
+            waited = ago(m, port.valid & ~port.ready & ~stopped, 1, f"{name}_waited", reset=True)
+            before = ago(m, shown, 1, f"{name}_before")
+            self.claim(f"a part for {name} stays", ~waited | port.valid & (shown == before))
+        self.cover("the last part of an instruction", state.handed & (state.index == state.parts - 1))
+        self.cover("an error", dut.error)
+
+    def _parity(self, m: Module) -> None:
+        (memory,) = self.memories
+        (read,), (write,) = memory.read_ports, memory.write_ports
+        self.claim("the buffer gets words that are right", ~odd(write.data, 32))
+        leaves = self.peek("buffer.r_rdy", 1) & self.peek("buffer.r_en", 1) & self.state.running
+        due = ago(m, leaves & odd(read.data, 32), 1, "due", reset=True)
+        self.claim("a word that leaves the buffer and has changed", self.dut.wrong == due)
+        self.cover("wrong", due)
+
+
+class OrderBench(Bench):
+    """A fetch of a narrow bus, and beside it some bits of all words that memory has given since the start."""
+
+    def __init__(self, bus: int) -> None:
+        self.config = SMALLEST.replace(bus_bytes=bus)
+        super().__init__(Fetch(self.config))
+
+    def watch(self, m: Module) -> None:
+        dut, state = self.dut, _Running(m, self)
+        beat, payload = dut.bus.beat, state.ports[0].payload
+        depth = 1 << (BURST_BYTES // self.config.bus_bytes * BURSTS + _BEHIND).bit_length()
+        words = Array(Signal(len(_WATCHED), name=f"word{index}") for index in range(depth))
+        at, first = Signal(range(depth), name="at"), Signal(range(depth), name="first")
+        coming, leaving = (Cat(value[bit] for bit in _WATCHED) for value in (beat.payload, payload.data))
+        m.d.sync += first.eq(first + state.handed)
+        with m.If(beat.valid):
+            m.d.sync += [words[at].eq(coming), at.eq(at + 1)]
+        with m.If(dut.start):
+            m.d.sync += [at.eq(0), first.eq(0)]
+        here = at != first
+        self.claim("out of nothing", ~(state.valid | dut.error) | here)
+        self.claim("order", ~(state.valid | dut.error) | (leaving == words[first]))
+        ends = here & (state.index == 0) & (words[first][:8] == int(Opcode.END))
+        within(m, self, state.running & ends, 6, "END ends")
+        self.cover("three parts", (first == 3) & state.running)
+        self.cover("END", state.running & ends & (first != 0))
+
+
+def properties() -> Iterator[Property]:
+    for bus in (64, 32):
+        yield Property(
+            "control/fetch",
+            f"requests and parts, {bus} bytes",
+            "From a start on, words are asked for in order, to the ends of their blocks, no more than there is room "
+            "for, and those of another page only when all ahead are used. Parts of an instruction go to its queue, in "
+            "order, until a stop or a word that is no instruction, which is an error but for END. Fetch is idle "
+            "when nothing is owed. A word that has changed in the buffer is reported when it leaves.",
+            partial(FetchBench, bus),
+            cover=40,
+        )
+        yield Property(
+            "control/fetch",
+            f"order, {bus} bytes",
+            "Parts are the words that memory gave since the start, in order; fetch ends at END.",
+            partial(OrderBench, bus),
+            Bounded(12),
+            part=True,
+        )

@@ -1,0 +1,289 @@
+"""The effect of MM, for instructions of any length: rows of A and of C, and words of B, are those it defines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.streams import Order
+from weft.extras.proof.hardware.walks import Walked, held, skid_slots, taken
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
+from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, WeightLoader, _row
+from weft.hdl.matrix.mm_rows import WEIGHTS_WALK as WALK_OF_B
+
+_CONTRACTION = ("ky", "kx", "kc")
+
+
+class RowsBench(Bench):
+    """What issues rows of A, in free inputs: reads are refused, and tiles of weights come, at any time.
+
+    Assumed: an instruction comes only when there is room, and has counts of at least 1 and sizes h
+    and w of at most 2**15, as coordinates are 16-bit two's complement. All other fields are any.
+
+    Each row is followed, by what the instruction defines of it, from the loop nest to the cycle in which it is issued:
+    that is when it is read, and when its row of C gets its place. `ROW_LATENCY` cycles later it enters the array.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(RowIssuer(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut, op = self.dut, self.dut.instruction
+        self.free_inputs(m)
+        self.assume(~dut.load | dut.free)
+        self.assume(~dut.load | ((op.h <= 1 << 15) & (op.w <= 1 << 15)))
+        step = self.peek("nest.step", 1)
+        fields = taken(WALK, self.config, op)
+        walked = Walked(m, self, "nest", WALK.counters(self.config), load=dut.load, step=step, **fields)
+        self.claim("free when the last row leaves", dut.free == (~walked.on | (step & walked.ends)))
+        self._issued(m, step, self._defined(m, walked))
+        self._apart(m)
+        self._entered(m)
+
+    def _fields(self, m: Module) -> dict[str, Signal]:
+        """Fields of the instruction under way that are needed for all of its rows."""
+        dut, op = self.dut, self.dut.instruction
+        names = ["h", "w", "pad", "accumulate", "signal"]
+        if self.config.wide_activations:
+            names.append("zero")
+        if self.config.depthwise_taps:
+            names.append("depthwise")
+        if self.config.softmax:
+            names += ["align", "alignment"]
+        kept = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
+        with m.If(dut.load):
+            m.d.sync += [register.eq(op[name]) for name, register in kept.items()]
+        return kept
+
+    def _defined(self, m: Module, walked: Walked) -> Any:
+        """The row that the loops stand on, as the instruction defines it."""
+        config, kept, values = self.config, self._fields(m), walked.values
+        row = Signal(_row(config), name="defined")
+        first = ~kept["accumulate"] & walked.at_start(*_CONTRACTION)
+        y, x = (values[name].as_signed() for name in ("y", "x"))
+        m.d.comb += [
+            row.inside.eq((y >= 0) & (y < kept["h"]) & (x >= 0) & (x < kept["w"])),
+            row.first.eq(walked.at_start("oy", "ox")),
+            row.address.eq(values["a"]),
+            row.fill.eq(kept["pad"]),
+            row.destination.address.eq(values["c"]),
+            row.destination.overwrite.eq(first),
+            row.destination.last.eq(walked.ends),
+            row.destination.signal.eq(Mux(walked.ends, kept["signal"], 0)),
+        ]
+        coming = self.peek("skid.i__payload", len(row.as_value()))
+        self.claim("the row that comes", ~walked.on | (coming == row.as_value()))
+        for name, path in self._registers().items():
+            there = self.peek(path, len(kept[name]))
+            self.claim(f"{name} is kept", ~walked.on | (there == kept[name].as_unsigned()))
+        limited = (kept["h"] <= 1 << 15) & (kept["w"] <= 1 << 15)
+        self.claim("sizes are limited", ~walked.on | limited)
+        if config.wide_activations:
+            m.d.comb += row.zero.eq(kept["zero"])
+        if config.depthwise_taps:
+            m.d.comb += [row.depthwise.eq(kept["depthwise"]), row.start.eq(walked.at_start("ox"))]
+        if config.softmax:
+            m.d.comb += [row.aligned.eq(kept["align"]), row.alignment.eq(self._number(m, walked, kept))]
+        return row
+
+    def _registers(self) -> dict[str, str]:
+        """Where the unit keeps them."""
+        paths = {
+            "h": "$signal#0",
+            "w": "$signal#1",
+            "pad": "pad",
+            "accumulate": "accumulate",
+            "signal": "$signal#2",
+        }
+        if self.config.wide_activations:
+            paths["zero"] = "$signal#3"
+        if self.config.depthwise_taps:
+            paths["depthwise"] = "$signal#3"
+        if self.config.softmax:
+            paths["align"] = "align"
+        return paths
+
+    def _number(self, m: Module, walked: Walked, kept: dict[str, Signal]) -> Value:
+        """Entries of alignments follow each other from `alignment` on, through all loops but that over tiles."""
+        entry, width = Signal(range(self.config.alignments), name="entry"), len(self.dut.alignments.address)
+        with m.If(self.dut.load):
+            m.d.sync += entry.eq(self.dut.instruction.alignment)
+        with m.Elif(walked.step):
+            again = walked.at_end("ky", "kx", "kc", "oy", "ox")
+            m.d.sync += entry.eq(Mux(again, kept["alignment"], entry + 1))
+        start = self.peek(f"$signal#{8 + self.config.wide_activations}", width)
+        self.claim("the first entry is kept", ~walked.on | (start == kept["alignment"][:width]))
+        return entry[:width]
+
+    def _issued(self, m: Module, step: Value, defined: Any) -> None:
+        """Rows are issued in their order, and what is read and told then is what is defined."""
+        dut, layout = self.dut, _row(self.config)
+        row = self.peek("row", layout.size)
+        (comes, following), behind = skid_slots(self, layout.size)
+        there = Signal(name="row_there")
+        self.there = there
+        moves = comes & (~there | dut.issued)
+        m.d.sync += there.eq(moves | (there & ~dut.issued))
+        self.claim("a row is there", self.peek("skid.o__ready", 1) == (~there | dut.issued))
+        self.claim("issued if there", ~dut.issued | there)
+        order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
+        held(self, order, ((there, row), (comes, following), behind), "a row on its way")
+        self.row = row = type(defined)(layout, row)
+        self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())
+        self.claim("read where it is defined", ~dut.read.valid | (dut.read.address == row.address))
+        granted = dut.read.valid & dut.read.ready
+        self.claim("read if it is inside", ~dut.issued | (granted == row.inside))
+        self.claim("not read but when issued", ~granted | dut.issued)
+        self.claim("the first one of a tile waits for weights", ~(dut.issued & row.first) | dut.weights)
+        self.claim("a tile is used from its first row on", dut.swap == (dut.issued & row.first))
+        self.cover("a row in the padding", dut.issued & ~row.inside)
+        self.cover(
+            "the last row", dut.issued & row.destination.last & ~row.first & (row.destination.signal != 0)
+        )
+
+    def _apart(self, m: Module) -> None:
+        """A row that adds to C is not issued before rows ahead of it have been added."""
+        dut, issued, row = self.dut, self.dut.issued, self.dut.destination.address
+        late = rmw_latency(self.config)
+        past, place = issued, row
+        # Signals of the unit that have no names.
+        before = 5 + self.config.wide_activations + bool(self.config.depthwise_taps)
+        near = self.peek(f"$signal#{before + 1}", late - 1)
+        self.claim("whether one is near", self.peek("any_near", 1) == near.any())
+        for age in range(1, late):
+            past, place = ago(m, past, 1, f"issued{age}", reset=True), ago(m, place, 1, f"place{age}")
+            same = past & (place == row) & ~self.row.destination.overwrite
+            self.claim(f"no row of C again {age} cycles later", ~(issued & same))
+            self.claim(f"near by {age}", ~self.there | (near[age - 1] == same))
+            if age < late - 1:
+                self.claim(f"past {age}", self.peek(f"past{age}", 1) == past)
+                self.claim(f"place {age}", ~past | (self.peek(f"past_target{age}", len(row)) == place))
+        self.cover("a row waits", dut.stall_port & near.any())
+
+    def _entered(self, m: Module) -> None:
+        """The row that enters the array is what was read, or the padding, less the zero point."""
+        dut, row, n, width = self.dut, self.row, self.config.n, self.config.widths.activation
+        zero = row.zero if self.config.wide_activations else 0
+        along = [row.depthwise, row.start] if self.config.depthwise_taps else []
+        less_of = [zero] if self.config.wide_activations else []
+        defined = Cat(dut.issued, dut.swap, row.inside, row.fill, *along, *less_of)
+        for stage in range(READ_LATENCY):
+            defined = ago(m, defined, 1, f"flight{stage}", reset=True)
+            self.claim(f"on the way {stage}", self.peek(f"flight{stage}", len(defined)) == defined)
+        entering, first, inside, fill, rest = defined[0], defined[1], defined[2], defined[3:11], defined[11:]
+        flags, zero = rest[: len(along)], rest[len(along) :]
+        vector = ago(m, Mux(inside, dut.read.data, fill.replicate(n)), 1, "vector", reset=True)
+        less = ago(m, zero, 1, "less", reset=True).as_signed() if self.config.wide_activations else 0
+        for k in range(n):
+            element = vector.word_select(k, 8).as_signed() - less
+            self.claim(f"element {k}", dut.a.word_select(k, width).as_signed() == element)
+        self.claim("a row enters", dut.a_valid == ago(m, entering, 1, "entering", reset=True))
+        self.claim("the first one of a tile enters", dut.a_swap == ago(m, first, 1, "swapping", reset=True))
+        if along:
+            due = ago(m, flags, 1, "flags", reset=True)
+            self.claim("what goes along rows", Cat(dut.a_depthwise, dut.a_start) == due)
+        assert ROW_LATENCY == READ_LATENCY + 1
+        if self.config.softmax:
+            self._aligned(m)
+
+    def _aligned(self, m: Module) -> None:
+        """The alignment comes `READ_LATENCY` cycles behind the row, from its entry, or is 0."""
+        dut, row = self.dut, self.row
+        read = dut.alignments.valid & (dut.alignments.address == row.alignment)
+        self.claim("its alignment is read", ~(dut.issued & row.aligned) | read)
+        aligned = row.aligned
+        flights = self.peek("flights", READ_LATENCY)
+        for stage in range(READ_LATENCY):
+            aligned = ago(m, aligned, 1, f"aligned{stage}", reset=True)
+            self.claim(f"aligned on the way {stage}", flights[stage] == aligned)
+        self.claim("alignment", dut.alignment == Mux(aligned, dut.alignments.data.as_signed(), 0))
+
+
+class WeightsBench(Bench):
+    """What sends tiles of B ahead, in free inputs.
+
+    Assumed: an instruction comes only when there is room, and has counts of at least 1; a tile is used when it may be.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(WeightLoader(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut, op, n = self.dut, self.dut.instruction, self.config.n
+        self.free_inputs(m)
+        self.assume(~dut.load | dut.free)
+        self.assume(~dut.swap | dut.ready)
+        fields = taken(WALK_OF_B, self.config, op)
+        fields["counts"]["row"] = Const(n)
+        sends = dut.read.valid
+        loops = WALK_OF_B.counters(self.config)
+        walked = Walked(m, self, "nest", loops, load=dut.load, step=sends, **fields)
+        first, last = walked.at_start("row"), walked.at_end("row")
+        waits = Signal()  # a whole tile, for its first row of A
+        m.d.sync += waits.eq((waits | (sends & last)) & ~dut.swap)
+        self.claim("words in their order", ~sends | (dut.read.address == walked.values["b"]))
+        self.claim("a word ahead of the tile before", ~(sends & first) | ~waits)
+        self.claim("the words of a tile follow each other", ~(walked.on & ~first) | sends)
+        self.claim("the next tile is sent as soon as it may be", ~(walked.on & ~waits) | sends)
+        self.claim("a tile may be used when it is sent", dut.ready == (waits | (sends & last)))
+        self.claim("a tile waits", self.peek("loaded", 1) == waits)
+        self.claim("none is begun when one waits", ~(waits & walked.on) | first)
+        self.claim("free with the last word", dut.free == (~walked.on | walked.ends))
+        begins = ago(m, sends & first, 1, "begins1", reset=True)
+        latches = self.peek("latches", READ_LATENCY)
+        for stage in range(READ_LATENCY):
+            self.claim(f"a tile on its way {stage}", latches[stage] == begins)
+            begins = (
+                begins if stage == READ_LATENCY - 1 else ago(m, begins, 1, f"begins{stage + 2}", reset=True)
+            )
+        self.claim("the array is told of the first word", dut.latch == begins)
+        self.claim("words go to the array", dut.b == dut.read.data)
+        self.cover("a tile is sent while one is used", sends & first & ago(m, dut.swap, 1, "used"))
+        self.cover("the last tile", walked.on & walked.ends & ~walked.at_start("kc"))
+
+
+def _rows(changes: dict[str, int]) -> Bench:
+    return RowsBench(SMALLEST.replace(**changes))
+
+
+def _weights() -> Bench:
+    return WeightsBench(SMALLEST)
+
+
+def properties() -> Iterator[Property]:
+    kinds: dict[str, dict[str, int]] = {
+        "": {},
+        ", with alignments": {"probability_bits": 7},
+        ", with alignments and zero points": {"probability_bits": 8},
+        ", with sums along rows": {"n": 4, "depthwise_taps": 2},
+    }
+    for name, changes in kinds.items():
+        yield Property(
+            "matrix/mm_rows",
+            f"rows of MM{name}",
+            "For every MM, of any length and with any fields, rows are read, enter the array and get their rows "
+            "of C in the order of its loops: each once, where it is defined, the padding where coordinates are "
+            "outside, less the zero point; no row of C is added to while a row before is on its way to it.",
+            partial(_rows, changes),
+            Induction(4),
+            cover=12,
+        )
+    yield Property(
+        "matrix/mm_weights",
+        "tiles of MM",
+        "For every MM, of any length and with any fields, words of B are read and sent in the order of its "
+        "loops, those of a tile behind one another; a tile may be used when its last word is read, and no "
+        "word of the next is read before.",
+        _weights,
+        Induction(4),
+        cover=12,
+    )

@@ -1,0 +1,89 @@
+"""The effect of MM behind the issue of its rows: where and when the matrix unit writes, and when it signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Module, Mux, Signal
+
+from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
+from weft.hdl.matrix.array import array_latency
+from weft.hdl.matrix.mm import MmUnit
+from weft.hdl.matrix.mm_rows import ROW_LATENCY, destination
+
+
+class WrittenBench(Bench):
+    """The matrix unit in free inputs: nothing is assumed.
+
+    One cycle, any one, is watched, with what is issued in it. What is claimed of it is claimed of all.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(MmUnit(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        self.free_inputs(m)
+        layout = destination(config)
+        issued = self.peek("rows.issued", 1)
+        bound = self.peek("rows.destination", layout.size)
+        leaves = ROW_LATENCY + array_latency(config)
+        visible = leaves + rmw_latency(config)
+        mark = self.free(1, "mark")
+        age, row, there = Signal(range(visible + 1)), Signal(layout), Signal()
+        with m.If(age != 0):
+            m.d.sync += age.eq(Mux(age == visible, 0, age + 1))
+        with m.Elif(mark):
+            m.d.sync += [age.eq(1), there.eq(issued), row.as_value().eq(bound)]
+        out, seen = age == leaves, age == visible
+        self.claim("a row of C leaves for each that was issued", implies(out, dut.c.valid == there))
+        self.claim("its place", implies(out & there, dut.c.address == row.address))
+        self.claim("whether it overwrites", implies(out & there, dut.c.overwrite == row.overwrite))
+        signal = Mux(there & row.last, row.signal, 0)
+        self.claim("signalled when it is visible", implies(seen, dut.signal == signal))
+        width = sum(len(element) for element in dut.c.psums)
+        self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c", width))
+        if config.softmax:
+            late = leaves - READ_LATENCY
+            shift = Signal.like(dut.c.alignment)
+            with m.If(age == leaves - late):
+                m.d.sync += shift.eq(self.peek("rows.alignment", len(shift)))
+            self.claim("its alignment", implies(out, dut.c.alignment == shift))
+        self._lines(leaves)
+        self.cover("an instruction is signalled", seen & (signal != 0))
+        self.cover("rows behind one another", out & there & dut.c.overwrite & issued)
+
+    def _lines(self, leaves: int) -> None:
+        """How far delay lines read behind their writes: without that, induction would start from other distances."""
+        lengths = {"destinations": leaves}
+        if self.config.softmax:
+            lengths["alignment$79"] = leaves - READ_LATENCY
+        for name, cycles in lengths.items():
+            distance = cycles - 2
+            width = distance.bit_length()
+            to, of = (self.peek(f"{name}.{place}", width) for place in ("$signature__addr", "fetch__addr"))
+            self.claim(f"length of {name}", (to - of)[:width] == distance)
+
+
+def _written(softmax: int) -> Bench:
+    return WrittenBench(SMALLEST.replace(probability_bits=softmax))
+
+
+def properties() -> Iterator[Property]:
+    for name, softmax in (("", 0), (", with alignments", 8)):
+        yield Property(
+            "matrix/mm",
+            f"rows of C{name}",
+            "Each row that is issued, and nothing else, is written as the array's row of C, so many cycles "
+            "later, to its place; the instruction is signalled when the last one is visible, and at no other time.",
+            partial(_written, softmax),
+            Induction(20),
+            cover=22,
+            proven=("array", "rows", "weights"),
+        )

@@ -1,0 +1,298 @@
+"""The effects of SET, LOOP, NEXT and READ: on registers, and on which instruction comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+from amaranth.lib.memory import Memory
+
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.control.sequencer import BACK, CONTROL, FIRST_VALUE, HEAD, SLOT_BITS, WORD, Sequencer
+from weft.hdl.isa import (
+    BASES,
+    WORD_BITS,
+    WORD_BYTES,
+    LoopNext,
+    LoopStart,
+    Mode,
+    Queue,
+    ReadRegisters,
+    SetRegisters,
+)
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.loops import READ_WORDS, SLOTS
+from weft.hdl.lib.pipeline import FIRST_FIELD
+
+_BITS = 4
+"""Of the number of a register."""
+
+
+class _Open(Sequencer):
+    """The sequencer with two more ports by which `content` shows what the registers `shown` hold."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.shown = [Signal(_BITS, name=f"shown{k}") for k in range(2)]
+        self.content = [Signal(WORD, name=f"content{k}") for k in range(2)]
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        registers: Memory = m.submodules.registers
+        for number, content in zip(self.shown, self.content, strict=True):
+            port = registers.read_port(domain="comb")
+            m.d.comb += [port.addr.eq(number), content.eq(port.data)]
+        return m
+
+
+class RegistersBench(Bench):
+    """The sequencer with a bus of a whole instruction, between memory that brings these at any time and queues that
+    take them at any time.
+
+    Assumed: an instruction stands until it is taken or there is a jump, and goes where its opcode says; modes of slots
+    are those that there are, READ has 1 to 8 words, from a multiple of 32 bytes; a start comes when nothing is under
+    way, and base registers of the host do not change. All other fields and words are any.
+
+    Two registers, any two, are watched. What registers beside them hold is taken from the unit where a watched one gets
+    it: that it is right is claimed for the two that are watched then.
+    """
+
+    def __init__(self) -> None:
+        self.config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
+        super().__init__(_Open(self.config))
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m, "bases", "parts")
+        bases = self.constant(m, 32 * BASES, "bases")
+        m.d.comb += dut.bases.as_value().eq(bases)
+        self.part, self.route = self.free(WORD_BITS, "part"), self.free(len(Queue) + len(CONTROL), "route")
+        m.d.comb += [
+            dut.parts.valid.eq(self.free(1, "part_valid")),
+            dut.parts.payload.part.data.eq(self.part),
+            dut.parts.payload.part.index.eq(0),
+            dut.parts.payload.queue.eq(self.route),
+        ]
+        self._names(m)
+        self._surroundings(m)
+        self._counts(m)
+        self._registers(m, bases)
+        self._progress(m)
+        self._queued(m)
+        self._next(m)
+
+    def _surroundings(self, m: Module) -> None:
+        dut, valid = self.dut, self.dut.parts.valid
+        waits, before = Signal(name="waited"), Signal(len(self.part) + len(self.route), name="part_before")
+        word = Cat(self.part, self.route)
+        m.d.sync += [waits.eq(valid & ~dut.parts.ready & ~dut.jump & ~dut.start), before.eq(word)]
+        self.assume(~waits | (valid & (word == before)))
+        self.assume((self.route & (self.route - 1)) == 0)
+        self.at, self.left, self.loading = (
+            self.peek(name, width) for name, width in (("at", 4), ("left", 4), ("loading", 5))
+        )
+        self.head, self.place = self.peek("head", HEAD), self.peek("place", 32)
+        m.d.sync += (started := Signal(name="started")).eq(started | dut.start)
+        self.assume(~dut.start | (~valid & ~dut.jump & ~dut.reads & (self.loading == 0)))
+        self.assume(started | dut.start | ~valid)
+        self.go = valid & (self.loading == 0) & ~dut.jump
+        self.started, self.waits = started, waits
+        self.kinds = {
+            kind: self.route[len(Queue) + number] & ~dut.reads for number, kind in enumerate(CONTROL)
+        }
+        read = ReadRegisters.layout()(self.part)
+        is_read = valid & self.kinds[ReadRegisters]
+        self.assume(~is_read | ((read.count != 0) & (read.count <= READ_WORDS) & (read.offset % 32 == 0)))
+        slots = SetRegisters.layout()(self.part)
+        self.slotted = self.kinds[SetRegisters] | self.kinds[LoopNext]
+        for slot in range(SLOTS):
+            self.assume(~(valid & self.slotted) | (slots[f"mode{slot}"] <= max(Mode)))
+
+    def _names(self, m: Module) -> None:
+        self.named = [self.constant(m, _BITS, f"named{k}") for k in range(2)]
+        self.values = [Signal(WORD, name=f"value{k}") for k in range(2)]
+        m.d.comb += [to.eq(of) for to, of in zip(self.dut.shown, self.named, strict=True)]
+        self.assume(self.named[0] != self.named[1])
+
+    def _registers(self, m: Module, bases: Value) -> None:
+        """What the two watched registers hold."""
+        dut = self.dut
+        changes = self._changes()
+        for number, (name, value) in enumerate(zip(self.named, self.values, strict=True)):
+            base = Mux(name[3], 0, bases.word_select(name[:3], WORD))
+            with m.If(self.loading == name + 1):
+                m.d.sync += value.eq(base)
+            for happens, register, new in changes:
+                with m.If(happens & (register == name)):
+                    m.d.sync += value.eq(new)
+            there = self.started & (self.loading <= name)
+            self.claim(f"content of register {number}", ~there | (dut.content[number] == value))
+        self.claim("loading", self.loading <= 16)
+        self.claim("loaded before anything else", self.started | (self.loading == 0))
+
+    def value_of(self, number: Value, otherwise: Value) -> Value:
+        """What the register `number` holds; `otherwise` if it is not watched."""
+        first, second = (number == name for name in self.named)
+        return Mux(first, self.values[0], Mux(second, self.values[1], otherwise))
+
+    def _changes(self) -> list[Any]:
+        """When a register changes, which one, and what it becomes of what it was."""
+        slots = SetRegisters.layout()(self.part)
+        slot = (self.word - FIRST_VALUE)[:3]
+        register, mode, value = (
+            Array(Value.cast(slots[f"{name}{k}"]).as_unsigned() for k in range(SLOTS))[slot]
+            for name in ("register", "mode", "value")
+        )
+        self.in_slot = self.go & self.slotted & (self.word >= FIRST_VALUE) & (self.word < FIRST_VALUE + SLOTS)
+        # What the unit adds is cut at its own signals, of which is claimed what they are.
+        taken_up, named = self.peek("$signal#4", WORD), self.peek("named__data", WORD)
+        word = self.part.word_select(self.half * READ_WORDS + self.number, WORD)
+        reads = self.go & self.dut.reads
+        self.claim("the slot's value", ~self.in_slot | (taken_up == value))
+        self.claim("the word that is read", ~reads | (taken_up == word))
+        self.claim("what the slot names", ~self.in_slot | (named == self.value_of(value[:_BITS], named)))
+        held = self.value_of(register, self.looked)
+        self.claim("what the slot's register holds", ~self.in_slot | (self.looked == held))
+        added = Mux(mode == Mode.ADD_REGISTER, named, taken_up)
+        changed = (added + Mux(mode == Mode.SET, 0, self.looked))[:WORD]
+        return [
+            (self.in_slot & (mode != Mode.NONE), register, changed),
+            (reads, self.read_to, taken_up),
+        ]
+
+    def _counts(self, m: Module) -> None:
+        """How far SET and NEXT are taken up, and READ's words."""
+        dut, read = self.dut, ReadRegisters.layout()(self.part)
+        self.word, self.number = Signal(4, name="word"), Signal(4, name="number")
+        self.half, self.read_to, count = (
+            Signal(name="half"),
+            Signal(_BITS, name="read_to"),
+            Signal(4, name="words"),
+        )
+        self.taken = Signal(name="taken")
+        m.d.comb += self.taken.eq(dut.parts.valid & dut.parts.ready)
+        with m.If(self.taken | dut.jump | dut.start):
+            m.d.sync += self.word.eq(0)
+        with m.Elif(self.go & self.slotted):
+            m.d.sync += self.word.eq(self.word + 1)
+        self.looked = self.peek("looked_up__data", WORD)
+        self.following = Signal(32, name="following")
+        self.reads = self.taken & self.kinds[ReadRegisters]
+        with m.If(self.reads):
+            m.d.sync += [count.eq(read.count), self.read_to.eq(read.first), self.number.eq(0)]
+            m.d.sync += self.half.eq(self.following[5])
+        with m.Elif(self.go & dut.reads):
+            m.d.sync += [self.read_to.eq(self.read_to + 1), self.number.eq(self.number + 1)]
+        self.done = self.go & dut.reads & (self.number == count - 1)
+        self.claim(
+            "words that are left", ~dut.reads | ((self.left == count - self.number) & (self.left != 0))
+        )
+        self.claim("words at most", ~dut.reads | (count <= READ_WORDS) & (self.number < count))
+        self.claim("the register of the next word", ~dut.reads | (self.head[:_BITS] == self.read_to))
+        at_word = self.at == self.half * READ_WORDS + self.number
+        self.claim("the next word", ~dut.reads | dut.jump | at_word)
+        self.claim("no word before the jump", ~(dut.reads & dut.jump) | (self.number == 0))
+
+    def _progress(self, m: Module) -> None:
+        """What is kept of an instruction while it is taken up."""
+        del m
+        dut, first = self.dut, self.part[FIRST_FIELD : FIRST_FIELD + HEAD]
+        waits = self.waits
+        self.claim(
+            "begins with the first word", (self.at == 0) | dut.reads | dut.jump | (waits & self.slotted)
+        )
+        self.claim("word after word", dut.reads | dut.jump | (self.at == self.word))
+        inside = waits & self.slotted & (self.word != 0)
+        self.claim("a word of SET or NEXT", (self.word == 0) | (inside & ~dut.reads))
+        for word in range(1, FIRST_VALUE + SLOTS):
+            kept = first >> (max(word - FIRST_VALUE, 0) * SLOT_BITS)
+            self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == kept))
+        settled = self.peek("settled", 1)
+        self.claim(
+            "settled", ~settled | (waits & ~self.slotted & ~dut.reads & (self.head == first) & ~dut.jump)
+        )
+        self.claim(
+            "a whole SET is taken up", ~(self.taken & self.slotted) | (self.word == WORD_BITS // WORD - 1)
+        )
+        self.claim("taken but when there is one", ~dut.parts.ready | self.go)
+        self.cover(
+            "the last slot", self.in_slot & (self.word == FIRST_VALUE + SLOTS - 1) & (self.values[0] != 0)
+        )
+
+    def _queued(self, m: Module) -> None:
+        """What has a queue goes there, once, whole, and with what its register holds."""
+        del m
+        dut, queued = self.dut, self.dut.queued
+        own = dut.reads | self.slotted | self.kinds[LoopStart] | self.kinds[ReadRegisters]
+        self.claim("to a queue once", (queued.valid & queued.ready) == (self.taken & ~own))
+        self.claim("whole", ~queued.valid | (queued.payload.data == self.part))
+        self.claim("to its queue", ~queued.valid | (dut.queue == self.route[: len(Queue)]))
+        number = self.part[FIRST_FIELD : FIRST_FIELD + _BITS]
+        held = self.value_of(number, self.looked)
+        self.claim("what its register holds", ~queued.valid | (queued.payload.values[0] == held))
+        uses = self.taken & (self.kinds[LoopStart] | self.kinds[ReadRegisters])
+        self.claim("what LOOP and READ look at", ~uses | (self.looked == held))
+        self.cover("an instruction with a register", queued.valid & (held == 3) & (number == self.named[0]))
+
+    def _next(self, m: Module) -> None:
+        """Which instruction comes next."""
+        dut, kinds = self.dut, self.kinds
+        loop, back = LoopStart.layout()(self.part), LoopNext.layout()(self.part)
+        read = ReadRegisters.layout()(self.part)
+        place, target = Signal(32, name="program_counter"), Signal(32, name="expected_target")
+        due, reads = Signal(name="jump_is_due"), Signal(name="reading")
+        skips = self.taken & kinds[LoopStart] & (self.looked.as_signed() <= 0)
+        backs = self.go & kinds[LoopNext] & (self.word == BACK)
+        self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE + SLOTS))
+        step, following = Signal(32, name="step"), self.following
+        m.d.comb += [
+            step.eq(WORD_BYTES),
+            following.eq(Mux(self.reads, self.looked, place) + step),
+        ]
+        with m.If(skips):
+            m.d.comb += step.eq((loop.skip + 1) * WORD_BYTES)
+        with m.Elif(self.reads):
+            m.d.comb += step.eq(read.offset)
+        with m.Elif(backs):
+            m.d.comb += step.eq(-(back.back * WORD_BYTES))
+        plain = self.taken & ~dut.reads & ~self.reads
+        with m.If(dut.start):
+            m.d.sync += [place.eq(dut.program & -WORD_BYTES), reads.eq(0)]
+        with m.Elif(plain | backs | self.done):
+            m.d.sync += place.eq(following)
+        m.d.sync += [
+            due.eq(skips | backs | self.done | self.reads),
+            target.eq(following),
+        ]
+        with m.If(self.reads):
+            m.d.sync += reads.eq(1)
+        with m.Elif(self.done):
+            m.d.sync += reads.eq(0)
+        self.claim("the instruction's address", ~self.started | (self.place == place))
+        self.claim("jumps", dut.jump == due)
+        self.claim("where to", ~dut.jump | (dut.target == target))
+        self.claim("the words of READ come", dut.reads == reads)
+        self.claim("which half of its words", ~(dut.jump & dut.reads) | (target[5] == self.half))
+        self.cover("a loop that is skipped", dut.jump & (target == 3 * WORD_BYTES))
+        self.cover("the end of READ", self.done & (self.number == 1))
+        self.cover("NEXT", backs)
+
+
+def _registers() -> Bench:
+    return RegistersBench()
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "control/sequencer",
+        "SET, LOOP, NEXT and READ",
+        "Each slot of SET and NEXT changes its register as its mode says, in order and once, and READ the "
+        "registers that it names to its words; LOOP and NEXT jump where and if they have to; all others go "
+        "to their queue, once, with what the register holds that they name first; for all fields and "
+        "contents of registers.",
+        _registers,
+        Induction(4),
+        cover=32,
+    )

@@ -1,0 +1,232 @@
+"""The kernel engine's divider: reciprocals and reciprocal square roots, element after element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+
+from weft.extras.proof.hardware.kernel.arithmetic import sizes
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
+from weft.hdl.isa.operands import KERNEL_DIVISION, KERNEL_ROOT
+from weft.hdl.vector.kernel_divide import KernelDivide
+
+_BITS = 16
+"""Bits of a root, and of a quotient."""
+_NAMES = {"divisor": "#1", "top": "#2", "rest": "#4", "quotient": "#7", "size": "#10"}
+"""In the netlist, of signals to which the unit gives no name there."""
+_READY = 3
+"""The step in which the top bits are there."""
+
+
+class DivideBench(Bench):
+    """The divider, in free inputs: any lane group comes, but only after the results of the one before were written, as
+    its users promise. A row's micro-operation is RECIPROCAL or RSQRT.
+
+    Of a square root and of a long division what is claimed is each of their steps, in terms of the one before, as no
+    solver looks through all of them. Of the root: four times the rest, and the next two bits, is the rest of the next
+    one and, if its next bit is set, four times the root and 1; and no rest is over twice the root. So the rest is what
+    the square of the root leaves of the bits so far, and the root is the largest. Of the division, of ``2**32`` by t:
+    twice the rest is digit times t plus the next rest, which is less than t; where t is ``2**16``, and the quotient has
+    17 bits, all digits are 1, which is its limit.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(KernelDivide(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        self.free_inputs(m)
+        op = dut.issue.op
+        self.assume(~dut.valid | (op.op == Op.RECIPROCAL) | (op.op == Op.RSQRT))
+        self.root, self.uniform = Signal(name="is_root"), Signal(name="is_uniform")
+        self.numbers = Signal(32 * config.lanes, name="numbers", reset_less=True)
+        self._schedule(m)
+        with m.If(dut.valid):
+            m.d.sync += [
+                self.root.eq(op.op == Op.RSQRT),
+                self.uniform.eq(op.unsigned),
+                self.numbers.eq(dut.elements.as_value()),
+            ]
+        self.number = Signal(32, name="number")
+        m.d.comb += self.number.eq(self.numbers.word_select(self.index, 32))
+        self._prepared(m)
+        self._rooted(m)
+        self._divided(m)
+        self._written(m)
+
+    def _schedule(self, m: Module) -> None:
+        """The steps of each element, and when results are written; they are what the unit counts."""
+        dut, config = self.dut, self.config
+        steps = KERNEL_DIVISION + KERNEL_ROOT
+        self.index, self.step = Signal(range(max(config.lanes, 2))), Signal(range(steps))
+        self.works = Signal()
+        writes = Signal(range(config.groups + 1))
+        self.last = Signal(name="last_step")
+        m.d.comb += self.last.eq(self.works & (self.step == Mux(self.root, steps - 1, KERNEL_DIVISION - 1)))
+        whole = self.last & (self.uniform | (self.index == config.lanes - 1))
+        self.assume(~dut.valid | ~(self.works | writes.any()))
+        with m.If(writes.any()):
+            m.d.sync += writes.eq(writes - 1)
+        with m.If(dut.valid):
+            m.d.sync += [self.works.eq(1), self.index.eq(0), self.step.eq(0)]
+        with m.Elif(self.works):
+            m.d.sync += self.step.eq(Mux(self.last, 0, self.step + 1))
+            with m.If(self.last & ~whole):
+                m.d.sync += self.index.eq(self.index + 1)
+            with m.If(whole):
+                m.d.sync += [self.works.eq(0), writes.eq(Mux(self.uniform, config.groups, 1))]
+        self.writes = writes
+        self.claim("written when they are complete", dut.write == writes.any())
+        self.claim("step", implies(self.works, self.peek("step", len(self.step)) == self.step))
+        left = self.peek("$signal#11", (config.lanes).bit_length())
+        more = Mux(self.uniform, 1, config.lanes - self.index)
+        self.claim("left", left == Mux(self.works, more, 0))
+        self.claim("writing", self.peek("writing", len(writes)) == writes)
+        self.claim("steps", self.step <= Mux(self.root, steps - 1, KERNEL_DIVISION - 1))
+        self.claim("index", (self.index < config.lanes) & ~(self.uniform & self.index.any()))
+        self.claim("one by one", ~(self.works & writes.any()))
+        self.claim("root", self.peek("root", 1) == self.root)
+        self.claim("uniform", self.peek("$signal#12", 1) == self.uniform)
+
+    def _prepared(self, m: Module) -> None:
+        """The element's size, E, and its bits from the top."""
+        config = self.config
+        kept = self.peek("elements#0", 32 * config.lanes)
+        self.claim("element", implies(self.works, kept == self.numbers >> (self.index << 5)))
+        negative = self.number[-1]
+        self.size = Signal(32, name="size_of_number")
+        m.d.comb += self.size.eq(Mux(negative, -self.number.as_signed(), self.number)[:32])
+        self.nothing = Signal(name="nothing_to_divide")
+        m.d.comb += self.nothing.eq((self.number == 0) | (self.root & negative))
+        bits = Signal(6, name="bits_of_number")
+        for bit in range(32):
+            with m.If(self.size[bit]):
+                m.d.comb += bits.eq(bit + 1)
+        even = Signal(6, name="even_bits")
+        m.d.comb += even.eq(bits + bits[0])
+        counted = Mux(self.root, even, bits)
+        size, highest = self.peek("$signal" + _NAMES["size"], 32), self.peek("highest", 5)
+        some = self.works & ~self.nothing
+        sized, ready = self.works & (self.step > 0), some & (self.step >= _READY)
+        self.claim("size", implies(sized, size == self.size))
+        self.claim("nothing", implies(sized, self.peek("nothing", 1) == self.nothing))
+        self.claim("bits", implies(some & (self.step > 1), highest == counted - 1))
+        self.claim("exponent", implies(ready, self.exponent_of() == Mux(self.root, even >> 1, bits)))
+        self.normal = Signal(32, name="normal")
+        m.d.comb += self.normal.eq(self.size << (32 - counted)[:5])
+        self.top = self.peek("$signal" + _NAMES["top"], 32)
+        rooted = Mux(self.step > _READY + _BITS, _BITS, self.step - _READY)
+        moved = Mux(self.root, rooted, 0)[:5]
+        self.ready = ready
+        self.claim("top", implies(ready, self.top == (self.normal << (moved << 1))[:32]))
+
+    def exponent_of(self) -> Signal:
+        return self.peek("exponent", 6)
+
+    def _rooted(self, m: Module) -> None:
+        base, square = self.peek("base", _BITS), self.peek("square", _BITS + 2)
+        first = self.ready & (self.step == _READY)
+        taken = self.ready & self.root & (self.step > _READY) & (self.step <= _READY + _BITS)
+        self.rooted = self.ready & self.root & (self.step >= _READY + _BITS)
+        self.claim("no root yet", implies(first, (base == 0) & (square == 0)))
+        before, rest = ago(m, base, 1, "base"), ago(m, square, 1, "square")
+        following = ago(m, self.top[-2:], 1, "following")
+        term = Mux(base[0], (before << 2) + 1, 0)
+        self.claim("bit of the root", implies(taken, Cat(following, rest) == term + square))
+        self.claim("root moves up", implies(taken, base[1:] == before[:-1]))
+        self.claim("no bit is lost", implies(taken, ~before[-1]))
+        number = self.step - _READY
+        for bit in range(_BITS):
+            self.claim(
+                f"root below 2**{bit}", implies(self.ready & self.root & (number <= bit), base[bit:] == 0)
+            )
+        self.claim("rest of the root", implies(self.ready & self.root, square <= base << 1))
+        stays = self.rooted & (self.step > _READY + _BITS)
+        self.claim("root stays", implies(stays, base == before))
+        highest = Mux(number > _BITS, _BITS, number) - 1
+        begun = self.ready & self.root & (number >= 1)
+        self.claim("top bit of a root", implies(begun, (base >> highest[:4])[0]))
+
+    def _divided(self, m: Module) -> None:
+        start = Mux(self.root, _READY + KERNEL_ROOT, _READY)
+        divides = self.ready & (self.step >= start)
+        rest, quotient = (self.peek("$signal" + _NAMES[name], width) for name, width in (
+            ("rest", 17), ("quotient", _BITS)))  # fmt: skip
+        base = self.peeks["base"]
+        t = Signal(17, name="t")
+        m.d.comb += t.eq(Mux(self.root, base << 1, self.normal[15:]))
+        taken = divides & (self.step > start)
+        least = t == 1 << _BITS
+        self.claim("t has its top bit", implies(divides, t[-1]))
+        self.claim("first rest", implies(self.ready & (self.step <= start), rest == 1 << _BITS))
+        before = ago(m, rest, 1, "rest")
+        digit = quotient[0]
+        self.claim("digit", implies(taken & ~least, before << 1 == Mux(digit, t, 0) + rest))
+        self.claim("rest", implies(taken & ~least, rest < t))
+        self.claim("rest of the least", implies(divides & least, rest == 1 << _BITS))
+        self.claim("digit of the least", implies(taken & least, digit))
+        behind = ago(m, quotient, 1, "quotient")
+        self.claim("digits move up", implies(taken, quotient[1:] == behind[:-1]))
+        self.claim("all digits", implies(self.last, self.step == start + _BITS))
+        self.quotient = quotient
+        self.cover("a quotient", self.last & ~self.root & (quotient == 0xAAAA) & ~self.nothing)
+
+    def _written(self, m: Module) -> None:
+        """Results are factors and exponents of the elements, of element 0 where it is for all, and go where the
+        micro-operation says, or to all lane groups."""
+        dut, config = self.dut, self.config
+        factor = Signal(MULTIPLIER_BITS, name="factor")
+        m.d.comb += factor.eq(Mux(self.number[-1], -self.quotient, self.quotient))
+        nothing = Const((1 << _BITS) - 1, MULTIPLIER_BITS + 6)
+        packed = Mux(self.nothing, nothing, Cat(factor, self.exponent_of()))
+        for lane in range(config.lanes):
+            result = Signal(MULTIPLIER_BITS + 6, name=f"result{lane}", reset_less=True)
+            known = Signal(name=f"known{lane}")
+            with m.If(dut.valid):
+                m.d.sync += known.eq(0)
+            with m.If(self.last & (self.uniform | (self.index == lane))):
+                m.d.sync += [result.eq(packed), known.eq(1)]
+            words = dut.results.word_select(lane, 32)
+            self.claim(f"all lanes {lane}", implies(dut.write, known))
+            self.claim(
+                f"lane {lane} is known", implies(self.works & ~self.uniform, known == (self.index > lane))
+            )
+            self.claim(f"lanes of one {lane}", implies(self.works & self.uniform, ~known))
+            place = self.peek("packed", (MULTIPLIER_BITS + 6) * config.lanes)
+            for index in range(lane + 1, config.lanes):
+                kept = place.word_select(config.lanes - index + lane, MULTIPLIER_BITS + 6)
+                here = self.works & ~self.uniform & (self.index == index)
+                self.claim(f"lane {lane} is kept at {index}", implies(here, kept == result))
+            self.claim(f"result {lane}", implies(dut.write, words == result))
+            self.cover(f"a root {lane}", dut.write & self.root & (words[:16] == 0xB504) & ~self.uniform)
+        place = Signal(range(STRIP_ROWS * REGISTERS), name="place")
+        group, turn = Signal(range(config.groups + 1), name="first_group"), Signal(range(config.groups + 1))
+        with m.If(dut.valid):
+            m.d.sync += [place.eq(Cat(dut.issue.entry.row, dut.issue.op.d)), group.eq(dut.issue.entry.group)]
+        m.d.sync += turn.eq(Mux(self.writes.any(), turn + 1, 0))
+        bits = (config.groups - 1).bit_length()
+        self.claim("where", implies(self.works | dut.write, dut.entry == Cat((group + turn)[:bits], place)))
+        self.cover("all lane groups", dut.write & self.uniform & (turn == config.groups - 1))
+
+
+def _divide(config: Config) -> Bench:
+    return DivideBench(config)
+
+
+def properties() -> Iterator[Property]:
+    for config, groups in sizes():
+        yield Property(
+            "vector/kernel_divide",
+            f"results, {groups}",
+            "Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, "
+            "step by step; all lanes are written once, when they are complete, where the micro-operation says.",
+            partial(_divide, config),
+            Induction(3),
+            cover=2 * (KERNEL_DIVISION + KERNEL_ROOT) + 8,
+        )

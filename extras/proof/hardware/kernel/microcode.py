@@ -1,0 +1,95 @@
+"""The load of micro-operations into the kernel engine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amaranth.hdl import Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.hdl.isa import Microcode
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS
+from weft.hdl.vector.kernel_sequence import KernelSequence
+from weft.hdl.vector.vec_streams import is_kind, view
+
+
+class MicrocodeBench(CutBench):
+    """The sequence in free inputs, for MICROCODE.
+
+    Assumed: no instruction comes while words are written, as the unit's user keeps, and there are at least 1 and at
+    most `MICRO_OPS` words, as the checker sees to. KERNEL may come at any other time.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(KernelSequence(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        code = view(Microcode, dut.payload)
+        loads = Signal(name="loads")
+        m.d.comb += loads.eq(dut.load & is_kind(Microcode, dut.payload))
+        fields, written = (
+            Signal(Microcode.layout(), name="fields"),
+            Signal(range(MICRO_OPS + 1), name="written"),
+        )
+        on, last = Signal(name="on"), Signal(name="last_word")
+        self.assume(~loads | ((code.count >= 1) & (code.count <= MICRO_OPS)))
+        self.assume(~(on & dut.load))
+        m.d.comb += last.eq(on & (written == fields.count - 1))
+        loaded = Signal(name="was_last")
+        m.d.sync += loaded.eq(last)
+        with m.If(loads):
+            m.d.sync += [on.eq(1), written.eq(0), fields.eq(code)]
+        with m.Elif(on):
+            m.d.sync += [written.eq(written + 1), on.eq(~last)]
+        word = self._word(m, fields, written)
+        bits = (self.config.kernel - 1).bit_length()
+        enable, stored = self.peek("$signature__en", 1), self.peek("$signature__data", MICRO_BITS)
+        address = self.peek("$signature__addr", bits)
+        self.claim("each word once", enable == on)
+        self.claim("its word", ~on | (stored == word))
+        self.claim("its place", ~on | (address == (fields.entry + written)[:bits]))
+        self.claim("all of them are there", dut.loaded == loaded)
+        self._kept(fields, written, on)
+        self.cover("the last of seven", last & (fields.count == MICRO_OPS) & (address == 3) & stored.all())
+        self.cover("loaded", dut.loaded)
+
+    def _word(self, m: Module, fields: Value, written: Signal) -> Signal:
+        word = Signal(MICRO_BITS, name="word")
+        with m.Switch(written):
+            for index in range(MICRO_OPS):
+                with m.Case(index):
+                    m.d.comb += word.eq(fields[f"op{index}"])
+        return word
+
+    def _kept(self, fields: Value, written: Signal, on: Signal) -> None:
+        """What the unit keeps: the words that are left, and how many these are."""
+        words = self.peek("$signal#1", MICRO_BITS * MICRO_OPS)
+        left = self.peek("left", MICRO_OPS.bit_length())
+        self.claim("how many are left", left == Mux(on, fields.count - written, 0))
+        for index in range(MICRO_OPS):
+            word = words.word_select((index - written)[: MICRO_OPS.bit_length()], MICRO_BITS)
+            there = on & (written <= index)
+            self.claim(f"word {index}", ~there | (word == fields[f"op{index}"]))
+        self.claim("some", ~on | ((written < fields.count) & (fields.count <= MICRO_OPS)))
+
+
+def _microcode() -> Bench:
+    return MicrocodeBench(KERNEL_SMALLEST)
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "vector/kernel_sequence",
+        "microcode",
+        "Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; it is "
+        "told when all of them are there.",
+        _microcode,
+        Induction(2),
+        cover=16,
+    )

@@ -1,0 +1,103 @@
+"""The vector unit with the kernel engine: which of them has an instruction, the ports and the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amaranth.hdl import Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.hdl.isa import Kernel, Microcode
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.vec import VecUnit
+from weft.hdl.vector.vec_streams import is_one_of, results_layout
+
+
+class ShareBench(CutBench):
+    """The vector unit in free inputs; nothing is assumed."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(VecUnit(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        self.active = self.peek("kernel.active", 1)
+        reader = self.peek("reader.active", 1)
+        instruction = dut.instruction
+        wanted, taken = Signal(name="for_the_engine"), Signal(name="taken")
+        m.d.comb += [
+            wanted.eq(is_one_of((Kernel, Microcode), instruction.payload)),
+            taken.eq(instruction.valid & instruction.ready),
+        ]
+        to_engine = self.peek("kernel.instruction__valid", 1)
+        self.claim("one of them at a time", ~(self.active & reader))
+        self.claim("its instructions", (to_engine & ~self.active) == (taken & wanted))
+        self.claim("alone", implies(taken & wanted, ~reader))
+        others = self.peek("reader.instruction__valid", 1) & self.peek("reader.instruction__ready", 1)
+        self.claim("others are not its", others == (taken & ~wanted))
+        ends = Signal(name="ends")
+        m.d.comb += ends.eq(self._results().end)
+        due = Signal(name="due")
+        m.d.sync += due.eq((taken & wanted) | (due & ~ends))
+        self.claim("from its start to its end", self.active == due)
+        self.claim("busy", implies(due | reader, dut.busy))
+        last = Signal(name="last_was_its")
+        with m.If(taken):
+            m.d.sync += last.eq(wanted)
+        self.claim("which was the last one", self.peek("$signal#1", 1) == last)
+        mask = Mux(
+            last, self.peek("kernel.mask", len(dut.signal)), self.peek("reader.signal", len(dut.signal))
+        )
+        signalled = ago(m, Mux(ends, mask, 0), 2, "mask", reset=True)
+        self.claim("what it signals when it is written", dut.signal == signalled)
+        self._ports()
+        self._written(m)
+        self.cover("it signals", dut.signal.any() & last)
+
+    def _results(self) -> Value:
+        layout = results_layout(self.config)
+        return layout(self.peek("writer.results", layout.size))
+
+    def _ports(self) -> None:
+        """Its reads, while it is active."""
+        for name in ("scratchpad", "accumulator"):
+            port = getattr(self.dut, name)
+            asks, other = (self.peek(f"{unit}.{name}__valid", 1) for unit in ("kernel", "reader"))
+            address = self.peek(f"kernel.{name}__address", len(port.address))
+            self.claim(f"{name} asked", port.valid == (asks | other))
+            self.claim(f"{name} where", implies(self.active & asks, port.address == address))
+            self.claim(f"{name} granted", self.peek(f"kernel.{name}__ready", 1) == port.ready)
+
+    def _written(self, m: Module) -> None:
+        """Its results, and nothing else, while it is active."""
+        layout = results_layout(self.config)
+        own = layout(self.peek("kernel.results", layout.size))
+        there = self._results()
+        self.claim("its results", implies(self.active, Value.cast(own) == Value.cast(there)))
+        written = ago(m, self.active & own.write, 1, "own_write", reset=True)
+        place = ago(m, own.dst, 1, "own_place", reset=True)
+        self.claim("are written", implies(written, self.dut.write.valid & (self.dut.write.address == place)))
+        self.cover("are written", written & (place == 5))
+
+
+def _share() -> Bench:
+    return ShareBench(KERNEL_SMALLEST)
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "vector/vec",
+        "the kernel engine's share",
+        "KERNEL and MICROCODE go to the kernel engine once, when no other instruction is there, and no other one comes "
+        "before its end; it has the ports and the writer meanwhile; its vectors are written where it says, and its "
+        "signal comes behind the last one.",
+        _share,
+        Induction(3),
+        cover=32,
+        part=True,
+    )

@@ -1,0 +1,124 @@
+"""The kernel engine as a whole: how its sequence and its lanes are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amaranth.hdl import Module, Signal, Value
+from amaranth.lib import data
+
+from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
+from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.streams import Order
+from weft.extras.proof.hardware.walks import held, skid_slots
+from weft.hdl.isa import Kernel, Vec
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.kernel import KernelEngine
+from weft.hdl.vector.kernel_sequence import request_layout
+from weft.hdl.vector.vec_streams import results_layout, view
+
+_SLOTS = 3
+"""Slots between the sequence and the lanes: two in the skid buffer, and the one that reads."""
+
+
+class EngineBench(CutBench):
+    """The engine in free inputs: reads are refused at any time, and instructions end at any time.
+
+    A slot, any one, is followed from the sequence to the cycle in which it reads what it has to, if anything: so each
+    issue comes to the lanes once, in order, in the cycle in which its read is granted.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(KernelEngine(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self._instructions(m)
+        self._slots(m)
+        self._connected()
+
+    def _instructions(self, m: Module) -> None:
+        """One at a time, whose fields stand until the next one comes."""
+        dut = self.dut
+        taken, active = Signal(name="taken"), Signal(name="is_active")
+        payload = dut.instruction.payload
+        m.d.comb += taken.eq(dut.instruction.valid & ~active)
+        m.d.sync += active.eq(taken | active & ~dut.finish)
+        fields = {
+            "mask": (payload.signal, dut.mask),
+            "source": (payload.source, self.peek("lanes.source", 1)),
+            "tail": (view(Kernel, payload).tail, self.peek("lanes.tail", 8)),
+        }
+        for name, (value, kept) in fields.items():
+            field = Signal(len(value), name=f"field_{name}")
+            with m.If(taken):
+                m.d.sync += field.eq(value)
+            self.claim(name, kept == field)
+        self.claim("active", dut.active == active)
+        self.claim("one at a time", dut.instruction.ready == ~active)
+        self.claim("taken", self.peek("sequence.load", 1) == taken)
+        word = self.peek("sequence.payload", Vec.layout().size)
+        self.claim("the sequence's instruction", word == Value.cast(payload))
+        self.cover("another one", taken & (dut.mask == 3) & (self.peek("lanes.tail", 8) == 2))
+
+    def _slots(self, m: Module) -> None:
+        dut = self.dut
+        layout = request_layout(self.config)
+        width = layout.size
+        valid, word = self.peek("$signal#1", 1), self.peek("$signal#3", width)
+        request = data.View(layout, word)
+        refused = (request.ask_scratchpad & ~dut.scratchpad.ready) | (
+            request.ask_accumulator & ~dut.accumulator.ready
+        )
+        granted = valid & ~refused
+        comes = self.peek("sequence.valid", 1) & self.peek("sequence.ready", 1)
+        slot = self.peek("sequence.slot", width)
+        order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_SLOTS)
+        held(self, order, [(valid, word), *skid_slots(self, width)], "slot")
+        for name, port in (("scratchpad", dut.scratchpad), ("accumulator", dut.accumulator)):
+            asks = valid & request[f"ask_{name}"]
+            self.claim(f"reads of the {name}", port.valid == asks)
+            address = request.address[: len(port.address)]
+            self.claim(f"where in the {name}", implies(asks, port.address == address))
+        self.claim("a read waits", dut.stall_port == (valid & refused))
+        issued = self.peek("lanes.issue", request.issue.shape().size)
+        issue = data.View(request.issue.shape(), issued)
+        self.claim("to the lanes when it reads", issue.valid == (granted & request.issue.valid))
+        same = Value.cast(issue)[1:] == Value.cast(request.issue)[1:]
+        self.claim("as it is", same)
+        self.cover("a read waits", dut.stall_port & (request.address == 5))
+
+    def _connected(self) -> None:
+        dut = self.dut
+        layout = results_layout(self.config)
+        results = data.View(layout, self.peek("results#1", layout.size))
+        loaded = self.peek("sequence.loaded", 1)
+        self.claim("the end", dut.results.end == (results.end | loaded))
+        for name in ("write", "index", "dst", "bytes"):
+            self.claim(f"results: {name}", Value.cast(dut.results[name]) == Value.cast(results[name]))
+        inputs = {"vectors": dut.vectors, "rows": dut.rows, "entries": Value.cast(dut.entries)}
+        for name, value in inputs.items():
+            self.claim(f"{name} to the lanes", self.peek(f"lanes.{name}", len(value)) == value)
+        for name, value in {"group": dut.group, "index": Value.cast(dut.index), "table": dut.table}.items():
+            self.claim(f"{name} of the lanes", self.peek(f"lanes.{name}", len(value)) == value)
+
+
+def _engine() -> Bench:
+    return EngineBench(KERNEL_SMALLEST)
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "vector/kernel",
+        "the way of slots",
+        "Instructions are taken one at a time; each slot of the sequence comes to the lanes once, in order, in the "
+        "cycle in which what it reads is granted; results go on, and the end with the last one or with the last "
+        "word of a MICROCODE.",
+        _engine,
+        Induction(2),
+        cover=32,
+        proven=("sequence", "sequence.memory", "lanes", "skid"),
+    )

@@ -1,0 +1,128 @@
+"""Properties of `weft.hdl.vector.vec_lookup`: the effect of LOOKUP, and what results of VEC are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.isa import Lookup
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.operands import LOOKUP
+from weft.hdl.vector.vec_lookup import VecLookup
+from weft.hdl.vector.vec_streams import is_kind, results_layout, view
+
+_AHEAD = LOOKUP + 1
+"""Cycles in which fields of an instruction come here."""
+
+
+class _OpenLookup(VecLookup):
+    """The stage with one more port for its table, by which `shown` has what stands at `place`. Two lanes share it."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.place = Signal(range(LOOKUP_ENTRIES * config.lookup_tables))
+        self.shown = Signal(8, name=f"{OPENED}table")
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        port = m.submodules.copy_0.read_port(domain="comb")
+        m.d.comb += [port.addr.eq(self.place), self.shown.eq(port.data)]
+        return m
+
+
+class LookupBench(Bench):
+    """The stage of look-up tables in free inputs.
+
+    Assumed is what the reader keeps: no byte of a LOOKUP comes in the cycle in which the next instruction is loaded,
+    as that begins when nothing of it is under way.
+
+    One entry, any one, is watched with the byte that LOOKUP has written there since the reset by its definition: the
+    first byte goes to the entry that the instruction names, each other one to that behind the last. A result that is
+    looked up there, in a cycle in which nothing is written, is that byte two cycles later.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(_OpenLookup(config))
+        self.config = config
+        self.depth = LOOKUP_ENTRIES * config.lookup_tables
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        self.entry = self.constant(m, range(self.depth), "entry")
+        self.known, self.content = Signal(name="known"), Signal(8, name="content", reset_less=True)
+        self._filled(m)
+        m.d.comb += dut.place.eq(self.entry)
+        self.claim("the table", implies(self.known, dut.shown == self.content))
+        self.looks = ago(m, dut.looks_up, _AHEAD, "looks", reset=True)
+        chosen = ago(m, dut.chosen, _AHEAD, "chosen", reset=True)
+        self.table = chosen[: (self.config.lookup_tables - 1).bit_length()]
+        before = results_layout(self.config)(ago(m, dut.i.as_value(), LOOKUP, "before", reset=True))
+        for name in ("write", "end", "index", "dst"):
+            self.claim(f"{name} passes", Value.cast(dut.o[name]) == Value.cast(before[name]))
+        for lane in range(self.config.lanes):
+            self._lane(m, lane, Value.cast(before.bytes[lane]))
+
+    def _lane(self, m: Module, lane: int, before: Value) -> None:
+        """A result, which was there as `before`, leaves as it came, or as what stands at its entry."""
+        dut, place = self.dut, Signal(range(self.depth), name=f"place{lane}")
+        m.d.comb += place.eq(Cat((dut.i.bytes[lane].as_signed() + 128)[:8], self.table))
+        if self.config.kernel:
+            with m.If(dut.outside):
+                m.d.comb += place.eq(Cat(dut.index[lane], dut.table[: len(self.table)]))
+        asked = self.known & ~self.writes & (place == self.entry)
+        found = ago(m, asked, LOOKUP, f"found{lane}", reset=True)
+        due = ago(m, self.content, LOOKUP, f"due{lane}")
+        result = Value.cast(dut.o.bytes[lane])
+        self.claim(f"lane {lane} passes", implies(~self.looks, result == before))
+        self.claim(f"lane {lane} is looked up", implies(self.looks & found, result == due))
+        self.cover(f"lane {lane} is looked up", self.looks & found & (result == 0xA5))
+        if self.config.kernel:
+            self.claim(f"entry of lane {lane}", implies(found, Value.cast(dut.entries[lane]) == due))
+
+    def _filled(self, m: Module) -> None:
+        """What LOOKUP writes, by its definition."""
+        dut = self.dut
+        op: Any = view(Lookup, dut.payload)
+        on, following = Signal(name="on"), Signal(range(self.depth), name="next_entry")
+        comes = on & dut.byte_valid
+        self.assume(~(dut.load & comes))
+        with m.If(dut.load):
+            m.d.sync += [on.eq(is_kind(Lookup, dut.payload)), following.eq(Cat(op.entry, op.table))]
+        with m.Elif(comes):
+            m.d.sync += following.eq(following + 1)
+        # Memory takes it a cycle later.
+        self.writes = ago(m, comes, 1, "writes", reset=True)
+        place, byte = ago(m, following, 1, "place"), ago(m, dut.byte, 1, "byte")
+        with m.If(self.writes & (place == self.entry)):
+            m.d.sync += [self.known.eq(1), self.content.eq(byte)]
+        self.cover("the last entry is written", self.writes & (place == self.depth - 1))
+        self.claim("filling", self.peek("$signal#1", 1) == on)
+        self.claim("a byte is written", self.peek("fill", 1) == self.writes)
+        entry = self.peek("entry", len(following))
+        due = Mux(self.writes, place, following)
+        self.claim("the entry that is next", implies(on, entry == due))
+        self.claim("the byte", self.peek("$signal#0", 8) == byte)
+
+
+def _bench(tables: int, kernel: int) -> Bench:
+    return LookupBench(SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel))
+
+
+def properties() -> Iterator[Property]:
+    for tables, kernel, what in ((1, 16, "one table, with the kernel engine"), (2, 0, "two tables")):
+        yield Property(
+            "vector/vec_lookup",
+            f"entries of {what}",
+            "Each byte of a LOOKUP is written to its entry, once; a result is what was last written to the entry that "
+            "it names, two cycles later, or passes unchanged if its instruction looks nothing up; what goes with it "
+            "passes.",
+            partial(_bench, tables, kernel),
+            Induction(6),
+        )

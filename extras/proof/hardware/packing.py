@@ -1,0 +1,321 @@
+"""Properties of `weft.hdl.store`: bytes of vectors in beats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.streams import stable, within
+from weft.extras.proof.hardware.walks import skid_slots
+from weft.hdl.bus.axi import PAGE, block_beats
+from weft.hdl.store import Packer, _rotated_layout
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is known of the watched byte: whether it is marked now, and since; its number in its vector; beats ahead of
+    its own; where it is in that; the beat's number in its page; whether its run begins there, and where; whether it
+    ends there, and where; or whether that is not known yet."""
+
+    marked: Value
+    on: Value
+    lane: Value
+    ahead: Value
+    at: Value
+    byte: Value
+    word: Value
+    begins: Value
+    start: Value
+    ends: Value
+    end: Value
+    run_on: Value
+
+
+class PackerBench(Bench):
+    """The packer between a reader and a bus that do as they like.
+
+    Assumed of the vectors is what `Packer` says: from 1 to ``n`` bytes each, and those of a run follow each other in
+    memory.
+
+    One byte, any one, is watched on its way into its beat, with the beat's place in memory and what else is in it.
+    """
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        self.bus, vector = dut.config.bus_bytes, dut.vector.payload
+        self.offset = Signal(range(self.bus))
+        m.d.comb += self.offset.eq(vector.pointer % self.bus)
+        self.end = Signal(range(self.bus + dut.config.n + 1))
+        m.d.comb += self.end.eq(self._end(vector))
+        stable(m, self, dut.beat, "beat")
+        self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
+        self._vectors(m)
+        self._beats(m)
+        self._byte(m)
+        within(m, self, dut.vector.valid & ~dut.vector.ready & dut.beat.ready, 2, "a vector is refused")
+
+    def _vectors(self, m: Module) -> None:
+        """Assume what vectors have to be like."""
+        vector = self.dut.vector.payload
+        self.first, self.following = Signal(init=1), Signal.like(vector.pointer)
+        with m.If(self.push):
+            m.d.sync += [self.first.eq(vector.last), self.following.eq(vector.pointer + vector.count)]
+        self.assume((vector.count != 0) & (vector.count <= self.dut.config.n))
+        self.assume(self.first | (vector.pointer == self.following))
+
+    def _beats(self, m: Module) -> None:
+        """Count the beats that have to come for the vectors that went in: those that these fill, and the last one of
+        a run."""
+        beat = self.dut.beat
+        self.due, more = Signal(range(8)), Signal(2)
+        m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
+        m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
+        self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
+        self.claim("no more beats than there is room for", self.due <= 5)
+        within(m, self, (self.due != 0) & ~beat.valid, 1, "a beat comes")
+        self.cover("two beats of a vector", self.push & (more == 2))
+
+    def _byte(self, m: Module) -> None:
+        dut, vector, beat, bus = self.dut, self.dut.vector.payload, self.dut.beat.payload, self.bus
+        mark, lane = self.free(1, "mark"), self.free(range(dut.config.n), "lane")
+        self.assume(lane < vector.count)
+        place = Signal(range(2 * bus))
+        watched, ahead, at, byte = Signal(), Signal.like(self.due), Signal(range(bus)), Signal(8)
+        word, begins, start = Signal(range(PAGE // bus)), Signal(), Signal(range(bus))
+        ends, end, run_on = Signal(), Signal(range(bus + 1)), Signal()
+        m.d.comb += place.eq(self.offset + lane)
+        block = block_beats(dut.config)
+        out = watched & self.pop & (ahead == 0)
+        with m.If(watched & self.pop):
+            m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
+        with m.If(watched & self.push):
+            # Of the watched byte's run this vector goes on in the same beat, or in one behind.
+            with m.If(run_on & vector.last & (self.end <= bus)):
+                m.d.sync += [ends.eq(1), end.eq(self.end)]
+            m.d.sync += run_on.eq(run_on & ~vector.last & (self.end < bus))
+        with m.If(mark & self.push & ~watched):
+            second = place // bus != 0
+            stop = self.end - Mux(second, bus, 0)
+            m.d.sync += [
+                Cat(watched, at).eq(Cat(1, place[: len(at)])),
+                ahead.eq(self.due - self.pop + second),
+                byte.eq(vector.data.word_select(lane, 8)),
+                word.eq((vector.pointer + lane) % PAGE // bus),
+                Cat(begins, start).eq(Cat(self.first & ~second, self.offset)),
+                ends.eq(vector.last & (stop <= bus)),
+                end.eq(stop),
+                run_on.eq(~vector.last & (stop < bus)),
+            ]
+        block_end = Signal()
+        m.d.comb += block_end.eq((word + 1) % block == 0)
+        lanes = Cat(*(~(begins & (j < start)) & ~(ends & (j >= end)) for j in range(bus)))
+        self.claim("the byte comes out", ~out | (beat.data.word_select(at, 8) == byte))
+        self.claim("a strobe for it", ~out | beat.strobe.bit_select(at, 1))
+        self.claim("no strobe beside the run", ~out | ((beat.strobe & ~lanes) == 0))
+        self.claim("the burst ends with its block and its run", ~out | (beat.last == (block_end | ends)))
+        marked = mark & self.push & ~watched
+        self._inside(
+            m, Watched(marked, watched, lane, ahead, at, byte, word, begins, start, ends, end, run_on)
+        )
+        self.cover("a byte in the middle of a run", out & ~begins & ~ends & (byte != 0))
+        self.cover("a run of less than a beat", out & begins & ends & (start != 0) & (end != bus))
+        self.cover("the end of a block", out & block_end & ~ends)
+
+    def _inside(self, m: Module, byte: Watched) -> None:
+        """What the unit keeps, as induction starts from that: up to two vectors that wait, and what the last one that
+        did not left of a beat."""
+        dut = self.dut
+        self.take = self.peek("taken", 1)
+        layout = dut.vector.payload.shape()
+        self.slots = slots = [Signal(layout, name=f"waiting{k}") for k in range(2)]
+        width = _rotated_layout(dut.config).size
+        (self.comes, first), (self.full, second) = skid_slots(self, width, "stage")
+        new = dut.vector.payload
+        with m.If(self.take & self.full):
+            m.d.sync += slots[0].eq(slots[1])
+        with m.If(self.push & (~self.comes | self.take)):
+            m.d.sync += slots[0].eq(new)
+        with m.If(self.push & self.comes & ~self.take):
+            m.d.sync += slots[1].eq(new)
+        for k, (there, kept) in enumerate(((self.comes, first), (self.full, second))):
+            self.claim(f"vector {k}", implies(there, kept == self._rotated(slots[k])))
+            count = slots[k].count
+            self.claim(f"bytes of vector {k}", implies(there, (count != 0) & (count <= dut.config.n)))
+        self._left(m)
+        order = slots[0].last | (slots[1].pointer == (slots[0].pointer + slots[0].count)[: len(new.pointer)])
+        self.claim("they follow each other", implies(self.full, order))
+        newest = layout(Mux(self.full, slots[1].as_value(), slots[0].as_value()))
+        behind = (newest.pointer + newest.count)[: len(new.pointer)]
+        begins = Mux(self.comes, newest.last, self.first_left)
+        self.claim("whether a run begins", self.first == begins)
+        self.claim(
+            "where it goes on", self.first | (self.following == Mux(self.comes, behind, self.next_left))
+        )
+        beats = [
+            Mux(there, self._beats_of(slot), 0)
+            for there, slot in zip((self.comes, self.full), slots, strict=True)
+        ]
+        self.claim("beats that are due", self.due == self.flush + beats[0] + beats[1])
+        self._where(m, byte)
+
+    def _end(self, vector: Any) -> Value:
+        """Where a vector ends, counted from the beginning of the beat in which it begins."""
+        return vector.pointer % self.bus + vector.count
+
+    def _beats_of(self, vector: Any) -> Value:
+        end = self._end(vector)
+        return end // self.bus + (vector.last & (end % self.bus != 0))
+
+    def _rotated(self, vector: Any) -> Value:
+        """A vector as the first stage has it."""
+        bus, n, offset = self.bus, self.dut.config.n, vector.pointer % self.bus
+        end, block = self._end(vector), block_beats(self.dut.config)
+        bytes_, lanes = [], []
+        for lane in range(bus):
+            number = (lane - offset) % bus
+            bytes_.append(Mux(number < n, vector.data.word_select(number, 8), 0))
+            lanes.append(number < vector.count)
+        here = [offset <= lane for lane in range(bus)]
+        ends = (vector.pointer // bus + 1) % block == 0
+        return Cat(*bytes_, *lanes, *here, end >= bus, end > bus, vector.last, ends)
+
+    def _left(self, m: Module) -> None:
+        """What was left of a beat: none if a run begins next; lanes from where its run began in it; or the end of a
+        run, which comes out by itself."""
+        bus, vector, beat = self.bus, self.slots[0], self.dut.beat
+        self.first_left = first = Signal(init=1, name="first_left")
+        self.next_left = Signal(len(vector.pointer), name="next_left")
+        start, self.flush, end_left = (
+            Signal(range(bus), name="start_left"),
+            Signal(name="flush"),
+            Signal(range(bus)),
+        )
+        end = self._end(vector)
+        with m.If(self.take):
+            m.d.sync += [first.eq(vector.last), self.next_left.eq(vector.pointer + vector.count)]
+            m.d.sync += start.eq(Mux(end >= bus, 0, Mux(first, vector.pointer, start)))
+            m.d.sync += [self.flush.eq(vector.last & (end > bus)), end_left.eq(end)]
+        with m.Elif(self.flush & beat.ready):
+            m.d.sync += self.flush.eq(0)
+        self.start_left, self.end_left = start, end_left
+        residue, strobe = self.peek("residue", 8 * bus), self.peek("strobe", bus)
+        self.residue = residue
+        self.claim("the end of a run", self.peek("flush", 1) == self.flush)
+        place = self.next_left % bus
+        going = Cat(*((start <= lane) & (place > lane) for lane in range(bus)))
+        ended = Cat(*(end_left > lane for lane in range(bus)))
+        self.claim("lanes that are left", strobe == Mux(self.flush, ended, Mux(first, 0, going)))
+        self.claim("a run has ended", implies(self.flush, first & (end_left != 0)))
+        self.claim("it began before", implies(~first, Mux(place == 0, start == 0, start < place)))
+        follows = vector.pointer == self.next_left
+        self.claim("the oldest one follows", implies(self.comes & ~first, follows))
+
+    def _where(self, m: Module, byte: Watched) -> None:
+        """Where the watched byte is: in a vector that waits, 2 the oldest one, or in what is left, 3."""
+        where, lane = Signal(2, name="where"), Signal(len(byte.lane), name="lane_of_it")
+        bus, slots = self.bus, self.slots
+        oldest = ~self.comes | self.take
+        ends = self._end(slots[0])
+        second = (slots[0].pointer % bus + lane) // bus != 0
+        stays = second | ~((ends >= bus) | slots[0].last)
+        with m.If(byte.marked):
+            m.d.sync += [where.eq(Mux(oldest, 2, 1)), lane.eq(byte.lane)]
+        with m.Elif((where == 1) & self.take):
+            m.d.sync += where.eq(2)
+        with m.Elif((where == 2) & self.take):
+            m.d.sync += where.eq(Mux(stays, 3, 0))
+        with m.Elif((where == 3) & self.pop):
+            m.d.sync += where.eq(0)
+        self.claim("it is somewhere", byte.on == (where != 0))
+        self._waits(byte, where, lane)
+        self._is_left(byte, where)
+
+    def _waits(self, byte: Watched, where: Value, lane: Value) -> None:
+        """The watched byte is part of a vector that waits."""
+        bus, slots = self.bus, self.slots
+        for k, (number, there) in enumerate(((2, self.comes), (1, self.full))):
+            vector, here = slots[k], where == number
+            place = vector.pointer % bus + lane
+            second = place // bus != 0
+            self.claim(f"vector {k} is there", implies(here, there & (lane < vector.count)))
+            self.claim(
+                f"it is the byte of vector {k}", implies(here, byte.byte == vector.data.word_select(lane, 8))
+            )
+            ahead = self.flush + second + (self._beats_of(slots[0]) if k else 0)
+            self.claim(f"beats ahead of it in vector {k}", implies(here, byte.ahead == ahead))
+            self.claim(f"its lane in vector {k}", implies(here, byte.at == place % bus))
+            word = (vector.pointer + lane) % PAGE // bus
+            self.claim(f"its beat in vector {k}", implies(here, byte.word == word))
+            begins = (slots[0].last if k else self.first_left) & ~second
+            self.claim(f"its run begins in vector {k}", implies(here, byte.begins == begins))
+            self.claim(f"where, in vector {k}", implies(here & begins, byte.start == vector.pointer % bus))
+            stop = self._end(vector) - Mux(second, bus, 0)
+            known = (vector.last & (stop <= bus), stop, ~vector.last & (stop < bus))
+            later = [] if k else [(self.full, slots[1])]
+            self._ends(byte, here, known, later, f"in vector {k}")
+
+    def _is_left(self, byte: Watched, where: Value) -> None:
+        """The watched byte is in what is left of a beat."""
+        bus, left = self.bus, where == 3
+        place = self.next_left % bus
+        going = left & ~self.flush
+        self.claim(
+            "it is the byte that is left", implies(left, self.residue.word_select(byte.at, 8) == byte.byte)
+        )
+        self.claim("its beat is the next one", implies(left, byte.ahead == 0))
+        inside = Mux(self.flush, byte.at < self.end_left, (byte.at < place) & (byte.at >= self.start_left))
+        self.claim("it is among the lanes", implies(left, inside))
+        self.claim("its run goes on", implies(going, ~self.first_left & (place != 0)))
+        self.claim("its run began before", implies(left & self.flush, ~byte.begins))
+        self.claim("its run began there", implies(left & byte.begins, byte.start == self.start_left))
+        self.claim("its beat goes on", implies(going, byte.word == self.next_left % PAGE // bus))
+        over = byte.ends & (byte.end == self.end_left) & ~byte.run_on
+        self.claim("its run has ended", implies(left & self.flush, over))
+        later = [(self.comes, self.slots[0]), (self.full, self.slots[1])]
+        self._ends(byte, going, (Const(0), byte.end, Const(1)), later, "of what is left")
+
+    def _ends(
+        self,
+        byte: Watched,
+        here: Value,
+        known: tuple[Value, Value, Value],
+        later: list[tuple[Value, Any]],
+        name: str,
+    ) -> None:
+        """Claim what is known of the end of the run in the beat, as vectors behind tell."""
+        ends, end, run_on = known
+        for there, vector in later:
+            stop = self._end(vector)
+            over = there & run_on & vector.last & (stop <= self.bus)
+            ends, end = ends | over, Mux(over, stop, end)
+            run_on = run_on & (~there | ~vector.last & (stop < self.bus))
+        self.claim(f"whether its run ends there {name}", implies(here, byte.ends == ends))
+        self.claim(f"where its run ends {name}", implies(here & ends, byte.end == end))
+        self.claim(f"whether its run goes on {name}", implies(here, byte.run_on == run_on))
+
+
+def _packer(n: int, bus: int) -> Bench:
+    return PackerBench(Packer(SMALLEST.replace(n=n, bus_bytes=bus)))
+
+
+def properties() -> Iterator[Property]:
+    claim = (
+        "Every byte of a run comes out once, in order, in its lane of its beat and with its strobe; no other "
+        "strobes are set; beats end bursts where blocks and runs end."
+    )
+    for n, bus in ((2, 4), (4, 4)):
+        yield Property(
+            "store/pack",
+            f"vectors of {n} bytes in words of {bus}",
+            claim,
+            partial(_packer, n, bus),
+            Induction(4),
+        )

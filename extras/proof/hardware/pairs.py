@@ -1,0 +1,230 @@
+"""Properties of `weft.hdl.matrix.pe`: rows whose multiplier blocks do two products, and the array of them.
+
+The blocks are models of what `weft.hdl.lib.arithmetic` demands of a family's: the families' own are vendors' cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
+
+from weft.extras.proof.hardware.matrix import Entry, weights
+from weft.extras.proof.hardware.pipelines import ago
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.arithmetic import Multipliers
+from weft.hdl.matrix.array import Array
+from weft.hdl.matrix.pe import SPLIT, DualRow, PackedRow
+
+_KNOWN = 2
+"""Cycles for which covers wait behind weights, so that products are those of known ones."""
+
+
+class DualModel(Elaboratable):
+    """A `weft.hdl.lib.arithmetic.DualBlock`."""
+
+    def __init__(self, a: Value, b: Value, hold_b: Value, products: Value) -> None:
+        self.a, self.b, self.hold_b, self.products = a, b, hold_b, products
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        a, b = Signal(signed(8), name="held_a", reset_less=True), Signal(16, name="held_b", reset_less=True)
+        made = Signal(32, name="made", reset_less=True)
+        m.d.sync += a.eq(self.a)
+        with m.If(~self.hold_b):
+            m.d.sync += b.eq(self.b)
+        m.d.sync += made.eq(Cat(*((a * b.word_select(c, 8).as_signed())[:16] for c in range(2))))
+        m.d.comb += self.products.eq(made)
+        return m
+
+
+class WideModel(Elaboratable):
+    """A `weft.hdl.lib.arithmetic.WideBlock`.
+
+    It is exact for all operands, and multiplies `a` by the two parts of `b` one by one: solvers do not see that
+    multiplication is distributive.
+    """
+
+    def __init__(self, a: Value, b: Value, product: Signal) -> None:
+        self.a, self.b, self.product = a, b, product
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        a, b = (
+            Signal(signed(9), name="held_a", reset_less=True),
+            Signal(signed(18), name="held_b", reset_less=True),
+        )
+        lower, upper = (Signal(signed(19), name=name, reset_less=True) for name in ("lower", "upper"))
+        made = Signal(len(self.product), name="made", reset_less=True)
+        high, low = parts(b)
+        m.d.sync += [
+            a.eq(self.a),
+            b.eq(self.b),
+            lower.eq(a * low),
+            upper.eq(a * high),
+            made.eq((upper << SPLIT) + lower),
+        ]
+        m.d.comb += self.product.eq(made)
+        return m
+
+
+def parts(packed: Value) -> tuple[Value, Value]:
+    """The numbers h of 10 bits and l of 9 with ``packed = h * 2**SPLIT + l``, all signed, for one of 18 bits."""
+    low = packed[:SPLIT].as_signed()
+    return packed[SPLIT:].as_signed() + low[-1], low
+
+
+def _dual_pair(
+    m: Module, bench: Bench, row: Entry, path: str, p: int, late: int
+) -> tuple[list[Value], int, Value]:
+    """Claim that a pair multiplies exactly, `late` cycles after the entry of `row`. Returns the signals for its two
+    products, how many cycles these are behind the entry, and whether they are those of known weights."""
+    inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
+    a, b = bench.peek(f"{inside}held_a", 8).as_signed(), bench.peek(f"{inside}held_b", 16)
+    made, known = bench.peek(f"{inside}made", 32), Const(1)
+    bench.claim(f"activation {name}", a == ago(m, row.a, late + 1, f"a{name}"))
+    products: list[Value] = []
+    for c in range(2):
+        active, shadow = b.word_select(c, 8), bench.peek(f"{path}shadow{2 * p + c}", 8)
+        known &= weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
+        products.append(made.word_select(c, 16).as_signed())
+        product = ago(m, (a * active.as_signed())[:16], 1, f"product{name}_{c}").as_signed()
+        bench.claim(f"product {name} {c}", products[c] == product)
+    return products, late + 2, ago(m, known, 1, f"known{name}", reset=True)
+
+
+def _packed_pair(
+    m: Module, bench: Bench, row: Entry, path: str, p: int, late: int, width: int
+) -> tuple[list[Value], int, Value]:
+    """The same for pairs that share one product. What it claims last, that each product can be told from it, is
+    the point of the unit."""
+    inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
+    a, b = bench.peek(f"{inside}held_a", 9).as_signed(), bench.peek(f"{inside}held_b", 18)
+    line = bench.peeks[f"{path}$signal"] if p else bench.peek(f"{path}$signal", width)
+    entered = line.word_select(p, 9).as_signed()
+    bench.claim(f"activation {name}", entered == ago(m, row.a, late + 1, f"a{name}"))
+    bench.claim(f"operand {name}", a == ago(m, entered, 1, f"entered{name}"))
+    made, known = bench.peek(f"{inside}made", 27), Const(1)
+    products: list[Value] = []
+    for c, (weight, part) in enumerate(zip(reversed(parts(b)), ("lower", "upper"), strict=True)):
+        active, shadow = (bench.peek(f"{path}{kind}{2 * p + c}", 8) for kind in ("active", "shadow"))
+        known &= weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
+        before = ago(m, active.as_signed(), 1, f"active{name}_{c}")
+        bench.claim(f"operand {name} {c}", weight == before)
+        products.append(bench.peek(f"{inside}{part}", 19).as_signed())
+        bench.claim(f"product {name} {c}", products[c] == ago(m, a * weight, 1, f"product{name}_{c}"))
+        bench.claim(f"product {name} {c} fits", (products[c] >= -32640) & (products[c] <= 32640))
+    low, high = bench.peek(f"{path}low{p}", 7), bench.peek(f"{path}high{p}", 7).as_signed()
+    upper = ago(m, products[1], 1, f"upper{name}")
+    bench.claim(f"low product {name}", low == upper[:7])
+    whole = ago(m, made, 1, f"whole{name}")
+    exact = [ago(m, products[c], 2, f"exact{name}_{c}").as_signed() for c in range(2)]
+    bench.claim(f"even of {name} is exact", (high << SPLIT) + whole[:SPLIT] == exact[0])
+    bench.claim(f"odd of {name} is exact", whole[SPLIT:].as_signed() - high == exact[1])
+    return products, late + 3, ago(m, known, 2, f"known{name}", reset=True)
+
+
+class DualBench(Bench):
+    """A row for dual blocks in free inputs. Claims are cut at registers as in
+    `weft.extras.proof.hardware.matrix.RowBench`."""
+
+    def watch(self, m: Module) -> None:
+        row = self.dut
+        self.free_inputs(m)
+        for name in ("latch", "swap"):
+            pulse = getattr(row, name)
+            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
+        for p in range(row.groups):
+            products, _, known = _dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
+            for name, product in zip(("even", "odd"), products, strict=True):
+                above, below = (getattr(sums[p], name) for sums in (row.above, row.below))
+                total = ago(m, (above + product)[: row.psum_width].as_signed(), 1, f"{name}{p}")
+                self.claim(f"{name} {p}", below == total)
+                self.cover(f"{name} {p}", ago(m, known, 1, f"known_{name}{p}", reset=True) & (below != 0))
+
+
+class PackedBench(Bench):
+    """The same for wide blocks; activations are -255 at least. What a pair hands down are sums of the parts of the
+    products, those of ``high`` a cycle behind."""
+
+    def watch(self, m: Module) -> None:
+        row = self.dut
+        self.free_inputs(m)
+        self.assume(row.a >= -255)
+        for name in ("latch", "swap"):
+            pulse = getattr(row, name)
+            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
+        for p in range(row.groups):
+            entry = Entry(row.a, row.b, row.latch, row.swap)
+            _, _, known = _packed_pair(m, self, entry, "", p, p, 9 * row.groups)
+            made, high = self.peeks[f"multiplier{p}.made"], self.peeks[f"high{p}"].as_signed()
+            for name, part in (("upper", made[SPLIT:].as_signed()), ("lower", made[:SPLIT]), ("high", high)):
+                above, below = (Value.cast(getattr(sums[p], name)) for sums in (row.above, row.below))
+                total = ago(m, (above + part)[: len(below)], 1, f"{name}{p}")
+                self.claim(f"{name} {p}", below.as_unsigned() == total)
+                self.cover(
+                    f"{name} {p}", ago(m, known, _KNOWN, f"known_{name}{p}", reset=True) & (below != 0)
+                )
+
+
+class PairArrayBench(Bench):
+    """The whole array of such rows in free inputs; see `weft.extras.proof.hardware.matrix.ArrayBench`."""
+
+    def watch(self, m: Module) -> None:
+        array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
+        self.free_inputs(m)
+        totals: list[Value] = [Const(0)] * n
+        everything: Value = Const(1)
+        for r in range(n):
+            entering = array.a.word_select(r, width).as_signed()
+            entry = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
+            for p in range(n // 2):
+                if array.multipliers.dual:
+                    pair = _dual_pair(m, self, entry, f"row{r}.", p, r + p)
+                else:
+                    self.assume(entering >= -255)
+                    pair = _packed_pair(m, self, entry, f"row{r}.", p, r + p, width * n // 2)
+                products, late, known = pair
+                everything &= ago(m, known, array.latency - late, f"known_{r}_{p}", reset=True)
+                for c, product in enumerate(products):
+                    term = ago(m, product, array.latency - late, f"term_{r}_{2 * p + c}").as_signed()
+                    totals[2 * p + c] = totals[2 * p + c] + term
+        for c in range(n):
+            self.claim(f"column {c}", array.c[c] == totals[c])
+            self.cover(f"column {c}", everything & (array.c[c] < 0))
+
+
+def _dual() -> Bench:
+    return DualBench(DualRow(4, 8, 18, DualModel))
+
+
+def _packed() -> Bench:
+    return PackedBench(PackedRow(4, 9, 18, WideModel))
+
+
+def _array(bits: int, multipliers: Multipliers) -> Bench:
+    config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
+    return PairArrayBench(Array(config, multipliers))
+
+
+def properties() -> Iterator[Property]:
+    claim = (
+        "Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is "
+        "its word of the last tile that was sent before the last swap."
+    )
+    yield Property("matrix/pe_pairs", "sums of two dual pairs", claim, _dual, Induction(8))
+    yield Property("matrix/pe_pairs", "sums of two packed pairs", claim, _packed, Induction(9))
+    for name, bits, multipliers in (
+        ("dual", 7, Multipliers("dual", dual=DualModel)),
+        ("packed", 8, Multipliers("packed", wide=WideModel)),
+    ):
+        yield Property(
+            "matrix/array",
+            f"product of 2 x 2, {name} pairs",
+            "A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent "
+            "before its swap, exactly and for all operands.",
+            partial(_array, bits, multipliers),
+            Induction(9),
+        )

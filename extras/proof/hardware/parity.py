@@ -1,0 +1,243 @@
+"""Properties of parity: `weft.hdl.lib.arithmetic`, the memories that have it, and the counts of words that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.pipelines import ago, implies, settled
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.control.fetch import ParityCounts
+from weft.hdl.isa.memmap import ParityMemory
+from weft.hdl.isa.operands import READ_LATENCY
+from weft.hdl.lib.arithmetic import Coding
+from weft.hdl.memory import Accumulator, Scratchpad
+from weft.hdl.sequential.core import Scratchpad as SequentialScratchpad
+
+_CHECKED = SMALLEST.replace(parity=1)
+_MOST = 255
+"""What a count reaches at most."""
+
+
+class _Coder(wiring.Component):
+    """A word to memory and back, where bits of it change."""
+
+    def __init__(self, group: int, groups: int) -> None:
+        self.coding = Coding(_CHECKED, group)
+        width = group * groups
+        stored = self.coding.width(width)
+        super().__init__(
+            {
+                "word": In(width),
+                "flips": In(stored),
+                "stored": Out(stored),
+                "read": Out(width),
+                "wrong": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        word, changed = self.coding.decode(self.stored ^ self.flips)
+        m.d.comb += [
+            self.stored.eq(self.coding.encode(self.word)),
+            self.read.eq(word),
+            self.wrong.eq(changed),
+        ]
+        return m
+
+
+def _groups(word: Value, size: int) -> list[Value]:
+    """The groups of a word in memory, each `size` bits and the one of its parity."""
+    return [word[at : at + size + 1] for at in range(0, len(word), size + 1)]
+
+
+def odd(word: Value, size: int) -> Value:
+    """Whether some group has an odd number of bits that are 1."""
+    return Cat(group.xor() for group in _groups(word, size)).any()
+
+
+class CodingBench(Bench):
+    """Words of `groups` groups of `group` bits, of which any bits change in memory. Nothing is assumed."""
+
+    def __init__(self, group: int, groups: int) -> None:
+        self.group = group
+        super().__init__(_Coder(group, groups))
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        dut, size = self.dut, self.group
+        data = Cat(group[:size] for group in _groups(dut.flips, size))
+        self.claim("bits come out as they went in but those that changed", dut.read == dut.word ^ data)
+        self.claim("wrong where an odd number of bits of a group changed", dut.wrong == odd(dut.flips, size))
+        alone = (dut.flips != 0) & ((dut.flips & (dut.flips - 1)[: len(dut.flips)]) == 0)
+        self.claim("each bit that changes alone is seen", implies(alone, dut.wrong))
+        self.claim("nothing is seen where nothing changed", dut.flips.any() | ~dut.wrong)
+        self.claim("a memory of zeros is right", dut.word.any() | ~dut.stored.any())
+        # From registers, as ABC searches no netlist without them.
+        hidden = ago(m, dut.flips.any() & ~dut.wrong, 1, "hidden")
+        both = ago(m, Cat(group.xor() for group in _groups(dut.flips, size))[:2].all(), 1, "both")
+        self.cover("two bits of a group hide each other", hidden)
+        self.cover("two groups are wrong", both)
+
+
+class _BanksBench(CutBench):
+    """A memory of banks with parity, of which each read returns any word: any bits may have changed.
+
+    A word that is read stands at its bank's port two cycles after it is asked for, and at the memory's output a cycle
+    later; an error is reported in the cycle after that. Nothing is assumed.
+    """
+
+    GROUP: int
+    """Bits that share a bit of parity."""
+
+    def asks(self, bank: int) -> Value:
+        """Whether a word of a bank is asked for in this cycle."""
+        raise NotImplementedError
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        begun = settled(m, 1, "begun")  # ports of memories read once after a reset
+        due: list[Value] = []
+        self.outputs: list[Value] = []
+        for bank, memory in enumerate(self.memories):
+            (read,), (write,) = memory.read_ports, memory.write_ports
+            self.claim(f"bank {bank} gets words that are right", ~odd(write.data, self.GROUP))
+            asked = ago(m, self.asks(bank), 1, f"asked{bank}", reset=True)
+            wanted = read.en == (asked & ~self.hidden(read, write))
+            self.claim(f"bank {bank} is read where it is asked", implies(begun, wanted))
+            due.append(ago(m, read.en, 1, f"read{bank}", reset=True) & odd(read.data, self.GROUP))
+            data = Cat(group[: self.GROUP] for group in _groups(read.data, self.GROUP))
+            self.outputs.append(ago(m, data, 1, f"output{bank}"))
+            self.cover(f"a word of bank {bank} is wrong", due[-1])
+        self.claim("wrong", dut.wrong == ago(m, Cat(due).any(), 2, "due", reset=True))
+        self.readers(m)
+
+    def hidden(self, read: Any, write: Any) -> Value:
+        """Whether a bank must not be read in this cycle."""
+        return Const(0)
+
+    def readers(self, m: Module) -> None:
+        """Claim that readers get the words without their parity."""
+        raise NotImplementedError
+
+    def _reader(self, m: Module, name: str, address: Value, data: Value, depth: int) -> None:
+        bank = ago(m, address // depth, READ_LATENCY, f"bank_of_{name}".replace(" ", "_"), reset=True)
+        self.claim(f"{name} gets the word", data == Array(self.outputs)[bank])
+
+
+class ScratchpadBench(_BanksBench):
+    """The pipelined core's scratchpad."""
+
+    GROUP = 8
+
+    def __init__(self) -> None:
+        super().__init__(Scratchpad(_CHECKED, readers=2, writers=2))
+
+    def asks(self, bank: int) -> Value:
+        ports, depth = self.dut.read, _CHECKED.scratchpad_depth
+        return Cat(port.valid & (port.address // depth == bank) for port in ports).any()
+
+    def readers(self, m: Module) -> None:
+        for index, port in enumerate(self.dut.read):
+            self._reader(m, f"reader {index}", port.address, port.data, _CHECKED.scratchpad_depth)
+
+
+class AccumulatorBench(_BanksBench):
+    """The accumulator, whose banks are read by a reader, and for rows that are added to."""
+
+    GROUP = 32
+
+    def __init__(self) -> None:
+        super().__init__(Accumulator(_CHECKED))
+
+    def asks(self, bank: int) -> Value:
+        read, write, depth = self.dut.read, self.dut.write, _CHECKED.accumulator_depth
+        adds = write.valid & ~write.overwrite & (write.address // depth == bank)
+        return adds | read.valid & (read.address // depth == bank)
+
+    def hidden(self, read: Any, write: Any) -> Value:
+        """The row that is being written."""
+        return write.en & (write.addr == read.addr)
+
+    def readers(self, m: Module) -> None:
+        port = self.dut.read
+        self._reader(m, "the reader", port.address, port.data, _CHECKED.accumulator_depth)
+
+
+class SequentialBench(CutBench):
+    """The sequential core's scratchpad, of which each read returns any word. Nothing is assumed."""
+
+    def __init__(self) -> None:
+        super().__init__(SequentialScratchpad(_CHECKED))
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        (memory,) = self.memories
+        (read,), (write,) = memory.read_ports, memory.write_ports
+        groups = _groups(read.data, 8)
+        self.claim("memory gets words that are right", ~odd(write.data, 8))
+        self.claim("the vector", dut.vector == Cat(group[:8] for group in groups))
+        due = ago(m, dut.read, 1, "read", reset=True) & odd(read.data, 8)
+        self.claim("wrong in the cycle after a read", dut.wrong == due)
+        self.cover("wrong", due)
+
+
+class CountsBench(Bench):
+    """Counts of words that changed. Nothing is assumed."""
+
+    def __init__(self) -> None:
+        super().__init__(ParityCounts())
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        wrong = ago(m, dut.wrong, 1, "wrong", reset=True)
+        self.claim("error", dut.error == wrong.any())
+        for memory in ParityMemory:
+            name = memory.name.lower()
+            count = Signal(range(_MOST + 1), name=f"count_{name}")
+            m.d.sync += count.eq(Mux(dut.clear, 0, count + (wrong[memory] & (count != _MOST))))
+            self.claim(f"count of {name}", dut.counts[memory] == count)
+            self.cover(f"two of {name}", count == 2)
+
+
+def properties() -> Iterator[Property]:
+    coding = (
+        "A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an "
+        "odd number of bits of a group has changed: each bit that changes alone is seen, and no error is invented."
+    )
+    for group, groups in ((8, 3), (32, 2)):
+        bench = partial(CodingBench, group, groups)
+        yield Property("lib/parity", f"{groups} groups of {group} bits", coding, bench, Induction(1))
+    banks = (
+        "Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word "
+        "that was asked for is; it is reported in the cycle after the word stands at the output."
+    )
+    yield Property("memory/scratchpad", "parity", banks, ScratchpadBench, Induction(6))
+    yield Property("memory/accumulator", "parity", banks, AccumulatorBench, Induction(6))
+    yield Property(
+        "sequential/scratchpad",
+        "parity",
+        "Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle "
+        "after the read.",
+        SequentialBench,
+        Induction(4),
+    )
+    yield Property(
+        "control/parity_counts",
+        "counts",
+        "A count has the words that were wrong since it was cleared, up to the cycle before, at most "
+        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
+        CountsBench,
+        Induction(2),
+    )

@@ -1,0 +1,373 @@
+"""Properties of the registers that the host sees, and of the counters among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.streams import within
+from weft.hdl.control.control import Control
+from weft.hdl.control.counters import CHOICES, SETTLING, WORDS, Counters
+from weft.hdl.isa import BASES
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import (
+    MAGIC,
+    VERSION,
+    WATCHDOG_BITS,
+    Counter,
+    Reg,
+    Status,
+    base_register,
+    counter_register,
+)
+
+_MOST = 3
+"""More requests of one kind than any of the two cores takes without an answer."""
+
+
+class Answers:
+    """One direction of AXI4-Lite: requests, and the channel of their answers.
+
+    Claims that each request has one answer, none comes without a request, an answer stays until it is taken, and
+    another request is taken at the latest when no answer is owed.
+    """
+
+    def __init__(
+        self, m: Module, bench: Bench, name: str, valid: Value, ready: Value, payload: Value
+    ) -> None:
+        self.bench, self.name, self.m = bench, name, m
+        waited, before = Signal(name=f"{name}_waited"), Signal.like(payload, name=f"{name}_before")
+        m.d.sync += [waited.eq(valid & ~ready), before.eq(payload)]
+        bench.claim(f"{name} stays", ~waited | (valid & (payload == before)))
+        bench.cover(f"{name} waits", waited & valid & ready)
+        self.new: Value = valid & ~waited
+        """An answer comes."""
+        self._taken = valid & ready
+
+    def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
+        """Count requests of one channel, `most` at a time: with 2, one that waits for its answer, and one whose answer
+        waits to be taken. `beside` is what else has to be 1 before one is taken. Returns whether one has no answer
+        yet."""
+        owed = Signal(range(_MOST + 1), name=f"owed_{name}")
+        begun = Signal(range(_MOST + 1), name=f"begun_{name}")
+        self.m.d.sync += [
+            owed.eq(owed + (valid & ready) - self._taken),
+            begun.eq(begun + (valid & ready) - self.new),
+        ]
+        bench = self.bench
+        bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
+        bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))
+        bench.claim(f"{name} takes when nothing is owed", implies(Value.cast(beside), ready | (owed != 0)))
+        bench.cover(f"{name} as many owed as may be", owed == most)
+        waits: Value = begun != 0
+        return waits
+
+
+class RunsBench(Bench):
+    """The registers of either core around runs."""
+
+    def runs(self, m: Module) -> tuple[Value, Signal]:
+        """From a start to the interrupt; returns whether a run is on, and whether one was in the cycle before."""
+        dut = self.dut
+        running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
+        was_busy = Signal()
+        since = Signal(range(SETTLING + 4))  # cycles behind the last one of a run
+        busy = on & ~dut.irq
+        self.assume(dut.moves)
+        m.d.sync += [
+            running.eq(dut.start | (running & ~dut.finished)),
+            on.eq(dut.start | busy),
+            started.eq(dut.start),
+            ended.eq(dut.irq & ~dut.start),
+            since.eq(Mux(dut.running, 0, since + (since < SETTLING + 3))),
+            was_busy.eq(busy | dut.start),
+        ]
+        self.claim("running from start to finished", dut.running == running)
+        self.claim("start for a cycle", ~dut.start | ~started)
+        self.claim("start while idle", ~dut.start | ~busy)
+        self.claim("done until start", ~ended | dut.irq)
+        self.claim("not done behind a start", ~started | ~dut.irq)
+        self.claim("done behind a run", ~dut.irq | ended | on)
+        self.claim("done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING)))
+        self.claim("done soon", ~busy | running | (since < SETTLING + 2))
+        return busy, was_busy
+
+
+class ControlBench(RunsBench):
+    """The registers, of a configuration as it is shipped.
+
+    Not even that a host keeps a request up until it is taken is assumed, as AXI demands. But there is progress in every
+    cycle: the watchdog has properties of its own.
+    """
+
+    def __init__(self) -> None:
+        self.config = Config()
+        super().__init__(Control(self.config))
+
+
+class RunBench(ControlBench):
+    """Of the registers, those that start runs."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        _busy, was_busy = self.runs(m)
+        write = Writes(m, self)
+        here = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0]
+        control = here & write.word[0]
+        self.claim("start as written", dut.start == (control & ~was_busy))
+        self.claim("stop as written", self.peek("state.asked", 1) == (here & write.word[1]))
+        self.cover("done", dut.irq & ~dut.running)
+        self.cover("started again", dut.start & dut.irq)
+        self.cover("start is ignored", control & ~dut.start)
+
+
+class WriteBench(ControlBench):
+    """Of the registers, those that keep what is written, and of each of their bytes one bit, any one."""
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        bit = self.constant(m, range(8), "bit")
+        write = Writes(m, self)
+        values = {Reg.PROGRAM.value: self.dut.program}
+        values |= {base_register(index): self.dut.bases[index] for index in range(BASES)}
+        values[Reg.WATCHDOG.value] = self.peek("state.limit", WATCHDOG_BITS)
+        for address, value in values.items():
+            lanes = len(value) // 8
+            now, word = (
+                Cat(whole.word_select(lane, 8).bit_select(bit, 1) for lane in range(lanes))
+                for whole in (value, write.word)
+            )
+            before = Signal(len(now), name=f"before_{address}")
+            m.d.sync += before.eq(now)
+            here = Mux(write.comes & (write.place == address >> 2), write.strobe, 0)
+            mask = Cat(here[lane] for lane in range(lanes))
+            self.claim(f"register {address:#x}", now == ((mask & word) | (~mask & before)))
+        byte_alone = write.comes & (write.place == Reg.PROGRAM >> 2) & (write.strobe == 4)
+        self.cover("one byte is written", byte_alone)
+
+
+class Writes:
+    """The writes: what they bring, which is told when their answer comes."""
+
+    def __init__(self, m: Module, bench: ControlBench) -> None:
+        dut = bench.dut
+        answers = Answers(m, bench, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
+        bench.claim("b okay", dut.s_axi_bresp == 0)
+        address = answers.to("aw", dut.s_axi_awvalid, dut.s_axi_awready)
+        word = answers.to("w", dut.s_axi_wvalid, dut.s_axi_wready)
+        within(m, bench, address & word & ~dut.s_axi_bvalid, 1, "answer to a write")
+        self.comes = answers.new
+        self.place = Signal(len(dut.s_axi_awaddr) - 2)
+        self.word, self.strobe = Signal(32, name="written_word"), Signal(4, name="written_strobe")
+        with m.If(dut.s_axi_awvalid & dut.s_axi_awready):
+            m.d.sync += self.place.eq(dut.s_axi_awaddr[2:])
+        with m.If(dut.s_axi_wvalid & dut.s_axi_wready):
+            m.d.sync += [self.word.eq(dut.s_axi_wdata), self.strobe.eq(dut.s_axi_wstrb)]
+
+
+class ReadBench(ControlBench):
+    """What is read of the registers. A counter is read when its word passes."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        busy, _was_busy = self.runs(m)
+        answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
+        answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
+        self.claim("r okay", dut.s_axi_rresp == 0)
+        waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready)
+        place = Signal(len(dut.s_axi_araddr) - 2)
+        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
+            m.d.sync += place.eq(dut.s_axi_araddr[2:])
+        first = counter_register(Counter(0)) >> 2
+        counters, passes = Signal(), Signal()
+        m.d.comb += [
+            counters.eq((place >= first) & (place < first + WORDS)),
+            passes.eq(place == dut.counter + first),
+        ]
+        owed = waits & ~dut.s_axi_rvalid & (~counters | passes)
+        due = Signal()
+        m.d.sync += due.eq(owed)
+        self.claim("r at once", ~due | answers.new)
+        passed, before = Signal(), Signal(32)
+        m.d.sync += [passed.eq(~counters | passes), before.eq(self._value(m, place, counters, busy))]
+        self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
+        self.cover("a counter is read", answers.new & counters & (before != 0))
+        self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
+
+    def _value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
+        """What a register holds now."""
+        dut = self.dut
+        value = Signal(32)
+        registers: dict[int, Any] = {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: self.config.digest,
+            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
+            Reg.PROGRAM: dut.program,
+            Reg.FAULT_ADDRESS: dut.fault.address,
+            Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
+            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
+        }
+        registers |= {base_register(index): dut.bases[index] for index in range(BASES)}
+        with m.If(counters):
+            m.d.comb += value.eq(dut.counter_value)
+        for address, held in registers.items():
+            with m.If(place == address >> 2):
+                m.d.comb += value.eq(held)
+        return value
+
+
+class PassingBench(Bench):
+    """The order in which words of counters pass. Nothing is assumed."""
+
+    def __init__(self, counted: Sequence[Counter], bits: int) -> None:
+        super().__init__(Counters(counted, bits=bits))
+        self.chunks = 32 // bits
+        """Cycles that a word of 32 bits takes."""
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self._passing(m)
+
+    def _passing(self, m: Module) -> tuple[Signal, Signal]:
+        """Claim the order; returns which word passes, and in which of its cycles it is."""
+        dut = self.dut
+        numbers = [2 * counter + half for counter in dut.counted for half in range(2)]
+        at, step = Signal(range(len(numbers))), Signal(range(self.chunks + 1))
+        ends = step == self.chunks - 1
+        m.d.sync += step.eq(Mux(ends | dut.clear, 0, step + 1))
+        with m.If(dut.clear):
+            m.d.sync += at.eq(0)
+        with m.Elif(ends):
+            m.d.sync += at.eq(Mux(at == len(numbers) - 1, 0, at + 1))
+        self.claim("in order", dut.index == Array(numbers)[at])
+        self.claim("complete", dut.complete == ends)
+        self.cover("last", (at == len(numbers) - 1) & dut.complete)
+        return at, step
+
+
+class CountersBench(PassingBench):
+    """Some counters, of which events are counted here as well.
+
+    A word has the events up to four cycles before the first part of its counter passes (three with few counters),
+    ARRAY_WINDOW up to five (four).
+    """
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.chosen_twice = len(dut.counted) > CHOICES
+        self.free_inputs(m)
+        at, step = self._passing(m)
+        counts = Array(self._count(m, counter) for counter in dut.counted)
+        kept, frozen = Signal(64), Signal(64)
+        begins = ~at[0] & (step == 0)
+        m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], kept))
+        m.d.sync += kept.eq(frozen)
+        self.claim("value", ~dut.complete | (dut.value == frozen.word_select(at[0], 32)))
+        self.cover("counted", dut.complete & (at == 0) & (dut.value == 2))
+
+    def _count(self, m: Module, counter: Counter) -> Signal:
+        dut = self.dut
+        count = Signal(64, name=f"count_{counter.name.lower()}")
+        if counter is Counter.ARRAY_WINDOW:
+            return self._window(m, count)
+        happens = dut.event[counter] & dut.enable
+        delayed = Signal(2 + self.chosen_twice, name=f"{counter.name.lower()}_delayed")
+        m.d.sync += [delayed.eq(Cat(happens, delayed)), count.eq(count + delayed[-1])]
+        with m.If(dut.clear):
+            m.d.sync += [delayed.eq(0), count.eq(0)]
+        return count
+
+    def _window(self, m: Module, count: Signal) -> Signal:
+        """Cycles from the first row to the last write, both included. Those since the last write, which the unit keeps
+        in 32 bits and adds to others of the same round, are assumed to fit."""
+        dut = self.dut
+        opened = Signal()
+        cycles = Signal(64)
+        window = Signal(64)
+        passed = [Signal(64, name=f"window_{age}") for age in range(2 + self.chosen_twice)]
+        # The unit looks at its inputs a cycle later.
+        enable = Signal()
+        row = Signal()
+        write = Signal()
+        m.d.sync += Cat(enable, row, write).eq(Cat(dut.enable, dut.row, dut.write))
+        apart = Signal(64)
+        m.d.comb += apart.eq(cycles - window)
+        self.assume(apart < (1 << 32) - 8)
+        self.claim("opened", self.peek("opened", 1) == opened)
+        self.claim("since the last write", self.peek("since", 32) == apart)
+        for before, after in pairwise((window, *passed)):
+            m.d.sync += after.eq(before)
+        m.d.comb += count.eq(passed[-1])
+        with m.If(enable & (opened | row)):
+            m.d.sync += [opened.eq(1), cycles.eq(cycles + 1)]
+            with m.If(write):
+                m.d.sync += window.eq(cycles + 1)
+        with m.If(dut.clear):
+            m.d.sync += [signal.eq(0) for signal in (enable, opened, cycles, window, *passed)]
+        return count
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "control/control",
+        "runs",
+        "A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is "
+        "finished and counters have settled, and is reported until the next start. A stop is "
+        "asked for as it is written.",
+        RunBench,
+        cover=2 * SETTLING,
+        proven=("state",),
+    )
+    claim = (
+        "Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in "
+        "those bytes that are written."
+    )
+    yield Property("control/control", "writes", claim, WriteBench, proven=("state",))
+    yield Property(
+        "control/control",
+        "reads",
+        "Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the "
+        "counter that passes; it comes at once or with the counter.",
+        ReadBench,
+        cover=2 * SETTLING,
+        proven=("state",),
+    )
+    claim = "Words of counters pass in order, one a cycle, or with a memory of 16 bits in two."
+    every = tuple(Counter)
+    for name, bench, cover in (
+        ("order of all", partial(PassingBench, every, 32), 2 * len(every) + 2),
+        ("order of 3", partial(PassingBench, every[:3], 16), 24),
+    ):
+        yield Property("control/counters", name, claim, bench, cover=cover, part=True)
+    claim = (
+        "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
+        "counters, with carries, and none twice."
+    )
+    cases = {
+        "values of one": ((Counter.CYCLES,), 32),
+        "values of two": ((Counter.CYCLES, Counter.VEC_PORT), 32),
+        "values of five": (tuple(Counter)[3:8], 32),
+        "values of one, 16 bits": ((Counter.READ_BEATS,), 16),
+    }
+    for name, (counted, bits) in cases.items():
+        cycles = 12 + 2 * (len(counted) - 1)  # a round of the counters, and their way to the adder
+        yield Property(
+            "control/counters", name, claim, partial(CountersBench, counted, bits), Induction(cycles)
+        )
+    yield Property(
+        "control/counters",
+        "window",
+        "ARRAY_WINDOW has the cycles from the first row to the last write five cycles or more before it passes, if "
+        "writes are less than 2**32 - 8 cycles apart.",
+        partial(CountersBench, (Counter.ARRAY_WINDOW,), 32),
+        Induction(12),
+    )

@@ -1,0 +1,150 @@
+"""Properties of `weft.hdl.sequential.control`: registers of the sequential core, some of them in data memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Property
+from weft.extras.proof.hardware.registers import Answers, RunsBench
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.control.control import fault_word
+from weft.hdl.control.counters import SETTLING
+from weft.hdl.isa import BASES
+from weft.hdl.isa.memmap import MAGIC, VERSION, WATCHDOG_BITS, Counter, Reg, Status, counter_register
+from weft.hdl.sequential.control import Control
+
+_COUNTED = (Counter.CYCLES, Counter.READ_BEATS)
+_CONTROL, _WATCHDOG = Reg.CONTROL >> 2, Reg.WATCHDOG >> 2
+
+
+class _RegistersBench(RunsBench):
+    """The registers. As for the pipelined core, a host need not keep a request up, and there is progress always."""
+
+    def __init__(self) -> None:
+        super().__init__(Control(SMALLEST, _COUNTED))
+
+    @staticmethod
+    def kept(word: Value) -> Value:
+        """Whether a register is in data memory."""
+        base = Reg.BASE >> 2
+        return (word == Reg.PROGRAM >> 2) | (word >= base) & (word < base + BASES)
+
+
+class WritesBench(_RegistersBench):
+    """Writes, whose address and data are taken together."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        _busy, was_busy = self.runs(m)
+        word, kept = dut.s_axi_awaddr[2:], self.kept(dut.s_axi_awaddr[2:])
+        both = dut.s_axi_awvalid & dut.s_axi_wvalid
+        may = both & (~kept | dut.write_ready)
+        answers = Answers(m, self, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
+        self.claim("b okay", dut.s_axi_bresp == 0)
+        for name in ("aw", "w"):
+            valid, ready = (getattr(dut, f"s_axi_{name}{end}") for end in ("valid", "ready"))
+            waits = answers.to(name, valid, ready, most=1, beside=may)
+            self.claim(f"an answer in the cycle after {name}", waits == answers.new)
+        taken = dut.s_axi_awvalid & dut.s_axi_awready
+        self.claim("both are taken at once", taken == (dut.s_axi_wvalid & dut.s_axi_wready))
+        given = dut.write_valid & dut.write_ready
+        self.claim("what data memory keeps goes there once", given == (taken & kept))
+        same = (dut.write_address == word[: len(dut.write_address)]) & (dut.write_data == dut.s_axi_wdata)
+        self.claim("as it came", implies(given, same & (dut.write_strobe == dut.s_axi_wstrb)))
+        low = taken & dut.s_axi_wstrb[0]
+        stops = low & (word == _CONTROL) & dut.s_axi_wdata[1]
+        self.claim("stop as written", self.peek("state.asked", 1) == stops)
+        started = ago(m, low & (word == _CONTROL) & dut.s_axi_wdata[0], 1, "started", reset=True)
+        self.claim("start as written", dut.start == (started & ~was_busy))
+        limit, here = self.peek("state.limit", WATCHDOG_BITS), low & (word == _WATCHDOG)
+        now = Signal(WATCHDOG_BITS, name="expected_limit")
+        m.d.sync += now.eq(Mux(here, dut.s_axi_wdata, now))
+        self.claim("the limit of the watchdog", limit == now)
+        self.cover(
+            "data memory lets it wait", ago(m, both & kept & ~dut.write_ready, 1, "let", reset=True) & given
+        )
+        self.cover("started again", dut.start & dut.irq)
+
+
+class ReadsBench(_RegistersBench):
+    """Reads, which wait for data memory, or for a counter to pass."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        self.runs(m)
+        answers = Answers(
+            m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, Cat(dut.s_axi_rdata, dut.s_axi_rresp)
+        )
+        self.claim("r okay", dut.s_axi_rresp == 0)
+        waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready, most=1)
+        place = Signal(len(dut.s_axi_araddr) - 2, name="place")
+        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
+            m.d.sync += place.eq(dut.s_axi_araddr[2:])
+        kept = self.kept(place)
+        counters = Cat(place >> 1 == counter_register(counter) >> 3 for counter in _COUNTED).any()
+        passes = dut.counter_complete & (place == dut.counter + (Reg.COUNTER >> 2))
+        given = dut.read_valid & dut.read_ready
+        asked, counted = Signal(name="asked"), waits & counters & passes
+        m.d.sync += asked.eq(given | asked & waits & ~answers.new)
+        # Asked for once, in the cycle before the answer is made.
+        self.claim(
+            "data memory is asked for what it keeps", dut.read_valid == (waits & ~answers.new & kept & ~asked)
+        )
+        self.claim(
+            "at its place", implies(dut.read_valid, dut.read_address == place[: len(dut.read_address)])
+        )
+        expected = Signal(32, name="expected")
+        with m.If(kept):
+            m.d.comb += expected.eq(dut.read_data)
+        with m.Elif(counters):
+            m.d.comb += expected.eq(dut.counter_value)
+        with m.Else():
+            m.d.comb += expected.eq(self._simple(m, place))
+        before = ago(m, expected, 1, "expected")
+        self.claim("the register of the cycle before", implies(answers.new, dut.s_axi_rdata == before))
+        ready = Mux(kept, asked, Mux(counters, counted, waits)) & ~answers.new
+        self.claim("an answer as soon as it is there", answers.new == ago(m, ready, 1, "ready", reset=True))
+        self.cover("a counter", answers.new & counters & (before != 0))
+        self.cover("a register in data memory", answers.new & kept & (before != 0))
+
+    def _simple(self, m: Module, place: Value) -> Signal:
+        """The value of a register that is not in data memory."""
+        dut, value = self.dut, Signal(32, name="simple_value")
+        registers = {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: SMALLEST.digest,
+            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
+            Reg.FAULT_ADDRESS: dut.fault.address,
+            Reg.FAULT: fault_word(dut.fault),
+            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
+        }
+        for address, held in registers.items():
+            with m.If(place == address >> 2):
+                m.d.comb += value.eq(held)
+        return value
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "sequential/control",
+        "writes",
+        "Address and data of a write are taken together, those for data memory when it takes them, and answered once, "
+        "in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a run is on.",
+        WritesBench,
+        cover=2 * SETTLING,
+        proven=("state",),
+    )
+    yield Property(
+        "sequential/control",
+        "reads",
+        "Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data "
+        "memory or not, or the counter that passed whole. It comes as soon as that is there.",
+        ReadsBench,
+        proven=("state",),
+    )

@@ -1,0 +1,193 @@
+"""Properties of `weft.hdl.sequential.multiplier`: what the sequential core multiplies, and where it adds that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.isa.config import Config
+from weft.hdl.sequential.multiplier import Rows
+
+_SETS = ("a", "a_step", "c", "c_step", "x", "x_step", "bound")
+_WRITTEN = 4
+"""Cycles from a row's read to its write."""
+
+
+class RowsBench(Bench):
+    """What multiplies rows, in free inputs.
+
+    Assumed is what the microprogram keeps: nothing is set, and nothing begins, while rows are under way.
+
+    A row is followed from the cycle in which its vector is read: its place, and whether it is in range, are those of
+    the first one and a stride for each row since, added up one by one; rows of the accumulator where that was set since
+    the reset. The data of both memories come a cycle behind their addresses. Products are cut at their registers.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(Rows(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        self.left = Signal(12, name="rows_left")
+        self.on = Signal(name="on")
+        under_way = Cat(*(ago(m, self.on, k, f"on{k}", reset=True) for k in range(1, _WRITTEN + 1))).any()
+        strobes = [dut.start, dut.step_a, dut.read_c, dut.weight, dut.set_mode, dut.set_row_valid]
+        strobes += [getattr(dut, f"set_{name}") for name in _SETS]
+        self.assume(~(self.on | under_way) | ~Cat(*strobes).any())
+        total, number = Signal(12, name="rows"), Signal(12, name="number")
+        with m.If(dut.start):
+            m.d.sync += [total.eq(dut.value), number.eq(0)]
+        with m.Elif(self.on):
+            m.d.sync += number.eq(number + 1)
+        m.d.comb += self.on.eq(number != total)
+        self.claim("a row a cycle", dut.active == self.on)
+        self.claim("done when no row enters", dut.done == ~self.on)
+        self.claim("rows that are left", self.peek("$signal#0", 12) == (total - number)[:12])
+        self._walk(m)
+        self._sums(m)
+
+    def _set(self, m: Module, name: str, width: int) -> Signal:
+        """What was set last."""
+        kept = Signal(width, name=f"set_to_{name}", reset_less=True)
+        with m.If(getattr(self.dut, f"set_{name}")):
+            m.d.sync += kept.eq(self.dut.value)
+        return kept
+
+    def _value(self, m: Module, name: str, width: int, moves: Value) -> Signal:
+        """What is set, and a stride for each time that it has moved since."""
+        step = self._set(m, f"{name}_step", 8 if name == "x" else width)
+        value = Signal(width, name=f"walked_{name}", reset_less=True)
+        with m.If(getattr(self.dut, f"set_{name}")):
+            m.d.sync += value.eq(self.dut.value)
+        with m.Elif(moves):
+            m.d.sync += value.eq(value + step.as_signed())
+        self.claim(f"the stride of {name}", self.peek(f"{name}_step", len(step)) == step)
+        return value
+
+    def _walk(self, m: Module) -> None:
+        """Where rows are read and written, and which are in range."""
+        dut, widths = self.dut, self.config.widths
+        self._fields(m)
+        reads = self.on | dut.step_a
+        a = self._value(m, "a", widths.scratchpad_address, reads)
+        self.claim("a vector is read", dut.vector_read == reads)
+        self.claim("where it is", implies(reads, dut.vector_address == a))
+        self.claim("the next vector", self.peek("a", len(a)) == a)
+
+        x, bound = self._value(m, "x", 16, self.on), self._set(m, "bound", 16)
+        self.claim("the coordinate", self.peek("$signal#1", 16) == x)
+        self.claim("its limit", self.peek("bound", 16) == bound)
+        inside = (x.as_signed() >= 0) & (x < bound)
+        self.claim("whether it is in range", dut.in_range == inside)
+        line = Signal(name="line_in_range")
+        with m.If(dut.set_row_valid):
+            m.d.sync += line.eq(inside)
+        self.claim("whether the line is", self.peek("row_valid", 1) == line)
+        self.inside = inside & line
+        self._places(m)
+
+    def _places(self, m: Module) -> None:
+        """The rows of the accumulator."""
+        dut, stages = self.dut, self.peek("stages", 4)
+        c = self._value(m, "c", self.config.widths.accumulator_address, self.on)
+        for k in range(4):
+            self.claim(f"rows in stage {k}", stages[k] == ago(m, self.on, k + 1, f"stage{k}", reset=True))
+        # The unit steps when it reads the row: it is behind by a stride for each row on its way to that.
+        # A reset on the way leaves it there, until it is set.
+        known = Signal(name="c_known")
+        with m.If(dut.set_c):
+            m.d.sync += known.eq(1)
+        late, step = self.peek("c", len(c)), self.peeks["c_step"]
+        place = c
+        for k in range(_WRITTEN - 1):
+            moved = ago(m, place, 1, f"place{k}")
+            ahead = sum((Mux(stages[other], step, 0) for other in range(k + 1, _WRITTEN - 1)), Const(0))
+            self.claim(
+                f"the place of rows in stage {k}",
+                implies(known & stages[k], (late + ahead)[: len(c)] == moved),
+            )
+            place = moved
+        total = sum((Mux(stages[k], step, 0) for k in range(_WRITTEN - 1)), Const(0))
+        self.claim("the next row", implies(known, (late + total)[: len(c)] == c))
+        self.claim("a row is read", dut.row_read == (stages[2] | dut.read_c))
+        self.claim("the row", implies(known & stages[2] & ~self.overwrite, dut.row_address == place))
+        self.claim("a row of zeros", implies(self.overwrite, dut.row_address == 1 << len(c)))
+        self.claim(
+            "a row that is asked for", implies(known & dut.read_c & ~self.overwrite, dut.row_address == c)
+        )
+        self.writes = stages[3]
+        self.claim("a row is written", dut.row_write == (self.writes & ~self.quiet))
+        where = Mux(self.zeros, 1 << len(c), ago(m, place, 1, "written"))
+        self.claim("where it is written", implies(known & self.writes, dut.row_written == where))
+        self.cover(
+            "the last one is written", self.writes & ~self.quiet & (dut.row_written == 5) & ~self.on & known
+        )
+
+    def _fields(self, m: Module) -> None:
+        """The modes that were set last."""
+        mode, fill = Signal(3, name="mode"), Signal(16, name="fill", reset_less=True)
+        with m.If(self.dut.set_mode):
+            m.d.sync += [mode.eq(self.dut.value), fill.eq(self.dut.value[8:])]
+        self.quiet, self.overwrite, self.zeros = mode
+        self.pad, self.zero = fill[:8].as_signed(), fill[8:].as_signed()
+        for name in ("quiet", "overwrite", "zeros"):
+            self.claim(f"mode {name}", self.peek(name, 1) == getattr(self, name))
+        self.claim("the padding", self.peek("$signal#2", 8).as_signed() == self.pad)
+        self.claim("the zero point", self.peek("zero", 8).as_signed() == self.zero)
+
+    def _sums(self, m: Module) -> None:
+        """A row of the accumulator gets the products of the vector and each column of weights."""
+        dut, config, n = self.dut, self.config, self.config.n
+        width = config.widths.activation
+        valid = self.peek("valid", 3)
+        here = ago(m, self.inside, 1, "inside", reset=True)
+        self.claim("in range on the way", valid[0] == here)
+        held, columns = self.peek("held", width * n), []
+        for k in range(n):
+            byte = Mux(here, dut.vector.word_select(k, 8).as_signed(), self.pad)
+            operand = byte - self.zero if config.wide_activations else byte
+            due = ago(m, operand, 1, f"operand{k}", reset=False)
+            self.claim(f"operand {k}", held.word_select(k, width).as_signed() == due.as_signed())
+        for j in range(n):
+            weights = Signal(8 * n, name=f"column{j}", reset_less=True)
+            with m.If(dut.weight & (dut.weight_column == j)):
+                m.d.sync += weights.eq(dut.vector)
+            there = self.peek(f"weights{j}", 8 * n)
+            self.claim(f"weights {j}", there == weights)
+            total: Value = Const(0)
+            for k in range(n):
+                product = self.peek(f"product{j}_{k}", 17).as_signed()
+                made = held.word_select(k, width).as_signed() * there.word_select(k, 8).as_signed()
+                self.claim(f"product {j} {k}", product == ago(m, made, 1, f"made{j}_{k}").as_signed())
+                total = total + product
+            columns.append(total)
+        for j, total in enumerate(columns):
+            summed = ago(m, total, 1, f"total{j}").as_signed()
+            self.claim(f"sum {j}", implies(self.writes, dut.sums[j] == summed))
+            result = dut.row.word_select(j, 32).as_signed() + dut.sums[j]
+            self.claim(f"column {j} of the row", dut.row_data.word_select(j, 32) == result[:32])
+            self.cover(f"a sum {j}", self.writes & (dut.sums[j] < -20000))
+
+
+def _bench(bits: int) -> Bench:
+    return RowsBench(SMALLEST.replace(probability_bits=bits))
+
+
+def properties() -> Iterator[Property]:
+    for bits, what in ((0, "bytes"), (8, "bytes less a zero point")):
+        yield Property(
+            "sequential/rows",
+            f"products of {what}",
+            "For any number of rows, places and strides, each row's vector is read where it is defined, or is the "
+            "padding where its coordinate is out of range; its products with all columns of weights, those that were "
+            "set last, are added exactly to its row of the accumulator, or to zero, and written there, once.",
+            partial(_bench, bits),
+            Induction(8),
+        )

@@ -1,0 +1,268 @@
+"""Properties of `weft.hdl.vector.softmax`: what vectors of scores bring along meets what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, connect_all, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.probabilities import PEAK_BITS, PROBABILITY, sum_latency, sum_width, tree_stages
+from weft.hdl.vector.requantise import LATENCY
+from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, SoftmaxPipe, vector_layout
+from weft.hdl.vector.vec_softmax import CHOSEN
+
+_NEAR = 3
+"""Cycles from a grant to its scores: fewer than there are in the vector unit, as induction goes through all of them."""
+_ENTRY = CHOSEN - 1 + LATENCY
+"""Those of the vector unit."""
+
+
+class PipeBench(Bench):
+    """The pipeline in free inputs, with one or two lane groups.
+
+    Assumed is what its user does: lane groups are granted in order, at any pace, and the scores of each come so many
+    cycles later; a vector begins with the first one, and is pushed with the last one.
+
+    What is claimed is in cycles behind that.
+    """
+
+    def __init__(self, config: Config, entry: int = _NEAR) -> None:
+        super().__init__(SoftmaxPipe(config, entry))
+        self.config, self.entry = config, entry
+        groups, stages = config.groups, tree_stages(config)
+        assert groups <= 2
+        self.found = entry + 3 + stages
+        self.ends = self.found + groups - 1
+        self.event = self.ends + sum_latency(config) - TOTAL
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        self.free_inputs(m, "begin", "push", "valid", "last", "index")
+        granted, place, last = self.free(1, "granted"), Signal(1, name="place"), config.groups - 1
+        if last:
+            m.d.sync += place.eq(place + granted)
+        self.begins, self.pushed = granted & (place == 0), granted & (place == last)
+        arrives, late = (
+            ago(m, value, self.entry, name, reset=True)
+            for name, value in (("arrives", granted), ("number", place))
+        )
+        m.d.comb += [
+            dut.begin.eq(self.begins),
+            dut.push.eq(self.pushed),
+            dut.valid.eq(arrives),
+            dut.index.eq(late),
+            dut.last.eq(late == last),
+        ]
+        self.place, self.arrives = place, arrives
+        connect_all(m, dut)
+        self.since = [self.pushed]
+        for cycle in range(1, self.event + WRITTEN + 1):
+            self.since.append(ago(m, self.since[-1], 1, f"pushed{cycle}", reset=True))
+        self._watch(m)
+
+    def _watch(self, m: Module) -> None:
+        raise NotImplementedError
+
+    def _inside(self, name: str, words: int, first: int, last: int, more: Value | None = None) -> None:
+        """Claim how many words are in a tap: those of vectors that came between `first` and `last` cycles ago."""
+        bits = max(words - 1, 1).bit_length()
+        inside: Value = Const(0) if more is None else more
+        for cycle in range(first, last + 1):
+            inside = inside + self.since[cycle]
+        to, of = (self.peek(f"{name}.{place}__addr", bits) for place in ("$signature", "fetch"))
+        self.claim(f"words in {name}", (to - of)[:bits] == inside[:bits])
+
+
+class WayBench(PipeBench):
+    """One vector, any one, is watched on its way: with the address of its state, of its probabilities and of its
+    alignment, and whether it is the last one."""
+
+    def _watch(self, m: Module) -> None:
+        dut, config, since = self.dut, self.config, self.since
+        mark = self.free(1, "mark")
+        layout = vector_layout(config)
+        written = self.event + WRITTEN
+        age, vector = Signal(range(written + 2), name="age"), Signal(layout, name="watched")
+        with m.If(age != 0):
+            m.d.sync += age.eq(Mux(age == written, 0, age + 1))
+        with m.Elif(mark & self.pushed):
+            m.d.sync += [age.eq(1), vector.eq(dut.vector)]
+        groups = config.groups
+        out = self.ends + PROBABILITY
+        for cycles, *names in (
+            (out, "dst"),
+            (self.event, "state", "fresh"),
+            (self.event + ALIGNED, "alignment", "end"),
+            (written, "state"),
+        ):
+            tap, words = f"tap_{names[0]}_{cycles}", cycles // groups + 2
+            self._inside(tap, words, 1, cycles)
+            kept = Cat(*(Value.cast(vector[name]) for name in names))
+            self._keeps(m, tap, words, kept, mark & self.pushed, age, cycles)
+        self.claim("the watched vector was pushed", (age == 0) | Array(since)[age])
+        # Its probabilities.
+        comes = dut.p_valid & (dut.p_index == groups - 1)
+        self.claim("a vector of probabilities for each, and no other", comes == since[out])
+        self.claim("no other groups", dut.p_valid == Cat(*since[out - groups + 1 : out + 1]).any())
+        self.claim("which group", dut.p_index == (since[out] if groups > 1 else 0))
+        self.claim("where it goes", implies(age == out, dut.dst == vector.dst))
+        # Its row state.
+        valid, address = self._state("valid", 1), self._state("address", len(dut.row))
+        self.claim("each updates a state", valid == since[self.event])
+        place = Mux(dut.dividing, dut.row, vector.state)
+        self.claim("the state of its row", implies(age == self.event, address == place))
+        self.claim("the row to divide for", implies(dut.dividing, address == dut.row))
+        fresh = implies(age == self.event, self._state("fresh", 1) == vector.fresh)
+        self.claim("whether that starts anew", fresh)
+        self.claim("each writes a state", self._state("written", 1) == since[written])
+        back = self._state("write_address", len(dut.row))
+        self.claim("where it was read", implies(age == written, back == vector.state))
+        # Its alignment.
+        aligned, alignment = self.event + ALIGNED, dut.alignment_write
+        self.claim("an alignment for each, and no other", alignment.valid == since[aligned])
+        there = age == aligned
+        self.claim("where that goes", implies(there, alignment.address == vector.alignment))
+        self.claim("the last one has ended", implies(there, dut.ended == vector.end))
+        self.claim("nothing else has", implies(dut.ended, since[aligned]))
+        self.cover("a vector's write", (age == written) & (back == 3) & since[written - groups])
+        self.cover("the last one", there & dut.ended & (alignment.address == 5))
+
+    def _keeps(
+        self, m: Module, tap: str, words: int, kept: Value, pushed: Value, age: Value, cycles: int
+    ) -> None:
+        """Claim where in a tap the watched vector is, and that it stays there for so many cycles, as induction needs
+        it: none of this is promised to users."""
+        bits = max(words - 1, 1).bit_length()
+        at, to = Signal(bits, name=f"{tap}_at"), self.peek(f"{tap}.$signature__addr", bits)
+        with m.If((age == 0) & pushed):
+            m.d.sync += at.eq(to)
+        behind: Value = Const(1)
+        for cycle in range(1, cycles):
+            behind = behind + (self.since[cycle] & (cycle < age))
+        there = (age != 0) & (age <= cycles)
+        word = Array(self.peek(f"{tap}.ram[{place}]", len(kept)) for place in range(1 << bits))[at]
+        self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == behind[:bits]))
+        self.claim(f"word in {tap}", implies(there, word == kept))
+
+    def _state(self, name: str, width: int) -> Signal:
+        return self.peek(f"states.{name}", width)
+
+
+class MeetBench(PipeBench):
+    """The limit, the exponent and the sum of a vector are there when they are needed."""
+
+    def _watch(self, m: Module) -> None:
+        dut, config, since, groups = self.dut, self.config, self.since, self.config.groups
+        pending = self.place if groups > 1 else Const(0)
+        words = (self.entry + 1) // groups + 3
+        self._inside("limits", words, 1, self.entry + 1, pending)
+        kept, limit = Signal.like(dut.limit, name="kept"), Signal.like(dut.limit, name="limit_of")
+        with m.If(self.begins):
+            m.d.sync += kept.eq(dut.limit)
+        m.d.comb += limit.eq(Mux(self.begins, dut.limit, kept))
+        alone = pending & ~Cat(*since[1 : self.entry + 2]).any()
+        self.claim("a limit that waits", implies(alone, self.peek("limits.o", len(limit)) == kept))
+        there = ago(m, self.arrives, 1, "there", reset=True)
+        used = self.peek("probabilities.limit", len(limit))
+        due = ago(m, limit, self.entry + 1, "due")
+        self.claim("the limit of each group's vector", implies(there, used == due))
+        self.cover("the limit of a second vector", there & (due == 1) & ago(m, used == 2, 1, "two"))
+
+        wait = self.event + TOTAL - 1 - self.found
+        peak_words = (groups + sum_latency(config)) // groups + 2
+        self._inside("peaks", peak_words, self.found + 1, self.event + TOTAL - 1)
+        found = self.peek("probabilities.peak", PEAK_BITS)
+        peak = ago(m, found, wait, "peak")
+        here = since[self.event + TOTAL - 1]
+        self.claim("the exponent of each", implies(here, self.peek("states.peak#1", PEAK_BITS) == peak))
+        self.cover("the exponent of a vector", here & (peak == 5) & since[self.event + TOTAL - 1 - groups])
+
+
+class ConnectedBench(PipeBench):
+    """What one part makes is what the next one gets, in the same cycle."""
+
+    def _watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        width = sum_width(config)
+        total = self.peek("probabilities.total", width)
+        self.claim("the sum of a vector", self.peek("states.total", width) == total)
+        self.claim("whether states are kept", self.peek("states.final", 1) == dut.final)
+        self.claim("sums to divide by", dut.sum == self.peek("states.sum", 32))
+        self.claim(
+            "the state of the row",
+            implies(dut.dividing, self.peek("states.address", len(dut.row)) == dut.row),
+        )
+        # The port has a register's name.
+        inside = {"index": "index#1"}
+        for name in ("valid", "last", "index", "scores", "table_start", "table_fill", "table_byte"):
+            value = Value.cast(getattr(dut, name))
+            port = self.peek(f"probabilities.{inside.get(name, name)}", len(value))
+            self.claim(f"{name} goes in", port == value)
+        for name in ("p_valid", "p_index") if config.groups > 1 else ("p_valid",):
+            value = Value.cast(getattr(dut, name))
+            self.claim(f"{name} comes out", self.peek(f"probabilities.{name}", len(value)) == value)
+        for lane, p in enumerate(dut.p):
+            self.claim(f"p comes out {lane}", self.peek(f"probabilities.p_{lane}", 8) == p)
+        alignment = Value.cast(dut.alignment_write.data)
+        self.claim("its alignment", self.peek("states.alignment", len(alignment)) == alignment.as_unsigned())
+        self.cover("scores", dut.valid & (dut.scores[0] == -7))
+
+
+def _bench(kind: type[PipeBench], lanes: int, entry: int) -> Bench:
+    return kind(SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256), entry)
+
+
+_WAY = (
+    "For each vector of scores whose lane groups were granted, and for nothing else, its probabilities leave so many "
+    "cycles later with its address, the state of its row is read, and written to the same place, and its alignment "
+    "goes to its own; the instruction has ended with its last one."
+)
+
+
+def properties() -> Iterator[Property]:
+    for lanes, name in ((1, "two lane groups"), (2, "one lane group")):
+        yield Property(
+            "vector/softmax",
+            f"the way of vectors of {name}",
+            _WAY,
+            partial(_bench, WayBench, lanes, _NEAR),
+            Induction(18),
+            cover=24,
+            proven=("probabilities", "states"),
+        )
+        yield Property(
+            "vector/softmax",
+            f"what meets vectors of {name}",
+            "Each lane group of scores is masked by the limit of its vector, and each row state is updated with the "
+            "exponent and the sum of the vector that it is read for; parts are connected.",
+            partial(_bench, MeetBench, lanes, _NEAR),
+            Induction(16),
+            cover=24,
+            part=True,
+            proven=("probabilities", "states"),
+        )
+        yield Property(
+            "vector/softmax",
+            f"parts of {name}",
+            "What probabilities and row states get and make is what comes and goes, with no cycle between.",
+            partial(_bench, ConnectedBench, lanes, _NEAR),
+            Induction(2),
+            cover=12,
+            part=True,
+            proven=("probabilities", "states"),
+        )
+    yield Property(
+        "vector/softmax",
+        "the way of vectors in the unit",
+        f"{_WAY} With as many cycles from a grant to its scores as there are in the vector unit.",
+        partial(_bench, WayBench, 1, _ENTRY),
+        Induction(28),
+        cover=32,
+        part=True,  # what it claims is claimed of fewer cycles above, where faults are seen sooner
+        proven=("probabilities", "states"),
+    )

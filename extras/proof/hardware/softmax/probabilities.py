@@ -1,0 +1,322 @@
+"""Properties of `weft.hdl.vector.probabilities`: exponents, probabilities and sums of vectors, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data
+
+from weft.extras.proof.hardware.pipelines import ago, implies, settled
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.probabilities import (
+    PEAK,
+    PEAK_BITS,
+    PROBABILITY,
+    Exp2Table,
+    Probabilities,
+    sum_latency,
+    sum_width,
+    tree_stages,
+)
+from weft.hdl.vector.requantise import SCORE_BITS
+
+_OCTAVE = 128
+_REACH = 2048
+"""Distance from which a probability is 0."""
+_FRACTION = 7
+_LOOKS = 3
+"""Cycles from the exponent to the index of an entry."""
+_LOOKED_UP = 2
+"""Cycles from an index to its entry."""
+_COLUMN = data.StructLayout({"y": signed(SCORE_BITS), "valid": 1})
+
+
+class ProbabilitiesBench(Bench):
+    """Probabilities in free inputs, of one or two lane groups.
+
+    Assumed is what is demanded of its users: groups come in order, and the last one of a vector is said to be that.
+    They come at any pace. The limit of each may be another one.
+
+    Each vector is kept here as the scores and the mask that came, and what follows is computed from them by the
+    definition of `weft.hdl.isa.Softmax` when the vector is complete, which is a cycle behind its last group. What comes
+    later comes so many cycles behind that.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(Probabilities(config))
+        self.config = config
+        assert config.groups <= 2
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        self.free_inputs(m, "index", "last")
+        self.stages = tree_stages(config)
+        self._near = [self.peek(f"near_{lane}", 1) for lane in range(config.lanes)]
+        groups, last = config.groups, config.groups - 1
+        # A cycle behind a group: its scores, and its columns within the limit.
+        came = ago(m, dut.valid, 1, "came", reset=True)
+        place = Signal(1, name="place")  # of the group that comes next
+        m.d.comb += [dut.index.eq(place), dut.last.eq(place == last)]
+        if groups > 1:
+            m.d.sync += place.eq(place + dut.valid)
+        number = ago(m, place, 1, "number")
+        columns = [self._column(m, lane, number) for lane in range(config.lanes)]
+        self._split(m, columns, came)
+        complete = Signal(name="complete")
+        m.d.comb += complete.eq(came & (number == last))
+        self.claim("the limit is used", dut.used == complete)
+        whole = self._gather(m, columns, came & ~complete, complete)
+        self._exponents(m, whole, complete)
+        self._entries(m, whole)
+
+    def _column(self, m: Module, lane: int, number: Value) -> data.View:
+        column = Signal(_COLUMN, name=f"column{lane}")
+        place = number * self.config.lanes + lane
+        m.d.comb += [
+            column.y.eq(ago(m, self.dut.scores[lane], 1, f"y{lane}")),
+            column.valid.eq(place < self.dut.limit),
+        ]
+        return column
+
+    def _split(self, m: Module, columns: list[Any], came: Value) -> None:
+        """Of each score the exponent that it would have alone, and how far it is below that."""
+        there = ago(m, came, 1, "split", reset=True)
+        for lane, column in enumerate(columns):
+            split = ago(m, _split(column), 1, f"split{lane}")
+            self.claim(f"score of lane {lane}", implies(there, self._score(f"score_{lane}") == split))
+
+    def _score(self, name: str) -> Signal:
+        return self.peek(name, PEAK_BITS + _FRACTION + 1)
+
+    def _gather(self, m: Module, columns: list[Any], early: Value, complete: Value) -> list[Any]:
+        """The columns of the vector, once it is complete. `early`: these are its first group, which is not the last."""
+        groups = self.config.groups
+        if groups == 1:
+            self.pending, kept = Const(0, 1), []
+        else:
+            self.pending = Signal(name="pending")
+            kept = [Signal(_COLUMN, name=f"kept{lane}", reset_less=True) for lane in range(self.config.lanes)]
+            m.d.sync += self.pending.eq(Mux(early, 1, Mux(complete, 0, self.pending)))
+            for keeps, column in zip(kept, columns, strict=True):
+                with m.If(early):
+                    m.d.sync += keeps.eq(column)
+            before = ago(m, self.dut.index[0], 1, "index", reset=True)
+            self.claim("groups in order", self.pending == before)
+        self.kept = kept
+        return [*kept, *columns]
+
+    def _since(self, m: Module, complete: Value) -> list[Value]:
+        """Whether a vector was complete so many cycles ago, from 0 on."""
+        found = [complete]
+        for cycle in range(sum_latency(self.config) + self.stages + 4):
+            found.append(ago(m, found[-1], 1, f"complete{cycle}", reset=True))
+        return found
+
+    def _exponents(self, m: Module, whole: list[Any], complete: Value) -> None:
+        """The exponent is there when it is said to be found, and stays for all groups. Until then the largest one so
+        far is kept, and scores wait."""
+        dut, groups, stages = self.dut, self.config.groups, self.stages
+        self.since = since = self._since(m, complete)
+        self.found = 2 + stages  # behind a complete vector
+        self.exponent = Signal(signed(PEAK_BITS), name="exponent")
+        m.d.comb += self.exponent.eq(_largest([_alone(column) for column in whole]))
+        self.claim("found in its cycle", dut.found == since[self.found])
+        for group in range(groups):
+            due = ago(m, self.exponent, self.found + group, f"exponent{group}").as_signed()
+            self.claim(f"exponent, group {group}", implies(since[self.found + group], dut.peak == due))
+        self.cover("an exponent", dut.found & (dut.peak == -3))
+        self.cover("a vector without valid columns", dut.found & (dut.peak == PEAK))
+        self.claim("it ends with the last group", dut.ends == since[self.found + groups - 1])
+        self._waiting(m)
+        if groups == 1:
+            return
+        so_far: Value = Signal(signed(PEAK_BITS), name="so_far", init=PEAK)
+        m.d.comb += so_far.eq(Mux(self.pending, _largest([_alone(column) for column in self.kept]), PEAK))
+        for cycle in range(stages + 1):
+            later = Signal(signed(PEAK_BITS), name=f"so_far{cycle}", init=PEAK)
+            m.d.sync += later.eq(so_far)
+            so_far = later
+        self.claim("largest one so far", self.peek("$signal#2", PEAK_BITS).as_signed() == so_far)
+
+    def _waiting(self, m: Module) -> None:
+        """How many groups wait in memory; and what the oldest one is, if others may come much later."""
+        since, stages, groups, pending = self.since, self.stages, self.config.groups, self.pending
+        bits = (groups + stages + 3).bit_length()
+        inside: Value = ago(m, pending, 1, "pending", reset=True)
+        for cycle in range(2, 3 + stages):
+            inside = inside + Mux(since[cycle], groups, 0)
+        if groups > 1:
+            inside = inside + since[3 + stages]
+        to, of = (self.peek(name, bits) for name in ("store__addr", "read_at"))
+        self.claim("groups that wait", (to - of)[:bits] == inside)
+        if groups > 1:
+            alone = pending & ago(m, pending, 1, "still", reset=True)
+            alone &= ~Cat(*since[: 5 + stages]).any()
+            word = self.peek("fetch__data", self.config.lanes * (PEAK_BITS + _FRACTION + 1))
+            kept = Cat(*(_split(column) for column in self.kept))
+            self.claim("a group that waits", implies(alone, word == kept))
+
+    def _entries(self, m: Module, whole: list[Any]) -> None:
+        """The second part: what is looked up for each group, three cycles behind the exponent, and when the results of
+        that come."""
+        dut, config, lanes = self.dut, self.config, self.config.lanes
+        bits = (config.table_depth - 1).bit_length()
+        index = self.peek("table.index", bits * lanes)
+        shift = (_REACH // config.table_depth).bit_length() - 1
+        looks, comes = self.found + _LOOKS, self.found + PROBABILITY
+        for group in range(config.groups):
+            for lane in range(lanes):
+                column, name = whole[group * lanes + lane], f"{group * lanes + lane}"
+                distance = Signal(PEAK_BITS + _FRACTION + 2, name=f"distance{name}")
+                m.d.comb += distance.eq(self.exponent * _OCTAVE - column.y)
+                counts = column.valid & (distance < _REACH)
+                place = ago(m, (distance >> shift)[:bits], looks + group, f"place{name}")
+                near = ago(m, counts, looks + group, f"counts{name}")
+                here = self.since[looks + group]
+                self.claim(f"column {name} has an entry", implies(here, self._near[lane] == near))
+                entry = index.word_select(lane, bits)
+                self.claim(f"entry of column {name}", implies(here & near, entry == place))
+                self.cover(f"an entry of column {name}", here & near & (entry == 77))
+        came = [self.since[comes + group] for group in range(config.groups)]
+        self.claim("probabilities come in their cycles", dut.p_valid == Cat(*came).any())
+        self.claim("which group", dut.p_index == (came[-1] if config.groups > 1 else 0))
+
+
+class SumBench(Bench):
+    """Probabilities behind the table, in free inputs: from what was looked up to the sum of a vector.
+
+    When that is, and that groups come in order, `ProbabilitiesBench` claims.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(Probabilities(config))
+        self.config = config
+        assert config.groups <= 2
+
+    def watch(self, m: Module) -> None:
+        dut, config, stages = self.dut, self.config, tree_stages(self.config)
+        self.free_inputs(m)
+        entries = self.peek("table.p", 8 * config.lanes)
+        for lane in range(config.lanes):
+            near = ago(m, self.peek(f"near_{lane}", 1), PROBABILITY - _LOOKS, f"near{lane}", reset=True)
+            entry = ago(m, entries.word_select(lane, 8), PROBABILITY - _LOOKS - _LOOKED_UP, f"entry{lane}")
+            there = settled(m, PROBABILITY - _LOOKS, f"settled{lane}")
+            self.claim(f"probability of lane {lane}", implies(there, dut.p[lane] == Mux(near, entry, 0)))
+        for name, value, width in (
+            ("start", dut.table_start, 1),
+            ("fill", dut.table_fill, 1),
+            ("byte", dut.table_byte, 8),
+        ):
+            self.claim(f"the table's {name}", self.peek(f"table.{name}", width) == value)
+        width = sum_width(config)
+        group = Signal(width, name="sum_of_group")
+        m.d.comb += group.eq(sum(dut.p[lane] for lane in range(config.lanes)))
+        total: Value = Const(0)
+        for number in range(config.groups):
+            total = total + ago(m, group, stages + 1 + number, f"sum{number}")
+        last = dut.p_valid & (dut.p_index == config.groups - 1)
+        whole: Value = last
+        if config.groups > 1:
+            first = dut.p_valid & ~last
+            whole = last & ago(m, first, 1, "first", reset=True)
+            came = ago(m, first, stages + 1, "first_came", reset=True)
+            due = Mux(came, ago(m, group, stages + 1, "first_sum"), 0)
+            # The second group follows the first one at once.
+            so_far = self.peek("so_far", width)
+            self.claim("the sum so far", so_far == due)
+            self.assume(~ago(m, first, 1, "begun", reset=True) | last)
+        here = ago(m, whole, stages + 1, "whole", reset=True)
+        self.claim("the sum of a vector", implies(here, dut.total == total))
+        self.cover("the sum of a vector", here & (dut.total == 255 + 9))
+
+
+class TableBench(Bench):
+    """The table in free inputs. One entry, any one, is watched: the byte that was written to it last is what lanes get
+    two cycles behind its index, unless a byte was written while it was read."""
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.dut.config
+        self.free_inputs(m)
+        bits = (config.table_depth - 1).bit_length()
+        watched = self.constant(m, bits, "watched")
+        # Entries are filled in their order, from 0 on behind `start`.
+        following = Signal(bits, name="following")
+        m.d.sync += following.eq(Mux(dut.start, 0, following + dut.fill))
+        kept, known = Signal(8, reset_less=True), Signal()
+        with m.If(dut.fill & (following == watched)):
+            m.d.sync += [kept.eq(dut.byte), known.eq(1)]
+        # Where entries are: without that, induction would start from states that the unit never has.
+        self.claim("the entry that is next", self.peek("entry", bits) == following)
+        for pair in range(0, config.lanes, 2):
+            words = Array(self.peek(f"copy_{pair}[{entry}]", 8) for entry in range(config.table_depth))
+            self.claim(f"the entry in copy {pair}", implies(known, words[watched] == kept))
+        for lane in range(config.lanes):
+            reads = known & ~dut.fill & (dut.index[lane] == watched)
+            read = ago(m, reads, _LOOKED_UP, f"read{lane}", reset=True)
+            due = ago(m, kept, _LOOKED_UP, f"due{lane}")
+            self.claim(f"reads what was written, lane {lane}", implies(read, dut.p[lane] == due))
+            self.cover(f"an entry behind others, lane {lane}", read & (watched == 2) & (due == 9))
+
+
+def _alone(column: Any) -> Value:
+    """``ceil(y / 128)`` if the column counts, else the least there is."""
+    up = (column.y + (_OCTAVE - 1)) >> _FRACTION
+    return Mux(column.valid, up, PEAK)
+
+
+def _split(column: Any) -> Value:
+    """What is kept of a score."""
+    return Cat(_alone(column)[:PEAK_BITS], (-column.y)[:_FRACTION], column.valid)
+
+
+def _largest(values: list[Value]) -> Value:
+    largest = values[0]
+    for value in values[1:]:
+        largest = Mux(value > largest, value, largest)
+    return largest
+
+
+def _bench(kind: type[ProbabilitiesBench | SumBench], n: int, table: int) -> Bench:
+    return kind(SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=table))
+
+
+def _table() -> Bench:
+    return TableBench(Exp2Table(SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256)))
+
+
+def properties() -> Iterator[Property]:
+    for n, name in ((2, "one lane group"), (4, "two lane groups")):
+        yield Property(
+            "vector/probabilities",
+            f"entries of {name}",
+            "From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column "
+            "has an entry of the table, which it has not if it is masked or too far below, and the entry's index, each "
+            "by its definition and in the documented cycle.",
+            partial(_bench, ProbabilitiesBench, n, 256),
+            Induction(12),
+            cover=17,
+            proven=("table",),
+        )
+        yield Property(
+            "vector/probabilities",
+            f"sums of {name}",
+            "Probabilities are the entries that were looked up, 0 where a column has none, and the sum of all of a "
+            "vector comes in its cycle; what fills the table reaches it.",
+            partial(_bench, SumBench, n, 256),
+            Induction(8),
+            cover=17,
+            proven=("table",),
+        )
+    yield Property(
+        "vector/probabilities",
+        "table of 256",
+        "Bytes are filled in as entries from 0 on, and every lane reads what was written last as the entry of its "
+        "index.",
+        _table,
+        Induction(6),
+    )

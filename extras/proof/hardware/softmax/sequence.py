@@ -1,0 +1,217 @@
+"""Properties of `weft.hdl.vector.vec_softmax`: the row of each vector of SOFTMAX, and of each division of NORMALISE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.walks import Walked
+from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.vec_softmax import _UNDER_WAY, CHOSEN, VecSoftmax, settings_layout
+from weft.hdl.vector.vec_streams import view
+
+_PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
+_COUNTED = CHOSEN
+"""Cycles behind its last grant in which a vector counts as under way: of two lane groups."""
+_LOOPS = dict.fromkeys(("ob", "oy", "ox"), 12)
+
+
+class SequenceBench(Bench):
+    """The unit in free inputs, behind a reader's sequence of SOFTMAX, NORMALISE and VEC.
+
+    Assumed is what the reader's loop nest keeps: it steps whenever it may and is not held, for SOFTMAX not behind the
+    last vector, and says where in the instruction's loops it stands; counts are at least 1. No more is granted than was
+    stepped to, at most three vectors of it are not yet granted, and none of them when the next instruction comes.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(VecSoftmax(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.sequence = sequence = dut.sequence
+        self.payload = payload = sequence.payload
+        self._inputs(m)
+        self.softmax, self.normalise = self.peek("$signal#0", 1), dut.normalise
+        opcode = payload.opcode
+        kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
+        self.assume(implies(sequence.load, Cat(*(opcode == kind for kind in kinds)).any()))
+        self.step = self.peek("rows.step", 1)
+        self.rows = self._rows(m)
+        place = sequence.place
+        self.assume(implies(self.softmax & sequence.may_step, self.rows.on))
+        for loop in ("ob", "ox"):
+            self.assume(implies(self.softmax, place[f"first_{loop}"] == self.rows.first[loop]))
+        for loop in ("oy", "ox"):
+            self.assume(implies(self.softmax, place[f"last_{loop}"] == self.rows.last[loop]))
+        self.settings = settings_layout(self.config)(self.peek("settings", settings_layout(self.config).size))
+        self._vectors(m)
+        self._divisions(m)
+        self._states(m)
+        self._table(m)
+
+    def _inputs(self, m: Module) -> None:
+        """Free, but that the sequence steps when it may and is not held."""
+        sequence = self.sequence
+        self.free_inputs(m, "sequence")
+        for name in ("load", "may_step", "payload", "place", "grant"):
+            value = Value.cast(getattr(sequence, name))
+            m.d.comb += value.eq(self.free(len(value), f"sequence_{name}"))
+        m.d.comb += sequence.step.eq(sequence.may_step & ~sequence.hold)
+
+    def _rows(self, m: Module) -> Walked:
+        """Row states in the order of SOFTMAX's vectors, and of NORMALISE's rows."""
+        payload, load = self.payload, self.sequence.load
+        softmax, normalise = view(Softmax, payload), view(Normalise, payload)
+        is_softmax = payload.opcode == Opcode.SOFTMAX
+        counts: dict[str, Any] = {loop: payload[loop] for loop in _LOOPS}
+        counts["ox"] = Mux(payload.opcode == Opcode.NORMALISE, 1, payload.ox)
+        strides: dict[str, Value] = {
+            "ob": Mux(is_softmax, 0, normalise.state_ob),
+            "oy": Mux(is_softmax, softmax.state_oy, normalise.state_oy),
+            "ox": Mux(is_softmax, softmax.state_ox, 0),
+        }
+        width = (self.config.row_states - 1).bit_length()
+        return Walked(
+            m,
+            self,
+            "rows",
+            _LOOPS,
+            {"state": (width, dict.fromkeys(_LOOPS, width))},
+            load=load,
+            step=self.step,
+            counts=counts,
+            bases={"state": Mux(is_softmax, softmax.state, normalise.state)},
+            strides={"state": strides},
+        )
+
+    def _vectors(self, m: Module) -> None:
+        """Each vector of SOFTMAX goes on with its row's state, and its masks when these are ready."""
+        sequence, softmax, rows = self.sequence, self.softmax, self.rows
+        note, place, step = sequence.note, sequence.place, sequence.step
+        moves = step & place.last_g
+        self.claim("on to the next vector's row", implies(softmax, self.step == moves))
+        state = rows.values["state"]
+        self.claim("the state of its row", implies(softmax & step, note.state == state))
+        fresh = self.settings.first & rows.first["ob"]
+        self.claim("whether that starts anew", implies(softmax & step, note.fresh == fresh))
+        for name in ("by_length", "by_diagonal"):
+            limit = self.peek(f"mask.{name}", len(note[name]))
+            self.claim(f"columns {name}", note[name] == limit)
+        self.masked = self.peek("mask.ready", 1)
+        self.claim("masks are ready", implies(softmax & step, self.masked))
+        self.claim("masks follow", self.peek("mask.step", 1) == (softmax & moves))
+        self.claim("masks start", self.peek("mask.start", 1) == sequence.load)
+        for loop in ("oy", "ox"):
+            at_end = self.peek(f"mask.last_{loop}", 1)
+            self.claim(f"masks follow {loop}", implies(softmax, at_end == rows.last[loop]))
+        for name in ("causal", "relative", "register", "length", "diagonal"):
+            width = min(
+                len(Value.cast(self.settings[name])), (BASES - 1).bit_length() if name == "register" else 16
+            )
+            field = Value.cast(self.settings[name]).as_unsigned()[:width]
+            self.claim(f"mask's {name}", self.peek(f"mask.{name}", width) == field)
+        self.cover(
+            "a vector of another row", softmax & step & (state == 3) & rows.last["ox"] & (note.by_length == 1)
+        )
+
+    def _divisions(self, m: Module) -> None:
+        """The divider gets the rows of NORMALISE in their order, and the first element of a row waits for it."""
+        sequence, normalise, rows = self.sequence, self.normalise, self.rows
+        place = sequence.place
+        begins = normalise & place.first_ox & place.first_g
+        ready, issue = self.peek("divider.ready", 1), self.peek("divider.issue", 1)
+        self.claim("a row is issued with its first element", issue == (begins & sequence.step))
+        self.claim("not before it is ready", implies(issue, ready))
+        row, step = self.peek("divider.row", 1), self.peek("divider.step", 1)
+        self.claim("there is a row to divide for", row == (normalise & rows.on))
+        self.claim("on to the next row", implies(normalise, self.step == step))
+        self.claim("for rows alone", implies(~self.softmax & ~normalise, ~self.step))
+        at = self.peek("pipe.row", len(rows.values["state"]))
+        self.claim("the row that is divided for", implies(rows.on, at == rows.values["state"]))
+        self.claim("whether it is divided", self.peek("pipe.dividing", 1) == normalise)
+        self.claim("one kind at a time", ~(self.softmax & normalise))
+        start = self.peek("divider.start", 1)
+        self.claim("a new instruction", start == sequence.load)
+        for name in ("scale", "exponent", "v_zero"):
+            field = Value.cast(self.settings[name])
+            self.claim(f"field {name}", self.peek(f"divider.{name}", len(field)) == field.as_unsigned())
+        sums = self.peek("divider.sum", 32) == self.peek("pipe.sum", 32)
+        self.claim("the sum of the row", sums)
+        # As a helper: nothing is fetched for no row.
+        fetched, normal = self.peek("divider.$signal#0", 1), self.peek("divider.normal", 1)
+        self.claim("a sum of a row", implies(fetched, row))
+        self.claim("a sum that is shifted", implies(normal, fetched))
+        self.cover("a second row", normalise & self.step & (rows.index["oy"] == 1))
+
+    def _states(self, m: Module) -> None:
+        """A vector waits while as many are under way as there are rows: its row's last one is among them then."""
+        sequence, softmax, rows, ready = self.sequence, self.softmax, self.rows, self.masked
+        begins = softmax & sequence.step & sequence.place.first_g
+        granted = softmax & sequence.grant.granted & sequence.grant.last
+        asked, count = Signal(range(4), name="asked"), Signal(range(_UNDER_WAY + 1), name="rows_seen")
+        m.d.sync += asked.eq(asked + begins - granted)
+        # A request and a skid buffer are between a step and its grant.
+        self.assume(implies(granted, asked != 0))
+        self.assume(implies(begins, (asked != 3) | granted))
+        at_rest = (asked == 0) & ~sequence.may_step & ~sequence.grant.granted
+        self.assume(implies(sequence.load, at_rest))
+        with m.If(sequence.load):
+            m.d.sync += count.eq(0)
+        with m.Elif(begins & rows.first["ob"] & (count != _UNDER_WAY)):
+            m.d.sync += count.eq(count + 1)
+        inside, first = Value.cast(asked), granted
+        for cycle in range(_COUNTED):
+            granted = ago(m, granted, 1, f"granted{cycle}", reset=True)
+            inside = inside + granted
+            first = granted if cycle == 0 else first
+            if cycle:
+                self.claim(f"granted {cycle} cycles ago", self.peek(f"delayed#{cycle}", 1) == granted)
+        layout = self.sequence.grant.shape()
+        grant = layout(self.peek("grant", layout.size))
+        noted = softmax & grant.granted & grant.last
+        self.claim("the grant before", noted == first)
+        self.claim("vectors that are under way", self.peek("under_way", 4) == inside)
+        self.claim("rows of a group", self.peek("$signal#2", 4) == count)
+        excess = self.peek("excess", 5)
+        self.claim("more of them than rows", excess == (inside - count)[:5])
+        again = begins & ~rows.first["ob"]
+        self.claim("the last update of the row is not under way", implies(again, inside < count))
+        waits = softmax & sequence.may_step & ~sequence.step & sequence.place.first_g
+        self.cover("a vector waits for its state", waits & ready & ~rows.first["ob"])
+
+    def _table(self, m: Module) -> None:
+        """The bytes of TABLE go to the table."""
+        dut = self.dut
+        table = self.peek("table", 1)
+        filled = ago(m, table & dut.byte_valid, 1, "filled", reset=True)
+        self.claim("a byte for each element", self.peek("pipe.table_fill", 1) == filled)
+        byte = ago(m, dut.byte, 1, "byte")
+        self.claim("which it is", implies(filled, self.peek("pipe.table_byte", 8) == byte))
+        self.claim("the table starts", self.peek("pipe.table_start", 1) == self.sequence.load)
+
+
+def _sequence() -> Bench:
+    return SequenceBench(_PLAIN)
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "vector/vec",
+        "rows of softmax's states",
+        "Each vector of SOFTMAX goes on with the address of its row's state, the columns that masks leave, and whether "
+        "the state starts anew, and waits while the last vector of that row counts as under way; the divider gets the "
+        "sums of NORMALISE's rows in order, and no row begins before its division is ready.",
+        _sequence,
+        Induction(2),
+        cover=30,
+        part=True,
+        proven=("pipe", "rows", "divider", "mask"),
+    )

@@ -1,0 +1,292 @@
+"""The effect of SOFTMAX and NORMALISE behind their reads: the way of results, and what is multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Module, Mux, Signal, Value, signed
+
+from weft.extras.proof.hardware.pipelines import ago, connect_all, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.hdl.isa import Normalise, Opcode, Softmax
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.operands import READ_LATENCY
+from weft.hdl.lib.arithmetic import RESULT
+from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
+from weft.hdl.vector.softmax import vector_layout
+from weft.hdl.vector.vec import VecUnit
+from weft.hdl.vector.vec_reader import _request_layout
+from weft.hdl.vector.vec_softmax import CHOSEN, settings_layout
+from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, results_layout, view
+
+_PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
+_OPERANDS = "operands$117"
+_PROVEN = (
+    *("reader", _OPERANDS, "requantise", "writer"),
+    *(f"softmax.{name}" for name in ("pipe", "rows", "divider", "mask")),
+)
+_OUT = CHOSEN + LATENCY
+"""Cycles from a read to its result."""
+_SETTINGS = {
+    Softmax: ("first", "final", "causal", "relative", "register", "length", "diagonal"),
+    Normalise: ("scaled", "scale", "exponent", "v_zero"),
+}
+
+
+class UnitBench(Bench):
+    """The whole vector unit in free inputs; nothing is assumed.
+
+    One cycle, any one, is watched, with what is granted in it: `age` counts from there on.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(VecUnit(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        config = self.config
+        self.free_inputs(m)
+        connect_all(m, self.dut)
+        self.granted = self._view(arrival_layout(config), "reader.granted")
+        self.request = self._view(_request_layout(config), "reader.request")
+        self.softmax, self.normalise = self.peek("softmax.$signal#0", 1), self.peek("softmax.normalise", 1)
+        mark = self.free(1, "mark")
+        self.age = Signal(range(_OUT + 2), name="age")
+        self.seen = Signal(self.granted.shape(), name="seen")
+        self.asked = Signal(self.request.shape(), name="asked")
+        with m.If(self.age != 0):
+            m.d.sync += self.age.eq(Mux(self.age == _OUT + 1, 0, self.age + 1))
+        with m.Elif(mark):
+            m.d.sync += [self.age.eq(1), self.seen.eq(self.granted), self.asked.eq(self.request)]
+        self._stages()
+        self._watch(m)
+
+    def _stages(self) -> None:
+        """Where what was granted is on its way, as induction needs to know."""
+        age, seen, tag = self.age, self.seen, self.seen.element.tag
+        for stage in range(READ_LATENCY):
+            there = self.peek(f"reader.arrival_{stage}", seen.shape().size)
+            self.claim(f"arrival {stage}", implies(age == 1 + stage, there == seen.as_value()))
+        near, nearer = self.peek(f"{_OPERANDS}.$signal#0", 1), self._element("nearer")
+        nearby = (near == seen.valid) & (nearer == seen.element.as_value())
+        self.claim("near", implies(age == READ_LATENCY + 1, nearby))
+        valid, last = self.peek("requantise.valid", 1), self.peek("requantise.last", 1)
+        entering = (valid == seen.valid) & (self._element("chosen") == seen.element.as_value())
+        self.claim("chosen", implies(age == CHOSEN, entering & (last == seen.element.last)))
+        for stage in range(LATENCY):
+            there = self.peek(f"requantise.valid_{stage}", 1) == (seen.valid & seen.element.last)
+            there &= self.peek(f"requantise.tag_{stage}", len(tag.as_value())) == tag.as_value()
+            self.claim(f"requantised {stage}", implies(age == CHOSEN + 1 + stage, there))
+
+    def _element(self, name: str) -> Signal:
+        return self.peek(f"{_OPERANDS}.{name}", self.seen.element.shape().size)
+
+    def _watch(self, m: Module) -> None:
+        raise NotImplementedError
+
+    def _view(self, layout: Any, path: str) -> Any:
+        return layout(self.peek(path, layout.size))
+
+    def _pipe(self, name: str, width: int = 1) -> Signal:
+        return self.peek(f"softmax.pipe.{name}", width)
+
+
+class ScoresBench(UnitBench):
+    """What the pipeline of softmax gets for each element that was granted, and the way of results.
+
+    The pipeline's property begins where this one ends: what it assumes of its user is claimed here.
+    """
+
+    def _watch(self, m: Module) -> None:
+        config, age, element = self.config, self.age, self.seen.element
+        tag = element.tag
+        there, score = self.seen.valid & self.softmax, self.seen.valid & element.last
+        noted, comes = age == 1, age == _OUT
+        first, last = tag.index == 0, tag.last
+        push = self._pipe("push")
+        self.claim("a vector begins", implies(noted, self._pipe("begin") == (there & first)))
+        self.claim("a vector is complete", implies(noted, push == (there & last)))
+        vector, note = self._view(vector_layout(config), "softmax.pipe.vector"), self.asked.note
+        brings = {
+            "state": note.state,
+            "fresh": note.fresh,
+            "dst": tag.dst,
+            "alignment": self.asked.second[: len(vector.alignment)],
+            "end": tag.end,
+        }
+        for name, value in brings.items():
+            self.claim(f"{name} of a vector", implies(noted & there, vector[name] == value))
+        least = Mux(note.by_length < note.by_diagonal, note.by_length, note.by_diagonal)
+        limit = self._pipe("limit", len(least))
+        self.claim("its valid columns", implies(noted & there, limit == least))
+        index, bits = self._pipe("index"), len(tag.index)
+        self.claim("a score for each element", implies(comes, self._pipe("valid") == (self.softmax & score)))
+        self.claim("the last ones of a vector", implies(comes & score, self._pipe("last") == last))
+        self.claim("which group they are", implies(comes & score, index[:bits] == tag.index))
+        self.cover("scores", comes & self._pipe("valid") & tag.last & push)
+        self._results(m, comes, score)
+
+    def _results(self, m: Module, comes: Value, score: Value) -> None:
+        """The writer gets probabilities for SOFTMAX, and what requantisation made for others."""
+        config, tag = self.config, self.seen.element.tag
+        results = self._view(results_layout(config), "writer.results")
+        groups, place = config.groups, len(tag.index)
+        p_valid, p_index = self._pipe("p_valid"), self._pipe("p_index", place)
+        with_softmax = {
+            "write": p_valid & (p_index == groups - 1),
+            "end": self._pipe("ended"),
+            "index": p_index,
+            "dst": self._pipe("dst", len(tag.dst)),
+        }
+        for name, value in with_softmax.items():
+            self.claim(f"{name} of probabilities", implies(self.softmax, results[name] == value))
+        other = comes & ~self.softmax
+        self.claim(
+            "a result for each other", implies(other, results.write == (score & tag.last & ~self._fills()))
+        )
+        self.claim("the last one of others", implies(other, results.end == (score & tag.end)))
+        for name in ("index", "dst"):
+            self.claim(f"{name} of others", implies(other & score, results[name] == tag[name]))
+        self.cover("probabilities", self.softmax & results.write & (results.dst == 3))
+        self.cover("results of others", comes & self.normalise & results.write & (results.dst == 5))
+
+    def _fills(self) -> Value:
+        """Whether the instruction fills a table and writes no vectors."""
+        return self._view(instruction_layout(self.config), "reader.current").bytewise
+
+
+class DivisionBench(UnitBench):
+    """What elements of NORMALISE are multiplied by: the result of the division for their row."""
+
+    def _watch(self, m: Module) -> None:
+        dut, config, age = self.dut, self.config, self.age
+        element, normal = self.seen.element, self.normalise
+        there = self.seen.valid & normal
+        load = self.peek("reader.nest.load", 1)
+        settings = self._settings(m, load)
+        reads = dut.alignment_read
+        self.claim("an alignment is read for each", implies(age == 1, reads.valid == there))
+        wanted = self.asked.second[: len(reads.address)]
+        self.claim("where it is", implies((age == 1) & there, reads.address == wanted))
+        take = self.peek("softmax.divider.take", 1)
+        begins = age == CHOSEN - 1
+        self.claim("a division is taken for each row", implies(begins, take == (there & element.row)))
+        result = self.peek("softmax.divider.result", RESULT.size)
+        row = Signal(RESULT, name="row_of")
+        with m.If(load):
+            m.d.sync += row.eq(0)
+        with m.Elif(take):
+            m.d.sync += row.eq(RESULT(result))
+        self.claim("the result of the row", self.peek("softmax.row#0", RESULT.size) == row.as_value())
+        # Parameters are 0 from the start of an instruction without any, until some are read.
+        parameters = self._view(arrival_layout(config), "reader.arrival").parameter
+        none = Signal(name="no_parameters")
+        opcode = dut.instruction.payload.opcode
+        without = (opcode == Opcode.NORMALISE) | (opcode == Opcode.TABLE)
+        m.d.sync += none.eq(Mux(load & without, 1, none & ~parameters))
+        planes = self.peek(f"{_OPERANDS}.planes", 8 * config.widths.vector)
+        self.claim("no parameters", implies(none, planes == 0))
+        shift = ago(m, dut.alignment_read.data, CHOSEN - 1 - READ_LATENCY, "shift").as_signed()
+        self._columns(m, none, settings, row, shift)
+
+    def _settings(self, m: Module, load: Value) -> Any:
+        layout = settings_layout(self.config)
+        settings = self._view(layout, "softmax.settings")
+        payload, known = self.dut.instruction.payload, Signal(name="known")
+        with m.If(load):
+            m.d.sync += known.eq(1)
+        for kind, names in _SETTINGS.items():
+            fields = view(kind, payload)
+            for name in names:
+                kept = Signal.like(fields[name], name=f"kept_{name}")
+                with m.If(load):
+                    m.d.sync += kept.eq(fields[name])
+                self.claim(f"field {name}", implies(known, settings[name] == kept))
+        kinds = {"softmax": (self.softmax, Opcode.SOFTMAX), "normalise": (self.normalise, Opcode.NORMALISE)}
+        for name, (flag, opcode) in kinds.items():
+            is_kind = Signal(name=f"is_{name}")
+            with m.If(load):
+                m.d.sync += is_kind.eq(payload.opcode == opcode)
+            self.claim(f"it is {name}", flag == is_kind)
+        return settings
+
+    def _columns(self, m: Module, none: Value, settings: Any, row: Any, alignment: Value) -> None:
+        """Bias, mantissa and shift of requantisation, in the cycle in which an element enters it."""
+        config = self.config
+        # A reset passes by what was read.
+        scaled = ago(m, settings.scaled, CHOSEN - 1 - READ_LATENCY, "scaled")
+        total = Signal(signed(10), name="shift_total")
+        m.d.comb += total.eq(row.shift + Mux(scaled, alignment, 0))
+        shift = Mux(total < 0, 0, Mux(total > 63, 63, total))
+        layout = column_layout(config)
+        columns = self.peek("requantise.columns", layout.size * config.lanes)
+        here = (self.age == CHOSEN) & none & self.normalise
+        for lane in range(config.lanes):
+            column = layout(columns.word_select(lane, layout.size))
+            self.claim(f"bias {lane}", implies(here, column.bias == row.bias))
+            self.claim(f"mantissa {lane}", implies(here, column.mantissa == row.mantissa))
+            self.claim(f"shift {lane}", implies(here, column.shift == shift))
+            self.cover(
+                f"a shift {lane}", here & self.seen.valid & self.seen.element.row & (column.shift == 2)
+            )
+
+
+class ConnectedBench(UnitBench):
+    """Scores, probabilities and alignments go from part to part in the same cycle."""
+
+    def _watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        scores = self.peek("requantise.scores", SCORE_BITS * config.lanes)
+        self.claim("scores", self._pipe("scores", len(scores)) == scores)
+        for name in ("valid", "address", "data"):
+            value = Value.cast(getattr(dut.alignment_write, name)).as_unsigned()
+            self.claim(f"alignment {name}", value == self._pipe(f"alignment_write__{name}", len(value)))
+        written = self._view(results_layout(config), "writer.results")
+        for lane in range(config.lanes):
+            p = self._pipe(f"probabilities.p_{lane}", 8)
+            self.claim(f"probability {lane}", implies(self.softmax, written.bytes[lane] == (p - 128)[:8]))
+        self.cover("a write", self.softmax & (written.index == 1))
+
+
+def _bench(kind: type[UnitBench]) -> Bench:
+    return kind(_PLAIN)
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "vector/vec",
+        "the way of scores",
+        "For each element of SOFTMAX that was read, its score comes to the pipeline so many cycles later, with what "
+        "belongs to its vector; the writer gets probabilities where the pipeline has them, and for other instructions "
+        "a result for each output, as they were read.",
+        partial(_bench, ScoresBench),
+        Induction(2),
+        cover=56,
+        part=True,
+        proven=_PROVEN,
+    )
+    yield Property(
+        "vector/vec",
+        "the way of divisions",
+        "Each row of NORMALISE takes a result of the divider with its first element, and all its elements are "
+        "multiplied and shifted by that one, with their alignments, until the next row.",
+        partial(_bench, DivisionBench),
+        Induction(2),
+        cover=40,
+        part=True,
+        proven=_PROVEN,
+    )
+    yield Property(
+        "vector/vec",
+        "softmax's connections",
+        "The pipeline of softmax gets the scores of requantisation; alignments are written as it makes them, and "
+        "probabilities less 128.",
+        partial(_bench, ConnectedBench),
+        Induction(1),
+        cover=56,
+        part=True,
+        proven=_PROVEN,
+    )

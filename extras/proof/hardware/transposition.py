@@ -1,0 +1,394 @@
+"""Properties of `weft.hdl.load.transpose`: LOAD with transposition, and that other vectors pass by it in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.streams import assume_stable, stable
+from weft.hdl.isa.config import Config
+from weft.hdl.load.transpose import Transposer
+
+
+class _Small(Config):
+    """A scratchpad of 4 vectors of 2 bytes, and 2 vectors of a pixel at most."""
+
+    def __post_init__(self) -> None:
+        return
+
+    @property
+    def transposed_vectors(self) -> int:
+        return 2
+
+
+class _OpenTransposer(Transposer):
+    """The transposer with one more port for the memory of each lane, by which `shown` has what stands at `place`."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.place = Signal(3)
+        self.shown = [Signal(8, name=f"{OPENED}lane{lane}") for lane in range(config.n)]
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        for lane, shown in enumerate(self.shown):
+            port = getattr(m.submodules, f"lane{lane}").read_port(domain="comb")
+            m.d.comb += [port.addr.eq(self.place), shown.eq(port.data)]
+        return m
+
+
+class TransposeBench(Bench):
+    """The transposer between an unpacker and a scratchpad that do as they like.
+
+    Assumed is what the unpacker keeps: vectors stand until they are taken; all pixels of an instruction that
+    transposes have as many vectors, no more than the configuration has room for; the last one of the last pixel bears
+    ``last`` and the signal mask, and until that no other instruction's vectors come; fill and strides are the same for
+    all of them.
+
+    One group of N pixels, any one, is watched, and of it one byte, any one, of one of the vectors of one of its pixels.
+    By definition, byte j of vector p of pixel i is byte i of the column that is written as number ``p * N + j`` of its
+    group, to ``base + p * dst_pixel + j * dst_vector``; the base of the first group is the instruction's address, and
+    each other group's is ``dst_group`` behind the one before. Pixels that the last group lacks are the fill byte.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(_OpenTransposer(config))
+        self.config = config
+
+    def watch(self, m: Module) -> None:
+        dut, port = self.dut, self.dut.scratchpad
+        self.free_inputs(m)
+        assume_stable(m, self, dut.vector, "vector")
+        written = SimpleNamespace(valid=port.valid, ready=port.ready, payload=Cat(port.address, port.data))
+        stable(m, self, written, "write")
+        self.takes = taken = Signal(name="takes")
+        m.d.comb += taken.eq(dut.vector.valid & dut.vector.ready)
+        self.leaves = Signal(name="leaves")
+        m.d.comb += self.leaves.eq(port.valid & port.ready)
+        self._place(m)
+        self._count(m)
+        self._plain(m)
+        self._watched(m)
+
+    def _place(self, m: Module) -> None:
+        """Where the vector that comes next is: its panel, its pixel in the group, the base of the group; and whether it
+        is an instruction's first one."""
+        vector, n, panels = self.dut.vector.payload, self.config.n, self.config.transposed_vectors
+        moves = self.takes & vector.transpose
+        self.panel, self.pixel = Signal(range(panels + 1), name="panel"), Signal(range(n), name="pixel")
+        self.fresh, self.base = Signal(init=1, name="fresh"), Signal(len(vector.address), name="base")
+        self.following, most = (
+            Signal(len(vector.address), name="base_next"),
+            Signal(range(panels + 1), name="most"),
+        )
+        kept = Cat(vector.fill, vector.dst_group, vector.dst_pixel, vector.dst_vector)
+        before = Signal(len(kept), name="fields_before", reset_less=True)
+        starts = (self.panel == 0) & (self.pixel == 0)
+        base = Mux(self.fresh, vector.address, Mux(starts, self.following, self.base))
+        self.base_here = Signal(len(vector.address), name="base_here")
+        m.d.comb += self.base_here.eq(base)
+        with m.If(moves):
+            m.d.sync += [self.fresh.eq(vector.last), before.eq(kept), self.base.eq(base)]
+            with m.If(starts):
+                m.d.sync += self.following.eq(base + vector.dst_group)
+            m.d.sync += self.panel.eq(Mux(vector.pixel_end, 0, self.panel + 1))
+            m.d.sync += self.pixel.eq(Mux(vector.last, 0, self.pixel + vector.pixel_end))
+            with m.If(self.fresh & vector.pixel_end | (self.pixel == 0) & vector.pixel_end):
+                m.d.sync += most.eq(self.panel)
+        offered = self.dut.vector.valid
+        self.assume(~offered | self.fresh | vector.transpose)
+        self.assume(~(offered & ~self.fresh) | (kept == before))
+        self.assume(~(offered & vector.transpose & vector.last) | vector.pixel_end)
+        self.assume(~(offered & vector.transpose & ~vector.last) | (vector.signal == 0))
+        self.assume(~(offered & vector.transpose & (self.panel == panels - 1)) | vector.pixel_end)
+        first = Signal(init=1, name="first_pixel")
+        with m.If(moves & vector.pixel_end):
+            m.d.sync += first.eq(vector.last)
+        self.claim("behind the first pixel", implies(self.pixel != 0, ~first))
+        self.claim("ahead of it", implies(self.fresh, first & (self.pixel == 0) & (self.panel == 0)))
+        later = offered & vector.transpose & ~first
+        self.assume(~later | (vector.pixel_end == (self.panel == most)))
+        self.kept_most = most
+        self.moves, self.starts, self.most = moves, starts, Mux(vector.pixel_end, self.panel, most)
+        self.group_ends = moves & vector.pixel_end & ((self.pixel == n - 1) | vector.last)
+
+    def _count(self, m: Module) -> None:
+        """Writes that are due: none comes that is not."""
+        n, panels = self.config.n, self.config.transposed_vectors
+        self.due = Signal(range(3 * n * panels + 4), name="due")
+        columns = Mux(self.group_ends, (self.most + 1) * n, 0)
+        plain = self.takes & ~self.dut.vector.payload.transpose
+        m.d.sync += self.due.eq(self.due + columns + plain - self.leaves)
+        self.claim("nothing is written that is not due", ~self.dut.scratchpad.valid | (self.due != 0))
+        self.claim("no more is due than there is room for", self.due <= 2 * n * panels + 3)
+        self.claim("busy", implies(self.due != 0, self.dut.busy))
+
+    def _plain(self, m: Module) -> None:
+        """A vector that is not transposed is written next, when all that came before it is written."""
+        port, vector = self.dut.scratchpad, self.dut.vector.payload
+        plain = self.takes & ~vector.transpose
+        self.claim("it waits for all before it", implies(plain, self.due == self.leaves))
+        there = Signal(name="plain")
+        word, mask = (
+            Signal(len(Cat(vector.address, vector.data)), name="plain_word"),
+            Signal.like(vector.signal),
+        )
+        with m.If(plain):
+            m.d.sync += [there.eq(1), word.eq(Cat(vector.address, vector.data)), mask.eq(vector.signal)]
+        with m.Elif(self.leaves):
+            m.d.sync += there.eq(0)
+        self.claim(
+            "it is written as it is", implies(there, port.valid & (Cat(port.address, port.data) == word))
+        )
+        self.claim("its signal is kept", implies(there, self.peek("signal#1", len(mask)) == mask))
+        written, due = (
+            ago(m, there & self.leaves, 1, "written", reset=True),
+            ago(m, mask, 1, "plain_mask", reset=True),
+        )
+        self.claim("its signal", implies(written, self.dut.signal == due))
+        self.cover("one that is not transposed, with a signal", written & (due != 0))
+
+    def _watched(self, m: Module) -> None:
+        """Follow one group, and of it one byte and the last column."""
+        n, vector = self.config.n, self.dut.vector.payload
+        panels, address = self.config.transposed_vectors, len(vector.address)
+        self.p, self.i, self.j = (
+            self.constant(m, range(most), name) for name, most in (("p", panels), ("i", n), ("j", n))
+        )
+        self.on, self.filling = Signal(name="on"), Signal(name="filling")
+        self.ahead, self.column = (
+            Signal(len(self.due), name="ahead"),
+            Signal(range(n * panels + 1), name="column"),
+        )
+        self.byte, self.first = Signal(8, name="watched_byte"), Signal(address, name="watched_base")
+        self.jump, self.step = Signal(address, name="jump"), Signal(address, name="step")
+        self.last, self.mask = Signal(name="last"), Signal(len(vector.signal), name="mask")
+        self.filled_up = Signal(name="filled_up")
+        self.pixels_have = Signal(range(panels), name="pixels_have")
+        begins = self.free(1, "mark") & self.moves & self.starts & ~self.on
+        ours = self.on & (self.ahead == 0) & self.leaves
+        with m.If(begins):
+            m.d.sync += [self.on.eq(1), self.filling.eq(~self.group_ends), self.column.eq(0)]
+            m.d.sync += self.filled_up.eq(0)
+            m.d.sync += [self.ahead.eq(self.due - self.leaves), self.first.eq(self.base_here)]
+            m.d.sync += [self.jump.eq(vector.dst_pixel), self.step.eq(vector.dst_vector)]
+        with m.If((begins | self.filling) & self.moves):
+            with m.If(self.group_ends):
+                m.d.sync += [self.filling.eq(0), self.last.eq(vector.last), self.mask.eq(vector.signal)]
+                m.d.sync += self.pixels_have.eq(self.most)
+            with m.If((self.panel == self.p) & (self.pixel == self.i)):
+                m.d.sync += self.byte.eq(vector.data.word_select(self.j, 8))
+            with m.If(vector.last & (self.pixel < self.i)):
+                m.d.sync += [self.byte.eq(vector.fill), self.filled_up.eq(1)]
+        self.total = Signal(range(n * panels + 1), name="columns_of_it")
+        m.d.comb += self.total.eq((self.pixels_have + 1) * n)
+        done = ours & (self.column + 1 == self.total)
+        with m.If(self.on & self.leaves):
+            with m.If(self.ahead != 0):
+                m.d.sync += self.ahead.eq(self.ahead - 1)
+            with m.Else():
+                m.d.sync += self.column.eq(self.column + 1)
+        with m.If(done):
+            m.d.sync += self.on.eq(0)
+        self._claims(m, ours, done)
+        self._inside(m, begins)
+
+    def _claims(self, m: Module, ours: Value, done: Value) -> None:
+        port = self.dut.scratchpad
+        self.claim("a column only of a whole group", implies(ours, ~self.filling))
+        self.number, self.there = Signal(len(self.column), name="number"), Signal(name="there")
+        m.d.comb += self.number.eq(self.p * self.config.n + self.j)
+        m.d.comb += self.there.eq(self.on & ~self.filling & (self.p <= self.pixels_have))
+        here = ours & self.there & (self.column == self.number)
+        self.claim("the byte", implies(here, port.data.word_select(self.i, 8) == self.byte))
+        self.claim("its place", implies(here, port.address == self._place_of(self.p, self.j)))
+        self.signal = Signal(len(self.mask), name="signal_of_column")
+        m.d.comb += self.signal.eq(Mux(self.number + 1 == self.total, self.mask, 0))
+        due, before = ago(m, self.signal, 1, "signal_due", reset=True), ago(m, here, 1, "here", reset=True)
+        self.claim("the signal behind the last one", implies(before, self.dut.signal == due))
+        self.cover("a byte", here & (self.byte == 0x5A) & (self.p == 1) & (self.i == 1) & (self.j == 0))
+        self.cover("the last one", done & self.last & (self.mask != 0))
+        self.cover("a group that is filled up", done & self.last & self.filled_up & (self.byte == 0xA5))
+
+    def _place_of(self, panel: Value, byte: Value) -> Value:
+        """Where a column goes."""
+        return (self.first + Mux(panel == 0, 0, self.jump) + Mux(byte == 0, 0, self.step))[: len(self.first)]
+
+    def _inside(self, m: Module, begins: Value) -> None:
+        """What the unit keeps, as induction starts from that."""
+        dut, n = self.dut, self.config.n
+        self.target, self.padding, self.w_panel = (self.peek(f"$signal#{k}", 1) for k in (1, 2, 5))
+        self.source, self.r_index = self.peek("$signal#9", 1), self.peek("$signal#11", 1)
+        self.w_index, self.r_panel, self.full = (
+            self.peek(*x) for x in (("index", 1), ("panel", 1), ("full", 2))
+        )
+        self.valids, self.advance = self.peek("valids", 2), self.peek("advance", 1)
+        layout = dut._group
+        self.groups = [layout(self.peek(f"group{k}", layout.size)) for k in range(2)]
+        self.buffer = Signal(name="buffer")
+        with m.If(begins):
+            m.d.sync += self.buffer.eq(self.target)
+        self.read = Signal(len(self.column), name="columns_read")  # of the buffer that is read
+        m.d.comb += self.read.eq(self.r_panel * n + self.r_index)
+        self.under_way = Signal(2, name="under_way")
+        m.d.comb += self.under_way.eq(self.valids[0] + self.valids[1] + dut.scratchpad.valid)
+        self._control()
+        end = self._stage(m, begins, self.total - 1, "end")
+        unread = self.on & (end == 0)
+        self._group(unread)
+        self.stage = stage = self._stage(m, begins, self.number, "watched")
+        self.claim("the last one is read last", implies(self.there & (end != 0), stage != 0))
+        self._memory(m, begins, unread)
+        self._columns(stage)
+
+    def _control(self) -> None:
+        n, full, groups = self.config.n, self.full, self.groups
+        alike = full[0] == full[1]
+        self.claim("which is read", implies(alike, self.source == self.target))
+        self.claim("which is full", implies(~alike, (self.source == full[1]) & (self.target == full[0])))
+        full_source = full.bit_select(self.source, 1)
+        self.claim("only full ones are read", implies(self.read != 0, full_source))
+        last = Mux(self.source, groups[1].panels, groups[0].panels)
+        self.claim("columns that there are", implies(full_source, self.r_panel <= last))
+        at = (self.w_index == self.pixel) & (self.w_panel == self.panel)
+        begun = (self.w_index | self.w_panel) != 0
+        panels = self.peek("panels", 1)
+        self.claim("where it is written", implies(~self.padding, at))
+        padded = (self.pixel == 0) & (self.panel == 0) & (self.w_index != 0) & (self.w_panel <= panels)
+        target = Mux(self.target, groups[1].panels, groups[0].panels)
+        self.claim("what fills up", implies(self.padding, padded & self.fresh & (target == panels)))
+        self.claim("it is not full", implies(begun | self.padding, ~full.bit_select(self.target, 1)))
+        self.claim("fresh", self.peek("$signal#7", 1) == self.fresh)
+        following = self.peek("following#0", len(self.following))
+        self.claim("the next group", implies(~self.fresh, following == self.following))
+        self.claim("in an instruction", implies(begun & ~self.padding, ~self.fresh))
+        columns = [Mux(full[k], (groups[k].panels + 1) * n, 0) for k in range(2)]
+        padding = Mux(self.padding, (panels + 1) * n, 0)
+        self.claim("due", self.due + self.read == columns[0] + columns[1] + padding + self.under_way)
+
+    def _stage(self, m: Module, begins: Value, number: Value, name: str) -> Signal:
+        """Where column `number` is: 0 if it is not read, 1 to 3 on its way, 4 if it is written."""
+        stage, advance = (
+            Signal(3, name=f"{name}_stage"),
+            self.advance,
+        )
+        whole = self.on & ~self.filling
+        ours = self.full.bit_select(self.buffer, 1) & (self.source == self.buffer)
+        with m.If(begins):
+            m.d.sync += stage.eq(0)
+        with m.Elif(whole & (stage == 0) & ours & advance & (self.read == number)):
+            m.d.sync += stage.eq(1)
+        with m.Elif(whole & (stage != 0) & (stage != 4) & advance):
+            m.d.sync += stage.eq(stage + 1)
+        port, due = self.dut.scratchpad.valid, self.ahead + number - self.column
+        on = whole & (number < self.total)
+        place = Mux(stage == 1, self.valids[1] + port, Mux(stage == 2, port, 0))
+        moving = on & (stage != 0) & (stage != 4)
+        self.claim(f"{name}: what is ahead of it", implies(moving, due == place))
+        self.claim(f"{name}: it is there", ~moving | Cat(self.valids, port).bit_select((stage - 1)[:2], 1))
+        self.claim(f"{name}: it is written", implies(on & (stage == 4), self.column > number))
+        self.claim(f"{name}: it is not read", implies(on & (stage == 0) & ours, self.read <= number))
+        self.claim(f"{name}: stages", stage <= 4)
+        self.claim(f"{name}: not yet", implies(self.on & self.filling, stage == 0))
+        return stage
+
+    def _group(self, unread: Value) -> None:
+        """The watched group, before all of it is read."""
+        n, buffer = self.config.n, self.buffer
+        whole, full = ~self.filling, self.full.bit_select(buffer, 1)
+        group = self.groups[0].shape()(Mux(buffer, self.groups[1].as_value(), self.groups[0].as_value()))
+        other = Mux(buffer, self.groups[0].panels, self.groups[1].panels)
+        self.claim(
+            "it is filled", implies(self.on & self.filling, (self.target == buffer) & ~full & ~self.padding)
+        )
+        self.claim("it has begun", implies(self.filling & self.on, (self.pixel != 0) | (self.panel != 0)))
+        self.claim("it is filled up", implies(unread & whole, full | self.padding & (self.target == buffer)))
+        fields = (group.address == self.first) & (group.step == self.step) & (group.jump == self.jump)
+        self.claim("its fields", implies(unread, fields))
+        ends = (group.panels == self.pixels_have) & (group.signal == self.mask)
+        self.claim("its end", implies(unread & whole, ends))
+        self.claim("its base", implies(self.on & self.filling, self.base == self.first))
+        ours = full & (self.source == buffer)
+        before = Mux(self.full.bit_select(~buffer, 1), (other + 1) * n - self.read, 0)
+        self.claim(
+            "what is ahead",
+            implies(unread & ~ours, (self.ahead == self.under_way + before) & (self.column == 0)),
+        )
+        self.claim(
+            "what is read", implies(unread & ours, self.ahead + self.read == self.under_way + self.column)
+        )
+        self.claim("none is written before its turn", implies(self.on & (self.ahead != 0), self.column == 0))
+        self.claim(
+            "it is over behind the last one", implies(self.on & ~self.filling, self.column < self.total)
+        )
+        address = len(self.first)
+        following, start = self.peek("following#1", address), self.peek("start", address)
+        place = self._place_of(self.r_panel, self.r_index)
+        self.claim("the next column", implies(unread & ours & (self.read != 0), following == place))
+        second = unread & ours & (self.r_index != 0) & (self.r_panel == 0)
+        self.claim("the next vector of columns", implies(second, start == (self.first + self.jump)[:address]))
+
+    def _memory(self, m: Module, begins: Value, unread: Value) -> None:
+        """The watched byte, from where it is written to where it is read."""
+        stored, dut = Signal(name="stored"), self.dut
+        fills = unread & self.padding & (self.target == self.buffer)
+        written = self.peek("store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
+        with m.If(begins):
+            m.d.sync += stored.eq(written)
+        with m.Elif(written & (self.on & self.filling | fills)):
+            m.d.sync += stored.eq(1)
+        has = self.p <= Mux(self.filling, self.kept_most, self.pixels_have)
+        has |= self.filling & (self.pixel == 0)
+        behind = (self.w_index > self.i) | (self.w_index == self.i) & (self.w_panel > self.p)
+        self.claim("stored", implies((self.on & self.filling | fills) & has, stored == behind))
+        whole = unread & self.there & self.full.bit_select(self.buffer, 1)
+        self.claim("all are stored", implies(whole, stored))
+        fill = self.peek("fill", 8)
+        self.claim("it is filled up with", implies(fills & has & ~stored, self.byte == fill))
+        m.d.comb += dut.place.eq(Cat(self.i, self.p, self.buffer))
+        lane = (self.i + self.j)[0]
+        self.claim(
+            "memory",
+            implies(unread & has & stored & (self.stage == 0), Mux(lane, *reversed(dut.shown)) == self.byte),
+        )
+
+    def _columns(self, stage: Value) -> None:
+        """The watched column on its way."""
+        layout = self.dut._column
+        lane, place = (self.i + self.j)[0], self._place_of(self.p, self.j)
+        for number in range(2):
+            column = layout(self.peek(f"column{number}", layout.size))
+            there = self.there & (stage == number + 1)
+            described = (column.turn == self.j) & (column.address == place) & (column.signal == self.signal)
+            self.claim(f"column in stage {number}", implies(there, described))
+            if number:
+                byte = self.peek("held", 16).word_select(lane, 8)
+            else:
+                fetched = [self.peek(f"fetch__data#{k}", 8) for k in range(2)]
+                byte = Mux(lane, *reversed(fetched))
+            self.claim(f"byte in stage {number}", implies(there, byte == self.byte))
+        there, port = self.there & (stage == 3), self.dut.scratchpad
+        word = (port.address == place) & (port.data.word_select(self.i, 8) == self.byte)
+        self.claim("at the port", implies(there, word & (self.peeks["signal#1"] == self.signal)))
+
+
+def _transposer() -> Bench:
+    sizes = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
+    return TransposeBench(_Small(**sizes))
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "load/transpose",
+        "columns of 2",
+        "Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors "
+        "each, with the fill byte for those that the last group lacks; each goes to its place once, and in order with "
+        "vectors that are not transposed; the signal comes behind the last one.",
+        _transposer,
+        Induction(4),
+        cover=40,
+    )

@@ -1,0 +1,174 @@
+"""Properties of `weft.hdl.load.transpose`: values of 4 bits to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.streams import assume_stable, stable
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.encoding import FACTOR_PLACES, GROUP
+from weft.hdl.load.transpose import Widener
+
+_BYTES = 4
+"""Of a word of the bus."""
+
+
+def bytes_of(values: Value) -> Value:
+    """Signed values of 4 bits as bytes, the low nibble first."""
+    nibbles = [values[at : at + 4].as_signed() for at in range(0, len(values), 4)]
+    return Cat(*((nibble + Const(0, 8))[:8] for nibble in nibbles))
+
+
+class WidenBench(Bench):
+    """The widener in free inputs. Beats wait until they are taken, as all streams do; `narrow` stays as it is while a
+    word waits or one of its halves is still to come."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        beat, wide = dut.beat, dut.wide
+        second = Signal()  # the first half has left
+        before, holds = Signal(), Signal()
+        m.d.sync += [before.eq(dut.narrow), holds.eq(beat.valid & ~beat.ready)]
+        assume_stable(m, self, beat, "beat")
+        self.assume(implies(holds, dut.narrow == before))
+        with m.If(wide.valid & wide.ready & dut.narrow):
+            m.d.sync += second.eq(~second)
+
+        half = beat.payload.word_select(second, 4 * _BYTES)
+        expected = Mux(dut.narrow, bytes_of(half), beat.payload)
+        self.claim("a word for every beat", wide.valid == beat.valid)
+        self.claim("payload", implies(wide.valid, wide.payload == expected))
+        last = ~dut.narrow | second
+        self.claim("a beat is taken with its last word", beat.ready == (wide.ready & last))
+        stable(m, self, wide, "output")
+        self.cover("second half", second & wide.valid & wide.ready & (wide.payload == 0xF8_07_00_FF))
+
+
+class BlocksBench(Bench):
+    """The widener with blocks.
+
+    Assumed: beats wait until they are taken; with `blocks` values are narrow; `narrow` and `blocks` stay as they are
+    while a word waits, within a word, and `blocks` within a group. Factors are those of the group's first word, value k
+    of them multiplies the words k, k + N, ... of the group.
+
+    With `values` it claims what words are, else which beats are taken and when.
+    """
+
+    def __init__(self, dut: Widener, *, values: bool) -> None:
+        super().__init__(dut)
+        self.values = values
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        beat, wide = dut.beat, dut.wide
+        word = Signal(range(GROUP))  # of the group: words that have left
+        inside, second = Signal(), Signal()
+        factors = Signal(8 * _BYTES, reset_less=True)
+        self._assume(m, inside, second)
+        heading = dut.blocks & ~inside
+        passes = wide.valid & wide.ready
+        with m.If(passes & dut.narrow):
+            m.d.sync += second.eq(~second)
+        with m.If(heading & beat.valid & beat.ready):
+            m.d.sync += [inside.eq(1), word.eq(0), factors.eq(beat.payload)]
+        with m.Elif(passes & inside):
+            m.d.sync += [word.eq(word + 1), inside.eq(word != GROUP - 1)]
+
+        if self.values:
+            self._helpers(m, inside, second, word, factors)
+            self._payload(word)
+            return
+        self.claim("factors do not pass", wide.valid == (beat.valid & ~heading))
+        whole = wide.ready & (second | ~dut.narrow)
+        self.claim("a beat is taken with its last word", implies(~heading, beat.ready == whole))
+        self.claim(
+            "factors are taken if they are wanted", implies(heading & beat.valid, beat.ready == dut.wanted)
+        )
+        self.claim("groups have whole beats", implies(inside, word[0] == second))
+        self.cover(
+            "a second group", heading & wide.ready & beat.valid & ago(m, inside, 1, "was_inside", reset=True)
+        )
+
+    def _payload(self, word: Value) -> None:
+        """Cut at the unit's registers for the half of the word and the factor, which `_helpers` claims."""
+        dut, wide = self.dut, self.dut.wide
+        payload = dut.beat.payload
+        values = payload.word_select(self.peeks["upper"], 4 * _BYTES)
+        products = self._times(values, self.peeks["kept"][:8].as_signed())
+        narrow = Mux(dut.blocks, products, bytes_of(values))
+        self.claim("payload", implies(wide.valid, wide.payload == Mux(dut.narrow, narrow, payload)))
+        self.cover(
+            "a factor of the second turn", wide.valid & dut.blocks & (word == _BYTES) & (wide.payload != 0)
+        )
+
+    def _assume(self, m: Module, inside: Value, second: Value) -> None:
+        dut, beat = self.dut, self.dut.beat
+        before, holds = Signal(2), Signal()
+        m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks)), holds.eq(beat.valid & ~beat.ready)]
+        assume_stable(m, self, beat, "beat")
+        self.assume(implies(holds, Cat(dut.narrow, dut.blocks) == before))
+        self.assume(implies(second, dut.narrow))
+        self.assume(implies(dut.blocks, dut.narrow))
+        self.assume(implies(inside, dut.blocks))
+
+    def _helpers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
+        """What the unit's registers hold: the factor that is next, number ``word mod N``, is in the lowest byte."""
+        beat, waits = self.dut.beat, Signal()
+        m.d.sync += waits.eq(beat.valid & ~beat.ready)
+        self.claim("a beat waits for its second half", implies(second, waits))
+        rotated = Mux(word[0], factors.rotate_right(8), factors)
+        rotated = Mux(word[1], rotated.rotate_right(16), rotated)
+        self.claim("kept", implies(inside, self.peek("kept", len(factors)) == rotated))
+        self.claim("left", implies(inside, self.peek("left", 6) == GROUP - word))
+        self.claim("begin", self.peek("begin", 1) == ~inside)
+        self.claim("upper", self.peek("upper", 1) == second)
+        self.claim("groups have whole beats", implies(inside, word[0] == second))
+
+    @staticmethod
+    def _times(values: Value, factor: Value) -> Value:
+        """As `weft.hdl.isa.encoding.times` has it."""
+        results = []
+        for at in range(0, len(values), 4):
+            rounded = (values[at : at + 4].as_signed() * factor + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES
+            results.append(Mux(rounded > 127, 127, Mux(rounded < -128, -128, rounded))[:8])
+        return Cat(*results)
+
+
+def _widen() -> Bench:
+    return WidenBench(Widener(Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)))
+
+
+def _blocks(values: bool) -> Bench:
+    return BlocksBench(Widener(Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)), values=values)
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "load/widen",
+        "values of 4 bits",
+        "A word passes as it is, or as the bytes of its lower and then of its upper half, for all codes; none is lost.",
+        _widen,
+    )
+    yield Property(
+        "load/widen",
+        "blocks",
+        "The first word of a group is taken where it is wanted and does not pass, and 32 words of the 16 beats do; "
+        "others pass as without blocks.",
+        partial(_blocks, False),
+        cover=48,
+    )
+    yield Property(
+        "load/widen",
+        "values of blocks",
+        "Each of a group's words is multiplied by the next of its factors in turn, rounded and saturated, for all "
+        "codes and factors.",
+        partial(_blocks, True),
+        Induction(6),
+    )

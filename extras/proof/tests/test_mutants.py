@@ -1,0 +1,223 @@
+"""Mutants of a skid buffer: the property of its words sees them, a weaker one does not."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.extras.proof.engine import engines, netlist
+from weft.extras.proof.engine.mutants import mutants
+from weft.extras.proof.hardware import queues, states, transfers
+from weft.extras.proof.hardware.instructions import load, load_bytes
+from weft.extras.proof.hardware.property import OPENED, Bench, Property
+from weft.hdl.lib.queues import SkidBuffer
+
+
+class Weak(Bench):
+    """Claims that a buffer that shows no word takes one, which is little."""
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self.claim("takes one", self.dut.i.ready | self.dut.o.valid)
+
+
+def test_a_strong_property_kills_all() -> None:
+    strong = next(queues.properties())
+    found = mutants(strong, 12, 3)
+    assert (found.killed, found.count) == (12, 12)
+
+
+def test_a_weak_one_does_not() -> None:
+    found = mutants(
+        Property("lib/skid_buffer", "weak", "It takes a word.", lambda: Weak(SkidBuffer(3))), 6, 3
+    )
+    assert 0 < len(found.survivors) < found.count == 6
+    assert all(command.startswith("mutate ") for command in found.survivors)
+
+
+class Sum(wiring.Component):
+    """``a + b`` and whether that is odd, each in the next cycle. A term of the latter makes no difference."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "b": In(2), "sum": Out(3), "odd": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        odd = self.a[0] ^ self.b[0]
+        m.d.sync += [self.sum.eq(self.a + self.b), self.odd.eq(odd | (odd & self.a[1]))]
+        return m
+
+
+class Part(Bench):
+    """Claims what one output of a `Sum` should be."""
+
+    def __init__(self, about: str) -> None:
+        super().__init__(Sum())
+        self.about = about
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        total, known = Signal(3), Signal()
+        m.d.sync += [total.eq(dut.a + dut.b), known.eq(1)]
+        if self.about == "sum":
+            self.claim("sum", ~known | (dut.sum == total))
+        else:
+            self.claim("odd", ~known | (dut.odd == total[0]))
+
+
+def part(about: str) -> Property:
+    return Property("lib/sum", about, f"The {about} is right.", partial(Part, about))
+
+
+def test_properties_of_parts_kill_together() -> None:
+    found = mutants(part("sum"), 10, 1, beside=[part("sum"), part("odd"), next(queues.properties())])
+    assert (found.killed, found.others, found.survivors, found.undecided) == (5, 5, [], [])
+
+
+def test_what_changes_nothing_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    either = re.search(r"cell \$or (\S+)", netlist.logic(netlist.source(Part("sum"))))
+    assert either is not None
+    term = f"mutate -mode {{}} -module top.dut -cell {either[1]} -port B -portbit 0"
+    listed = [term.format("const0"), term.format("const1")]
+    monkeypatch.setattr(netlist, "mutations", lambda *given: listed)
+    found = mutants(part("sum"), 2, 1)
+    assert (found.same, found.survivors, found.count) == (listed[:1], listed[1:], 1)
+
+
+def test_what_takes_too_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was found of all is kept."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    with monkeypatch.context() as hurried:
+        hurried.setattr(engines, "decide", lambda *given: engines.Verdict(None, "no time"))
+        assert len(mutants(part("sum"), 3, 1).undecided) == 3
+    found = mutants(part("sum"), 3, 1)
+    assert (found.seen, len(found.survivors), found.undecided) == (2, 1, [])
+    monkeypatch.setattr(engines, "decide", lambda *given: engines.Verdict(None, "no time"))
+    assert mutants(part("sum"), 3, 1) == found
+
+
+class Half(wiring.Component):
+    """The lower of two bits, a cycle later; the upper one is kept as well, and nothing reads it."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "o": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        kept = Signal(2)
+        m.d.sync += kept.eq(self.a)
+        m.d.comb += self.o.eq(kept[0])
+        return m
+
+
+class Watched(Bench):
+    """Claims nothing."""
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+
+
+@pytest.mark.parametrize("bit", [0, 1])
+def test_what_nothing_reads_is_no_fault(bit: int, tmp_path: Path) -> None:
+    source = netlist.source(Watched(Half()))
+    register = re.search(r"cell \$s?dff (\S+)", netlist.logic(source))
+    assert register is not None
+    mutation = f"mutate -mode inv -module top.dut -cell {register[1]} -port Q -portbit {bit}"
+    assert netlist.changes_nothing(source, tmp_path, mutation) == (bit == 1)
+
+
+def test_other_units_are_not_shown_the_mutants() -> None:
+    logic = netlist.logic(netlist.source(Part("sum")))
+    assert logic == netlist.logic(netlist.source(Part("odd")))
+    assert logic != netlist.logic(netlist.source(next(queues.properties()).bench()))
+
+
+@pytest.mark.parametrize(
+    "titles",
+    [
+        ("vector/row_states: update", "vector/row_states: memory of 4"),
+        (
+            "load/pages: words of 4 bytes, base registers",
+            "load/pages: entries in words of 4 bytes, base registers",
+        ),
+        ("load/unpack: places of vectors", "load/unpack: bytes of vectors"),
+    ],
+)
+def test_what_a_bench_looks_at_does_not_make_another_unit(titles: tuple[str, str]) -> None:
+    """Amaranth writes connections in another order then, and numbers those without names otherwise."""
+    every = {
+        item.title: item for module in (states, transfers, load, load_bytes) for item in module.properties()
+    }
+    first, second = (netlist.logic(netlist.source(every[title].bench())) for title in titles)
+    assert first == second
+
+
+class Outer(wiring.Component):
+    """A `Sum`, and beside it a register."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "b": In(2), "sum": Out(3), "kept": Out(2)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.inner = inner = Sum()
+        m.d.comb += [inner.a.eq(self.a), inner.b.eq(self.b), self.sum.eq(inner.sum)]
+        m.d.sync += self.kept.eq(self.a ^ self.b)
+        return m
+
+
+class Kept(Bench):
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self.claim("little", self.dut.kept == self.dut.kept)
+
+
+def test_submodules_are_left_out(tmp_path: Path) -> None:
+    found = netlist.source(Kept(Outer()))
+    every = netlist.mutations(found, tmp_path, 12, 1)
+    assert any("top.dut.inner" in command for command in every)
+    some = netlist.mutations(found, tmp_path, 12, 1, but=("inner",))
+    assert {command.split(" -module ")[1].split()[0] for command in some} == {"top.dut"}
+
+
+class Opened(wiring.Component):
+    """A memory of one port, and another one to show what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(2), "b": In(2), "read": Out(2)})
+        self.shown = Signal(2, name=f"{OPENED}memory")
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.memory = ram = Memory(shape=2, depth=4, init=[])
+        store, fetch, port = ram.write_port(), ram.read_port(domain="comb"), ram.read_port(domain="comb")
+        m.d.comb += [store.en.eq(self.b[0]), store.addr.eq(self.a), store.data.eq(self.b)]
+        m.d.comb += [fetch.addr.eq(self.b), self.read.eq(fetch.data)]
+        m.d.comb += [port.addr.eq(self.a), self.shown.eq(port.data)]
+        return m
+
+
+class Shown(Bench):
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self.claim("little", self.dut.read == self.dut.read)
+        self.claim("of the memory", self.dut.shown == self.dut.shown)
+
+
+def test_what_shows_memories_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = netlist.mutations(netlist.source(Shown(Opened())), tmp_path, 10, 1)
+    assert some
+    assert not any(OPENED in command for command in some)
+    monkeypatch.setattr(netlist, "OPENED", "something else")
+    assert any(
+        OPENED in command for command in netlist.mutations(netlist.source(Shown(Opened())), tmp_path, 10, 1)
+    )

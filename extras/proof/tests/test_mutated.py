@@ -1,0 +1,122 @@
+"""Mutants of a small unit, all in one build: each is told from the unit, or proven to be the same hardware."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Fragment
+
+from weft.extras.proof.mutants.equivalence import equal
+from weft.extras.proof.mutants.mutated import (
+    PLAIN,
+    Mutant,
+    Mutated,
+    MutationError,
+    chosen,
+    mutated,
+    shares,
+    unit_of,
+)
+from weft.hdl.lib.queues import SkidBuffer
+from weft.sim.rtl.device import TOP
+from weft.sim.verilate import Model
+
+COUNT = 12
+DRIVER = r"""
+#include <cstdint>
+#include <cstdio>
+#include "Vtop.h"
+#include "verilated.h"
+double sc_time_stamp() { return 0; }
+int main() {
+    VerilatedContext context;
+    Vtop top(&context);
+    uint32_t random = 1;
+    for (int cycle = 0; cycle < 400; cycle++) {
+        random = random * 1664525 + 1013904223;
+        top.rst = cycle < 2 || cycle % 100 == 50;
+        top.i___05Fvalid = random >> 30 & 1, top.i___05Fpayload = random >> 24 & 7, top.o___05Fready = random >> 20 & 1;
+        top.clk = 0, top.eval();
+        std::printf("%d%d%d", top.i___05Fready, top.o___05Fvalid, top.o___05Fvalid ? top.o___05Fpayload : 0);
+        top.clk = 1, top.eval();
+    }
+    top.final();
+}
+"""
+
+
+def outputs(found: Mutated, folder: Path) -> dict[int, str]:
+    """By the number of a mutant what its ports do in 400 cycles, 0 for the unit itself."""
+    (folder / "driver.cpp").write_text(DRIVER)
+    model = Model(verilog=found.verilog, top=TOP, driver=folder / "driver.cpp", output="run").build()
+    said = {}
+    for number in range(len(found.mutants) + 1):
+        with chosen(number):
+            said[number] = subprocess.run([model], capture_output=True, text=True, check=True).stdout
+    return said
+
+
+@pytest.fixture(scope="module")
+def found() -> Mutated:
+    return mutated(SkidBuffer(3), COUNT, 5)
+
+
+def test_each_mutant_differs_or_is_the_same_hardware(found: Mutated, tmp_path: Path) -> None:
+    said = outputs(found, tmp_path)
+    assert len(found.mutants) == COUNT
+    assert len({mutant.command for mutant in found.mutants}) == COUNT
+    alive = [mutant for mutant in found.mutants if said[mutant.number] == said[0]]
+    assert len(alive) < COUNT / 2
+    assert all(equal(found.folder / PLAIN, alive).values())
+
+
+def test_a_mutant_that_differs_is_not_proven_equal(found: Mutated, tmp_path: Path) -> None:
+    said = outputs(found, tmp_path)
+    killed = next(mutant for mutant in found.mutants if said[mutant.number] != said[0])
+    assert equal(found.folder / PLAIN, [killed]) == {killed.number: False}
+
+
+def test_nothing_changed_is_the_same_hardware(found: Mutated) -> None:
+    """`none` is a mutation of Yosys that changes nothing."""
+    first = found.mutants[0].command
+    nothing = Mutant(1, "core", " ".join(["mutate", "-mode", "none", *first.split()[3:]]))
+    assert equal(found.folder / PLAIN, [nothing]) == {1: True}
+
+
+def test_mutants_are_the_same_again_and_others_with_another_seed(found: Mutated) -> None:
+    assert mutated(SkidBuffer(3), COUNT, 5) == found
+    assert mutated(SkidBuffer(3), COUNT, 6).mutants != found.mutants
+
+
+def test_a_wrong_number_is_refused() -> None:
+    unit = SkidBuffer(3)
+    Fragment.get(unit, None)  # a component that nobody elaborates makes a warning
+    with pytest.raises(MutationError, match="the number of mutants is from 1 to 65535, not 0"):
+        mutated(unit, 0, 1)
+
+
+def test_a_mutation_that_yosys_refuses_is_said(found: Mutated) -> None:
+    wrong = Mutant(1, "core", f"mutate -mode inv -module {TOP} -cell nothing -port A -portbit 0")
+    with pytest.raises(MutationError, match="yosys failed"):
+        equal(found.folder / PLAIN, [wrong])
+
+
+def test_shares_are_in_proportion_and_none_is_lost() -> None:
+    assert shares({"a": 10, "b": 10, "c": 80}, 10) == {"a": 1, "b": 1, "c": 8}
+    assert sum(shares({"a": 1, "b": 1, "c": 1}, 10).values()) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("\\mm.weights$80.nest.step", "mm.weights"),
+        ("$flatten\\mm.\\rows.$12", "mm.rows"),
+        ("\\load.based__payload.end", "load"),
+        ("\\s_axi_awaddr", ""),
+        ("$auto$ff.cc:337:slice$7", ""),
+    ],
+)
+def test_units_of_names(name: str, unit: str) -> None:
+    assert unit_of(name, {"mm", "mm.rows", "mm.weights$80", "mm.weights$80.nest", "load"}) == unit

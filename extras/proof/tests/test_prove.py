@@ -1,0 +1,206 @@
+"""Verdicts on a counter of which what holds is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.extras.proof.engine.netlist import NetlistError
+from weft.extras.proof.engine.prove import Outcome, Result, prove
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Invariant, Method, Property
+
+
+class Counter(wiring.Component):
+    """Counts `step`, of which there may be one in two cycles, from 0 to 9 and on from 0."""
+
+    def __init__(self) -> None:
+        super().__init__({"step": In(1), "value": Out(4)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        hidden = Signal(4)
+        m.d.comb += self.value.eq(hidden)
+        with m.If(self.step):
+            m.d.sync += hidden.eq(hidden + 1)
+            with m.If(hidden == 9):
+                m.d.sync += hidden.eq(0)
+        return m
+
+
+class CounterBench(Bench):
+    def __init__(self, watch: Callable[[CounterBench, Module], None]) -> None:
+        super().__init__(Counter())
+        self._watch = watch
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self._watch(self, m)
+
+
+def of(
+    watch: Callable[[CounterBench, Module], None], method: Method = Invariant(), seconds: float = 60
+) -> Result:
+    return prove(
+        Property("counter", "test", "What a test says.", lambda: CounterBench(watch), method), seconds
+    )
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+
+
+def below(limit: int) -> Callable[[CounterBench, Module], None]:
+    def watch(bench: CounterBench, m: Module) -> None:
+        bench.claim("below the limit", bench.dut.value < limit)
+        bench.claim("always true", bench.dut.value >= 0)
+        bench.cover("nine", bench.dut.value == 9)
+
+    return watch
+
+
+@pytest.mark.parametrize("method", [Invariant(), Induction(2), Bounded(14)], ids=repr)
+def test_what_holds(method: Method) -> None:
+    result = of(below(10), method)
+    assert result.outcome is (Outcome.BOUNDED if isinstance(method, Bounded) else Outcome.PROVEN)
+    assert result.good
+    assert result.covers == {"nine": 9}
+    assert result.claims == ["always true", "below the limit"]
+
+
+@pytest.mark.parametrize("method", [Invariant(), Induction(12), Bounded(14)], ids=repr)
+def test_what_does_not_hold(method: Method) -> None:
+    result = of(below(9), method)
+    assert result.outcome is Outcome.FAILED
+    assert not result.good
+    assert result.how == "below the limit in cycle 9, see trace.vcd"
+    assert (Path(result.folder) / "trace.vcd").read_text().startswith("$")
+
+
+def test_a_bound_says_nothing_of_what_is_behind_it() -> None:
+    assert of(below(9), Bounded(9)).outcome is Outcome.BOUNDED
+    assert of(below(9), Bounded(10)).outcome is Outcome.FAILED
+
+
+def test_induction_that_does_not_close() -> None:
+    """From 15, which is never reached, the counter goes on to 0; 12 is not below 12, and comes from 11."""
+    result = of(below(12), Induction(1))
+    assert result.outcome is Outcome.UNDECIDED
+    assert not result.folder
+    assert of(below(12)).outcome is Outcome.PROVEN
+
+
+def test_assumptions_hold_and_may_be_too_strong() -> None:
+    def watch(bench: CounterBench, m: Module) -> None:
+        bench.assume(bench.dut.value < 5)
+        bench.claim("below five", bench.dut.value < 5)
+        bench.cover("four", bench.dut.value == 4)
+        bench.cover("seven", bench.dut.value == 7)
+
+    result = of(watch)
+    assert result.outcome is Outcome.VACUOUS
+    assert not result.good
+    assert result.covers == {"four": 4, "seven": None}
+    assert result.how == "not reached in 24 cycles: seven"
+
+
+def test_a_reset_comes_at_any_time() -> None:
+    def watch(bench: CounterBench, m: Module) -> None:
+        before = Signal(4, reset_less=True)
+        m.d.sync += before.eq(bench.dut.value)
+        bench.claim("by one", (bench.dut.value == before) | (bench.dut.value == (before + 1) % 10))
+
+    assert of(watch).outcome is Outcome.FAILED
+
+
+def test_constants_are_any_and_stay() -> None:
+    def watch(bench: CounterBench, m: Module) -> None:
+        limit = bench.constant(m, 4, "limit")
+        before = Signal(4, reset_less=True)
+        later = Signal(reset_less=True)
+        m.d.sync += [before.eq(limit), later.eq(1)]
+        bench.claim("the same", ~later | (before == limit))
+        for value in (0, 9, 15):
+            bench.cover(f"is {value}", limit == value)
+
+    assert of(watch).outcome is Outcome.PROVEN
+
+
+def test_signals_inside() -> None:
+    def watch(bench: CounterBench, m: Module) -> None:
+        bench.claim("the same", bench.peek("hidden", 4) == bench.dut.value)
+
+    assert of(watch).outcome is Outcome.PROVEN
+
+
+@pytest.mark.parametrize(
+    ("path", "width", "told"), [("hiden", 4, "no signal 'dut.hiden'"), ("hidden", 3, "4 bits, not 3")]
+)
+def test_signals_that_are_not_there(path: str, width: int, told: str) -> None:
+    def watch(bench: CounterBench, m: Module) -> None:
+        bench.claim("any", bench.peek(path, width) == 0)
+
+    with pytest.raises(NetlistError, match=told):
+        of(watch)
+
+
+class Twins(wiring.Component):
+    """Two registers of one name: the first one keeps `i`, the second one its complement."""
+
+    def __init__(self) -> None:
+        super().__init__({"i": In(1), "o": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        first, second = (Signal(name="kept") for _ in range(2))
+        m.d.sync += [first.eq(self.i), second.eq(~self.i)]
+        m.d.comb += self.o.eq(first & second)
+        return m
+
+
+class TwinsBench(Bench):
+    def __init__(self, number: int) -> None:
+        super().__init__(Twins())
+        self.number = number
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        before, later = Signal(), Signal()
+        m.d.sync += [before.eq(self.dut.i), later.eq(1)]
+        self.claim("kept", ~later | (self.peek(f"kept#{self.number}", 1) == before))
+
+
+def test_signals_of_one_name() -> None:
+    outcomes = [
+        prove(Property("twins", "test", "What a test says.", partial(TwinsBench, number))).outcome
+        for number in range(2)
+    ]
+    assert outcomes == [Outcome.PROVEN, Outcome.FAILED]
+    with pytest.raises(NetlistError, match=r"no signal .dut\.kept#2"):
+        prove(Property("twins", "test", "What a test says.", partial(TwinsBench, 2)))
+
+
+def test_out_of_time_is_not_proven() -> None:
+    """Two factors of a prime of 40 bits: no solver sees in a second that there are none."""
+
+    def watch(bench: CounterBench, m: Module) -> None:
+        a, b = bench.constant(m, 20, "a"), bench.constant(m, 21, "b")
+        bench.claim("prime", (a < 2) | (b < 2) | (a * b != 1_099_511_627_689))
+
+    result = of(watch, seconds=1)
+    assert result.outcome is Outcome.UNDECIDED
+    assert not result.good
+    assert not result.folder
+
+
+def test_results_are_kept() -> None:
+    first, second = of(below(10)), of(below(10))
+    assert first == second
+    assert first.folder
+    assert of(below(11)).folder != first.folder

@@ -1,0 +1,65 @@
+"""The command that proves properties: what it prints, and how it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import main
+from weft.extras.proof.hardware.property import Bench, Property
+from weft.hdl.lib.queues import SkidBuffer
+
+
+def run(*arguments: str) -> int:
+    """The exit code of a command line."""
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    return int(left.value.code or 0)
+
+
+def test_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("prove", "lib/skid_buffer", "--mutants", "4") == 0
+    told = capsys.readouterr().out
+    assert "lib/skid_buffer: order" in told
+    assert "1 property: 1 proven" in told
+    assert "4 of 4 mutants killed" in told
+    assert run("prove", "lib/skid_buffer", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["format"] == "weft prove 1"
+    assert [item["outcome"] for item in found["properties"]] == ["proven"]
+
+
+def test_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("prove", "--list") == 0
+    told = capsys.readouterr().out
+    assert "lib/skid_buffer: order\n    Words come out once" in told
+    assert told.count("\n") > 20
+
+
+def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("prove", "lib/skid_buffer", "no such unit") == 2
+    assert "no property has 'no such unit' in its name" in capsys.readouterr().err
+
+
+class Wrong(Bench):
+    """Claims that a skid buffer never refuses a word."""
+
+    def watch(self, m: object) -> None:
+        self.free_inputs(m)  # type: ignore[arg-type]
+        self.claim("never full", self.dut.i.ready)
+
+
+def test_what_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = Property("lib/skid_buffer", "wrong", "It never refuses.", lambda: Wrong(SkidBuffer(2)))
+    monkeypatch.setattr("weft.extras.proof.hardware.registry.properties", lambda: iter([wrong]))
+    monkeypatch.setattr("weft.extras.proof.boards.registry.properties", lambda: iter([]))
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    assert run("prove") == 1
+    told = capsys.readouterr().out
+    assert "never full in cycle" in told
+    assert "1 property: 1 failed" in told
+    assert f"the trace are in {tmp_path}" in told.replace("netlists, logs and the trace are", "the trace are")

@@ -1,0 +1,72 @@
+"""Bits that no output depends on, in a unit that has some by its construction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.extras.proof.mutants.constants import unread
+from weft.extras.proof.mutants.equivalence import equal
+from weft.extras.proof.mutants.mutated import PLAIN, Mutant, Mutated, MutationError, mutated
+
+LOW = 4
+"""Bits of words that are read."""
+
+
+class Words(wiring.Component):
+    """Four words of 8 bits, each the sum of one read before and an input; only their low bits are seen."""
+
+    def __init__(self) -> None:
+        super().__init__({"at": In(2), "a": In(8), "y": Out(LOW)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.words = words = Memory(shape=8, depth=4, init=[])
+        read, write = words.read_port(domain="comb"), words.write_port()
+        held = Signal(8)
+        m.d.sync += held.eq(read.data)
+        m.d.comb += [
+            read.addr.eq(self.at),
+            write.addr.eq(self.at),
+            write.en.eq(1),
+            write.data.eq(held + self.a),
+            self.y.eq(held[:LOW] ^ read.data[:LOW]),
+        ]
+        return m
+
+
+@pytest.fixture(scope="module")
+def found() -> Mutated:
+    return mutated(Words(), 60, 1)
+
+
+def test_upper_bits_of_words_are_unread(found: Mutated) -> None:
+    """And no others: not addresses, not what goes into low bits."""
+    same = unread(found.folder / PLAIN, found.mutants)
+    upper = set()
+    for mutant in found.mutants:
+        _, port, bit = mutant.pin
+        if port not in ("RD_ADDR", "WR_ADDR", "RD_EN", "S") and bit >= LOW:
+            upper.add(mutant.number)
+    assert same == upper
+    assert 0 < len(same) < len(found.mutants) - 10
+
+
+def test_sat_alone_does_not_see_it(found: Mutated) -> None:
+    """It takes what goes into registers and memories for outputs."""
+    same = unread(found.folder / PLAIN, found.mutants)
+    stored = next(mutant for mutant in found.mutants if mutant.number in same and "WR_DATA" in mutant.command)
+    assert equal(found.folder / PLAIN, [stored]) == {stored.number: False}
+
+
+def test_a_file_that_is_no_netlist(tmp_path: Path) -> None:
+    (tmp_path / PLAIN).write_text("nonsense")
+    with pytest.raises(MutationError, match="yosys failed"):
+        unread(
+            tmp_path / PLAIN, [Mutant(1, "core", "mutate -mode inv -module top -cell $1 -port Y -portbit 0")]
+        )

@@ -1,0 +1,49 @@
+"""The command that proves programs of a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.cli.options import Folder, Json, Shapes, States, load, shapes_of, states_of, writes
+
+
+def verify(
+    folder: Folder,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="The model that was compiled: it is imported again, and the program is proven to compute it.",
+            show_default=False,
+        ),
+    ] = None,
+    shape: Shapes = [],  # noqa: B006
+    state: States = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Prove once more that a program computes its network, and compare with the certificate in its folder.
+
+    Without --model, the network is the one in the folder: whoever can write there can replace it with all else.
+    """
+    from weft.extras.proof.certificate import verify as prove
+
+    source = None if model is None else files.existing(model)
+    sizes, kept = shapes_of(shape), states_of(state)
+    program, _ = load(folder)
+    with reports.progress() as progress:
+        found = prove(program, folder, progress, model=source, shapes=sizes, states=kept)
+    if as_json:
+        print(json.dumps(found.json, indent=1))
+    else:
+        reports.say(*found.told)
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command()(writes(verify))

@@ -1,0 +1,53 @@
+"""What no program can be quicker than, without compiling one: the roofline of the models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import Conv
+from weft.compiler.onnx.model import COMPLETE
+from weft.extras.search.explore.evaluate import Models, device_segments
+from weft.extras.search.explore.point import Measured, Point, Timing
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Of some models, for any configuration that runs on the device what a device with everything does.
+
+    Attributes
+    ----------
+    macs : tuple of int
+        Of each model.
+    moved : tuple of int
+        Bytes that cross the bus at least: weights once, of which two may share a byte, and inputs and outputs.
+    """
+
+    macs: tuple[int, ...]
+    moved: tuple[int, ...]
+
+    @classmethod
+    def of(cls, models: Models) -> Roofline:
+        macs, moved = [], []
+        for graph in models.graphs(COMPLETE):
+            ops = [op for segment in device_segments(graph) for op in segment.ops]
+            macs.append(sum(op.macs for op in ops))
+            weights = sum(op.weight.size for op in ops if isinstance(op, Conv))
+            buffers = {view.buffer.name: view.buffer for op in ops for view in (*op.sources, op.dst)}
+            ends = sum(buffer.size for buffer in buffers.values() if buffer.kind in ("input", "output"))
+            moved.append(weights // 2 + ends)
+        return cls(tuple(macs), tuple(moved))
+
+    def bound(self, point: Point) -> Measured:
+        """The least that a point can take: the array does N * N products a cycle, the memory moves its bytes."""
+        board, n = point.place.board, point.config.n
+        peak = point.place.bandwidth if board is None else board.memory.peak
+        width = min(point.config.bus_bytes, peak or point.config.bus_bytes)
+        both = 2 if peak is None or board is None else 1  # reads and writes at a time
+        cycles = [
+            max(-(-macs // (n * n)), int(moved / width / both))
+            for macs, moved in zip(self.macs, self.moved, strict=True)
+        ]
+        active = sum(-(-macs // (n * n)) for macs in self.macs)
+        return Measured(
+            point, point.resources(), Timing(cycles, sum(self.moved), sum(self.macs), active), "bound"
+        )

@@ -1,0 +1,148 @@
+"""What is tried and what is known of it: a configuration at a place, and its measures."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from weft.boards.board import BoardError
+from weft.boards.build.clock import predicted
+from weft.boards.build.estimate import estimate, weights
+from weft.boards.families.family import Resources
+from weft.extras.search.explore.place import Place
+from weft.hdl.isa.config import Config
+
+PICOJOULES = {"mac": 0.3, "on_chip": 1.25, "memory": 160.0}
+"""Of a multiplication of bytes that is added to 32 bits, of a byte to or from a memory on the chip, and of a byte to or
+from DRAM, in 45 nm: M. Horowitz, "Computing's energy problem", ISSCC 2014: 0.2 + 0.1 pJ, 10 pJ for 8 bytes of 8 KB, and
+1.3 nJ for 8 bytes. An FPGA takes more of each; the figure compares points, and is no forecast of watts."""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """What running the models once takes at a place, by the cycle model.
+
+    Attributes
+    ----------
+    cycles : list of int
+        Of each model.
+    moved, macs, active : int
+        Of all models together: bytes between core and memory, useful multiplications, and cycles in which the array
+        takes a vector.
+    refused : str
+        Why it is no solution, in a few words; empty if it is one. Then the numbers are 0.
+    """
+
+    cycles: list[int] = msgspec.field(default_factory=list)
+    moved: int = 0
+    macs: int = 0
+    active: int = 0
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration at a place.
+
+    Attributes
+    ----------
+    clock : float
+        Hz: of the board with its own configuration, else predicted for the configuration there, in whole MHz.
+    """
+
+    config: Config
+    place: Place
+    clock: float
+    routed: bool
+
+    @classmethod
+    def of(cls, config: Config, place: Place) -> Point:
+        board = place.board
+        if board is None:
+            return cls(config, place, place.clock, routed=False)
+        found = predicted(board, config)
+        return cls(config, place, found.hz if found.routed else found.hz // 1e6 * 1e6, found.routed)
+
+    @property
+    def key(self) -> tuple[Config, str]:
+        return self.config, self.place.name
+
+    def resources(self) -> Resources:
+        """What it is estimated to need at a place. Raises `BoardError` if nobody has fitted the estimate."""
+        need = estimate(self.place.similar, self.config)
+        if need is None:
+            raise BoardError(f"there is no estimate of what a configuration needs on {self.place.name}")
+        return need
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point with all that is known of it.
+
+    Attributes
+    ----------
+    point : Point
+    need : Resources
+    timing : Timing
+    origin : str
+        ``search``, ``preset small``, or ``board icebreaker``: with its own configuration.
+    """
+
+    point: Point
+    need: Resources
+    timing: Timing
+    origin: str = "search"
+
+    @property
+    def cycles(self) -> int:
+        return sum(self.timing.cycles)
+
+    @property
+    def utilisation(self) -> float:
+        """Useful multiplications over what the array could do in these cycles."""
+        return self.timing.macs / (self.point.config.n**2 * self.cycles)
+
+    @property
+    def energy(self) -> float:
+        """Of a run of each model, in microjoules, by `PICOJOULES`. A vector of the scratchpad that enters the array has
+        n bytes, and reads and writes a row of n sums; what comes from memory or goes there is on chip once."""
+        n, timing = self.point.config.n, self.timing
+        on_chip = timing.active * 9 * n + timing.moved
+        joules = (timing.macs, on_chip, timing.moved)
+        return sum(count * pico for count, pico in zip(joules, PICOJOULES.values(), strict=True)) / 1e6
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All objectives by name."""
+        return {
+            "cycles": self.cycles,
+            "ms": self.cycles / self.point.clock * 1e3,
+            **dict(self.need.items()),
+            "bytes": self.timing.moved,
+            "energy": self.energy,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """As plain values, for a file."""
+        board = self.point.place.board
+        return {
+            "origin": self.origin,
+            "place": self.point.place.name,
+            "clock_hz": self.point.clock,
+            "clock_routed": self.point.routed,
+            **self.values,
+            "model_cycles": list(self.timing.cycles),
+            "utilisation": self.utilisation,
+            "resource_errors": {name: fit.error for name, fit in weights(self.point.place.similar).items()},
+            "available": None if board is None else dataclasses.asdict(board.available),
+            "config": self.point.config.to_dict(),
+        }
+
+
+OBJECTIVES = {
+    "cycles": "cycles", "ms": "milliseconds", "lut": "LUTs", "ff": "flip-flops", "dsp": "DSP blocks",
+    "ram": "block RAMs", "bytes": "bytes moved", "energy": "energy in uJ (proxy)",
+}  # fmt: skip
+"""What can be minimised, by name, with its unit."""

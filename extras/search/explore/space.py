@@ -1,0 +1,161 @@
+"""The configurations that are searched: a few values for each field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from weft.errors import FileError, InputError
+from weft.hdl import schema
+from weft.hdl.isa.config import DEPTHWISE_TAPS, PRESETS, Config, ConfigError
+
+FORMAT = "weft space 1"
+FIELDS = tuple(field.name for field in dataclasses.fields(Config))
+DEFAULT: dict[str, tuple[int, ...]] = {
+    "n": (2, 4, 8, 16, 32, 64, 128),
+    "lanes": (1, 2, 4, 8, 16, 32, 64, 128),
+    "scratchpad_banks": (2, 4, 8, 16),
+    "scratchpad_depth": (64, 128, 256, 512, 1024, 2048, 4096),
+    "accumulator_banks": (2, 4),
+    "accumulator_depth": (32, 64, 128, 256, 512, 1024),
+    "bus_bytes": (4, 8, 16, 32, 64, 128),
+    "mantissa_bits": (24,),
+    "queue_depth": (1, 2, 4, 8),
+    "probability_bits": (0, 7, 8),
+    "row_states": (8, 16, 32, 64, 128, 256, 512),
+    "alignments": (64, 128, 256, 1024, 2048),
+    "table_depth": (256, 512, 1024, 2048),
+    "lookup_tables": (0, 1, 2, 4),
+    "multiply": (0, 1),
+    "kernel": (0, 64, 128, 256),
+    "depthwise_taps": (0, 2, 3, 5),
+    "int4": (0, 1),
+    "loops": (0,),
+    "parity": (0,),
+    "descriptors": (0,),
+}
+"""Values by field that are searched if nothing else is said: those of presets and boards among them, so that a search
+can begin with these and what is near. Mantissas are as wide as results are exact in."""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    fields: dict[str, list[int]]
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Space:
+    """Values that the fields of a `Config` may have.
+
+    Parameters
+    ----------
+    values : mapping of str to sequence of int
+        By field; other fields have the values of `DEFAULT`.
+    base : str, optional
+        A preset: other fields have its values instead.
+
+    Attributes
+    ----------
+    fields : dict of str to tuple of int
+        Every field, with its values in their order, each once.
+
+    Raises
+    ------
+    InputError
+        If there is no such field or preset, or a field has no value, or one that no configuration has.
+    """
+
+    values: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.base is not None and self.base not in PRESETS:
+            raise InputError(
+                f"'base' of a space is a preset ({', '.join(PRESETS)}), not {schema.shown(self.base)}"
+            )
+        for name, values in self.values.items():
+            if name not in FIELDS:
+                raise InputError(
+                    f"a space has no field {schema.shown(name)}; the fields are {', '.join(FIELDS)}"
+                )
+            if not values:
+                raise InputError(f"the space has no value for {name!r}: give one or more")
+            for value in values:
+                _check(name, value)
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        base = (
+            {name: (value,) for name, value in PRESETS[self.base].to_dict().items()} if self.base else DEFAULT
+        )
+        return {name: tuple(sorted(set(self.values.get(name, base[name])))) for name in FIELDS}
+
+    @property
+    def size(self) -> int:
+        """Combinations of values, of which `config` makes fewer configurations."""
+        return math.prod(map(len, self.fields.values()))
+
+    def config(self, chosen: Mapping[str, int]) -> Config:
+        """The configuration of values by field.
+
+        A value that does not fit the array's side is brought to the nearest that does: lanes, bus, products that the
+        array adds up along rows, and `int4`. Raises `ConfigError` for memories of too many rows.
+        """
+        values = dict(chosen)
+        n = values["n"]
+        values["lanes"] = min(values["lanes"], n)
+        values["bus_bytes"] = max(values["bus_bytes"], n, 4)
+        taps = min(values["depthwise_taps"], n // 2, DEPTHWISE_TAPS)
+        values["depthwise_taps"] = taps if taps >= 2 else 0
+        if values["int4"] == 2 and not (4 <= n <= 32 and values["bus_bytes"] == n):
+            values["int4"] = 1
+        return Config(**values)
+
+    def places(self, config: Config) -> dict[str, int] | None:
+        """For each field which of its values `config` has; None if one of them is not in the space."""
+        values = config.to_dict()
+        if any(values[name] not in known for name, known in self.fields.items()):
+            return None
+        return {name: known.index(values[name]) for name, known in self.fields.items()}
+
+    def chosen(self, places: Mapping[str, int]) -> dict[str, int]:
+        """The values at some places."""
+        return {name: known[places[name]] for name, known in self.fields.items()}
+
+    @classmethod
+    def load(cls, path: Path) -> Space:
+        """Read a JSON file: ``{"format": "weft space 1", "base": "small", "fields": {"n": [4, 8]}}``.
+
+        Raises
+        ------
+        FileError
+            If it cannot be read, or is no such file; the sentence says why.
+        """
+        try:
+            values = schema.decode(schema.read_bytes(path, 1 << 20), _File, format=FORMAT)
+            return cls(values.fields, values.base)
+        except (schema.SchemaError, InputError) as error:
+            raise FileError(f"{path} is no space of configurations: {error}") from None
+
+
+_AROUND: dict[str, dict[str, int]] = {
+    "n": {"lanes": 1, "bus_bytes": 128}, "lanes": {"n": 128, "bus_bytes": 128}, "bus_bytes": {"n": 4, "lanes": 1},
+    "depthwise_taps": {"n": 128, "bus_bytes": 128}, "int4": {"n": 8, "bus_bytes": 8},
+    "scratchpad_banks": {"scratchpad_depth": 16}, "scratchpad_depth": {"scratchpad_banks": 2},
+    "accumulator_banks": {"accumulator_depth": 16}, "accumulator_depth": {"accumulator_banks": 2},
+}  # fmt: skip
+"""Values of other fields, beside which a field may have every value that it may have at all."""
+
+
+def _check(name: str, value: int) -> None:
+    """Raises `InputError` if no configuration has that value."""
+    try:
+        Config().replace(**{**_AROUND.get(name, {}), name: value})
+    except ConfigError as error:
+        raise InputError(f"the space: {error}") from None

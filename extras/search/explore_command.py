@@ -1,0 +1,209 @@
+"""The command that searches for configurations."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.arguments import BANDWIDTH, LATENCY, SEED
+from weft.cli.options import Shapes, board_names, real, shapes_of, whole
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.extras.search.explore.checks import Check, Confirmed, Name, Outcome
+    from weft.extras.search.explore.explore import Exploration
+    from weft.extras.search.explore.output import Output
+
+
+def command(
+    model: Annotated[
+        list[Path],
+        typer.Argument(help="Quantised models, ONNX or TFLite: each runs once.", show_default=False),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder for results. The same command goes on there.", show_default=False
+        ),
+    ],
+    board: Annotated[
+        list[str],
+        typer.Option(
+            "--board",
+            help="Board to search on; once for each. Without: a memory of --latency and --bandwidth.",
+            show_default=False,
+            autocompletion=board_names,
+        ),
+    ] = [],  # noqa: B006
+    objectives: Annotated[
+        str, typer.Option(help="What to minimise: of cycles, ms, lut, ff, dsp, ram, bytes, energy.")
+    ] = "ms,lut,ram",
+    limit: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=MOST", help="The most of an objective, for example lut=20000.", show_default=False
+        ),
+    ] = [],  # noqa: B006
+    space: Annotated[
+        Path | None, typer.Option(help="JSON file with the values of fields to search.", show_default=False)
+    ] = None,
+    trials: Annotated[int, whole("--trials", "Points to measure.", 1, 1_000_000)] = 100,
+    minutes: Annotated[
+        float | None,
+        real("--minutes", "Time after which no point is begun.", 0.01, 100_000, show_default=False),
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="What proposes points: nsga2 or tpe.")] = "nsga2",
+    seed: Annotated[int, whole("--seed", "Seed of the search.", *SEED)] = 0,
+    jobs: Annotated[
+        int | None,
+        whole("--jobs", "Processes; as many as processors if not given.", 1, 1024, show_default=False),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Dask's scheduler, as tcp://127.0.0.1:8786, instead.", show_default=False
+        ),
+    ] = None,
+    latency: Annotated[int, whole("--latency", "Cycles of a memory that is no board's.", *LATENCY)] = 30,
+    bandwidth: Annotated[
+        float | None, real("--bandwidth", "Its bytes per cycle; those of the bus if not given.", *BANDWIDTH)
+    ] = None,
+    clock: Annotated[float, real("--clock", "MHz of a core that is on no board.", 0.1, 1000)] = 75.0,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Then run a layer on the RTL, for each point of the front: bytes and cycles."
+        ),
+    ] = False,
+    synth: Annotated[
+        bool,
+        typer.Option("--synth", help="Then synthesise each point of the front: resources against estimates."),
+    ] = False,
+    shape: Shapes = [],  # noqa: B006
+) -> None:
+    """Search for configurations and programs that no other beats in time and resources, by the cycle model."""
+    from weft.extras.search.explore.checks import SYNTHESISED, VERIFIED
+    from weft.extras.search.explore.explore import explore
+    from weft.extras.search.explore.output import Output, models_of, show
+    from weft.extras.search.explore.place import places
+    from weft.extras.search.explore.space import Space
+    from weft.extras.search.explore.workers import WorkersError
+
+    for path in model:
+        files.existing(path)
+    out = Output.of(
+        output,
+        models_of(output, model, shapes_of(shape)),
+        Space() if space is None else Space.load(space),
+        places(board, latency, bandwidth, clock * 1e6),
+        tuple(objectives.split(",")),
+        _limits(limit),
+        (sampler, seed),
+    )
+    jobs = jobs or os.cpu_count() or 1
+    end = None if minutes is None else 60 * minutes
+    with _Bar(trials, end) as told:
+        found = explore(
+            out.task,
+            output,
+            trials=trials,
+            seconds=float("inf") if end is None else end,
+            sampler=sampler,
+            seed=seed,
+            jobs=jobs,
+            scheduler=scheduler,
+            told=told,
+        )
+    out.write(found)
+    show(found, output)
+    if found.lost:
+        raise WorkersError(found.lost)
+    if found.interrupted:
+        reports.tell("what was found is kept, and the same command goes on")
+        raise KeyboardInterrupt
+    wanted = [what for what, is_wanted in ((VERIFIED, verify), (SYNTHESISED, synth)) if is_wanted]
+    if wanted and not _confirm(out, found, wanted, seed, jobs, scheduler):
+        raise typer.Exit(1)
+
+
+def _confirm(
+    out: Output, found: Exploration, wanted: Sequence[str], seed: int, jobs: int, scheduler: str | None
+) -> bool:
+    """Confirm the front, and tell; what is known is in the folder all the time."""
+    from weft.extras.search.explore.checks import GIVEN_UP, carry_out, checks_of, confirmed
+    from weft.extras.search.explore.explore import RESULTS
+    from weft.extras.search.explore.output import show_check
+    from weft.extras.search.explore.workers import Workers
+
+    def told(name: Name, check: Check, outcome: Outcome, known: Confirmed) -> None:
+        show_check(name, check, outcome)
+        out.write(found, known)
+
+    checks = checks_of(found, out.task.models, seed, wanted, out.folder / RESULTS)
+    workers = Workers(jobs, carry_out, GIVEN_UP, scheduler)
+    try:
+        with reports.progress() as progress:
+            return confirmed(checks, workers, told, progress)
+    except KeyboardInterrupt:
+        reports.tell("what was confirmed is kept, and the same command goes on")
+        raise
+
+
+def _limits(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, _, most = text.partition("=")
+        try:
+            found[name] = float(most)
+        except ValueError:
+            raise InputError(f"--limit is NAME=MOST with a number, as lut=20000, not {text!r}") from None
+    return found
+
+
+class _Bar:
+    """How far a search is: a bar with the time that is left on a terminal, a line now and then in a log."""
+
+    def __init__(self, trials: int, seconds: float | None) -> None:
+        self._trials, self._seconds = trials, seconds
+        self._begin = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> _Bar:
+        self._context = reports.progress()
+        self._say = self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(None, None, None)
+
+    def __call__(self, found: Exploration, asked: int) -> None:
+        count, spent = len(found.measured), time.monotonic() - self._begin
+        if self._first is None:
+            self._first, self._begin, spent = count, time.monotonic(), 0.0
+        done = count - self._first
+        share = max(done / self._trials, 0 if self._seconds is None else spent / self._seconds)
+        left = "" if not done else f", {_time(spent / max(share, 1e-6) - spent)} left"
+        filled = int(20 * min(1.0, share))
+        self._say(
+            f"[{'#' * filled}{'.' * (20 - filled)}] {count:,} points measured, {len(found.front):,} on the front, "
+            f"{asked:,} looked at{left}"
+        )
+
+
+def _time(seconds: float) -> str:
+    minutes = max(0, round(seconds)) // 60
+    return (
+        f"{minutes // 60}:{minutes % 60:02} h" if minutes >= 60 else f"{minutes}:{round(seconds) % 60:02} min"
+    )
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command("explore")(command)

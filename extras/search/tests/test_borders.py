@@ -1,0 +1,169 @@
+"""Parts of convolutions without what is padding: the same bytes, and no more elements of a kernel than outputs see."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.substitution_cases import Drawn, atrous, outputs
+
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View, Window
+from weft.compiler.verify import verify_segment
+from weft.extras.search.substitution.borders import Part, borders, same_products, split, useful, ways, whole
+from weft.extras.search.substitution.moves import WITHOUT_PADDING, Moves
+from weft.extras.search.substitution.search import Search
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[Window, tuple[int, int]]:
+    """A window of any kind, and an image of which it makes something."""
+
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    kernel, stride, dilation, pads = pair(1, 5), pair(1, 3), pair(1, 6), (*pair(0, 7), *pair(0, 7))
+    window, size = Window(kernel, stride, dilation, pads), pair(1, 12)
+    least = [
+        max(1, (kernel[axis] - 1) * dilation[axis] + 1 - pads[axis] - pads[axis + 2]) for axis in range(2)
+    ]
+    return window, (max(size[0], least[0]), max(size[1], least[1]))
+
+
+def convolution(window: Window, size: tuple[int, int], groups: bool = False) -> tuple[DeviceSegment, Conv]:
+    made = Drawn(3)
+    made.values = [made.view((1, *size, 3), "input")]
+    made.conv(made.values[0], window, 4, depth=groups)
+    segment = made.segment()
+    (op,) = segment.ops
+    assert isinstance(op, Conv)
+    return segment, op.replace(x_zero=-7)
+
+
+@given(drawn(), st.booleans())
+def test_parts_compute_the_same(case: tuple[Window, tuple[int, int]], groups: bool) -> None:
+    window, size = case
+    segment, op = convolution(window, size, groups)
+    wanted = outputs(dataclasses.replace(segment, ops=(op,)), 1)
+    for parts in ways(op):
+        behind = dataclasses.replace(segment, ops=tuple(parts))
+        verify_segment(behind)
+        for name, values in outputs(behind, 1).items():
+            np.testing.assert_array_equal(values, wanted[name])
+
+
+@given(
+    drawn(), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.tuples(st.integers(1, 3), st.integers(1, 3))
+)
+def test_parts_of_what_is_not_packed(
+    case: tuple[Window, tuple[int, int]], apart: tuple[int, int], step: tuple[int, int]
+) -> None:
+    """Inputs are rows and columns of a larger image, some apart from each other, and so are outputs."""
+    window, size = case
+    _, op = convolution(window, size)
+
+    def spread(view: View, by: tuple[int, int]) -> View:
+        n, h, w, c = view.shape
+        shape = n, 2 + h * by[0], 1 + w * by[1], c + 2
+        return View(dataclasses.replace(view.buffer, shape=shape), view.shape, 1, 1, 2, by)
+
+    op = op.replace(src=spread(op.src, apart), dst=spread(op.dst, step))
+    wanted = outputs(DeviceSegment("one", (op,)), 1)
+    for parts in ways(op):
+        for name, values in outputs(DeviceSegment("parts", tuple(parts)), 1).items():
+            np.testing.assert_array_equal(values, wanted[name])
+
+
+@given(drawn())
+def test_each_output_of_a_part_sees_all_elements_of_its_kernel(case: tuple[Window, tuple[int, int]]) -> None:
+    """Except where there is nothing that it sees."""
+    window, size = case
+    for axis, outputs_ in enumerate(window.output(*size)):
+        parts = borders(window, axis, size[axis], outputs_)
+        assert [at for part in parts for at in part.outputs] == list(range(outputs_))
+        assert all(part.before == 0 and part.behind == 0 for part in parts)
+        (one,) = whole(window, axis, size[axis], outputs_)
+        assert len(one.taps) >= max(len(part.taps) for part in parts)
+        assert same_products(window, axis, size[axis], outputs_, parts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"taps": range(1, 3)}, {"inputs": range(1, 6)}, {"before": 2}, {"outputs": range(6)}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_part_has_other_products(change: dict[str, range | int]) -> None:
+    window = Window((3, 3), (1, 1), (4, 4), (4, 4, 4, 4))
+    first, *rest = borders(window, 0, 10, 10)
+    assert first == Part(range(4), range(1, 3), range(8), 0, 0)
+    assert same_products(window, 0, 10, 10, [first, *rest])
+    changed = dataclasses.replace(first, **({"taps": range(2)} if "taps" in change else change))
+    assert not same_products(window, 0, 10, 10, [changed, *rest])
+
+
+@pytest.mark.parametrize(("dilation", "taps"), [(1, 9), (3, 9), (6, 4), (12, 1)])
+def test_what_no_output_sees_is_left_out(dilation: int, taps: int) -> None:
+    """Of 12 rows, a dilation of 12 leaves the middle of the kernel, and one of 6 two of its rows for each half."""
+    window = Window((3, 3), (1, 1), (dilation,) * 2, (dilation,) * 4)
+    _, op = convolution(window, (12, 12))
+    found = split(op, borders, borders) or [op]
+    assert max(part.weight[0, ..., 0].size for part in found) == taps
+
+
+def test_what_is_no_convolution_alone_stays() -> None:
+    window = Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6))
+    segment, op = convolution(window, (12, 12))
+    assert len(list(ways(op))) == 3
+    assert not list(ways(op.replace(pool=Window((2, 2), (2, 2)))))
+    assert not list(ways(op.replace(src=dataclasses.replace(op.src, step=(0, 0)))))
+    assert not list(ways(convolution(Window((3, 3)), (12, 12))[1]))
+    total = Add("total", op.dst, op.dst, op.dst, 1.0, 1.0)
+    assert not list(ways(op.replace(epilogue=total)))
+    assert not [move for move in Moves((), 24).of(segment, segment.ops[0]) if move.rule != WITHOUT_PADDING]
+
+
+def test_an_output_that_sees_nothing_is_not_left_out() -> None:
+    """It is the bias, and there is no convolution without a kernel."""
+    window = Window((1, 1), (1, 1), (1, 1), (3, 3, 3, 3))
+    _, op = convolution(window, (4, 4))
+    assert not list(ways(op))
+
+
+def test_a_search_takes_it_where_it_is_quicker() -> None:
+    segment = atrous()
+    products = [0]
+
+    def cost(part: DeviceSegment) -> int:
+        products.append(sum(op.macs for op in part.ops))
+        return products[-1]
+
+    found = Search((), cost, 24, 16, 100).run(segment)
+    assert [item.rules for item in found.used] == [(WITHOUT_PADDING,)]
+    assert sum(op.macs for op in found.segment.ops) < 0.6 * sum(op.macs for op in segment.ops)
+    views = [op.dst for op in found.segment.ops if isinstance(op.dst, View)]
+    assert len(views) == len(segment.ops) + 3
+
+
+@given(drawn(), st.booleans())
+def test_products_without_padding(case: tuple[Window, tuple[int, int]], groups: bool) -> None:
+    """As many as ones that a window of ones sees in an image of ones."""
+    window, size = case
+    _, op = convolution(window, size, groups)
+    top, left, bottom, right = window.pad
+    image = np.pad(np.ones(size, int), ((top, bottom), (left, right)))
+    outputs_, seen = window.output(*size), 0
+    for y, x in np.ndindex(*outputs_):
+        at = [place * stride for place, stride in zip((y, x), window.stride, strict=True)]
+        rows, columns = (
+            slice(
+                at[axis],
+                at[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1,
+                window.dilation[axis],
+            )
+            for axis in range(2)
+        )
+        seen += image[rows, columns].sum()
+    channels = len(op.weight) * op.weight.shape[3]
+    assert useful(op) == pytest.approx(seen * channels)

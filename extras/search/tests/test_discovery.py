@@ -1,0 +1,128 @@
+"""The search for rules: what is found of a small family, and that nothing is told twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import permutations
+
+import pytest
+
+from weft.extras.search.substitution.discovery import Found, _shrinks, find
+from weft.extras.search.substitution.enumeration import Enumeration
+from weft.extras.search.substitution.families import FAMILIES, Family
+from weft.extras.search.substitution.rule import Rule, general, holds, is_instance, judged, renamed
+from weft.extras.search.substitution.rule_file import carried
+from weft.extras.search.substitution.term import parsed
+
+SMALL = Family("small", ("x", "y"), ("func", "max", "cat", "first"), ("a",), ("f",), size=3)
+TASO = (
+    # Z. Jia et al., SOSP 2019: figure 2 and section 2, and properties of its table 2.
+    "cat(conv[a,f](x, k), conv[a,f](x, l)) = conv[a,f](x, outs(k, l))",
+    "add[e](conv[1,e](x, w), conv[1,e](x, v)) = conv[1,e](x, plus(v, w))",
+    "add[e](conv[1,e](x, w), conv[1,e](y, v)) = conv[1,e](cat(x, y), ins(w, v))",
+    "add[e](add[e](x, y), z) = add[e](x, add[e](y, z))",
+    "mul[e](mul[e](x, y), z) = mul[e](x, mul[e](y, z))",
+    "cat(max[a](x), max[a](y)) = max[a](cat(x, y))",
+    "cat(func[f](x), func[f](y)) = func[f](cat(x, y))",
+    "cat(add[e](x, y), add[e](z, u)) = add[e](cat(x, z), cat(y, u))",
+    "cat(first(x), second(x)) = x",
+    "first(cat(x, y)) = x",
+    "second(cat(x, y)) = y",
+    "turn(turn(x)) = x",
+    "cat(turn(x), turn(y)) = turn(cat(x, y))",
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return find([SMALL], progress=lambda text: None)
+
+
+def test_a_small_family(found: Found) -> None:
+    texts = {one.text for rule in found.rules for one in (rule, rule.turned)}
+    assert texts >= {
+        "first(cat(x, y)) = x",
+        "cat(max[a](x), max[a](y)) = max[a](cat(x, y))",
+        "func[f](max[a](x)) = max[a](func[f](x))",
+        "first(max[a](x)) = max[a](first(x))",
+        "cat(cat(x, y), z) = cat(x, cat(y, z))",
+    }
+    whole = Enumeration(SMALL, 1)
+    pairs = sum(1 for _ in whole.pairs())
+    assert (found.terms, found.pairs) == (whole.terms, pairs)
+    assert found.terms > pairs > len(found.rules) + len(found.unproven)
+
+
+def test_nothing_is_told_twice(found: Found) -> None:
+    for one, other in permutations(found.rules, 2):
+        assert not is_instance(one, other), f"{one.text} is a case of {other.text}"
+
+
+def test_every_rule_is_proven(found: Found) -> None:
+    for rule in found.rules:
+        assert holds(rule), rule.told
+
+
+def test_other_integers_give_the_same_rules(found: Found) -> None:
+    assert {rule.text for rule in find([SMALL], seed=8, progress=lambda text: None).rules} == {
+        rule.text for rule in found.rules
+    }
+
+
+@pytest.mark.parametrize("text", TASO)
+def test_what_taso_found_is_there(text: str) -> None:
+    left, right = map(parsed, text.split(" = "))
+    wanted = judged(*renamed(left, right))
+    assert wanted is not None
+    for rule in carried():
+        if is_instance(wanted, rule) or is_instance(wanted, rule.turned):
+            return
+    pytest.fail("no carried rule says this")
+
+
+def test_as_many_rules_as_promised() -> None:
+    assert sum(max(rule.left.size, rule.right.size) <= 4 for rule in carried()) >= 300
+
+
+def test_terms_are_made_once_and_small() -> None:
+    for family in FAMILIES[:2]:
+        enumeration = Enumeration(family, 1)
+        for left, right in enumeration.pairs():
+            assert left != right
+            assert max(left.size, right.size) <= family.size
+
+
+def test_what_both_sides_have_in_common_becomes_a_variable() -> None:
+    left, right = parsed("first(cat(max[a](x), y))"), parsed("max[a](x)")
+    assert renamed(*next(iter(general(left, right)))) == (left, right)  # a side cannot become a variable
+    left, right = parsed("cat(func[f](max[a](x)), func[f](y))"), parsed("func[f](cat(max[a](x), y))")
+    wanted = parsed("cat(func[f](x), func[f](y))"), parsed("func[f](cat(x, y))")
+    assert renamed(*next(iter(general(left, right)))) == wanted
+
+
+def rule(text: str) -> Rule:
+    left, right = map(parsed, text.split(" = "))
+    return Rule(left, right)
+
+
+def test_a_case_of_a_rule() -> None:
+    known = rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))")
+    assert is_instance(rule("cat(func[g](x), func[g](max[a](y))) = func[g](cat(x, max[a](y)))"), known)
+    assert is_instance(rule("func[f](cat(x, x)) = cat(func[f](x), func[f](x))"), known)
+    assert not is_instance(rule("cat(func[f](x), func[g](y)) = func[f|g](cat(x, y))"), known)
+    # Names of several functions, each of which stands for one.
+    both = rule("func[g](func[f](x)) = func[g.f](x)")
+    assert is_instance(rule("func[f](func[f](x)) = func[f.f](x)"), both)
+    assert is_instance(rule("func[f](func[h](max[a](x))) = func[f.h](max[a](x))"), both)
+    assert not is_instance(both, rule("func[f](func[f](x)) = func[f.f](x)"))
+    assert not is_instance(rule("func[g](func[f](x)) = func[f.g](x)"), both)
+
+
+def test_rules_that_make_terms_no_larger() -> None:
+    assert _shrinks(rule("func[g](func[f](x)) = func[g.f](x)"))
+    assert _shrinks(rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))"))
+    assert not _shrinks(rule("func[f](cat(x, y)) = cat(func[f](x), func[f](y))"))
+    assert not _shrinks(rule("func[f](x) = func[f](y)"))
+    assert not _shrinks(rule("cat(max[a](x), max[a](y)) = max[a](cat(x, z))"))
+    assert not _shrinks(dataclasses.replace(rule("max[b](max[a](x)) = max[a*b](x)"), bound=True))
+    assert not _shrinks(dataclasses.replace(rule("max[a](x) = x"), left=parsed("x"), right=parsed("x")))

@@ -1,0 +1,202 @@
+"""Checks of a front's points: done by several workers, told when they are known, kept, and ended by an interrupt."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.explored import measured, task
+
+import weft.extras.search.explore.confirm as confirming
+from weft.boards.build.tools import ToolError
+from weft.boards.families.family import Resources
+from weft.extras.search.explore.checks import (
+    GIVEN_UP,
+    SYNTHESISED,
+    VERIFIED,
+    Check,
+    Confirmed,
+    Name,
+    Outcome,
+    carry_out,
+    checks_of,
+    confirmed,
+)
+from weft.extras.search.explore.confirm import Counted, Run
+from weft.extras.search.explore.explore import Exploration
+from weft.extras.search.explore.workers import Workers
+from weft.hdl.isa.config import PRESETS
+from weft.sim.device import DeviceError
+
+KNOWN = Resources(1000, 1000, 0, 10)
+
+
+class Here(Workers[Check, Outcome]):
+    """The same, but in this process, where tests have replaced functions; the last job comes first."""
+
+    def __init__(self) -> None:
+        super().__init__(1, carry_out, GIVEN_UP)
+        self._added: list[tuple[Any, Check]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._added)
+
+    def add(self, name: Any, job: Check, lives: int = 1) -> None:
+        self._added.append((name, job))
+
+    def done(self, seconds: float) -> Iterator[tuple[Any, Outcome]]:
+        name, job = self._added.pop()
+        yield name, carry_out(job)
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Exploration:
+    """Two points on a front."""
+    made = task(tmp_path)
+    items = [measured(made, PRESETS["tiny"].replace(lanes=lanes), tmp_path) for lanes in (1, 2)]
+    return Exploration(("cycles", "lut"), items)
+
+
+@pytest.fixture
+def checks(found: Exploration, tmp_path: Path) -> dict[Name, Check]:
+    return checks_of(found, task(tmp_path).models, 0, (VERIFIED, SYNTHESISED), tmp_path / "results")
+
+
+def carried_out(wanted: dict[Name, Check]) -> tuple[bool, dict[Name, Outcome], Confirmed]:
+    """Whether all is well, what was told, and what was known in the end."""
+    told: dict[Name, Outcome] = {}
+    last: Confirmed = {}
+
+    def tell(name: Name, check: Check, outcome: Outcome, known: Confirmed) -> None:
+        told[name] = outcome
+        assert known[check.item.point.key][check.what] == outcome.described
+        last.update(known)
+
+    return confirmed(wanted, Here(), tell), told, last
+
+
+def results(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Run], synthesised: Callable[..., Counted]
+) -> None:
+    monkeypatch.setattr(confirming, "run", run)
+    monkeypatch.setattr(confirming, "synthesised", synthesised)
+
+
+def test_each_point_of_the_front_is_checked(
+    found: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Run("layer", rtl=5, model=5)
+    results(monkeypatch, lambda *given: good, lambda *given: Counted(KNOWN, KNOWN))
+    assert set(checks) == {(number, what) for number in (1, 2) for what in (VERIFIED, SYNTHESISED)}
+    well, told, known = carried_out(checks)
+    assert well
+    assert set(told) == set(checks)
+    assert told[1, VERIFIED].told == "layer: 5 cycles"
+    assert set(known) == {item.point.key for item in found.front}
+    for outcomes in known.values():
+        assert outcomes[VERIFIED] == good.described()
+        assert outcomes[SYNTHESISED]["counted"] == dict(KNOWN.items())
+    json.dumps(list(known.values()))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (Run("layer", differ=1), Counted(KNOWN, KNOWN)),
+        (Run("layer"), Counted(dataclasses.replace(KNOWN, lut=1101), KNOWN)),
+    ],
+)
+def test_one_that_is_not_as_it_should_be(
+    found: Exploration,
+    checks: dict[Name, Check],
+    bad: tuple[Run, Counted],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the second point only: the others are, and are told."""
+    second = found.front[1]
+    good = Run("layer"), Counted(KNOWN, KNOWN)
+    both = [lambda item, *given, at=at: (bad if item == second else good)[at] for at in (0, 1)]
+    results(monkeypatch, *both)
+    well, told, known = carried_out(checks)
+    assert not well
+    assert len(told) == 4
+    wrong = {
+        (key, what) for key, outcomes in known.items() for what in outcomes if not outcomes[what]["good"]
+    }
+    assert len(wrong) == 1
+    assert wrong <= {(second.point.key, VERIFIED), (second.point.key, SYNTHESISED)}
+
+
+def test_what_fails_leaves_the_others_and_is_tried_again(
+    found: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, tried = found.front[0], []
+
+    def run(item: Any, *given: object) -> Run:
+        tried.append(item)
+        if item == first:
+            raise DeviceError("no end")
+        return Run("layer")
+
+    def synthesised(item: Any) -> Counted:
+        raise ToolError("it is not installed")
+
+    results(monkeypatch, run, synthesised)
+    for _ in range(2):
+        well, told, known = carried_out(checks)
+        assert not well
+        assert known[first.point.key][VERIFIED] == {"failed": "no end", "good": False}
+        assert told[2, VERIFIED].described["good"]
+        assert told[2, SYNTHESISED] == Outcome.failed("it is not installed")
+    assert tried.count(first) == 2
+    assert len(tried) == 3  # the other one's run is kept
+
+
+def test_what_is_kept_is_of_the_same_point(
+    checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other inputs, models, memory or configuration nothing is known."""
+    check = checks[1, VERIFIED]
+    point, models = check.item.point, check.models
+
+    def at(**changes: object) -> Check:
+        changed = dataclasses.replace(point, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(check, item=dataclasses.replace(check.item, point=changed))
+
+    others = [
+        dataclasses.replace(check, seed=1),
+        dataclasses.replace(check, models=dataclasses.replace(models, digests=("0",))),
+        dataclasses.replace(check, models=dataclasses.replace(models, shapes=(("n", 2),))),
+        at(config=point.config.replace(queue_depth=8)),
+        at(place=dataclasses.replace(point.place, latency=31)),
+        at(place=dataclasses.replace(point.place, bandwidth=1.5)),
+    ]
+    assert len({item.key for item in (check, *others)}) == len(others) + 1
+    monkeypatch.setattr(confirming, "run", lambda *given: Run("first"))
+    assert carry_out(check).told.startswith("first")
+    monkeypatch.setattr(confirming, "run", lambda *given: Run("second"))
+    assert carry_out(check).told.startswith("first")
+    assert all(carry_out(item).told.startswith("second") for item in others)
+
+
+def test_processes_do_the_same(tmp_path: Path) -> None:
+    """Two of them, on the RTL, with other inputs."""
+    made = task(tmp_path)
+    item = measured(made, PRESETS["tiny"], tmp_path)
+    found = Exploration(("cycles",), [item])
+    both = [checks_of(found, made.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
+    wanted = {(number, VERIFIED): known[1, VERIFIED] for number, known in enumerate(both, 1)}
+    told: dict[Name, Outcome] = {}
+    workers = Workers(2, carry_out, GIVEN_UP)
+    assert confirmed(wanted, workers, lambda name, check, outcome, known: told.update({name: outcome}))
+    assert set(told) == set(wanted)
+    assert not workers.running
+    for (_, what), outcome in told.items():
+        assert what == VERIFIED
+        assert outcome.described["rtl"] == outcome.described["model"] > 0
+    assert told[1, VERIFIED] == Outcome.of(confirming.run(item, made.models, 0))

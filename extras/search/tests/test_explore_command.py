@@ -1,0 +1,209 @@
+"""The command `weft explore`: what it writes, says and refuses, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.explored import VALUES, entries, model
+
+import weft.extras.search.explore.checks as checks
+import weft.extras.search.explore.workers as workers
+from weft.cli import main
+from weft.extras.search.explore.checks import Check, Name, Outcome
+from weft.extras.search.explore.space import FORMAT
+from weft.extras.search.explore.workers import WorkersError
+from weft.hdl.isa.config import PRESETS, Config
+
+SMALL = {name: list(known) for name, known in VALUES.items()} | {
+    "n": [2, 4],
+    "kernel": [0],
+    "depthwise_taps": [0],
+}
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main.main([str(item) for item in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"format": FORMAT, "fields": SMALL}))
+    return path
+
+
+def points(folder: Path) -> list[dict[str, Any]]:
+    return list(json.loads((folder / "exploration.json").read_text())["points"])
+
+
+def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    about = ("explore", model(tmp_path), "-o", out, "--space", space, "--seed", 3, "--jobs", 2)
+    assert call(*about, "--trials", 5) == 0
+    said = capsys.readouterr().out
+    found = points(out)
+    assert sum(item["origin"] == "search" for item in found) >= 5
+    assert (
+        f"{len(found)} points measured, {sum(item['front'] for item in found)} of them on the front" in said
+    )
+    assert all(Config.from_dict(item["config"]) for item in found)
+    tiny = next(item for item in found if item["origin"] == "preset tiny")
+    assert tiny["config"] == PRESETS["tiny"].to_dict()
+    assert tiny["ms"] == pytest.approx(tiny["cycles"] / 75e3)
+    assert "<svg" in (out / "front.html").read_text()
+    assert call(*about, "--trials", 2) == 0
+    assert {item["origin"] for item in points(out)} == {item["origin"] for item in found}
+    assert len(points(out)) >= len(found) + 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--space", "{wrong}"], "is no space of configurations: a space has no field 'side'"),
+        (["--space", "{missing}"], "missing.json"),
+        (["--board", "arty"], "unknown board 'arty'"),
+        (["--objectives", "ms,speed"], "an objective is one of cycles"),
+        (["--limit", "lut"], "--limit is NAME=MOST"),
+        (["--limit", "lut=few"], "--limit is NAME=MOST"),
+        (["--limit", "lut=10"], "no point of the space is a solution; of "),
+        (["--sampler", "grid"], "'sampler' is one of nsga2, tpe, not 'grid'"),
+        (["--trials", "0"], "--trials"),
+        (["--bandwidth", "0"], "--bandwidth"),
+        (["--scheduler", "tcp://127.0.0.1:9"], "no scheduler of Dask answers at tcp://127.0.0.1:9"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path,
+    space: Path,
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one sentence, with exit code 2; nothing is measured."""
+    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({"format": FORMAT, "fields": {"side": [4]}}))
+    names = {"wrong": wrong, "missing": tmp_path / "missing.json"}
+    given = [item.format(**names) for item in arguments]
+    standard = [] if "--space" in given else ["--space", space]
+    code = call("explore", model(tmp_path), "-o", tmp_path / "out", *standard, *given)
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") <= 3
+    assert "Traceback" not in error
+    assert code == 2
+    assert not entries(tmp_path / "out")
+
+
+def test_another_search_in_the_same_folder(
+    tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = ("explore", model(tmp_path), "-o", tmp_path / "out", "--space", space, "--trials", 1, "--jobs", 1)
+    assert call(*about) == 0
+    before = (tmp_path / "out" / "exploration.json").read_bytes()
+    assert call(*about, "--objectives", "cycles,ff") == 2
+    assert "is of a search with other objectives" in capsys.readouterr().err
+    assert (tmp_path / "out" / "exploration.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", [["--limit", "lut=10"], ["--scheduler", "nonsense"]])
+def test_a_search_that_was_refused_is_not_in_the_way(
+    tmp_path: Path, space: Path, wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another one in the same folder."""
+    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    about = ("explore", model(tmp_path), "-o", tmp_path / "out", "--space", space, "--trials", 1, "--jobs", 1)
+    assert call(*about, *wrong) == 2
+    assert call(*about, "--objectives", "cycles,ff") == 0
+    assert points(tmp_path / "out")
+
+
+def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "weft", "explore", str(model(tmp_path)), "-o", str(out), "--space", str(space),
+        "--trials", "10000", "--jobs", "2",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        # Of what workers have written, four may not have been looked at: so many are under way.
+        if len(entries(out)) > 2 + 4 or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert error.endswith("what was found is kept, and the same command goes on\nerror: interrupted\n")
+    assert "Traceback" not in error
+    assert "points measured" in said
+    assert len(points(out)) > 2
+    assert not list(out.glob(".*"))
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> tuple[object, ...]:
+    """A search of which the only point of the front is the smallest preset, to be confirmed."""
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"format": FORMAT, "base": "tiny", "fields": {"n": [4]}}))
+    out = tmp_path / "out"
+    about = (model(tmp_path), "-o", out, "--space", path, "--trials", 1, "--objectives", "lut", "--jobs", 1)
+    return ("explore", *about, "--verify")
+
+
+def test_the_front_is_confirmed(
+    tmp_path: Path, one: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what was confirmed is kept."""
+    for _ in range(2):
+        assert call(*one) == 0
+        assert "number 1, 4 x 4 on memory, verified: " in capsys.readouterr().out
+        (best,) = (item for item in points(tmp_path / "out") if item["front"])
+        assert best["verified"]["good"]
+        assert best["verified"]["rtl"] == best["verified"]["model"] > 0
+        assert "synthesised" not in best
+    assert len(list((tmp_path / "out" / "results").glob("run-*"))) == 1
+
+
+def test_a_front_that_is_not_as_it_should_be(
+    one: tuple[object, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends with 1, an interrupt with what was found, and a scheduler that is lost with 2."""
+    told = Outcome("3 bytes differ", {"good": False})
+
+    def bad(
+        wanted: Mapping[Name, Check], workers: object, tell: Callable[..., None], progress: object
+    ) -> bool:
+        ((name, check),) = wanted.items()
+        tell(name, check, told, {check.item.point.key: {check.what: told.described}})
+        return False
+
+    monkeypatch.setattr(checks, "confirmed", bad)
+    assert call(*one) == 1
+    assert "verified: 3 bytes differ (not as it should be)" in capsys.readouterr().out
+    found = (WorkersError("the scheduler is lost"), KeyboardInterrupt())
+
+    def fails(*given: object, error: BaseException) -> bool:
+        bad(*given)  # type: ignore[arg-type]
+        raise error
+
+    monkeypatch.setattr(checks, "confirmed", partial(fails, error=found[0]))
+    assert call(*one) == 2
+    assert "the scheduler is lost" in capsys.readouterr().err
+    monkeypatch.setattr(checks, "confirmed", partial(fails, error=found[1]))
+    with pytest.raises(KeyboardInterrupt):
+        main.main([str(item) for item in one])
+    assert "what was confirmed is kept, and the same command goes on" in capsys.readouterr().err
+    (best,) = (item for item in points(Path(str(one[3]))) if item["front"])
+    assert best["verified"] == {"good": False}

@@ -1,0 +1,64 @@
+"""What a search says of presets and boards' own configurations: what is better, and why some are no solutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.explored import task
+
+from weft.boards.families.family import Resources
+from weft.extras.search.explore.evaluate import evaluators
+from weft.extras.search.explore.explore import Exploration, Search
+from weft.extras.search.explore.output import references, show
+from weft.extras.search.explore.place import Place
+from weft.extras.search.explore.point import Measured, Point, Timing
+from weft.extras.search.explore.study import Study
+from weft.hdl.isa.config import PRESETS, Config
+
+
+def point(cycles: int, lut: int, origin: str = "search", config: Config = PRESETS["tiny"]) -> Measured:
+    made = Point(config, Place("memory"), 50e6, routed=False)
+    return Measured(made, Resources(lut, 1, 1, 1), Timing([cycles], 1, 1, 1), origin)
+
+
+FOUND = Exploration(
+    ("cycles", "lut"),
+    [
+        point(100, 50, "preset tiny"), point(300, 10, "preset small"), point(400, 30, "preset default"),
+        point(90, 60), point(100, 50), point(200, 30), point(300, 20),
+    ],
+    unfit={"preset large on memory": "LUTs of memory"},
+)  # fmt: skip
+
+
+def test_references_and_what_is_better() -> None:
+    """The front is (90, 60), (100, 50), (200, 30), (300, 10). Equal points are not better."""
+    assert [(item.origin, number) for item, number in references(FOUND)] == [
+        ("preset tiny", 0), ("preset small", 0), ("preset default", 3),
+    ]  # fmt: skip
+
+
+def test_what_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    show(FOUND, tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "preset default memory 400 30 0.008 1 1 1 number 3" in said
+    assert "preset small memory 300 10 0.006 1 1 1 on the front" in said
+    assert "3 memory 4 x 4 search 200 30" in said
+    assert "1 of 3 presets and boards' own configurations are behind a point of the front" in said
+    assert "no solutions, and not among them: preset large on memory (LUTs of memory)" in said
+
+
+def test_presets_that_are_no_solutions(tmp_path: Path) -> None:
+    """Of a board, by its resources; and by what measuring them finds. The board's own configuration is one."""
+    made = task(tmp_path, boards=["ulx3s-12f"])
+    study = Study(tmp_path / "journal.log", "weft", made.space, made.places, made.objectives, "nsga2", seed=1)
+    search = Search(made, study, evaluators(1), tmp_path / "results")
+    found = search.run(0, 60)
+    fit = {item.origin for item in found.measured}
+    assert "board ulx3s-12f" in fit
+    assert {name.removesuffix(" on ulx3s-12f") for name in found.unfit} | fit >= {
+        f"preset {name}" for name in PRESETS
+    }
+    assert found.unfit["preset default on ulx3s-12f"].endswith(" of ulx3s-12f")
+    assert not {name.removesuffix(" on ulx3s-12f") for name in found.unfit} & fit

@@ -1,0 +1,106 @@
+"""Spaces of configurations: what files say, what is refused, and that every point is a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.boards.registry import BOARDS
+from weft.errors import FileError, InputError
+from weft.extras.search.explore.space import DEFAULT, FIELDS, FORMAT, Space
+from weft.hdl.isa.config import PRESETS, ConfigError
+
+
+def test_every_field_has_values() -> None:
+    assert tuple(Space().fields) == FIELDS == tuple(DEFAULT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_points_are_configurations(seed: int) -> None:
+    """Of all values that a space may have; the array's side is what was chosen."""
+    rng, refused = np.random.default_rng(seed), 0
+    wide = Space({"n": (2, 4, 8, 16, 32, 64, 128), "int4": (0, 1, 2), "bus_bytes": (4, 8, 16, 32, 64, 128),
+                  "depthwise_taps": (0, 2, 3, 4, 5, 6, 7, 8), "parity": (0, 1), "loops": (0, 1),
+                  "descriptors": (0, 1)})  # fmt: skip
+    for _ in range(300):
+        chosen = {name: int(rng.choice(known)) for name, known in wide.fields.items()}
+        config = wide.config(chosen)
+        assert config.n == chosen["n"]
+        free = set(FIELDS) - {"lanes", "bus_bytes", "depthwise_taps", "int4"}
+        assert {name: getattr(config, name) for name in free} == {name: chosen[name] for name in free}
+        refused += config.to_dict() != chosen
+    assert 0 < refused < 300
+
+
+def test_memories_of_too_many_rows_are_none() -> None:
+    space = Space({"scratchpad_banks": (64,), "scratchpad_depth": (1 << 15,)})
+    with pytest.raises(ConfigError, match="addresses are 16 bits"):
+        space.config({name: known[0] for name, known in space.fields.items()})
+
+
+def test_presets_have_places() -> None:
+    space = Space({"table_depth": (2048,), "alignments": (2048,), "row_states": (256,)})
+    config = PRESETS["default"]
+    places = space.places(config)
+    assert places is not None
+    assert space.config(space.chosen(places)) == config
+    assert space.places(config.replace(queue_depth=64)) is None
+
+
+def test_presets_and_boards_are_in_the_space() -> None:
+    """But for what changes results, mantissas, and for what is of language models, factors of blocks and loops."""
+    for config in (*PRESETS.values(), *(board.config for board in BOARDS.values())):
+        near = config.replace(mantissa_bits=24, int4=min(config.int4, 1), loops=0)
+        places = Space().places(near)
+        assert places is not None, near
+        assert Space().config(Space().chosen(places)) == near
+
+
+def test_a_base_fixes_other_fields(tmp_path: Path) -> None:
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"format": FORMAT, "base": "small", "fields": {"n": [8, 4, 8], "lanes": [2]}}))
+    space = Space.load(path)
+    assert space.fields["n"] == (4, 8)
+    assert space.size == 2
+    assert space.fields["scratchpad_depth"] == (PRESETS["small"].scratchpad_depth,)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"fields": {"side": [4]}}, "a space has no field 'side'; the fields are n, lanes"),
+        ({"fields": {"n": []}}, "no value for 'n'"),
+        ({"fields": {"n": [3]}}, "'n' must be a power of two from 2 to 128, not 3"),
+        ({"fields": {"lanes": [256]}}, "'lanes' must be a power of two"),
+        ({"fields": {"depthwise_taps": [9]}}, "'depthwise_taps' must be from 2 to 8, or 0, not 9"),
+        ({"fields": {"n": [True]}}, "fields"),
+        ({"fields": {"n": 4}}, "fields"),
+        ({"fields": {"n": [4.5]}}, "fields"),
+        ({"fields": {}, "base": "medium"}, "'base' of a space is a preset"),
+        ({"fields": {}, "depth": 1}, "depth"),
+        ({"format": "weft space 0", "fields": {}}, "weft space 0"),
+        ([], ""),
+    ],
+)
+def test_files_that_are_no_space(tmp_path: Path, values: Any, said: str) -> None:
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"format": FORMAT} | values if isinstance(values, dict) else values))
+    with pytest.raises(FileError, match="is no space of configurations") as caught:
+        Space.load(path)
+    assert said in str(caught.value)
+
+
+def test_every_value_of_a_field_is_taken() -> None:
+    """Whatever the other fields would have to be."""
+    for name, values in {
+        "n": (2, 128), "lanes": (1, 128), "bus_bytes": (4, 128), "int4": (0, 1, 2), "depthwise_taps": (0, 2, 8),
+        "scratchpad_banks": (2, 64), "scratchpad_depth": (16, 1 << 15), "accumulator_depth": (16, 1 << 15),
+        "kernel": (0, 256), "probability_bits": (0, 7, 8),
+    }.items():  # fmt: skip
+        assert Space({name: values}).fields[name] == values
+    with pytest.raises(InputError):
+        Space({"scratchpad_depth": (1 << 16,)})

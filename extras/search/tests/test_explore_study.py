@@ -1,0 +1,47 @@
+"""Proposals of searches that share a journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.explored import task
+
+from weft.extras.search.explore.study import Study
+
+
+@pytest.mark.parametrize("mine", [None, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("other", [None, [3.0, 2.0, 1.0]])
+@pytest.mark.parametrize("between", [False, True])
+def test_both_tell_of_one_proposal(
+    mine: list[float] | None,
+    other: list[float] | None,
+    between: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first counts, also where the other one tells of it after Optuna has looked at the proposal's state."""
+    made = task(tmp_path)
+    first, second = (
+        Study(tmp_path / "journal.log", "weft", made.space, made.places, made.objectives, "nsga2", seed=seed)
+        for seed in (1, 2)
+    )
+    number, values, place = first.propose()
+    told: list[bool] = []
+
+    def tell(*_: Any) -> None:
+        monkeypatch.undo()
+        told.append(second.tell(number, other))
+
+    if between:
+        monkeypatch.setattr(first._study.sampler, "after_trial", tell)
+    else:
+        tell()
+    told.append(first.tell(number, mine))
+    # What counts as a solution is the same for both, whatever they told.
+    assert told == [other is not None] * 2
+    solutions = [] if other is None else [(values, place)]
+    assert list(first.told()) == list(second.told()) == solutions
+    assert not list(first.abandoned())
+    assert first.propose()[0] > number

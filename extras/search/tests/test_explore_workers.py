@@ -1,0 +1,265 @@
+"""Workers may be killed, come late, or be Dask's; a scheduler may be missing or die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.ended import die
+from support.explored import VALUES, drawn, entries, job, numbers, task
+
+import weft.extras.search.explore.workers as workers
+from weft.boards.build import tools
+from weft.extras.search.explore.evaluate import evaluate, evaluators, kept, timed
+from weft.extras.search.explore.explore import Exploration, explore
+from weft.extras.search.explore.space import Space
+from weft.extras.search.explore.workers import DIED, THREADS, Workers, WorkersError
+from weft.hdl.isa.config import PRESETS
+
+SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
+
+
+def children(process: int) -> list[int]:
+    """Processes that another one has started, by number."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
+def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its start on, when libraries look it up; what is set here stays as it is."""
+    first, second = THREADS
+    monkeypatch.setenv(first, "7")
+    monkeypatch.delenv(second, raising=False)
+    made, pool = task(tmp_path, space=SPACE), evaluators(1)
+    pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
+    (process,) = pool.processes
+    found = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    assert {f"{name}=1" for name in THREADS} <= set(found)
+    assert os.environ[first] == "7"
+    assert second not in os.environ
+    pool.close()
+    assert not evaluators(1).processes
+
+
+def test_processes_that_are_killed(tmp_path: Path) -> None:
+    """Each job is done by another one, and the result is what it is."""
+    made = task(tmp_path, space=SPACE)
+    pool = evaluators(2)
+    configs = [PRESETS["tiny"].replace(queue_depth=1 << count) for count in range(5)]
+    for config in configs:
+        pool.add(config, job(made, config, made.places[0], tmp_path / "results"))
+    found, killed = {}, 0
+    while pool.running:
+        for name, timing in pool.done(0.2):
+            found[name] = timing
+        if killed < 2 and (started := [child for child in children(os.getpid()) if _spawned(child)]):
+            os.kill(started[0], signal.SIGKILL)
+            killed += 1
+    pool.close()
+    assert killed == 2
+    for config in configs:
+        assert found[config] == timed(job(made, config, made.places[0], tmp_path)), config
+    assert len(entries(tmp_path)) == len(configs)
+
+
+def _spawned(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
+
+
+def test_a_job_that_kills_its_workers() -> None:
+    """It is given up, and says so."""
+    pool = Workers(1, die, DIED)
+    pool.add("deadly", "job")
+    found: list[tuple[str, str]] = []
+    while pool.running:
+        found += pool.done(0.2)
+    pool.close()
+    assert found == [("deadly", DIED)]
+
+
+def _start_a_tool(folder: str) -> str:
+    """One that would go on for longer than any test, and tells its number in a file."""
+    count = len(list(Path(folder).iterdir()))
+    tool = f"import os, pathlib, time; pathlib.Path('{folder}/{count}').write_text(str(os.getpid())); time.sleep(900)"
+    tools.run("tool", [sys.executable, "-c", tool], Path(folder).parent)
+    return "done"
+
+
+def test_tools_end_with_what_waits_for_them(tmp_path: Path) -> None:
+    """With the workers, and without another job being begun."""
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    pool = Workers(1, _start_a_tool, DIED)
+    for name in range(3):
+        pool.add(name, str(folder))
+    _within(30, lambda: any(path.read_text() for path in folder.iterdir()))
+    (process,) = pool.processes
+    (path,) = folder.iterdir()
+    tool = int(path.read_text())
+    assert Path(f"/proc/{tool}").exists()
+    pool.close()
+    _within(30, lambda: not any(_alive(number) for number in (tool, process)))
+    assert list(folder.iterdir()) == [path]
+
+
+def _alive(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_two_searches_share_the_work(tmp_path: Path) -> None:
+    """At the same time in one folder: no result is made twice, and each takes those of the other."""
+    made, found = task(tmp_path, space=SPACE), list[Exploration]()
+    both = [
+        threading.Thread(target=lambda seed=seed: found.append(explore(made, tmp_path, trials=6, seed=seed)))
+        for seed in (1, 2)
+    ]
+    for item in both:
+        item.start()
+    for item in both:
+        item.join()
+    assert len(found) == 2
+    last = explore(made, tmp_path, trials=1, seed=3)
+    assert set(numbers(found[0].measured)) | set(numbers(found[1].measured)) <= set(numbers(last.measured))
+
+
+@contextlib.contextmanager
+def scheduler(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Dask's, in a process of its own."""
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", str(port), "--no-dashboard"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _answers(port)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the scheduler does not start")
+
+
+@contextlib.contextmanager
+def worker(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One of Dask's workers."""
+    command = [
+        sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1",
+        "--no-dashboard", "--no-nanny", "--local-directory", str(folder),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_dask(tmp_path: Path) -> None:
+    """A worker that is killed, and one that comes late; the search ends as any other."""
+    made, port = task(tmp_path, space=SPACE), free_port()
+    with scheduler(port), worker(port, tmp_path / "1") as first, contextlib.ExitStack() as late:
+        killed = []
+
+        def told(found: Exploration, asked: int) -> None:
+            if found.measured and not killed:
+                first.kill()
+                killed.append(first.pid)
+                late.enter_context(worker(port, tmp_path / "2"))
+
+        found = explore(made, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", told=told)
+    assert killed
+    assert sum(item.origin == "search" for item in found.measured) >= 4
+    for item in found.measured:
+        assert item.timing == timed(job(made, item.point.config, item.point.place, tmp_path)), (
+            item.point.config
+        )
+
+
+def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    with pytest.raises(WorkersError, match=r"no scheduler of Dask answers at tcp://127.0.0.1:\d+"):
+        explore(task(tmp_path, space=SPACE), tmp_path, scheduler=f"tcp://127.0.0.1:{free_port()}")
+    with pytest.raises(WorkersError, match="no scheduler of Dask answers at nonsense"):
+        explore(task(tmp_path, space=SPACE), tmp_path, scheduler="nonsense")
+
+
+def test_a_scheduler_that_dies(tmp_path: Path) -> None:
+    """What was found is kept: the same search goes on without one."""
+    made, port = task(tmp_path, space=SPACE), free_port()
+    with scheduler(port) as process, worker(port, tmp_path / "1"):
+
+        def told(found: Exploration, asked: int) -> None:
+            if len(found.measured) > 2:
+                process.kill()
+
+        found = explore(made, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", told=told)
+        assert "does not answer any more: what was found is kept" in found.lost
+        assert len(found.measured) > 2
+    before = entries(tmp_path)
+    assert len(before) > 2
+    found = explore(made, tmp_path, trials=2)
+    assert {name: when for name, when in entries(tmp_path).items() if name in before} == before
+    assert len(found.measured) > 4
+
+
+def test_results_that_are_damaged_are_made_anew(tmp_path: Path) -> None:
+    made = task(tmp_path, space=SPACE)
+    work = job(made, PRESETS["tiny"], made.places[0], tmp_path / "results")
+    first = evaluate(work)
+    path = tmp_path / "results" / f"point-{work.key}" / "timing.json"
+    for damage in (b"{", b"", b'{"cycles": "x"}'):
+        path.write_bytes(damage)
+        assert kept(work) is None
+        assert evaluate(work) == first
+
+
+def test_keys_tell_all_that_counts(tmp_path: Path) -> None:
+    """Of models, configurations, memories; not of where results are."""
+    import dataclasses
+
+    import numpy as np
+
+    made = task(tmp_path)
+    (place,) = made.places
+    work = job(made, PRESETS["tiny"], place, tmp_path)
+    others = [
+        dataclasses.replace(work, config=drawn(np.random.default_rng(1), made.space)),
+        dataclasses.replace(work, place=dataclasses.replace(place, latency=31)),
+        dataclasses.replace(work, place=dataclasses.replace(place, bandwidth=1.5)),
+        dataclasses.replace(work, models=dataclasses.replace(work.models, digests=("0",))),
+        dataclasses.replace(work, models=dataclasses.replace(work.models, shapes=(("n", 2),))),
+        *(job(made, PRESETS["tiny"], found, tmp_path) for found in task(tmp_path, boards=[
+            "ulx3s-12f", "icebreaker", "tang-nano-9k", "tang-primer-20k"]).places),
+    ]  # fmt: skip
+    assert len({item.key for item in (work, *others)}) == len(others) + 1
+    assert dataclasses.replace(work, folder="elsewhere").key == work.key

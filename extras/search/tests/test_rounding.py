@@ -1,0 +1,313 @@
+"""Rewrites that round otherwise, against bounds on what one rounding more or less can do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from support.substitution_cases import POOLS, drawn, outputs
+
+from weft.compiler.ir.graph import (
+    Add,
+    Buffer,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Multiply,
+    Pool,
+    Rescale,
+    View,
+    Window,
+)
+from weft.compiler.ir.views import whole
+from weft.compiler.verify import verify_segment
+from weft.extras.search.substitution.rounding import AHEAD, BEHIND, COARSER, CONVOLVED, MEAN, rewrites
+
+SHAPE = (1, 6, 8, 4)
+KERNEL = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
+PLAIN_POOLS = (Window((2, 2), (2, 2)), Window((3, 3), (1, 1)), Window((6, 8), (1, 1)))
+
+
+def view(name: str, shape: tuple[int, int, int, int] = SHAPE, kind: str = "temp") -> View:
+    return whole(Buffer(name, shape, kind))
+
+
+@dataclass
+class Draw:
+    """Two operators, one behind the other, that a rewrite is for: with everything that it may depend on random."""
+
+    rng: np.random.Generator
+
+    def zero(self) -> int:
+        return int(self.rng.integers(-100, 101))
+
+    def scale(self, low: float = 0.05, high: float = 0.9) -> float:
+        return float(self.rng.uniform(low, high))
+
+    def clamp(self) -> dict[str, int]:
+        low, high = sorted(int(value) for value in self.rng.choice(np.arange(-128, 128), 2, replace=False))
+        return [{}, {"low": low, "high": high}][self.rng.integers(2)]
+
+    def conv(
+        self, src: View, dst: View, window: Window, x_zero: int, y_zero: int, scale: float, **more: int
+    ) -> Conv:
+        channels, depth = src.shape[3], bool(self.rng.integers(2)) and window != Window()
+        weight = self.rng.integers(-90, 91, (dst.shape[3], *window.kernel, 1 if depth else channels))
+        bias = self.rng.integers(-9000, 9000, dst.shape[3]).astype(np.int32)
+        factors = self.rng.uniform(0.5, 1, dst.shape[3]) * scale
+        return Conv(
+            "conv", src, dst, weight.astype(np.int16), bias, factors, window, channels if depth else 1,
+            x_zero, y_zero, more.get("low", -128), more.get("high", 127),
+        )  # fmt: skip
+
+    def pairwise(self, kind: type, one: View, other: View, dst: View, zero: int) -> DeviceOp:
+        zeros = self.zero(), self.zero()
+        if kind is Multiply:
+            return Multiply("op", one, other, dst, self.scale(0.002, 0.02), *zeros, zero, **self.clamp())
+        scales = self.scale(), self.scale() * int(self.rng.choice([-1, 1]))
+        return Add("op", one, other, dst, *scales, *zeros, zero, **self.clamp())
+
+    def behind(self, kind: str) -> tuple[list[DeviceOp], float]:
+        """An operator and a requantisation behind it, and by how much its output may change."""
+        x, y, middle, zero = view("x", kind="input"), view("y", kind="input"), view("m"), self.zero()
+        made: DeviceOp
+        match kind:
+            case "conv":
+                made = self.conv(x, middle, KERNEL, self.zero(), zero, 0.01, **self.clamp())
+            case "pooled conv":
+                middle = view("m", (1, *POOLS[1].output(6, 8), 4))
+                made = self.conv(x, middle, KERNEL, self.zero(), zero, 0.01).replace(pool=POOLS[1])
+            case "add" | "multiply":
+                made = self.pairwise({"add": Add, "multiply": Multiply}[kind], x, y, middle, zero)
+            case "rescale":
+                made = Rescale("op", x, middle, self.scale(), self.zero(), zero, **self.clamp())
+            case _:
+                window = PLAIN_POOLS[int(self.rng.integers(3))]
+                middle = view("m", (1, *window.output(6, 8), 4))
+                made = Pool(
+                    "op", x, middle, "average", window, self.scale(), self.zero(), zero, **self.clamp()
+                )
+        scale = self.scale(0.1, 3)
+        then = Rescale(
+            "then", middle, view("out", middle.shape, "output"), scale, zero, self.zero(), **self.clamp()
+        )
+        return [made, then], scale / 2 + 1
+
+    def ahead(self, kind: str) -> tuple[list[DeviceOp], float]:
+        """A requantisation that saturates nowhere, and what reads it."""
+        x, y, middle, out = (
+            view("x", kind="input"),
+            view("y", kind="input"),
+            view("m"),
+            view("out", kind="output"),
+        )
+        scale, zero, x_zero = (
+            self.scale(0.1, 0.45),
+            int(self.rng.integers(-10, 11)),
+            int(self.rng.integers(-10, 11)),
+        )
+        first = Rescale("first", x, middle, scale, x_zero, zero)
+        op: DeviceOp
+        match kind:
+            case "conv":
+                op = self.conv(middle, out, KERNEL, zero, self.zero(), 0.01)
+                assert isinstance(op, Conv)
+                # Half a step in each element, and in the bias.
+                reach = np.abs(op.weight).sum(axis=(1, 2, 3)) * 0.5 + 0.5 * scale
+                return [first, op], float((reach * op.scale).max()) + 1
+            case "add, first operand" | "add, second operand":
+                made = self.pairwise(Add, x, y, out, self.zero())
+                assert isinstance(made, Add)
+                if kind.startswith("add, first"):
+                    return [first, made.replace(a=middle, b=y, a_zero=zero)], 0.5 * made.a_scale + 1
+                return [first, made.replace(a=y, b=middle, b_zero=zero)], 0.5 * abs(made.b_scale) + 1
+            case "rescale":
+                op = Rescale("op", middle, out, 1.7, zero, self.zero(), lookup=None, **self.clamp())
+            case _:
+                window = PLAIN_POOLS[int(self.rng.integers(3))]
+                out = view("out", (1, *window.output(6, 8), 4), "output")
+                op = Pool("op", middle, out, kind.split()[0], window, 1.7, zero, self.zero(), **self.clamp())
+        return [first, op], 0.5 * 1.7 + 1
+
+    def mean(self) -> tuple[list[DeviceOp], float]:
+        """A convolution of one element that saturates nowhere, and a mean of it."""
+        window = PLAIN_POOLS[int(self.rng.integers(3))]
+        zero, scale = int(self.rng.integers(-30, 31)), self.scale(0.2, 2)
+        conv = self.conv(view("x", kind="input"), view("m"), Window(), self.zero(), zero, 0.0005)
+        out = view("out", (1, *window.output(6, 8), 4), "output")
+        pool = Pool("pool", conv.dst, out, "average", window, scale, zero, self.zero(), **self.clamp())
+        reach = np.abs(conv.weight).sum(axis=(1, 2, 3)) * conv.scale
+        return [conv, pool], float(reach.max() * scale) * 0.5 + 0.5 * scale + 1
+
+    def convolved(self, steps: int) -> tuple[list[DeviceOp], float]:
+        """A mean that saturates nowhere, and a convolution of one element."""
+        window = [*PLAIN_POOLS, KERNEL][int(self.rng.integers(4))]
+        zero, scale = int(self.rng.integers(-10, 11)), self.scale(0.2, 0.9)
+        means = view("m", (1, *window.output(6, 8), 4))
+        pool = Pool(
+            "pool",
+            view("x", kind="input"),
+            means,
+            "average",
+            window,
+            scale,
+            int(self.rng.integers(-9, 10)),
+            zero,
+        )
+        out = view("out", (*means.shape[:3], 3), "output")
+        conv = self.conv(means, out, Window(), zero, self.zero(), 0.004, **self.clamp())
+        reach = np.abs(conv.weight).sum(axis=(1, 2, 3)) * 0.5 + 0.5 * scale
+        return [pool, conv], float((reach * conv.scale).max()) + 0.5 * steps + 1
+
+    def case(self, what: str, kind: str) -> tuple[list[DeviceOp], float]:
+        """Operators that a rewrite is for, and by how much their output may change."""
+        if what in (BEHIND, AHEAD):
+            return self.behind(kind) if what == BEHIND else self.ahead(kind)
+        return self.mean() if what == MEAN else self.convolved(int(kind))
+
+
+CASES = [
+    *((BEHIND, kind) for kind in ("conv", "pooled conv", "add", "multiply", "rescale", "average")),
+    *(
+        (AHEAD, kind)
+        for kind in ("conv", "add, first operand", "add, second operand", "average pool", "max pool")
+    ),
+    (MEAN, "mean"),
+    (CONVOLVED.format(2), "2"),
+    (CONVOLVED.format(4), "4"),
+]
+
+
+@pytest.mark.parametrize(("what", "kind"), CASES)
+def test_a_rounding_less_changes_no_more_than_it_can(what: str, kind: str) -> None:
+    changed = 0
+    for seed in range(30):
+        draw = Draw(np.random.default_rng(seed))
+        ops, bound = draw.case(what, kind)
+        segment = DeviceSegment("drawn", tuple(ops))
+        verify_segment(segment)
+        found = [item for item in rewrites(segment) if item.what == what]
+        assert len(found) == 1, seed
+        verify_segment(found[0].segment)
+        apart = compared(segment, found[0].segment, seed)
+        assert apart <= bound, seed
+        changed += apart > 0
+    assert changed  # it does round otherwise, so it belongs here
+
+
+def compared(one: DeviceSegment, other: DeviceSegment, seed: int) -> int:
+    """The largest difference of outputs on random inputs."""
+    wanted, given = outputs(one, seed), outputs(other, seed)
+    assert wanted.keys() == given.keys()
+    return max(int(np.abs(values.astype(int) - given[name]).max()) for name, values in wanted.items())
+
+
+def changed(ops: list[DeviceOp], at: int, **fields: object) -> DeviceSegment:
+    return DeviceSegment("drawn", tuple(op.replace(**fields) if i == at else op for i, op in enumerate(ops)))
+
+
+def test_saturation_stays() -> None:
+    """Zero points at the end of a range make a ReLU of saturation: it is no linear function."""
+    ops, _ = Draw(np.random.default_rng(1)).mean()
+    assert isinstance(ops[1], Pool)
+    assert list(rewrites(changed(ops, 0, y_zero=ops[1].x_zero, low=ops[1].x_zero - 15))) == []
+    relu = [ops[0].replace(y_zero=-128), ops[1].replace(x_zero=-128)]
+    assert list(rewrites(DeviceSegment("drawn", tuple(relu)))) == []
+    ops, _ = Draw(np.random.default_rng(1)).ahead("conv")
+    assert len(list(rewrites(DeviceSegment("drawn", tuple(ops))))) == 1
+    assert list(rewrites(changed(ops, 0, low=-20))) == []
+    assert list(rewrites(changed(ops, 0, high=20))) == []
+    assert list(rewrites(changed(ops, 0, scale=2.0))) == []
+
+
+def test_zero_points_that_differ_are_no_rewrite() -> None:
+    for ops, _ in (
+        Draw(np.random.default_rng(2)).mean(),
+        *(Draw(np.random.default_rng(2)).behind(kind) for _, kind in CASES[:6]),
+    ):
+        assert list(rewrites(changed(ops, 0, y_zero=ops[0].y_zero + 1))) == []
+    for _, kind in CASES[6:-3]:
+        ops, _ = Draw(np.random.default_rng(2)).ahead(kind)
+        assert list(rewrites(changed(ops, 0, y_zero=ops[0].y_zero + 1))) == []
+
+
+def test_what_others_read_stays() -> None:
+    """A value with two readers, or that leaves the device, is still made."""
+    ops, _ = Draw(np.random.default_rng(3)).behind("add")
+    other = Rescale("other", ops[0].dst, view("more", kind="output"))
+    assert [item.operator for item in rewrites(DeviceSegment("drawn", (*ops, other)))] == []
+    kept = view("m", kind="output")
+    assert (
+        list(
+            rewrites(
+                DeviceSegment(
+                    "drawn",
+                    (
+                        ops[0].replace(dst=kept),
+                        ops[1].on(lambda item: kept if item.buffer.name == "m" else item),
+                    ),
+                )
+            )
+        )
+        == []
+    )
+    # One that reads it takes the requantisation in, and for the other one it stays.
+    ops, _ = Draw(np.random.default_rng(3)).ahead("conv")
+    pool = Pool("pool", ops[0].dst, view("more", kind="output"), "max", Window())
+    found = list(rewrites(DeviceSegment("drawn", (*ops, pool))))
+    assert [len(item.segment.ops) for item in found if item.operator == "conv"] == [3]
+
+
+def test_means_with_padding_or_of_windows_are_no_rewrite() -> None:
+    ops, _ = Draw(np.random.default_rng(4)).mean()
+    padded = Window((2, 2), (2, 2), (1, 1), (0, 0, 2, 2))
+    out = view("out", (1, *padded.output(6, 8), 4), "output")
+    assert list(rewrites(changed(ops, 1, window=padded, dst=out))) == []
+    assert list(rewrites(changed(ops, 1, kind="max", scale=1.0))) == []
+    weight = np.ones((4, 3, 3, 4), np.int16)
+    assert list(rewrites(changed(ops, 0, window=KERNEL, weight=weight, groups=1))) == []
+    assert list(rewrites(changed(ops, 0, pool=Window()))) == []
+
+
+def test_convolutions_that_stay_behind_their_means() -> None:
+    """Where padding counts, more channels are made than read, or the mean saturates."""
+    ops, _ = Draw(np.random.default_rng(6)).convolved(2)
+    pool, conv = ops
+    assert isinstance(pool, Pool)
+    assert isinstance(conv, Conv)
+    assert {item.what for item in rewrites(DeviceSegment("drawn", tuple(ops)))} == {
+        CONVOLVED.format(steps) for steps in COARSER
+    }
+    means = view("m", SHAPE)
+    out = view("out", (*SHAPE[:3], 3), "output")
+    for include in (False, True):
+        padded = [
+            pool.replace(window=KERNEL, include_pad=include, dst=means),
+            conv.replace(src=means, dst=out),
+        ]
+        assert bool(list(rewrites(DeviceSegment("drawn", tuple(padded))))) != include
+    assert list(rewrites(changed(ops, 0, low=-20))) == []
+    assert list(rewrites(changed(ops, 0, kind="max", scale=1.0, x_zero=pool.y_zero))) == []
+    assert list(rewrites(changed(ops, 0, y_zero=pool.y_zero + 1))) == []
+    assert list(rewrites(changed(ops, 1, pool=Window()))) == []
+    more = {name: np.repeat(getattr(conv, name), 2, axis=0) for name in ("weight", "bias", "scale")}
+    wide = view("out", (*conv.dst.shape[:3], 6), "output")
+    assert list(rewrites(changed(ops, 1, dst=wide, **more))) == []
+
+
+def test_random_segments_stay_valid() -> None:
+    """All that can be done to them one after the other, with what is drawn for rules: concatenations, tables, parts of
+    channels."""
+    done: Counter[str] = Counter()
+    for seed in range(150):
+        segment = drawn(seed, 9)
+        while (item := next(rewrites(segment), None)) is not None:
+            verify_segment(item.segment)
+            assert len(item.segment.ops) <= len(segment.ops)
+            done[item.what] += 1
+            segment = item.segment
+        outputs(segment, seed)
+    assert done[BEHIND] > 20
+    assert done[AHEAD] > 5

@@ -1,0 +1,134 @@
+"""The search over uses of rules, with costs that are easy to see through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.substitution_cases import atrous, dense_block, drawn, joined_maxima
+
+from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, Pool, Rescale
+from weft.extras.search.substitution import search as module
+from weft.extras.search.substitution.part_costs import part_with, shape_digest
+from weft.extras.search.substitution.rule import Rule
+from weft.extras.search.substitution.rule_file import carried
+from weft.extras.search.substitution.search import Search
+from weft.extras.search.substitution.term import parsed
+
+BITS, RATE = 24, 256
+
+
+def elements(segment: DeviceSegment) -> int:
+    """A machine on which maxima and requantisations cost what they read, and nothing else does."""
+    return sum(int(np.prod(op.sources[0].shape)) for op in segment.ops if isinstance(op, Pool | Rescale)) + 1
+
+
+def searched(segment: DeviceSegment, most: int = 1000, **options: object) -> module.Searched:
+    return Search(carried(), elements, BITS, RATE, most).run(segment)
+
+
+def test_a_requantisation_moves_behind_the_maximum() -> None:
+    segment = joined_maxima()
+    found = searched(segment)
+    # It is a part of the convolution in front, as its table, so that nothing is read for it.
+    assert elements(found.segment) < elements(segment)
+    assert sum(isinstance(op, Rescale) for op in found.segment.ops) == 0
+    assert found.whole
+    assert found.used
+    assert found.used[0].saved > 0
+
+
+def test_copies_into_concatenations_disappear() -> None:
+    found = searched(dense_block(3))
+    assert not any(isinstance(op, Rescale) for op in found.segment.ops)
+
+
+def test_what_is_not_quicker_stays_as_it_is() -> None:
+    segment = joined_maxima()
+    assert Search(carried(), lambda part: 1000, BITS, RATE, 1000).run(segment).segment is segment
+    # More operators cost more: copies that disappear are all that is left to do.
+    found = Search(carried(), lambda part: 1000 * len(part.ops), BITS, RATE, 1000).run(segment)
+    assert len(found.segment.ops) < len(segment.ops)
+
+
+def test_the_search_ends_when_it_has_asked_enough() -> None:
+    asked: list[DeviceSegment] = []
+
+    def counted(part: DeviceSegment) -> int:
+        asked.append(part)
+        return elements(part)
+
+    segment = dense_block(2)
+    whole = Search(carried(), counted, BITS, RATE, 1000).run(segment)
+    # Operators by themselves, which are looked at first, do not count.
+    alone = {shape_digest(part_with(segment, [op])) for op in segment.ops}
+    assert {shape_digest(part) for part in asked[: len(alone)]} == alone
+    assert whole.costs == len(asked) - len(alone)
+    few = Search(carried(), counted, BITS, RATE, 2).run(dense_block(2))
+    assert not few.whole
+    assert few.costs < whole.costs
+
+
+def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
+    asked: list[DeviceSegment] = []
+
+    def products(part: DeviceSegment) -> int:
+        asked.append(part)
+        return sum(op.macs for op in part.ops)
+
+    segment = atrous()
+    found = Search((), products, BITS, RATE, 2).run(segment)
+    assert not found.whole
+    assert [item.operator for item in found.used] == ["op1"]
+    assert len(asked) == found.costs + len(segment.ops)
+
+
+def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, order = joined_maxima(), list[str]()
+
+    def nothing(self: Search, segment: DeviceSegment, op: DeviceOp) -> None:
+        order.append(op.name)
+
+    monkeypatch.setattr(Search, "_better", nothing)
+    Search(carried(), elements, BITS, RATE, 1000).run(segment)
+    idle = [
+        elements(part_with(segment, [op])) - op.macs / RATE
+        for name in order
+        for op in segment.ops
+        if op.name == name
+    ]
+    assert sorted(order) == sorted(op.name for op in segment.ops)
+    assert idle == sorted(idle, reverse=True)
+    assert idle[0] > idle[-1]
+
+
+def test_what_cannot_be_compiled_is_passed_over() -> None:
+    def refused(part: DeviceSegment) -> int:
+        raise CompileError("too large")
+
+    segment = joined_maxima()
+    assert Search(carried(), refused, BITS, RATE, 1000).run(segment).segment == segment
+
+
+def test_a_rule_that_does_not_hold_is_seen() -> None:
+    """Whatever a file says: the bytes are compared."""
+    wrong = Rule(parsed("max[a](cat(x, y))"), parsed("cat(max[a](y), max[a](x))"))
+    with pytest.raises(IrError, match="changed bytes"):
+        Search(
+            [wrong], lambda part: 1000 - 100 * sum(isinstance(op, Pool) for op in part.ops), BITS, RATE, 1000
+        ).run(joined_maxima())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_segments(seed: int) -> None:
+    """The search compares all bytes of what it keeps by itself."""
+    segment = drawn(200 + seed, 9)
+    found = searched(segment)
+    assert elements(found.segment) <= elements(segment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(15))
+def test_many_random_segments(seed: int) -> None:
+    segment = drawn(3000 + seed, 14)
+    found = searched(segment)
+    assert elements(found.segment) <= elements(segment)

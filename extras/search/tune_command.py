@@ -1,0 +1,51 @@
+"""The command that searches for better plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.arguments import SEED
+from weft.cli.options import Bandwidth, Configuration, Latency, Model, config_file, whole, writes
+from weft.configurations import configuration
+
+
+def tune(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Write what was found to this .json.", show_default=False)
+    ],
+    config: Configuration = "default",
+    trials: Annotated[int, whole("--trials", "Plans to try for each distinct layer.", 1, 100_000)] = 32,
+    seed: Annotated[
+        int, whole("--seed", "Seed of the search: different seeds propose different plans.", *SEED)
+    ] = 0,
+    latency: Latency = 30,
+    bandwidth: Bandwidth = None,
+) -> None:
+    """Search for faster plans of a model's convolutions, for `weft compile --tuning`."""
+    files.existing(model)
+    chosen = configuration(config)
+    files.apart({"--output": output}, [model, config_file(config)], {"--output": (".json",)})
+    from weft.extras.search.tune import tune as search
+
+    with reports.progress() as progress:
+        tuning, default, cycles = search(
+            model, chosen, trials=trials, seed=seed, latency=latency, bandwidth=bandwidth, progress=progress
+        )
+        files.write_text(output, tuning.text())
+    for layer in tuning.layers.values():
+        reports.say(f"{layer.name}: {layer.default:,} -> {layer.cycles:,} cycles by itself")
+    if tuning.layers:
+        reports.say(f"{output}: {default:,} -> {cycles:,} cycles ({1 - cycles / default:.2%} less)")
+    else:
+        reports.say(f"{output}: nothing faster was found than the {default:,} cycles there are")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command()(writes(tune))

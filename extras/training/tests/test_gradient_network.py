@@ -1,0 +1,37 @@
+"""Gradients as networks, evaluated by ONNX Runtime, against those of the expressions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.gradient_cases import CASES, Case, gradients_of
+from support.ort_sessions import plain_session
+
+from weft.compiler.host.onnx_model import model_of
+from weft.compiler.onnx.reader import read
+from weft.extras.training.gradient import held
+from weft.extras.training.gradient.network import gradient_network
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_networks_of_gradients(case: Case) -> None:
+    given, seeds, expected = gradients_of(case, np.random.default_rng(4))
+    model = model_of(gradient_network(read(case.model())))
+    full = {**given, **{f"out{index}/gradient": seed for index, seed in enumerate(seeds)}}
+    session = plain_session(model)
+    feed = {item.name: full[item.name].astype(np.float32) for item in session.get_inputs()}
+    names = [item.name for item in session.get_outputs()]
+    assert names == [f"{name}/gradient" for name in given]
+    for found, wanted in zip(session.run(None, feed), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_nodes_that_do_the_same_are_one_unless_they_have_a_name() -> None:
+    graph = held.Graph()
+    one, again = (graph.node("Neg", ["x"]) for _ in range(2))
+    assert one == again
+    assert graph.node("Neg", ["y"]) != one
+    assert graph.node("Softmax", ["x"], axis=1) != graph.node("Softmax", ["x"], axis=0)
+    assert graph.node("Neg", ["x"], "wanted") == "wanted"
+    assert [node.outputs[0] for node in graph.nodes].count("wanted") == 1
+    assert len(graph.nodes) == 5

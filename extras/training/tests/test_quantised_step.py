@@ -1,0 +1,198 @@
+"""Training steps in integers: compiled programs against ONNX Runtime, and the RTL against the golden interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support import trained_nets
+from support.mostly_long import mostly_long
+from support.ort_sessions import plain_session
+
+import weft
+from weft.compiler.host.onnx_model import model_of
+from weft.configurations import configuration
+from weft.extras.proof.certificate import graph_of, placement_of
+from weft.extras.proof.programs.proof import prove
+from weft.extras.training.gradient.training import PROBABILITIES
+from weft.extras.training.trainer import Settings, Trainer
+from weft.hdl.isa.config import PRESETS, Config
+
+KERNEL = {"tiny": PRESETS["tiny"].replace(kernel=64), "default": PRESETS["default"]}
+
+
+def trainer_of(model: onnx.ModelProto, config: Config, layers: int | None, batch: int) -> Trainer:
+    return Trainer(model, config, Settings(epochs=2, batch=batch, rate=0.05), layers=layers)
+
+
+def prepared(
+    seed: int, kind: int, config: Config, *, deployed: bool, layers: int | None
+) -> tuple[Trainer, list[dict]]:
+    """A trainer whose program is compiled, and some batches."""
+    rng = np.random.default_rng([41, seed, kind + 1])
+    model = trained_nets.perceptron(rng, (11, 9, 5)) if kind < 0 else trained_nets.convolutional(rng, kind)
+    x, labels = trained_nets.samples(model, 24, seed)
+    trainer = trainer_of(trained_nets.quantised(model) if deployed else model, config, layers, 8)
+    trainer.prepare(0, {"x": x}, labels, rng)
+    return trainer, [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "deployed", "layers"),
+    mostly_long(
+        [(kind, deployed, layers) for kind in range(-1, 4) for deployed in (False, True) for layers in (1, 2, None)],
+        0, 5, 7, 11, 15, 17, 21, 26,
+    ),
+)  # fmt: skip
+def test_steps_are_those_of_onnx_runtime(kind: int, deployed: bool, layers: int | None) -> None:
+    """All of a step is on the device, and each operator's result, of what the device read, at most a step off."""
+    trainer, (given, *_) = prepared(1, kind, KERNEL["default"], deployed=deployed, layers=layers)
+    on_host = [why for _, _, place, why in trainer.program.assignment if place == "host"]
+    assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
+    assert len(on_host) <= 4 + 3 * len(trainer.state)
+    model = model_of(trainer.integers)
+    kept = {
+        name: value * np.float32(trainer.scales[name.removesuffix("/kept")])
+        for name, value in trainer.program.states.items()
+    }
+    given = {**given, **{name.removesuffix("/kept"): value for name, value in kept.items()}}
+    found = weft.compile(with_integers(model, trainer), trainer.config).run(given).outputs
+    alone = one_by_one(model, trainer)
+    session = plain_session(alone)
+    feed = {item.name: given.get(item.name, found.get(item.name)) for item in session.get_inputs()}
+    compared = 0
+    for item, value in zip(session.get_outputs(), session.run(None, feed), strict=True):
+        name = item.name.removesuffix("/made")
+        if name in found and value.dtype.kind == "i":
+            off = np.abs(value.astype(int) - found[name].astype(int))
+            softmax = name == probabilities_of(model)
+            assert off.max() <= (4 if softmax else 2 if value.dtype == np.int16 else 1), name
+            compared += 1
+    assert compared > 12
+
+
+def integers_of(model: onnx.ModelProto, trainer: Trainer) -> list[onnx.ValueInfoProto]:
+    """The results of all QuantizeLinear."""
+    kinds = {"int8": onnx.TensorProto.INT8, "int16": onnx.TensorProto.INT16, "uint8": onnx.TensorProto.UINT8}
+    types = trainer.integers.types
+    return [
+        onnx.helper.make_tensor_value_info(name, kinds[types[name].dtype], types[name].shape)
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear"
+        for name in node.output
+    ]
+
+
+def with_integers(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
+    """The model with the results of all QuantizeLinear as outputs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.output.extend(integers_of(model, trainer))
+    return made
+
+
+def one_by_one(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
+    """The model in which what reads integers is given them, and what makes them is an output."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for item in integers_of(model, trainer):
+        made.graph.input.append(item)
+        output = made.graph.output.add()
+        output.CopyFrom(item)
+        output.name = f"{item.name}/made"
+    for node in made.graph.node:
+        if node.op_type == "QuantizeLinear":
+            node.output[0] = f"{node.output[0]}/made"
+    return made
+
+
+def probabilities_of(model: onnx.ModelProto) -> str:
+    """The integers behind the softmax."""
+    (softmax,) = (node for node in model.graph.node if node.op_type == "Softmax")
+    (link,) = (node for node in model.graph.node if softmax.output[0] in node.input)
+    return link.output[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), mostly_long([("tiny", -1), ("tiny", 0), ("tiny", 2), ("default", 1)], 0)
+)
+def test_rtl(name: str, kind: int) -> None:
+    """Memory and states of the RTL are the golden interpreter's, under stalls."""
+    trainer, batches = prepared(2, kind, KERNEL[name], deployed=kind != 0, layers=None)
+    program = trainer.program
+    for index, given in enumerate(batches[:2]):
+        before = program.states
+        golden, states = program.run(given), program.states
+        program.reset(before)
+        found = program.run(given, on="rtl", stalls=index)
+        assert found.memory == golden.memory
+        assert (found.outputs[PROBABILITIES] == golden.outputs[PROBABILITIES]).all()
+        assert all((program.states[item] == value).all() for item, value in states.items())
+
+
+@pytest.mark.parametrize("name", mostly_long(["small", "ulx3s-85f", "tang-primer-20k", "large", "xlarge"], 1))
+def test_other_configurations(name: str) -> None:
+    """Where there is no kernel engine, the host updates what is kept with 16 bits: the same step, but for rounding."""
+    config = configuration(name)
+    trainer, batches = prepared(3, 0, config, deployed=True, layers=None)
+    other, _ = prepared(3, 0, KERNEL["default"], deployed=True, layers=None)
+    for given in batches:
+        found, expected = trainer.program.run(given), other.program.run(given)
+        off = np.abs(found.outputs[PROBABILITIES] - expected.outputs[PROBABILITIES])
+        assert off.max() < 0.1
+
+
+def test_gradients_that_are_0_are_on_the_device() -> None:
+    """No ReLU of this network is ever above 0: nothing but its last bias has a gradient."""
+    rng = np.random.default_rng(6)
+    net = trained_nets.Net(rng, (1, 6))
+    hidden = net.node("Gemm", ["x", net.weights(8, 6), net.constant(np.full(8, -50, np.float32))], transB=1)
+    model = net.model(
+        net.node("Gemm", [net.node("Relu", [hidden]), net.weights(3, 8), net.bias(3)], transB=1), 3
+    )
+    x, labels = trained_nets.samples(model, 16)
+    trainer = trainer_of(model, KERNEL["default"], None, 8)
+    trainer.prepare(0, {"x": x}, labels, rng)
+    on_host = [why for _, _, place, why in trainer.program.assignment if place == "host"]
+    assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
+    assert len(trainer.program.device_programs) == 1
+    before = trainer.program.states
+    trainer.program.run(trainer.batch({"x": x}, labels, np.arange(8)))
+    after = trainer.program.states
+    changed = {name for name, value in before.items() if not np.array_equal(value, after[name])}
+    assert changed == {"constant3/kept", "constant3/momentum/kept"}
+
+
+def test_large_logits_are_on_the_device() -> None:
+    """Their steps are no larger than the softmax takes; what is beyond saturates."""
+    rng = np.random.default_rng(7)
+    net = trained_nets.Net(rng, (1, 6))
+    weights = net.constant((rng.normal(size=(3, 6)) * 400).astype(np.float32))
+    model = net.model(net.node("Gemm", ["x", weights], transB=1), 3)
+    x, labels = trained_nets.samples(model, 16)
+    trainer = trainer_of(model, KERNEL["default"], None, 8)
+    trainer.prepare(0, {"x": x}, labels, rng)
+    assert not [node for node in trainer.program.assignment if node[1] == "Softmax" and node[2] == "host"]
+
+
+def test_frozen_layers_keep_their_bytes() -> None:
+    """What is not trained is computed as the deployed model does."""
+    trainer, batches = prepared(4, 2, KERNEL["default"], deployed=True, layers=1)
+    quantised = trainer.source
+    logits = weft.compile(quantised, "default")
+    given = batches[0]
+    rows = np.concatenate([logits.run({"x": row[None]}).outputs["y"] for row in given["x"]])
+    expected = np.exp(rows - rows.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    found = trainer.program.run(given).outputs[PROBABILITIES]
+    assert np.abs(found - expected).max() < 0.1
+
+
+def test_a_step_is_certified() -> None:
+    """What is proven of other programs is of steps, too: for all inputs, weights and momenta."""
+    trainer, _ = prepared(5, -1, KERNEL["tiny"], deployed=False, layers=None)
+    parts = list(zip(trainer.program.graphs, trainer.program.device_programs, strict=True))
+    assert len(parts) == 1
+    for segment, program in parts:
+        found = prove(graph_of(segment), trainer.config, placement_of(program), 1)
+        assert found.instructions > 20

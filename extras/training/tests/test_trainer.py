@@ -1,0 +1,204 @@
+"""Training on the golden interpreter: what it learns, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from support import tflite_networks, trained_nets
+from support.mostly_long import mostly_long
+from support.ort_sessions import plain_session
+
+import weft
+from weft.examples import digits
+from weft.extras.training.evaluation import accuracy
+from weft.extras.training.gradient.derivative import GradientError
+from weft.extras.training.trainer import Settings
+
+MODEL = Path(digits.__file__).with_name("digits.onnx")
+CONFIG = weft.Config.load("default")
+
+
+def inverted() -> tuple[np.ndarray, np.ndarray]:
+    """The example's held-out digits, white on black become black on white: float32 (450, 1, 8, 8), and labels."""
+    with np.load(MODEL.with_name("digits_test.npz")) as data:
+        return 1 - data["images"].astype(np.float32) / 16, data["labels"].astype(np.int64)
+
+
+def test_fine_tuning_after_a_change_of_the_data() -> None:
+    """The last layer of the digits network, on 320 of its digits inverted, judged by the others."""
+    x, labels = inverted()
+    before = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
+    made = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=1, epochs=5, rate=0.03)
+    after = accuracy(made.model, {"image": x[320:]}, labels[320:], CONFIG)
+    assert before is not None
+    assert after is not None
+    assert before < 0.35
+    assert after > before + 0.1
+    assert [len(made.epochs), made.constants[-1]] == [5, "classify.bias"]
+    assert made.epochs[-1].loss < made.epochs[0].loss
+    onnx.checker.check_model(made.model, full_check=True)
+
+
+@pytest.mark.long
+def test_all_layers_recover_what_was_lost() -> None:
+    """At least 90 % of the accuracy that an inversion costs."""
+    x, labels = inverted()
+    whole = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
+    lost = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
+    made = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=None, epochs=30, rate=0.005)
+    found = accuracy(made.model, {"image": x[320:]}, labels[320:], CONFIG)
+    assert whole is not None
+    assert lost is not None
+    assert found is not None
+    assert found - lost >= 0.9 * (whole - lost)
+
+
+@pytest.mark.parametrize("kind", [-1, pytest.param(1, marks=pytest.mark.long)])
+def test_from_random_weights(kind: int) -> None:
+    """A network of real numbers learns classes that are apart; what was trained is written as real numbers."""
+    rng = np.random.default_rng([61, kind + 1])
+    model = trained_nets.perceptron(rng, (9, 12, 4)) if kind < 0 else trained_nets.convolutional(rng, kind)
+    x, labels = trained_nets.samples(model, 100)
+    made = weft.train(model, {"x": x}, labels, layers=None, epochs=3, batch=10, rate=0.05)
+    session = plain_session(made.model)
+    right = [int(session.run(None, {"x": sample[None]})[0].argmax()) for sample in x] == labels
+    assert right.mean() > 0.9
+    assert made.epochs[0].accuracy < made.epochs[-1].accuracy
+
+
+KINDS = {
+    "gated": (trained_nets.gated, 0), "depthwise": (trained_nets.depthwise, 0), "branches": (trained_nets.branches, 0),
+    "transformer": (trained_nets.transformer, 60),
+}  # fmt: skip
+"""Networks, and how many nodes of a step the host has at most."""
+
+
+@pytest.mark.parametrize(
+    ("name", "quantised"),
+    mostly_long([(name, quantised) for name in KINDS for quantised in (True, False)], 0),
+)
+def test_kinds_of_networks(name: str, quantised: bool) -> None:
+    """They learn classes that are apart, with all of a step on the device but what trains a normalisation."""
+    make, most = KINDS[name]
+    model = make(np.random.default_rng(67))
+    model = trained_nets.quantised(model) if quantised else model
+    x, labels = trained_nets.samples(model, 96)
+    made = weft.train(model, {"x": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
+    assert made.epochs[-1].accuracy > max(0.6, made.epochs[0].accuracy)
+    on_host = [why for _, _, place, why in made.nodes if place == "host"]
+    inside = [why for why in on_host if "boundary" not in why and "output of the model" not in why]
+    assert len([why for why in inside if "read on the host by" not in why]) <= most
+
+
+def test_what_is_not_trained_stays() -> None:
+    model = trained_nets.quantised(trained_nets.convolutional(np.random.default_rng(62), 2))
+    x, labels = trained_nets.samples(model, 40)
+    made = weft.train(model, {"x": x}, labels, layers=1, epochs=1, batch=10).model
+    before, after = (
+        {item.name: onnx.numpy_helper.to_array(item) for item in proto.graph.initializer}
+        for proto in (model, made)
+    )
+    changed = {name for name, value in before.items() if not np.array_equal(value, after[name])}
+    last = {name for name in before if name.startswith(("constant4", "constant5", "y_", "gemm"))}
+    assert changed
+    assert changed <= last | {name for name in before if name.startswith("constant") and "bias" in name}
+
+
+def test_adapters() -> None:
+    """Weights stay but for what two small matrices add to them, and all of a step is on the device."""
+    model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(66), (9, 12, 4)))
+    x, labels = trained_nets.samples(model, 160)
+    before = accuracy(model, {"x": x}, labels, CONFIG)
+    made = weft.train(model, {"x": x}, labels, layers=None, epochs=6, batch=16, rate=0.1, adapter=2)
+    after = accuracy(made.model, {"x": x}, labels, CONFIG)
+    assert before is not None
+    assert after is not None
+    assert after > before + 0.3
+    assert all(name.endswith(("/adapter/first", "/adapter/second")) for name in made.constants)
+    on_host = [why for _, _, place, why in made.nodes if place == "host"]
+    assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    model = trained_nets.perceptron(np.random.default_rng(63), (6, 3))
+    x, labels = trained_nets.samples(model, 40)
+    made = [
+        weft.train(model, {"x": x}, labels, epochs=1, batch=8, seed=seed).model.SerializeToString()
+        for seed in (5, 5, 6)
+    ]
+    assert made[0] == made[1]
+    assert made[0] != made[2]
+
+
+def test_rates_fall() -> None:
+    settings = Settings(epochs=20, rate=0.9)
+    assert [round(settings.rate_in(epoch), 4) for epoch in (0, 11, 12, 16, 17)] == [0.9, 0.9, 0.3, 0.3, 0.1]
+
+
+def test_wrong_input() -> None:
+    model = trained_nets.perceptron(np.random.default_rng(64), (6, 5, 3))
+    x, labels = trained_nets.samples(model, 16)
+    for wrong, options, message in (
+        (labels + 1, {}, r"label 3 of sample \d+ is no class of the model, which has 3"),
+        (labels[:-1], {}, "there are 15 labels for 16 samples"),
+        (labels + 0.5, {}, r"labels must be integers, one for each sample, not float64 of shape \(16,\)"),
+        (labels, {"batch": 17}, "there are 16 samples, fewer than the 17 of a batch"),
+        (labels, {"layers": 0}, "'layers' must be an integer from 1 to 10,000, not 0"),
+        (labels, {"names": ["gemm7"]}, "the model has no layer 'gemm7' to train; it has 'gemm0', 'gemm2'"),
+        (labels, {"on": "timing"}, "training takes 'golden', 'rtl' or a device, not 'timing'"),
+        (labels, {"rate": float("nan")}, "'rate' must be a finite number"),
+    ):
+        with pytest.raises(weft.WeftError, match=message):
+            weft.train(model, {"x": x}, wrong, **{"batch": 8, "epochs": 1, **options})
+    with pytest.raises(weft.WeftError, match=r"\(16, 5\)"):
+        weft.train(model, {"x": x[:, :-1]}, labels, batch=8, epochs=1)
+
+
+def test_gradients_of_a_model() -> None:
+    """`weft.grad`: of a quantised model, those of the real numbers that it stands for."""
+    model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(65), (6, 5, 3)))
+    made = weft.grad(model)
+    session = plain_session(made)
+    assert [item.name for item in session.get_inputs()] == ["x", "y/gradient"]
+    assert [item.name for item in session.get_outputs()] == ["x/gradient"]
+    x, _ = trained_nets.samples(model, 1)
+    seed = np.array([[1, -2, 0.5]], np.float32)
+    (found,) = session.run(None, {"x": x, "y/gradient": seed})
+    # The real network of the model, moved a little along each input.
+    from weft.compiler.host.onnx_model import model_of
+    from weft.compiler.onnx.reader import read
+    from weft.extras.training.gradient.deployed import in_real_numbers
+
+    real = plain_session(model_of(in_real_numbers(read(model)).network))
+    for at in range(6):
+        ends = []
+        for side in (1e-2, -1e-2):
+            moved = x.copy()
+            moved[0, at] += side
+            ends.append(float((real.run(None, {"x": moved})[0] * seed).sum()))
+        assert found[0, at] == pytest.approx((ends[0] - ends[1]) / 2e-2, abs=2e-2)
+    with pytest.raises(GradientError, match="'z' is neither a constant nor an input"):
+        weft.grad(model, ["z"])
+    with pytest.raises(weft.InputError, match="'wanted' must be names, not the string 'x'"):
+        weft.grad(model, "x")
+
+
+def test_tflite() -> None:
+    """A TFLite classifier with integers at both ends: what is written is ONNX, and computes as it was trained."""
+    model = tflite_networks.convolutions()
+    rng = np.random.default_rng(68)
+    labels = rng.integers(0, 4, 96)
+    centres = rng.integers(-90, 90, (4, 9, 8, 3))
+    x = np.clip(centres[labels] + rng.integers(-30, 30, (96, 9, 8, 3)), -128, 127).astype(np.int8)
+    before = accuracy(model, {"input0": x}, labels, CONFIG)
+    made = weft.train(model, {"input0": x}, labels, layers=None, epochs=8, batch=16, rate=0.03)
+    after = accuracy(made.model, {"input0": x}, labels, CONFIG)
+    assert before is not None
+    assert after is not None
+    assert before < 0.5
+    assert after > 0.8
+    program = weft.compile(made.model, CONFIG)
+    assert program.inputs["input0"][0] == program.outputs["output0"][0] == "int8"

@@ -1,0 +1,187 @@
+"""The command that trains the last layers of a model on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED
+from weft.cli.options import Baud, Configuration, Port, config_file, real, whole, writes
+from weft.configurations import configuration
+from weft.errors import FileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from weft.extras.training.interface import Trained
+    from weft.hdl.isa.config import Config
+    from weft.samples import FileArrays
+
+FORMAT = "weft train 1"
+"""Format of what `weft train --report` writes."""
+LABELS = "labels"
+"""The array of a file of samples that has the class of each."""
+
+
+class Target(enum.StrEnum):
+    GOLDEN = "golden"
+    RTL = "rtl"
+    BOARD = "board"
+
+
+def train(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="ONNX model, quantised or float, TFLite or MLIR, with one output: a row of classes for each sample.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Samples: .npz with an array for each input by name, and `labels`, the class of each sample.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Write the trained model to this file.", show_default=False),
+    ],
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Samples to measure accuracy on; those of --data if not given.", show_default=False
+        ),
+    ] = None,
+    layers: Annotated[int, whole("--layers", "How many of the last layers are trained.", *LAYERS)] = 1,
+    all_layers: Annotated[bool, typer.Option("--all-layers", help="Train all layers.")] = False,
+    layer: Annotated[
+        list[str],
+        typer.Option(help="Train this layer, a node by name, instead; once for each.", metavar="NODE"),
+    ] = [],  # noqa: B006
+    adapter: Annotated[
+        int, whole("--adapter", "Rank of low-rank adapters to train beside weights; 0 for weights.", *ADAPTER)
+    ] = 0,
+    epochs: Annotated[int, whole("--epochs", "How often all samples are seen.", *EPOCHS)] = 10,
+    batch: Annotated[int, whole("--batch", "Samples of a step.", *BATCH)] = 32,
+    rate: Annotated[float, real("--rate", "Rate of learning, of the first epochs.", *RATE)] = 0.01,
+    momentum: Annotated[float, real("--momentum", "Momentum of gradients.", *MOMENTUM)] = 0.9,
+    seed: Annotated[int, whole("--seed", "Seed of the order of samples.", *SEED)] = 0,
+    on: Annotated[Target, typer.Option("--on", help="Where steps run.")] = Target.GOLDEN,
+    config: Configuration = "default",
+    report: Annotated[
+        Path | None, typer.Option(help="Write epochs and accuracy as JSON.", show_default=False)
+    ] = None,
+    port: Port = None,
+    baud: Baud = None,
+) -> None:
+    """Train the last layers of a model with steps that run on the device, in integers."""
+    chosen = configuration(config)
+    reads = [files.existing(path) for path in (model, data, held_out) if path is not None]
+    suffixes = {"--output": (".onnx",), "--report": (".json",)}
+    files.apart({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
+    if port is not None and on is not Target.BOARD:
+        raise FileError(f"--port and --on {on} do not go together: only a board has a port")
+    import weft
+
+    samples, labels = _samples(data)
+    tested = (samples, labels) if held_out is None else _samples(held_out)
+    with reports.progress() as progress:
+        progress("measuring the model's accuracy")
+        before = _accuracy(model, *tested, chosen)
+        with _device(on, port, baud, chosen, progress) as device:
+            made = weft.train(
+                model, samples, labels, chosen, layers=None if all_layers else layers, names=layer, epochs=epochs,
+                batch=batch, rate=rate, momentum=momentum, seed=seed, adapter=adapter, on=device, progress=progress,
+            )  # fmt: skip
+        progress("measuring the trained model's accuracy")
+        after = _accuracy(made.model, *tested, chosen)
+        made.save(output)
+    if report is not None:
+        files.write_json(report, _json(made, before, after))
+    _tell(made, before, after, held_out or data)
+    reports.say(f"{output}: {model.name} with {len(made.constants)} trained constants")
+
+
+def _samples(path: Path) -> tuple[FileArrays, np.ndarray]:
+    """Arrays of inputs, and the labels.
+
+    Raises
+    ------
+    FileError
+        If the file has no labels, or is none.
+    """
+    from weft.samples import FileArrays, arrays_of
+
+    arrays = FileArrays(str(path), {str(name): value for name, value in arrays_of(path)[0].items()})
+    if LABELS not in arrays:
+        held = ", ".join(repr(name) for name in list(arrays)[:8])
+        raise FileError(f"{path} has no array {LABELS!r} with the class of each sample; it has {held}")
+    return arrays, arrays.pop(LABELS)
+
+
+def _accuracy(model: Any, samples: dict[str, np.ndarray], labels: np.ndarray, config: Config) -> float | None:
+    """The share of samples whose class the model, as the device runs it, gets right; None if it is not quantised."""
+    from weft.extras.training.evaluation import accuracy
+
+    return accuracy(model, samples, labels, config)
+
+
+@contextlib.contextmanager
+def _device(
+    on: Target, port: str | None, baud: int | None, config: Config, progress: reports.Progress
+) -> Iterator[Any]:
+    if on is not Target.BOARD:
+        yield on.value
+        return
+    from weft.run.board_run import opened
+
+    with opened(port, config, baud, progress) as device:
+        yield device
+
+
+def _json(made: Trained, before: float | None, after: float | None) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "constants": list(made.constants),
+        "accuracy": {"before": before, "after": after},
+        "epochs": [
+            {
+                "loss": item.loss,
+                "accuracy": item.accuracy,
+                "cycles": item.cycles,
+                "utilisation": item.utilisation,
+            }
+            for item in made.epochs
+        ],
+        "nodes": [
+            dict(zip(("node", "operator", "place", "reason"), node, strict=True)) for node in made.nodes
+        ],
+    }
+
+
+def _tell(made: Trained, before: float | None, after: float | None, tested: Path) -> None:
+    console = reports.summary()
+    table = reports.table("epoch", "loss", "accuracy", "cycles of a step", "array", right=())
+    for index, epoch in enumerate(made.epochs, 1):
+        cycles = "-" if epoch.cycles is None else f"{epoch.cycles:,}"
+        array = "-" if epoch.utilisation is None else f"{epoch.utilisation:.1%}"
+        table.add_row(str(index), f"{epoch.loss:.3f}", f"{epoch.accuracy:.1%}", cycles, array)
+    console.print(table)
+    on_device = sum(node[2] == "device" for node in made.nodes)
+    reports.say(f"{on_device} of {len(made.nodes)} nodes of a training step run on the device")
+    if before is not None and after is not None:
+        reports.say(f"accuracy on {tested}: {before:.1%} before, {after:.1%} after")
+
+
+def add(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(writes(train))

@@ -1,0 +1,185 @@
+"""A quantised model with other weights: integers and scales of what was trained, and ranges of what depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from weft.compiler.ir.network import Node
+from weft.extras.training.gradient.deployed import MOVING, Deployed, Kind, Stored, depending
+from weft.extras.training.gradient.quantised import Range
+
+_LEAST = 1e-9
+_BIAS = 2
+"""The input of a layer that is its bias."""
+
+
+def with_weights(
+    model: onnx.ModelProto, deployed: Deployed, trained: Mapping[str, np.ndarray], ranges: Mapping[str, Range]
+) -> onnx.ModelProto:
+    """The model with trained constants in the place of its own, and scales that fit these.
+
+    `ranges` are those of values in real numbers that depend on what was trained.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    changes = _Changes(made)
+    scales = _kinds(deployed, trained, ranges, changes)
+    for name, value in trained.items():
+        stored = deployed.stored.get(name)
+        if stored is None:
+            changes.replace(name, value.astype(np.float32))
+        elif stored.values.dtype != np.int32:
+            scale = scales[name] = _scale(stored, value)
+            changes.set(name, 0, _integers(stored, value, scale))
+            changes.set(name, 1, scale)
+    for node in deployed.network.nodes:
+        _bias(node, deployed, trained, scales, changes)
+    changes.apply()
+    return made
+
+
+class _Changes:
+    """Constants that inputs of nodes get, by what a node makes and the number of the input."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        self.made = {name: node for node in self.graph.node for name in node.output}
+        self.outputs = {item.name for item in self.graph.output}
+        self._slots: dict[tuple[str, int], np.ndarray] = {}
+
+    def set(self, output: str, slot: int, value: np.ndarray) -> None:
+        if slot < len(self.made[output].input) and self.made[output].input[slot]:
+            self._slots[output, slot] = value
+
+    def replace(self, name: str, value: np.ndarray) -> None:
+        """Give a constant another value wherever it is read."""
+        for node in self.graph.node:
+            for slot, read in enumerate(node.input):
+                if read == name:
+                    self.set(node.output[0], slot, value)
+
+    def readers(self, whole: str) -> list[str]:
+        """What DequantizeLinear makes of some integers, moved or not."""
+        found = []
+        for node in self.graph.node:
+            if node.op_type == "DequantizeLinear":
+                root = node.input[0]
+                while root in self.made and self.made[root].op_type in MOVING:
+                    root = self.made[root].input[0]
+                if root == whole:
+                    found.append(node.output[0])
+        return found
+
+    def apply(self) -> None:
+        """Change constants that nobody else reads, and add others; what is not read any more goes."""
+        known = {item.name: item for item in self.graph.initializer}
+        uses: dict[str, list[tuple[str, int]]] = {}
+        for node in self.graph.node:
+            for slot, name in enumerate(node.input):
+                uses.setdefault(name, []).append((node.output[0], slot))
+        for name, places in uses.items():
+            changed = [place for place in places if place in self._slots]
+            values = {self._slots[place].tobytes(): self._slots[place] for place in changed}
+            if not changed:
+                continue
+            if len(changed) == len(places) and len(values) == 1 and name in known:
+                known[name].CopyFrom(numpy_helper.from_array(next(iter(values.values())), name))
+                continue
+            names = {data: f"{name}/trained{index}" for index, data in enumerate(values)}
+            self.graph.initializer.extend(
+                numpy_helper.from_array(values[data], fresh) for data, fresh in names.items()
+            )
+            for output, slot in changed:
+                self.made[output].input[slot] = names[self._slots[output, slot].tobytes()]
+        read = {name for node in self.graph.node for name in node.input} | self.outputs
+        for item in [item for item in self.graph.initializer if item.name not in read]:
+            self.graph.initializer.remove(item)
+
+
+def _scale(stored: Stored, value: np.ndarray) -> np.ndarray:
+    """The least scales for which all weights are integers of their type."""
+    limits, zero = np.iinfo(stored.values.dtype), stored.kind.zero.astype(np.int64)
+    room = np.maximum(np.minimum(limits.max - zero, zero - limits.min), 1)
+    if stored.kind.one:
+        most = np.abs(value).max()
+    else:
+        most = np.abs(value).max(axis=tuple(at for at in range(value.ndim) if at != stored.kind.axis))
+    found = np.maximum(most, _LEAST) / room.reshape(np.shape(most) if room.size > 1 else ())
+    return found.astype(np.float32).reshape(stored.kind.scale.shape)
+
+
+def _integers(stored: Stored, value: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    shape = [1] * value.ndim
+    if scale.size > 1:
+        shape[stored.kind.axis] = scale.size
+    zero = stored.kind.zero.astype(np.int64)
+    zero = zero.reshape(shape) if zero.size > 1 else zero.reshape(())
+    limits = np.iinfo(stored.values.dtype)
+    whole = np.rint(value / scale.astype(np.float64).reshape(shape)) + zero
+    return np.clip(whole, limits.min, limits.max).astype(stored.values.dtype)
+
+
+def _bias(
+    node: Node, deployed: Deployed, trained: Mapping[str, np.ndarray], scales: Mapping[str, np.ndarray],
+    changes: _Changes,
+) -> None:  # fmt: skip
+    """A bias has the product of the scales of its layer's input and weights."""
+    bias, weight = deployed.stored.get(node.input(_BIAS)), deployed.stored.get(node.input(1))
+    kind = deployed.kinds.get(node.input(0))
+    if bias is None or weight is None or kind is None:
+        return
+    if not {node.input(0), node.input(1), node.input(_BIAS)} & {*trained, *scales}:
+        return
+    source = scales.get(node.input(0), kind.scale).astype(np.float64).reshape(())
+    product = source * scales.get(node.input(1), weight.kind.scale).astype(np.float64)
+    one = bias.kind.scale.size == 1
+    scale = (product.reshape(-1)[:1] if one else np.broadcast_to(product, bias.kind.scale.shape)).astype(
+        np.float32
+    )
+    scale = scale.reshape(bias.kind.scale.shape)
+    changes.set(bias.output, 0, _integers(bias, trained.get(bias.output, bias.real), scale))
+    changes.set(bias.output, 1, scale)
+
+
+def _kinds(
+    deployed: Deployed, trained: Mapping[str, np.ndarray], ranges: Mapping[str, Range], changes: _Changes
+) -> dict[str, np.ndarray]:
+    """Scales of values that depend on what was trained, which are changed. Values that share theirs keep sharing."""
+    moving = depending(deployed.network.nodes, trained)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, link in deployed.links.items():
+        if name in moving and name in ranges and deployed.kinds[name].one:
+            groups.setdefault((link.input(1), link.input(2)), []).append(name)
+    scales: dict[str, np.ndarray] = {}
+    for names in groups.values():
+        if any(deployed.links[name].outputs[0] in changes.outputs for name in names):
+            continue  # who reads integers knows their scale
+        low = min(0.0, *(ranges[name][0] for name in names))
+        high = max(0.0, *(ranges[name][1] for name in names))
+        scale, zero = _of_range(deployed.kinds[names[0]], low, high)
+        for name in names:
+            scales[name] = scale
+            whole = deployed.links[name].outputs[0]
+            for output in (whole, *changes.readers(whole)):
+                changes.set(output, 1, scale)
+                changes.set(output, 2, zero)
+    return scales
+
+
+def _of_range(kind: Kind, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """A scale and a zero point of the same sort: in the middle if it was there, else where the range says."""
+    limits = np.iinfo(kind.zero.dtype)
+    middle = 0 if limits.min < 0 else (int(limits.max) + 1) // 2
+    if int(kind.zero.reshape(())) == middle:
+        scale, zero = max(-low, high, _LEAST) / (int(limits.max) - middle), middle
+    else:
+        scale = max(high - low, _LEAST) / (int(limits.max) - int(limits.min))
+        zero = int(np.clip(np.rint(int(limits.min) - low / scale), limits.min, limits.max))
+    return (
+        np.asarray(scale, np.float32).reshape(kind.scale.shape),
+        np.asarray(zero, kind.zero.dtype).reshape(kind.zero.shape),
+    )

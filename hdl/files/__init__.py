@@ -1,1 +1,0 @@
-"""Files that are read with a schema, and files that are kept in a cache."""

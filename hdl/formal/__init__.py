@@ -1,1 +1,0 @@
-"""Properties of the hardware that hold for all inputs and all times, for `weft.sim.formal` to prove."""

@@ -1,0 +1,232 @@
+"""Serial division: the reciprocal of a row's sum, and what the zero point of V takes from the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from amaranth.hdl import Cat, Const, Instance, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.isa.operands import DIVISION
+
+LEAD = 3
+"""Cycles from `Divider.issue` to `Divider.take`, at least."""
+QUOTIENT_BITS = 16
+_SUM_BITS = 32
+_READ = 2
+"""Cycles from a row's address to its sum."""
+
+RESULT = data.StructLayout({"mantissa": QUOTIENT_BITS, "shift": signed(8), "bias": signed(32)})
+"""``r``, ``E + exponent`` and ``-z`` modulo 2**32 of `weft.hdl.isa.Normalise`."""
+
+
+class Divider(wiring.Component):
+    """Works ahead: it divides for the next row while the vectors of one are under way, and meanwhile normalises the sum
+    of the row after that.
+
+    Members
+    -------
+    start : In(1)
+        A new instruction. Its rows are there from the next cycle on.
+    scale, exponent, v_zero : In
+        Fields of the instruction, from the cycle after `start` to the last result.
+    row : In(1)
+        There is a current row.
+    sum : In(32)
+        ``l`` of the row that was current two cycles ago.
+    step : Out(1)
+        The next row shall be current from the next cycle on.
+    ready : Out(1)
+        A row may be issued: its result will be there `LEAD` cycles later.
+    issue : In(1)
+        Issue it; only when `ready`.
+    take : In(1)
+        `result` is read in this cycle, and need not stay: once for every row, at least `LEAD` cycles after `issue`.
+    result : Out(RESULT)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "start": In(1),
+                "scale": In(QUOTIENT_BITS),
+                "exponent": In(signed(7)),
+                "v_zero": In(signed(8)),
+                "row": In(1),
+                "sum": In(_SUM_BITS),
+                "step": Out(1),
+                "ready": Out(1),
+                "issue": In(1),
+                "take": In(1),
+                "result": Out(RESULT),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        operand, size = Signal(_SUM_BITS, reset_less=True), Signal(range(_SUM_BITS + 1), reset_less=True)
+        normal = self._normalise(m, operand, size)
+
+        left, occupied, issued = Signal(range(DIVISION + 1)), Signal(), Signal()
+        changes = Signal()
+        m.d.comb += [
+            self.step.eq(normal & (~occupied | self.take)),
+            changes.eq(self.start | self.step | self.take | self.issue),
+        ]
+        with m.If(self.take):
+            m.d.sync += occupied.eq(0)
+        with m.If(self.issue):
+            m.d.sync += issued.eq(1)
+        with m.If(self.step):
+            m.d.sync += [left.eq(DIVISION), occupied.eq(1), issued.eq(0)]
+        with m.Elif(left.any()):
+            m.d.sync += left.eq(left - 1)
+        with m.If(self.start):
+            m.d.sync += [left.eq(0), occupied.eq(0)]
+        # occupied & ~issued & (left <= LEAD), from a register: it holds up a loop nest.
+        m.d.sync += self.ready.eq(~changes & occupied & ~issued & (left <= LEAD + 1))
+        with m.If(self.step):
+            m.d.sync += self.result.shift.eq(size + self.exponent)
+        self._divide(m, operand, left)
+        self._multiply(m, left)
+        return m
+
+    def _normalise(self, m: Module, operand: Signal, size: Signal) -> Signal:
+        """Read the sum of the current row and shift it until its top bit is set, or nothing of it is left; returns
+        whether it is, a register as loop nests hang on it."""
+        age, fetched, normal = Signal(range(_READ + 1)), Signal(), Signal()
+        with m.If(self.start | self.step):
+            m.d.sync += [age.eq(0), fetched.eq(0), normal.eq(0)]
+        with m.Elif(self.row & ~fetched):
+            m.d.sync += age.eq(age + 1)
+            with m.If(age == _READ):
+                m.d.sync += [fetched.eq(1), operand.eq(self.sum), size.eq(_SUM_BITS), normal.eq(self.sum[-1])]
+        with m.Elif(fetched & ~normal):
+            with m.If(operand[-8:].any()):
+                m.d.sync += [operand.eq(operand << 1), size.eq(size - 1), normal.eq(operand[-2])]
+            with m.Else():
+                m.d.sync += [
+                    operand.eq(operand << 8),
+                    size.eq(size - 8),
+                    normal.eq(operand[-9] | (size == 8)),
+                ]
+        return normal
+
+    def _divide(self, m: Module, operand: Signal, left: Signal) -> None:
+        """``floor(scale * 2**16 / top)`` for ``scale < top``, restoring in radix 4, and 0 for a sum of 0."""
+        bits = QUOTIENT_BITS + 1
+        top, rest = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
+        triple = Signal(bits + 2, reset_less=True)
+        quotient = self.result.mantissa
+        following: Value = (rest << 2)[:bits]
+        digit: Value = Const(0, 2)
+        for value, multiple in enumerate((top, top << 1, triple), start=1):
+            less = Signal(signed(bits + 3), name=f"less_{value}")
+            m.d.comb += less.eq((rest << 2) - multiple)
+            following, digit = Mux(less[-1], following, less[:bits]), Mux(less[-1], digit, value)
+        with m.If(self.step):
+            divisor = operand[-bits:]
+            m.d.sync += [top.eq(divisor), triple.eq((divisor << 1) + divisor), rest.eq(self.scale)]
+        with m.Elif(left.any()):
+            m.d.sync += [rest.eq(following), quotient.eq((quotient << 2) | Mux(top[-1], digit, 0))]
+
+    def _multiply(self, m: Module, left: Signal) -> None:
+        """``-v_zero * rsh(sum, 8)`` modulo 2**32, from the top bit of v_zero on, which is negative."""
+        factor, zero = Signal(_SUM_BITS - 7, reset_less=True), Signal(len(self.v_zero), reset_less=True)
+        product = self.result.bias
+        term = Mux(zero[-1], factor, 0)
+        with m.If(self.step):
+            m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), zero.eq(self.v_zero), product.eq(0)]
+        with m.Elif(left.any()):
+            m.d.sync += [zero.eq(zero << 1), product.eq(Mux(left == DIVISION, term, (product << 1) - term))]
+
+
+WideBlock = Callable[[Value, Value, Signal], Instance]
+"""``block(a, b, product)`` multiplies two signed values of up to 18 bits; `product`, the low bits, follows three cycles
+later."""
+DualBlock = Callable[[Value, Value, Value, Value], Instance]
+"""``block(a, b, hold_b, products)`` multiplies the signed byte `a` by the two signed bytes of `b`; `products`, twice
+16 bits, follow two cycles later. Operands are registers inside; that of `b` keeps its content where `hold_b` is 1."""
+
+NarrowBlock = Callable[[Value, Value, Signal], Instance]
+"""``block(a, b, product)`` multiplies two signed values of up to 9 bits; `product`, the low bits, follows two cycles
+after `a`, and one cycle after `b`: registers inside take `a` and the product."""
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Multiplier blocks that synthesis does not infer from a product, at most one of `wide` and `dual`.
+
+    Parameters
+    ----------
+    family : str
+        Name of the FPGA family, for messages.
+    wide : WideBlock, optional
+        Makes a block whose one product holds the products of two weights with an activation.
+    dual : DualBlock, optional
+        Makes a block that multiplies two weights by an activation of 8 bits. The array takes all blocks that there
+        are: the pipelined core then requantises without multipliers, unless it has softmax.
+    narrow : NarrowBlock, optional
+        Makes a block with one product. The sequential core's array takes `narrow_blocks` of them, as many as the
+        smallest FPGA of the family has; its other products, and those of the pipelined core, are inferred.
+    narrow_blocks : int
+    """
+
+    family: str
+    wide: WideBlock | None = None
+    dual: DualBlock | None = None
+    narrow: NarrowBlock | None = None
+    narrow_blocks: int = 0
+
+    def narrow_count(self, products: int) -> int:
+        """How many of a sequential core's `products` are in blocks, `narrow` or inferred."""
+        return min(products, self.narrow_blocks) if self.narrow else products
+
+    def check(self, config: Config) -> None:
+        """Raise `ConfigError` if no array of these blocks can have the activations of `config`."""
+        if self.dual and config.wide_activations:
+            raise ConfigError(
+                f"configuration field 'probability_bits' must be 7 or 0 for {self.family}, whose multipliers take "
+                f"signed bytes, not {config.probability_bits}"
+            )
+
+
+INFERRED = Multipliers("any family")
+"""Synthesis infers all multipliers."""
+
+
+class Coding:
+    """How a memory keeps its words: with `parity` of the configuration a bit more for every `group` bits, else as they
+    are.
+
+    Parity is even, so that a memory of zeros is right.
+    """
+
+    def __init__(self, config: Config, group: int) -> None:
+        self.checked, self.group = bool(config.parity), group
+
+    def width(self, width: int) -> int:
+        """Bits of a word of `width` bits, a multiple of the group, in memory."""
+        return width + width // self.group if self.checked else width
+
+    def encode(self, word: Value) -> Value:
+        """What memory is given for `word`."""
+        if not self.checked:
+            return word
+        return Cat(Cat(part, part.xor()) for part in _parts(word, self.group))
+
+    def decode(self, word: Value) -> tuple[Value, Value]:
+        """The word that was kept, and whether a bit of it, or any odd number of bits in a group, has changed."""
+        if not self.checked:
+            return word, Const(0)
+        parts = _parts(word, self.group + 1)
+        return Cat(part[: self.group] for part in parts), Cat(part.xor() for part in parts).any()
+
+
+def _parts(word: Value, size: int) -> list[Value]:
+    if len(word) % size:
+        raise ValueError(f"{len(word)} bits are no multiple of {size}")
+    return [word[at : at + size] for at in range(0, len(word), size)]

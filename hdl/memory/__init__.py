@@ -1,1 +1,0 @@
-"""The scratchpad and the accumulator."""

@@ -1,1 +1,0 @@
-"""The store unit: scratchpad to DRAM."""

@@ -1,1 +1,0 @@
-"""Verilog to simulators."""

@@ -1,0 +1,62 @@
+"""What the cycle model is told of a board's SDRAM is what the board is built with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from amaranth.hdl import Fragment
+
+from weft.boards.board import BoardError, MemoryKind
+from weft.boards.bus.arbiter import Arbiter
+from weft.boards.bus.axi_bridge import AxiBridge
+from weft.boards.registry import BOARDS, find
+from weft.boards.sdram.controller import ReadWords, SdramController
+from weft.boards.top import Top
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
+    """The last component of each of these classes."""
+    found: dict[type, Any] = {}
+
+    def spy(kind: type) -> None:
+        original = kind.__init__
+
+        def init(self: Any, *given: Any, **named: Any) -> None:
+            original(self, *given, **named)
+            found[kind] = self
+
+        monkeypatch.setattr(kind, "__init__", init)
+
+    for kind in (SdramController, ReadWords, AxiBridge, Arbiter):
+        spy(kind)
+    return found
+
+
+@pytest.mark.parametrize("clock", [25e6, 66e6, 80e6, 130e6])
+def test_sdram_is_the_boards(clock: float, made: dict[type, Any]) -> None:
+    board = find("ulx3s-12f")
+    sdram = board.sdram(clock)
+    assert sdram is not None
+    Fragment.get(Top(board, board.config, clock, 400, board.family.fabric), None)
+    controller = made[SdramController]
+    for name in ("rcd", "rp", "ras", "rc", "rrd", "rfc", "wr", "refresh"):
+        assert getattr(sdram, name) == getattr(controller.cycles, name), name
+    assert 2 << (sdram.row_bits + sdram.column_bits + 2) == controller.size == board.memory.size
+    assert (sdram.row_bits, sdram.column_bits) == (controller.row_bits, controller.column_bits)
+    assert sdram.cas_latency == controller.cas_latency
+    assert controller.calibrator is not None
+    begins = controller.calibrator.signature.members["late"].init
+    assert sdram.read_latency == made[ReadWords].latency + begins
+    assert (sdram.pieces, sdram.commands) == (made[AxiBridge].pieces, made[Arbiter].commands)
+
+
+def test_boards_without_sdram() -> None:
+    for board in BOARDS.values():
+        assert (board.sdram(board.clock) is None) == (board.memory.kind is not MemoryKind.SDRAM), board.name
+
+
+def test_a_clock_that_the_sdram_cannot_have() -> None:
+    with pytest.raises(BoardError, match=r"^the SDRAM cannot run at 300 MHz: "):
+        find("ulx3s-85f").sdram(300e6)

@@ -1,0 +1,162 @@
+"""Options of the command line that are numbers: each with values of every wrong kind."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import typer
+
+from weft import __main__ as command
+from weft.arguments import BANDWIDTH, LATENCY, SEED
+from weft.cli import main
+
+LIMITS: dict[str, tuple[float, float | None]] = {
+    "run --latency": LATENCY,
+    "run --bandwidth": BANDWIDTH,
+    "run --stall-seed": SEED,
+    "run --waves-from": (0, 1 << 40),
+    "run --waves-cycles": (1, 1 << 40),
+    **{
+        f"{name} --baud": (1, 1 << 31)
+        for name in ("run", "probe", "generate", "perplexity", "serve", "train")
+    },
+    "trace --latency": LATENCY,
+    "trace --bandwidth": BANDWIDTH,
+    "tune --latency": LATENCY,
+    "tune --bandwidth": BANDWIDTH,
+    "tune --trials": (1, 100_000),
+    "tune --seed": SEED,
+    "compile --substitute": (1, 1_000_000),
+    "rules --seed": SEED,
+    "explore --trials": (1, 1_000_000),
+    "explore --minutes": (0.01, 100_000),
+    "explore --seed": SEED,
+    "explore --jobs": (1, 1024),
+    "explore --latency": LATENCY,
+    "explore --bandwidth": BANDWIDTH,
+    "explore --clock": (0.1, 1000),
+    "train --layers": (1, 10_000),
+    "train --adapter": (0, 1024),
+    "train --epochs": (1, 10_000),
+    "train --batch": (1, 4096),
+    "train --rate": (1e-9, 1000),
+    "train --momentum": (0, 0.9999),
+    "train --seed": SEED,
+    "prove --seconds": (1, 86_400),
+    "prove --jobs": (1, 1024),
+    "prove --mutants": (0, 10_000),
+    "prove --seed": SEED,
+    "quantise --budget": (0, 200),
+    "quantise --top": (0, 1_000_000),
+    "build --seed": (1, (1 << 31) - 1),
+    "build --clock": (1, 10_000),
+    "demo --images": (1, None),
+    "demo --tokens": (1, 1 << 24),
+    "generate --tokens": (1, 1 << 24),
+    "generate --temperature": (0, 100),
+    "generate --top-k": (1, 1 << 24),
+    "generate --seed": (0, (1 << 32) - 1),
+    "perplexity --stride": (1, 1 << 24),
+    "serve --port": (0, 65535),
+    "serve --pages": (1, 1 << 24),
+    "serve --connections": (1, 1 << 16),
+    "serve --read-timeout": (0.1, 86_400),
+    "serve --idle-timeout": (0.1, 86_400),
+    **{f"{name} --context": (1, 1 << 24) for name in ("generate", "perplexity", "serve")},
+    **{f"{name} --rows": (1, 64) for name in ("generate", "perplexity", "serve")},
+    **{f"{name} --latency": LATENCY for name in ("generate", "perplexity")},
+    **{f"{name} --bandwidth": BANDWIDTH for name in ("generate", "perplexity")},
+    **{f"{name} --clock": (0.001, 1e5) for name in ("generate", "perplexity")},
+}
+"""Commands with their options, and the least and the most that they take."""
+
+
+class Number(NamedTuple):
+    """An option that is a number: its declaration, and whether it is an int or a float."""
+
+    option: Any
+    kind: type
+
+
+def numbers() -> dict[str, Number]:
+    """Every option that is a number, by its command and name."""
+    found = {}
+    for registered in main.app.registered_commands:
+        assert registered.callback is not None
+        name = registered.name or registered.callback.__name__
+        for parameter in inspect.signature(registered.callback, eval_str=True).parameters.values():
+            declared = getattr(parameter.annotation, "__metadata__", None)
+            given = parameter.annotation.__origin__ if declared else None
+            for kind in {int, float} & {given, *get_args(given)}:
+                names = (
+                    declared[0].default,
+                    *declared[0].param_decls,
+                )  # typer takes the first name for a default
+                found[f"{name} {names[0]}"] = Number(declared[0], kind)
+    return found
+
+
+NUMBERS = numbers()
+TEXTS = ["nan", "-inf", "-1", "", "0x10", "1" * 5000, "[red]\n2"]
+EACH_KIND = ["run --latency", "explore --clock", "demo --images", "train --rate", "generate --temperature"]
+"""A whole number and one that is not, without a limit, with a small one, and with one that is 0."""
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value that the parser makes of an option's text. Raises `typer.BadParameter`."""
+    return NUMBERS[name].option.parser(text)
+
+
+def head_of(name: str) -> str:
+    """How the sentence begins for a value that is none of an option's."""
+    article = {int: "an integer", float: "a finite number"}[NUMBERS[name].kind]
+    low, high = LIMITS[name]
+    limits = f"from {low:,} to {high:,}" if high is not None else f"of at least {low:,}"
+    return f"'{name.split()[1]}' must be {article} {limits}, not "
+
+
+def test_all_of_them() -> None:
+    assert NUMBERS.keys() == LIMITS.keys()
+    assert set(EACH_KIND) <= LIMITS.keys()
+
+
+@pytest.mark.parametrize("name", EACH_KIND)
+def test_no_numbers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of the Python API, with the limits and the value, and before anything else is looked at."""
+    command_name, flag = name.split()
+    for text in TEXTS:
+        with pytest.raises(SystemExit) as left:
+            command.main([command_name, flag, text])
+        assert left.value.code == 2
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        head = f"error: {head_of(name)}"
+        assert (out, line[: len(head)]) == ("", head)
+        if len(text) < 1000:
+            assert line.removeprefix(head) in (repr(text), text, f"{text}.0")
+
+
+def test_limits() -> None:
+    """Of every option: they are taken, and what is beyond them is not; nor is what is no number."""
+    for name, (low, high) in LIMITS.items():
+        kind = NUMBERS[name].kind
+        step = 1 if kind is int else 0.0001
+        for limit in (low, *([] if high is None else [high])):
+            assert parsed(name, str(limit)) == limit
+        for value in (low - step, *([] if high is None else [high + step]), "nan"):
+            with pytest.raises(typer.BadParameter) as refused:
+                parsed(name, str(value))
+            assert str(refused.value).startswith(head_of(name))
+            assert str(refused.value).removeprefix(head_of(name)) in (str(value), repr(value))
+
+
+def test_limits_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the help of every option."""
+    for name, (low, high) in LIMITS.items():
+        shown = f"[{low:,} to {high:,}]" if high is not None else f"[at least {low:,}]"
+        assert NUMBERS[name].option.help.endswith(shown), name
+    with pytest.raises(SystemExit):
+        command.main(["run", "--latency", "30", "--nothing"])
+    assert capsys.readouterr().err.startswith("error: no such option: --nothing")

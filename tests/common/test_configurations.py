@@ -1,0 +1,217 @@
+"""Configurations by name, and the core that a board has with one: all presets, all boards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import qdq_models
+
+import weft
+from weft import ConfigError, InputError, Program
+from weft import __main__ as command
+from weft.api import _checked
+from weft.boards.board import CoreKind
+from weft.boards.registry import BOARDS
+from weft.compiler.artefact import Compiled
+from weft.compiler.backend import DeviceProgram
+from weft.configurations import configuration, names, sequential_boards
+from weft.examples import digits
+from weft.extras.search.tune import tune
+from weft.hdl import core as pipelined
+from weft.hdl import verilog as generating
+from weft.hdl.checker.program import ProgramError
+from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.sequential import core as sequential
+from weft.run.attention import PagedAttention
+from weft.run.trace import timelines_of
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl import device as rtl
+from weft.sim.timing.sequential import SequentialTimingDevice
+
+SEQUENTIAL = [name for name, board in BOARDS.items() if board.core is CoreKind.SEQUENTIAL]
+PIPELINED = [name for name, board in BOARDS.items() if board.core is CoreKind.PIPELINED]
+INPUTS = {"image": digits.held_out()[0][:1]}
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        command.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *BOARDS])
+def test_names(name: str, tmp_path: Path) -> None:
+    expected = PRESETS[name] if name in PRESETS else BOARDS[name].config
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(expected.to_dict()))
+    assert name in names()
+    for source in (name, expected, file, str(file)):
+        assert configuration(source) == expected
+
+
+def test_no_names() -> None:
+    choice = rf"choose a preset \({', '.join(PRESETS)}\), a board \({', '.join(BOARDS)}\), or a .json file"
+    for name in ("", "vast", "ULX3S", "small.onnx"):
+        with pytest.raises(ConfigError, match=f"^unknown configuration '{name}'; {choice}$"):
+            configuration(name)
+    with pytest.raises(ConfigError, match=r"^cannot read configuration none.json: No such file"):
+        configuration("none.json")
+
+
+def test_there_are_boards_of_both_kinds() -> None:
+    """And no configuration is one board's with the one core and another's with the other."""
+    assert SEQUENTIAL
+    assert PIPELINED
+    for config in [*PRESETS.values(), *(BOARDS[name].config for name in PIPELINED)]:
+        assert sequential_boards(config) == []
+    for name in SEQUENTIAL:
+        assert name in sequential_boards(BOARDS[name].config)
+
+
+@pytest.fixture(params=SEQUENTIAL)
+def board(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["name", "configuration", "file", "folder"])
+def program(request: pytest.FixtureRequest, board: str, tmp_path: Path) -> Program:
+    """digits for a board: by its name, its configuration, a file of the same fields, and back from a folder."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(BOARDS[board].config.to_dict()))
+    sources: dict[str, str | Config | Path] = {"configuration": BOARDS[board].config, "file": file}
+    made = weft.compile(digits.model(), config=sources.get(request.param, board))
+    if request.param == "folder":
+        made.save(tmp_path / "program")
+        return weft.load(tmp_path / "program")
+    return made
+
+
+def test_the_cycle_model_is_of_the_sequential_core(program: Program) -> None:
+    """The pipelined core takes 123,150 cycles."""
+    assert 900_000 < program.run(INPUTS, on="timing").report["cycles"] < 2_000_000
+
+
+def test_what_there_is_of_the_pipelined_core_only(program: Program, board: str, tmp_path: Path) -> None:
+    said = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
+    for on in ("timing", "rtl"):
+        with pytest.raises(InputError, match=said + ": there are no traces of it"):
+            timelines_of(program, on=on)
+    with pytest.raises(InputError, match=said + ": tilings are tuned for the pipelined core only"):
+        tune(tmp_path / "not looked at", program.config)
+
+
+def test_commands_for_the_sequential_core(
+    board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("example", "digits") == 0
+    assert call("compile", "digits.onnx", "-o", "program", "--config", board) == 0
+    before = sorted(Path().rglob("*"))
+    for arguments in (
+        ["trace", "program", "-o", "trace.json"],
+        ["trace", "program", "--on", "rtl", "--svg", "trace.svg"],
+        ["tune", "digits.onnx", "-o", "tuning.json", "--config", board],
+    ):
+        capsys.readouterr()
+        assert call(*arguments) == 2
+        errors = capsys.readouterr().err.splitlines()
+        assert re.match(f"error: this is the configuration of .*{board}.* the sequential core", errors[-1])
+    assert sorted(Path().rglob("*")) == before
+
+
+def for_queues_only(config: str | Config) -> Compiled:
+    """digits, with its first instruction that waits for the one in front of it in the place of that."""
+    compiled = weft.compile(digits.model(), config)._compiled
+    segments = list(compiled.segments)
+    number, segment = next((i, item) for i, item in enumerate(segments) if isinstance(item, DeviceProgram))
+    order = list(segment.instructions)
+    at = next(i for i in range(1, len(order)) if order[i].wait & order[i - 1].signal)
+    order[at - 1 : at + 1] = order[at], order[at - 1]
+    segments[number] = dataclasses.replace(segment, instructions=Code.of(order))
+    return dataclasses.replace(compiled, segments=tuple(segments))
+
+
+TOO_EARLY = r"waits for semaphore \d+, which no instruction in front of it has signalled: the sequential core"
+
+
+def test_an_order_for_queues_only_is_refused(board: str) -> None:
+    """When it is compiled, when it is loaded, and when it is run: see `weft.hdl.checker.order`."""
+    with pytest.raises(ProgramError, match=rf"^device1: instruction \d+ \([A-Z]+\) {TOO_EARLY}"):
+        _checked(for_queues_only(board))
+
+
+def test_an_order_for_queues_only_runs_in_queues_only() -> None:
+    config = PRESETS["tiny"].replace(depthwise_taps=0)
+    program = _checked(for_queues_only(config))
+    outputs = program.run(INPUTS).outputs
+    right = weft.compile(digits.model(), config).run(INPUTS).outputs
+    assert all(np.array_equal(outputs[name], value) for name, value in right.items())
+    with pytest.raises(ProgramError, match=rf"^instruction \d+ \([A-Z]+\) {TOO_EARLY}"):
+        program.run(INPUTS, on=SequentialTimingDevice(config, 1 << 20))
+
+
+@pytest.mark.parametrize("name", ["tiny", *BOARDS])
+def test_rtl_and_verilog_are_of_the_core_that_the_board_has(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Asked(Exception):
+        pass
+
+    def device(config: Config, memory_bytes: int, **options: Any) -> None:
+        made.append(options["sequential"])
+        raise Asked
+
+    monkeypatch.setattr(rtl, "RtlDevice", device)
+    n = configuration(name).n
+    attention = PagedAttention(name, heads=1, head_size=n, page=n, pages=1, capacity=1, largest=100)
+    pool = np.zeros((1, n, 1, n), np.int8)
+    with pytest.raises(Asked):
+        attention.run(np.zeros((1, 1, n), np.int8), pool, pool, [0], 1, on="rtl")
+    monkeypatch.setattr(generating, "generate", lambda core, name: core)
+    monkeypatch.setattr(pipelined, "Core", lambda config: "pipelined core")
+    monkeypatch.setattr(sequential, "SequentialCore", lambda config: "sequential core")
+    text, description = weft.verilog(name)
+    assert made == [name in SEQUENTIAL]
+    assert text == f"{description['core']} core"
+    assert description["core"] == ("sequential" if name in SEQUENTIAL else "pipelined")
+    assert description["format"] == "weft description 1"
+    assert Config.from_dict(description["parameters"]) == configuration(name)
+
+
+def test_digits_on_the_sequential_core() -> None:
+    """Cycles are of the order that the simulated board counts, 1,358,289, not of the pipelined core's 123,150."""
+    result = weft.compile(digits.model(), "icebreaker").run(INPUTS, on="rtl", latency=1)
+    golden = weft.compile(digits.model(), "icebreaker").run(INPUTS)
+    assert result.memory[: len(golden.memory)] == golden.memory
+    assert 900_000 < result.report["cycles"] < 2_000_000
+
+
+class Named(GoldenDevice):
+    """The golden interpreter, which says that it is a board."""
+
+    identity = SimpleNamespace(board="")
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_paces_a_layer_is_told_of_the_core_that_runs_it(name: str) -> None:
+    """By the board if the device says which it is, else by the configuration."""
+    model = qdq_models.LAYERS["conv"](np.random.default_rng(0))
+    program = weft.compile(model, name)
+    inputs = qdq_models.feeds(model, np.random.default_rng(1))
+    device = Named(program.config, 1 << 20)
+    for board in ("", "unknown", *BOARDS):
+        device.identity.board = board
+        in_turn = (board if board in BOARDS else name) in SEQUENTIAL
+        bounds = {layer["bound"] for layer in program.run(inputs, on=device).report["layers"]}
+        assert (bounds == {None}) == in_turn
+        assert in_turn or bounds <= {"array", "vector unit", "memory"}

@@ -1,0 +1,211 @@
+"""Operators that ONNX Runtime's optimiser fuses, written out: the same results as ONNX Runtime's own."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType
+from support import encoder_models, integer_nets
+from support.encoder_models import Shape
+from support.graph_runs import device_ops
+
+import weft
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import Attention
+from weft.quantiser import float_model, fused_operators
+
+DOMAIN = "com.microsoft"
+Inputs = dict[str, np.ndarray]
+
+
+def build(
+    operator: str,
+    inputs: list[str],
+    given: Inputs,
+    constants: Inputs,
+    opset: int = 20,
+    outputs: tuple[str, ...] = ("y",),
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """A node with some inputs and constants; its outputs are those of the model, "" for one that is left out."""
+    node = helper.make_node(operator, inputs, list(outputs), "fused", domain=DOMAIN, **attributes)
+    kinds = {"i": TensorProto.INT32}
+    graph = helper.make_graph(
+        [node],
+        "net",
+        [
+            helper.make_tensor_value_info(name, kinds.get(value.dtype.kind, TensorProto.FLOAT), value.shape)
+            for name, value in given.items()
+        ],
+        [
+            helper.make_tensor_value_info(
+                name, TensorProto.INT32 if name == "counts" else TensorProto.FLOAT, None
+            )
+            for name in outputs
+            if name
+        ],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def results(model: onnx.ModelProto, given: Inputs) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = model.SerializeToString()
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, given)
+
+
+def check(model: onnx.ModelProto, given: Inputs) -> onnx.ModelProto:
+    """No fused operator is left, and results are the same to what float32 rounds."""
+    assert fused_operators.has_any(model)
+    made = fused_operators.written_out(float_model.typed(model))
+    assert not any(node.domain for node in made.graph.node)
+    for wanted, got in zip(results(model, given), results(made, given), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
+    return made
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return rng.normal(0, scale, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20])
+@pytest.mark.parametrize("operator", ["Gelu", "BiasGelu", "FastGelu", "FastGelu with bias", "QuickGelu"])
+def test_functions(operator: str, opset: int) -> None:
+    rng = np.random.default_rng(opset)
+    given = {"x": normal(rng, 2, 3, 8, scale=2)}
+    bias = ["b"] if "ias" in operator else []
+    name = operator.removesuffix(" with bias")
+    attributes = {"alpha": 1.3} if name == "QuickGelu" else {}
+    model = build(name, ["x", *bias], given, {"b": normal(rng, 8)} if bias else {}, opset, **attributes)
+    check(model, given)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_skip_normalisation(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given = {"x": normal(rng, 2, 3, 8), "s": normal(rng, *((2, 3, 8), (1, 3, 8), (3, 8))[seed % 3])}
+    constants = {"g": normal(rng, 8), "b": normal(rng, 8)}
+    names = ["x", "s", "g", "b" if seed % 2 else ""]
+    if seed & 2:
+        names.append("more")
+        constants["more"] = normal(rng, 8)
+    outputs = ("y", "", "", "sum") if seed & 4 else ("y",)
+    model = build("SkipLayerNormalization", names, given, constants, 17, outputs, epsilon=1e-5)
+    check(model, given)
+
+
+def test_what_has_no_form_stays() -> None:
+    """Normalisation needs version 17 of ONNX's operators; products of batches across each other have none at all."""
+    rng = np.random.default_rng(0)
+    given = {"x": normal(rng, 2, 3, 8), "s": normal(rng, 2, 3, 8)}
+    names, constants = ["x", "s", "g", "b"], {"g": normal(rng, 8), "b": normal(rng, 8)}
+    models = [
+        build("SkipLayerNormalization", names, given, constants, 13),
+        build("FusedMatMul", ["x", "x"], {"x": normal(rng, 2, 3, 2, 3)}, {}, transBatchA=1, transB=1),
+    ]
+    for model in models:
+        made = fused_operators.written_out(model)
+        assert [node.op_type for node in made.graph.node] == [model.graph.node[0].op_type]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_products(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    first, second = bool(seed & 1), bool(seed & 2)
+    a, b = normal(rng, 2, 3, 5), normal(rng, 2, 5, 4)
+    given = {"a": a.swapaxes(1, 2).copy() if first else a, "b": b.swapaxes(1, 2).copy() if second else b}
+    model = build(
+        "FusedMatMul",
+        ["a", "b"],
+        given,
+        {},
+        transA=int(first),
+        transB=int(second),
+        alpha=0.3 if seed & 4 else 1.0,
+    )
+    check(model, given)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_embeddings(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given = {name: rng.integers(0, 2, (2, 5)).astype(np.int32) for name in ("ids", "kinds", "mask", "at")}
+    tables = {"words": 9, "places": 7, "table": 2}
+    constants = {name: normal(rng, rows, 8) for name, rows in tables.items()}
+    constants |= {"g": normal(rng, 8), "b": normal(rng, 8)}
+    kinds = ["kinds", "table"] if seed % 2 else ["", ""]
+    names = ["ids", kinds[0], "words", "places", kinds[1], "g", "b", "mask", *(["at"] if seed & 2 else [])]
+    outputs = ("y", "counts", "sum") if seed % 2 else ("y", "counts")
+    given = {name: value for name, value in given.items() if name in names}
+    model = build("EmbedLayerNormalization", names, given, constants, 17, outputs, epsilon=1e-6)
+    check(model, given)
+
+
+@pytest.mark.parametrize("mask", ["", "by key", "by query", "lengths", "added"])
+@pytest.mark.parametrize("seed", range(3))
+def test_attention(mask: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    heads, tokens = 2, 6
+    widths = [8, 8, 12] if seed == 1 else [8, 8, 8]
+    given = {"x": normal(rng, 2, tokens, 10)}
+    constants = {"w": normal(rng, 10, sum(widths), scale=0.5), "b": normal(rng, sum(widths))}
+    names = ["x", "w", "b"]
+    attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": int(seed == 2 and mask != "added")}
+    if seed == 1:
+        attributes |= {"qkv_hidden_sizes": widths, "scale": 0.2}
+    lengths = np.array([3, 6], np.int32)
+    allowed = (np.arange(tokens) < lengths[:, None]).astype(np.int32)
+    masks = {
+        "by key": allowed,
+        "by query": np.repeat(allowed[:, None], tokens, axis=1),
+        "lengths": lengths,
+    }
+    if mask in masks:
+        given["m"] = masks[mask]
+        names.append("m")
+    elif mask:
+        given["m"] = normal(rng, 2, heads, tokens, tokens)
+        names += ["", "", "m"]
+    model = build("Attention", names, given, constants, **attributes)
+    check(model, given)
+
+
+def optimised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What ONNX Runtime's optimiser makes of a model, for any device."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, options = Path(folder, "optimised.onnx"), onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(path)
+        options.log_severity_level = 3
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(path)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_optimised_encoders_run_whole_on_the_device(dynamic: bool) -> None:
+    shape = Shape(tokens=8, width=32, wide=64, mask="added")
+    model, samples = encoder_models.encoder(shape), encoder_models.samples(shape, 6)
+    given = integer_nets.dynamic(model, weight_type=QuantType.QInt8) if dynamic else model
+    fused = optimised(given)
+    assert {"SkipLayerNormalization", "Gelu"} <= {node.op_type for node in fused.graph.node if node.domain}
+    made = weft.quantise(fused, samples)
+    assert all(item.kept for item in made.weights)
+    assert len(made.weights) == (6 * shape.layers + 2) * dynamic
+    assert not any(node.domain for node in made.model.graph.node)
+    assert [type(op) for op in device_ops(import_model(made.model))].count(Attention) == shape.layers
+    program = weft.compile(made.model)
+    run = {name: value[0] for name, value in samples.items()}
+    here = run["mask"].astype(bool)
+    wanted, got = integer_nets.run(model, **run)[here], program.run(run).outputs["y"][here]
+    assert (wanted * got).sum() / np.linalg.norm(wanted) / np.linalg.norm(got) > 0.995

@@ -1,0 +1,253 @@
+"""Runs one behind the other give what they give alone, whenever the device computes, and overlap where they can."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from support import trained_nets
+from support.qdq_models import feeds
+from support.small_models import small
+from support.state_models import Ring
+
+import weft
+from weft.compiler.backend import DeviceProgram
+from weft.examples import digits
+from weft.extras.training.trainer import Settings, Trainer
+from weft.hdl.isa.config import PRESETS
+from weft.run.stream import LISTED, places, stream
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
+
+CONFIG = PRESETS["tiny"]
+LISTS = CONFIG.replace(probability_bits=0, loops=1, descriptors=1)
+
+
+class Logged(GoldenDevice):
+    """Computes when it is started, or at the last moment, and notes what it is asked for."""
+
+    def __init__(self, memory_bytes: int, *, early: bool, config: weft.Config = CONFIG) -> None:
+        super().__init__(config, memory_bytes)
+        self.early = early
+        self.log: list[str] = []
+
+    def write(self, address: int, payload: bytes) -> None:
+        self.log.append("write")
+        super().write(address, payload)
+
+    def load(self, address: int, payload: bytes, name: str = "") -> None:
+        super().write(address, payload)
+        self.log.append("load")
+
+    def read(self, address: int, size: int) -> bytes:
+        self.log.append("read")
+        return super().read(address, size)
+
+    def start(self, program: int) -> None:
+        self.log.append("start")
+        super().start(program)
+        if self.early:
+            self._compute(None)
+
+    def start_list(self, address: int) -> None:
+        self.log.append("list")
+        super().start_list(address)
+        if self.early:
+            self._compute(None)
+
+    def wait(self, timeout: int | None = None) -> None:
+        self.log.append("wait")
+        if not self.early:
+            self._compute(timeout)
+
+    def _compute(self, timeout: int | None) -> None:
+        log, self.log = self.log, []  # it reads its program itself
+        super().wait(timeout)
+        self.log = log
+
+
+@functools.cache
+def model(name: str, config: weft.Config = CONFIG) -> weft.Program:
+    return weft.compile({"digits": digits.model, "small": small}[name](), config=config)
+
+
+def need(program: weft.Program) -> int:
+    return max(part.areas.memory_bytes for part in program.segments if isinstance(part, DeviceProgram))
+
+
+@pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("name", ["digits", "small"])
+def test_results_are_those_of_single_runs(name: str, early: bool, config: weft.Config) -> None:
+    program = model(name, config)
+    draw = np.random.default_rng(1)
+    if name == "digits":
+        runs = [{"image": image[None]} for image in digits.held_out()[0][:3]]
+    else:
+        runs = [feeds(small(), draw) for _ in range(5)]
+    wanted = [program.run(inputs, on="golden") for inputs in runs]
+    assert any(
+        not np.array_equal(first, second)
+        for first, second in zip(wanted[0].outputs.values(), wanted[1].outputs.values(), strict=True)
+    )
+    for count in (1, 2, len(runs)):
+        device = Logged(2 * need(program), early=early, config=config)
+        results = list(stream(program, runs[:count], device))
+        assert len(results) == count
+        assert ("list" in device.log) == (config is LISTS and count > 1)
+        for result, expected in zip(results, wanted, strict=False):
+            for output, array in expected.outputs.items():
+                assert np.array_equal(result.outputs[output], array)
+            assert result.report["macs"] == expected.report["macs"]
+            assert [layer["name"] for layer in result.report["layers"]] == [
+                layer["name"] for layer in expected.report["layers"]
+            ]
+
+
+def test_what_is_moved_is_moved_while_the_device_computes() -> None:
+    program = model("small")
+    device = Logged(2 * need(program), early=False)
+    results = stream(program, [feeds(small(), np.random.default_rng(seed)) for seed in range(3)], device)
+    assert device.log == []
+    next(results)  # before the second run has ended
+    assert device.log == ["load", "load", "write", "start", "write", "wait", "start", "read"]
+    list(results)
+    assert device.log[8:] == ["write", "wait", "start", "read", "wait", "read"]
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 9])
+def test_the_device_gets_several_runs_at_a_start(count: int) -> None:
+    program = model("small", LISTS)
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(count)]
+    device = Logged(40 * need(program), early=False, config=LISTS)
+    results = list(stream(program, runs, device))
+    size = min(LISTED, count)
+    assert [entry for entry in device.log if entry in ("start", "list", "wait")] == (
+        ["list", "wait"] * -(-count // size)
+    )
+    # What the second group needs is written while the first is computed.
+    before = device.log[: device.log.index("wait")]
+    assert before.count("write") == size + 1 + min(size, count - size)
+    for inputs, result in zip(runs, results, strict=True):
+        for output, array in program.run(inputs).outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+
+
+def test_fewer_at_a_start_where_memory_is_small() -> None:
+    program = model("small", LISTS)
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(8)]
+    wanted = [program.run(inputs).outputs for inputs in runs]
+    starts = set()
+    for memory in range(need(program), 4 * need(program), need(program) // 16):
+        device = Logged(memory, early=False, config=LISTS)
+        for expected, result in zip(wanted, stream(program, runs, device), strict=True):
+            for output, array in expected.items():
+                assert np.array_equal(result.outputs[output], array)
+        starts.add((device.log.count("list"), device.log.count("start")))
+    assert starts >= {(0, 8), (4, 0), (3, 0), (2, 0)}
+
+
+def test_reports_of_runs_in_lists_have_their_cycles() -> None:
+    program = model("small", LISTS)
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(5)]
+    with RtlDevice(LISTS, 8 * need(program), bytes_per_cycle=1.5) as device:
+        results = list(stream(program, runs, device))
+        alone = [program.run(inputs, on=device) for inputs in runs]
+    for inputs, result, single in zip(runs, results, alone, strict=True):
+        for output, array in program.run(inputs).outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+        assert result.report["cycles"] == pytest.approx(single.report["cycles"], rel=0.01)
+        assert result.report["counters"].keys() == {"cycles", "load_memory"}
+        assert result.report["counters"]["load_memory"] == pytest.approx(
+            single.report["counters"]["load_memory"], rel=0.05
+        )
+        assert {layer["cycles"] for layer in result.report["layers"]} == {None}
+
+
+def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
+    program = model("small")
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
+    least = 2 * need(program)
+    while places(program, least - 1) is not None:
+        least -= 1
+    assert need(program) < least < 2 * need(program)
+    for memory, log in ((least, ["start", "write"]), (least - 1, ["start", "wait"])):
+        device = Logged(memory, early=False)
+        for inputs, result in zip(runs, stream(program, runs, device), strict=True):
+            for output, array in program.run(inputs).outputs.items():
+                assert np.array_equal(result.outputs[output], array)
+        assert device.log[device.log.index("start") :][:2] == log
+
+
+def test_inputs_among_temporaries_stay_where_they_are() -> None:
+    """Programs for boards whose memory is small: what the next run needs would be written over."""
+    program = weft.compile(small(), "icebreaker")
+    assert all(part.compact for part in program.device_programs)
+    assert places(program, 1 << 30) is None
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
+    wanted = [program.run(inputs).outputs for inputs in runs]
+    device = GoldenDevice(program.config, 4 * need(program))
+    for result, expected in zip(stream(program, runs, device), wanted, strict=True):
+        for output, array in expected.items():
+            assert np.array_equal(result.outputs[output], array)
+
+
+@pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
+def test_states_go_on(config: weft.Config) -> None:
+    ring = Ring(taps=3, channels=4)
+    program = weft.compile(ring.build(), config)
+    runs = ring.feeds(4)
+    name = next(iter(program.inputs))
+    wanted = [program.run({name: inputs}) for inputs in runs]
+    kept = program.states
+    program.reset()
+    device = Logged(40 * need(program), early=False, config=config)
+    results = list(stream(program, [{name: inputs} for inputs in runs], device))
+    for result, expected in zip(results, wanted, strict=True):
+        for output, array in expected.outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+    assert program.states.keys() == kept.keys() != set()
+    assert all(np.array_equal(program.states[state], array) for state, array in kept.items())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_device_keeps_stays_there(early: bool) -> None:
+    """Steps of training: weights and momenta are written once, and read once."""
+    net = trained_nets.perceptron(np.random.default_rng(3), (8, 12, 4))
+    x, labels = trained_nets.samples(net, 40)
+    trainer = Trainer(net, weft.Config.load("default"), Settings(batch=8), layers=None)
+    trainer.prepare(0, {"x": x}, labels, np.random.default_rng(0))
+    program = trainer.program
+    assert program is not None
+    runs = [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(5)]
+    before = program.states
+    wanted = [program.run(inputs) for inputs in runs]
+    after = program.states
+    program.reset(before)
+    device = Logged(4 * need(program), early=early, config=program.config)
+    results = list(stream(program, runs, device))
+    assert len(places(program, device.memory_bytes) or ()) == 2
+    for result, expected in zip(results, wanted, strict=True):
+        for output, array in expected.outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+    assert all(np.array_equal(program.states[name], value) for name, value in after.items())
+    assert not np.array_equal(before[f"{trainer.names[0]}/kept"], after[f"{trainer.names[0]}/kept"])
+    (part,) = program.device_programs
+    kept, given = (sum(item.kind == kind for item in part.buffers.values()) for kind in ("state", "input"))
+    assert kept == len(before)
+    assert device.log.count("write") == given * len(runs) + kept
+    assert device.log.count("read") == len(runs) + kept
+    # A second stream goes on from there.
+    again = list(stream(program, runs[:2], device))
+    assert again[0].outputs["probabilities"].shape == (8, 4)
+    assert not np.array_equal(again[0].outputs["probabilities"], results[0].outputs["probabilities"])
+
+
+def test_wrong_inputs_are_refused_before_anything_starts() -> None:
+    program = model("small")
+    good = feeds(small(), np.random.default_rng(1))
+    device = Logged(2 * need(program), early=False)
+    with pytest.raises(weft.InputError, match="is missing"):
+        list(stream(program, [good, {}, good], device))
+    assert "start" not in device.log

@@ -1,0 +1,212 @@
+"""The commands for FPGA boards: what there is, building a bitstream, writing it to a board."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from weft import files
+from weft import report as reports
+from weft.cli.flash_command import flash
+from weft.cli.options import Board as Name
+from weft.cli.options import Json, config_file, real, whole, writes
+from weft.configurations import configuration
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
+
+if TYPE_CHECKING:
+    from weft.boards.board import Board
+
+LIST = "weft boards 1"
+"""Format of what `weft boards --json` prints."""
+
+
+def boards(as_json: Json = False) -> None:
+    """List the boards, what they have, and which presets fit them by estimate."""
+    from weft.boards.registry import BOARDS
+
+    if as_json:
+        listed = [_described(board) for board in BOARDS.values()]
+        print(json.dumps({"format": LIST, "boards": listed}, indent=1))
+        return
+    numbers = (
+        "LUTs",
+        "DSPs",
+        "RAMs",
+        "memory",
+        "clock",
+        "array",
+        "of LUTs",
+        "of DSPs",
+        "of RAMs",
+        "baud",
+        "eye",
+    )
+    made = reports.table("board", *numbers, "presets that fit", right=numbers)
+    for board in BOARDS.values():
+        has = (board.available.lut, board.available.dsp, board.available.ram)
+        memory = f"{board.memory.size >> 10:,} KB {board.memory.kind}"
+        array = f"{board.config.n} x {board.config.n}"
+        shares = [f"{share:.0%}" for share in _shares(board).values()] or ["-"] * 3
+        eye = _eye(board)
+        left = "-" if eye is None else f"{eye:.1f}"
+        made.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
+                     *shares, f"{board.baud:,}", left, ", ".join(_fitting(board)) or "none")  # fmt: skip
+    reports.stdout().print(made)
+    print("array: of the board's own configuration, with the estimated share of what there is")
+    print("eye: what is least of the SDRAM's set-up and hold times left over, at that clock, in ns")
+
+
+def _eye(board: Board) -> float | None:
+    """What is least of the SDRAM's set-up and hold times left over, in ns; None without SDRAM."""
+    from weft.boards.board import MemoryKind
+    from weft.boards.sdram.eye import best_eye
+
+    return best_eye(board.clock).least if board.memory.kind is MemoryKind.SDRAM else None
+
+
+def _described(board: Board) -> dict[str, Any]:
+    return {
+        "name": board.name, "title": board.title, "family": board.family.name, "core": board.core.value,
+        "resources": dict(board.available.items()), "clock_hz": board.clock, "baud": board.baud,
+        "sdram_eye_ns": _eye(board),
+        "memory": {"kind": board.memory.kind.value, "bytes": board.memory.size},
+        "config": board.config.to_dict(), "estimated_shares": _shares(board), "presets_that_fit": _fitting(board),
+    }  # fmt: skip
+
+
+def _fitting(board: Board) -> list[str]:
+    return [name for name, config in PRESETS.items() if _fits(board, config)]
+
+
+def _shares(board: Board) -> dict[str, float]:
+    """Of what there is, the share that the board's own configuration takes; nothing if it cannot be estimated."""
+    from weft.boards.build.estimate import estimate
+
+    need = estimate(board, board.config)
+    kinds = ("lut", "dsp", "ram") if need else ()
+    return {kind: getattr(need, kind) / getattr(board.available, kind) for kind in kinds}
+
+
+def _fits(board: Board, config: Config) -> bool:
+    from weft.boards.build.estimate import places
+
+    try:
+        board.family.fabric.multipliers.check(config)
+    except ConfigError:
+        return False
+    return places(board, config)
+
+
+def build(
+    board: Name,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", help="Preset, board or JSON file; the board's own configuration if not given."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        whole(
+            "--seed",
+            "Seed of place and route; the board's own if not given. Different seeds reach different clocks.",
+            1,
+            (1 << 31) - 1,
+        ),
+    ] = None,
+    clock: Annotated[
+        float | None, real("--clock", "Clock of the core in MHz; the board's own if not given.", 1, 10_000)
+    ] = None,
+    allow_timing_fail: Annotated[
+        bool,
+        typer.Option(
+            "--allow-timing-fail", help="Keep the bitstream even if the design does not reach its clock."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for the bitstream and its report; build/BOARD if not given.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Build a bitstream for a board, with a report of what it uses and how fast it is."""
+    from weft.boards.build.build import build as build_bitstream
+    from weft.boards.build.build import products
+    from weft.boards.registry import find
+
+    chosen = find(board)
+    settings = configuration(config) if config is not None else chosen.config
+    folder = output or Path("build") / chosen.name
+    reads = [config_file(config)]
+    with files.whole_folder(folder, reads) as part, reports.progress() as progress:
+        built = build_bitstream(
+            chosen,
+            settings,
+            _cache(),
+            seed=chosen.seed if seed is None else seed,
+            clock=clock and clock * 1e6,
+            allow_timing_fail=allow_timing_fail,
+            progress=progress,
+        )
+        for path in products(built):
+            shutil.copyfile(path, part / path.name)
+    show(built.report, reports.summary())
+    reports.say(
+        f"{folder / built.bitstream.name}: the bitstream; report.json and floorplan.svg are next to it"
+    )
+
+
+def _cache() -> Path:
+    from weft.hdl.cache import cache_root
+
+    return cache_root() / "boards"
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print what a build used, and its clock."""
+    from weft.boards.families.family import Resources
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("resource")
+    for column in ("used", "available", "percent"):
+        table.add_column(column, justify="right")
+    for kind, row in report["resources"].items():
+        table.add_row(
+            Resources.NAMES[kind], f"{row['placed']:,}", f"{row['available']:,}", f"{row['percent']:.1f}"
+        )
+    console.print(table)
+    timing = report["timing"]
+    if timing["fmax_hz"] is not None:
+        verdict = "met" if timing["met"] else "NOT MET"
+        console.print(
+            f"clock: {report['clock_hz'] / 1e6:g} MHz wanted, {timing['fmax_hz'] / 1e6:.1f} MHz reached: {verdict}"
+        )
+        path = timing["critical_path"]
+        sources = dict.fromkeys(source for step in path for source in step["sources"])
+        console.print(f"critical path: {path[0]['cell']} to {path[-1]['cell']}"
+                      + (f", through {', '.join(sources)}" if sources else ""))  # fmt: skip
+    if "sdram" in report:
+        margins = report["sdram"]["margins_ns"]
+        text = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in margins.items())
+        console.print(f"SDRAM: clock late by {report['sdram']['phase_degrees']:g} degrees; ns left: {text}")
+    console.print(f"link: {report['baud']:,} baud")
+    for note in report["notes"]:
+        console.print(f"note: {note}")
+    console.print(f"peak: {report['peak_gops']:g} GOPS; built in {report['seconds']['total']:g} s")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the commands of this module."""
+    app.command()(boards)
+    for command in (build, flash):
+        app.command()(writes(command))

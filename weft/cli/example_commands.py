@@ -1,0 +1,119 @@
+"""The commands for the models that come with weft."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft import arrays, files
+from weft import report as reports
+from weft.cli.options import Configuration, config_file, whole, writes
+from weft.configurations import configuration
+from weft.errors import FileError
+from weft.hdl.extras import provider
+
+
+class Example(enum.StrEnum):
+    """What comes with weft: networks that read images of digits, and a language model."""
+
+    DIGITS = "digits"
+    ATTENTION = "attention"
+    LANGUAGE = "llm"
+
+
+def example(
+    name: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder to put the example in.", show_default=False)
+    ] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
+) -> None:
+    """Put an example here: a quantised network and an image for it, or a language model and a prompt."""
+    if name is Example.LANGUAGE:
+        _language(folder, force)
+    else:
+        _network(name.value, folder, force)
+
+
+def _network(name: str, folder: Path, force: bool) -> None:
+    from weft.examples import load
+
+    network = load(name)
+    model, image = folder / f"{name}.onnx", folder / "digit.npz"
+    _free(force, model, image)
+    images, labels = network.held_out()
+    with files.whole_file(model) as part:
+        part.write_bytes(network.model())
+    arrays.save_arrays(image, {"image": images[:1]})
+    reports.say(
+        f"{model}: a network that reads handwritten digits, quantised to int8",
+        f"{image}: its input 'image', a {labels[0]}",
+        f"next: weft compile {model} -o program --config small",
+        f"      weft run program --input {image} --output logits.npz",
+    )
+
+
+def _language(folder: Path, force: bool) -> None:
+    from weft.examples import language
+
+    model, prompt = folder / "model.gguf", folder / "prompt.txt"
+    _free(force, model, prompt)
+    with files.whole_file(model) as part:
+        part.write_bytes(language.model())
+    files.write_text(prompt, language.PROMPT)
+    reports.say(
+        f"{model}: a language model that has read Python's documentation and does sums, its matrices Q8_0",
+        f"{prompt}: how a text may begin that it goes on with",
+        f"next: weft generate {model} --prompt-file {prompt}",
+    )
+
+
+def _free(force: bool, *targets: Path) -> None:
+    """Raise `FileError` if one of the files exists, unless they are to be overwritten."""
+    there = [path for path in targets if path.exists() or path.is_symlink()]
+    if there and not force:
+        raise FileError(
+            f"{' and '.join(map(str, there))} exists: --force overwrites it, --output names another folder"
+        )
+
+
+def demo(
+    example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
+    config: Configuration = "default",
+    images: Annotated[
+        int | None, whole("--images", "Images to run on the RTL; as many as take a minute if not given.", 1)
+    ] = None,
+    tokens: Annotated[
+        int | None, whole("--tokens", "Tokens that the language model goes on with at most.", 1, 1 << 24)
+    ] = None,
+    keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
+) -> None:
+    """Run a small network on the simulated accelerator and hold every byte against the golden interpreter."""
+    if example is Example.LANGUAGE:
+        _demo_language(config, images, tokens, keep)
+        return
+    if tokens is not None:
+        raise FileError(f"--tokens and the example {example} do not go together: it reads images")
+    from weft.cli.demo import FILES, Demo
+
+    chosen = configuration(config)
+    files.apart({f"--keep ({name})": keep / name for name in FILES}, [config_file(config)])
+    demonstration = Demo(example.value, chosen, keep, reports.summary())
+    if not demonstration.run(images):
+        raise typer.Exit(1)
+
+
+def _demo_language(config: str, images: int | None, tokens: int | None, keep: Path) -> None:
+    if images is not None:
+        raise FileError("--images and the example llm do not go together: it goes on with a text")
+    if not provider("demonstrate a language model")(config, keep, tokens):
+        raise typer.Exit(1)
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the commands of this module."""
+    for command in (example, demo):
+        app.command()(writes(command))

@@ -1,0 +1,284 @@
+"""The commands for models and for the accelerator itself: what is made of them before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.cli.options import (
+    Configuration,
+    Folder,
+    Json,
+    Model,
+    PlannedMemory,
+    Shapes,
+    States,
+    config_file,
+    load,
+    memory_given,
+    shapes_of,
+    states_of,
+    whole,
+    writes,
+)
+from weft.configurations import configuration, memory_of
+from weft.errors import FileError
+from weft.hdl.extras import provider
+
+if TYPE_CHECKING:
+    from weft.api import Check
+    from weft.compiler.ir.graph import DeviceSegment
+    from weft.run.program import Program
+
+Assignment = Sequence[tuple[str, str, str, str]]
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Integer", "NBits", "Float", "QAttention")
+"""How operators end that multiply by weights."""
+CHECK = "weft check 1"
+"""Format of what `weft check --json` prints."""
+
+
+def compile_model(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the program.", show_default=False)
+    ],
+    config: Configuration = "default",
+    memory: PlannedMemory = None,
+    tuning: Annotated[
+        Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
+    ] = None,
+    plain_inputs: Annotated[
+        bool,
+        typer.Option(
+            help="Keep inputs in memory in NHWC order, even if the first convolution is slower that way."
+        ),
+    ] = False,
+    dump_passes: Annotated[
+        Path | None,
+        typer.Option(
+            "--dump-passes", help="Folder for the operators as text, behind every pass of the compiler."
+        ),
+    ] = None,
+    certify: Annotated[
+        bool,
+        typer.Option("--certify", help="Prove that the program computes the model, and write a certificate."),
+    ] = False,
+    substitute: Annotated[
+        int | None,
+        whole(
+            "--substitute",
+            "Search for graph substitutions that make it quicker, and measure so many parts of it at most.",
+            1,
+            1_000_000,
+        ),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            "--rules", help="File of rules for --substitute, which are proven first; else weft's own."
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="STEPS|SHARE%",
+            help="Make rewrites that round otherwise: as many as keep outputs within so many steps, or move the class "
+            "in so many of the samples (1%).",
+        ),
+    ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            "--samples", help="Samples that --budget is measured on: .npz or .npy, as of `quantise`."
+        ),
+    ] = None,
+    shape: Shapes = [],  # noqa: B006
+    state: States = [],  # noqa: B006
+) -> None:
+    """Compile a model for one configuration of the hardware."""
+    import weft
+
+    chosen = configuration(config)
+    files.existing(model)
+    options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
+    options["states"] = states_of(state)
+    options["memory"] = memory_of(memory_given(memory), config)
+    if substitute is not None or rules is not None:
+        options |= {"substitute": substitute, "rules": rules}
+    if budget is not None or samples is not None:
+        options |= {"budget": budget, "samples": samples}
+    dumped: dict[str, str] = {}
+    if dump_passes is not None:
+        options["watch"] = _dumping(dumped)
+    if tuning is not None:
+        loaded = provider("read a tuning")(files.existing(tuning), chosen)
+        if memory is not None and options["memory"] != loaded.bandwidth:
+            raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
+        options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
+    reads = [model, tuning, config_file(config), rules, samples]
+    with (
+        files.whole_folder(output, reads=reads) as part,
+        reports.progress() as progress,
+    ):
+        progress(f"compiling {model.name}")
+        program = weft.compile(model, config=chosen, progress=progress, **options)
+        program.save(part)
+        if certify:
+            certificate = provider("certify a program")(program, part, model, progress)
+    if dump_passes is not None:
+        with files.whole_folder(dump_passes, reads=reads) as part:
+            for name, text in dumped.items():
+                (part / name).write_text(text, encoding="utf-8")
+    _tell(program, f"{output}: {model.name}")
+    if certify:
+        reports.say(*certificate.told)
+    _tell_of_host(program)
+
+
+def _tell(program: Program, title: str) -> None:
+    """What was compiled, and what was done to make it quicker."""
+    nodes, n = program.assignment, program.config.n
+    on_device = sum(node[2] != "host" for node in nodes)
+    reports.say(f"{title} for an array of {n} x {n}; {on_device} of {len(nodes)} nodes run on the device")
+    gone, channels = program.channels_left_out
+    if gone:
+        reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
+    for done in (program.roundings, program.substitutions):
+        if done is not None:
+            reports.say(*done.told)
+    if program.narrow_bytes:
+        reports.say(
+            f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"
+        )
+
+
+def _tell_of_host(program: Program) -> None:
+    nodes = program.assignment
+    if host := [node for node in nodes if node[2] == "host"]:
+        reports.show_assignment(host, reports.summary())
+    warn_of_host(nodes)
+    warn_of_clamps(nodes)
+
+
+def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
+    """What puts the operators behind every pass into `texts`, by file name."""
+    from weft.compiler.ir.model import dump_segment
+
+    def watch(done: str, segment: DeviceSegment) -> None:
+        step = 1 + sum(name.startswith(f"{segment.name}-") for name in texts)
+        texts[f"{segment.name}-{step:02}-{done}.txt"] = dump_segment(segment)
+
+    return watch
+
+
+def check(
+    model: Model,
+    config: Configuration = "default",
+    as_json: Json = False,
+    shape: Shapes = [],  # noqa: B006
+    state: States = [],  # noqa: B006
+) -> None:
+    """Show which nodes of a model run on the device, which on the host, and why."""
+    import weft
+    from weft.compiler.ir.model import reasons
+
+    options: dict[str, Any] = {"shapes": shapes_of(shape), "states": states_of(state)}
+    nodes = weft.check(files.existing(model), configuration(config), **options)
+    host = sum(node[2] == "host" for node in nodes)
+    if as_json:
+        keys = ("name", "operator", "place", "reason")
+        rows = [dict(zip(keys, node, strict=True)) for node in nodes]
+        listed = {"format": CHECK, "nodes": rows, "on_device": len(nodes) - host}
+        listed["warnings"] = list(nodes.warnings)
+        print(json.dumps(listed | dataclasses.asdict(nodes.shares), indent=1))
+    else:
+        reports.show_assignment(nodes, reports.stdout())
+        print(*told_shares(nodes), sep="\n")
+        reports.show_reasons(reasons(nodes), reports.stdout())
+    warn_of_host(nodes)
+    warn_of_clamps(nodes)
+
+
+def warn_of_clamps(nodes: Assignment) -> None:
+    """Print what may leave the range that the device has for it."""
+    from weft.compiler.ir.model import clamps
+
+    for text in clamps(nodes):
+        reports.warn(text)
+
+
+def told_shares(nodes: Check) -> tuple[str, str]:
+    """How much of a model the device runs, in two lines."""
+    host = sum(node[2] == "host" for node in nodes)
+    return (
+        f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host",
+        f"{nodes.shares.on_device:.1%} of the multiplications are on the device; {nodes.shares.crossing:,} bytes "
+        "cross between host and device in each run",
+    )
+
+
+def warn_of_host(nodes: Assignment) -> None:
+    """Say what to do if nothing runs on the device, or activations have no fixed ranges."""
+    from weft.compiler.onnx.model import without_ranges
+
+    told = without_ranges({node[1].rpartition(".")[2] for node in nodes})
+    if told is not None and any(node[1].endswith(_PRODUCTS) and node[2] == "host" for node in nodes):
+        reports.warn(told)
+        return
+    if any(node[2] == "device" for node in nodes):
+        return
+    reasons = Counter(reason for *_, reason in nodes if reason).most_common(1)
+    why = f": most often because {reasons[0][0]!r}" if reasons else ""
+    reports.warn(
+        f"nothing of this model runs on the device{why}. Quantise the float model with `weft quantise`, which takes "
+        "int8 for weights and activations and the QDQ format, or convert it to TFLite with full integer "
+        "quantisation; `weft check` lists the reasons of all nodes"
+    )
+
+
+def verilog(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Verilog file to write.", show_default=False)
+    ],
+    config: Configuration = "default",
+) -> None:
+    """Write the accelerator as one Verilog file, and a JSON file of its parameters, ports and registers next to it."""
+    import weft
+
+    chosen = configuration(config)
+    if output.suffix == ".json":
+        raise FileError(f"{output}: the Verilog file must not end in .json, its description does")
+    described = None if files.special(output) else output.with_suffix(".json")
+    suffixes = {"--output": (".v", ".sv")}
+    files.apart({"--output": output, "its description": described}, [config_file(config)], suffixes)
+    with reports.progress() as progress:
+        progress("generating Verilog")
+        text, description = weft.verilog(chosen)
+    files.write_text(output, text)
+    reports.say(f"{output}: {len(text.splitlines()):,} lines of Verilog of the {description['core']} core")
+    if described is not None:
+        files.write_json(described, description)
+        reports.say(f"{described}: parameters, ports and register map")
+
+
+def dis(folder: Folder) -> None:
+    """Disassemble a compiled program."""
+    program, _ = load(folder)
+    print(program.disassemble(), end="")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the commands of this module."""
+    app.command("compile")(writes(compile_model))
+    app.command()(writes(verilog))
+    app.command()(check)
+    app.command()(dis)

@@ -1,0 +1,237 @@
+"""The command that tells which board is connected, and whether it and the link to it are sound."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft import report as reports
+from weft.cli.options import Baud, Json, Port, writes
+
+if TYPE_CHECKING:
+    from weft.boards.bus.memory import BoardMemory, MemoryTest
+    from weft.boards.link.frames import Identity
+    from weft.boards.link.probe import LinkQuality, Registers
+    from weft.hdl.isa.config import Config
+
+FORMAT = "weft probe 1"
+"""Format of what `weft probe --json` prints."""
+PART_SECONDS = 5
+"""Seconds that the test of a part of memory may take."""
+LINK_SECONDS = 0.5
+"""The same for finding out how fast the link is, each way."""
+
+
+_FLASH = {
+    "COPYING": "its program was not copied to memory, which does not work",
+    "EMPTY": "no program to copy to memory",
+    "COPIED": "its program was copied to memory when the board started",
+    "DAMAGED": "its program is DAMAGED, and was not copied to memory as a whole",
+}
+"""What became of the program in the flash, by the name of its `weft.boards.link.frames.FlashState`."""
+
+
+class Part(enum.StrEnum):
+    PART = "part"
+    ALL = "all"
+    NONE = "none"
+
+
+def probe(
+    port: Port = None,
+    baud: Baud = None,
+    memory: Annotated[
+        Part,
+        typer.Option(
+            "--memory-test",
+            help="How much of the memory to test: what takes about five seconds, all, or nothing. Where the board "
+            "tests all by itself, as those with SDRAM do, what was in memory is gone.",
+        ),
+    ] = Part.PART,
+    as_json: Json = False,
+) -> None:
+    """Tell which board is connected, what it is built for, and whether its memory and the link to it are sound.
+
+    A program that runs there is ended. What is in memory is read before the test of a part and written back behind it.
+    """
+    with reports.progress() as progress:
+        found = _probe(port, baud, memory, progress)
+    if as_json:
+        print(json.dumps({"format": FORMAT, **found.described()}, indent=1))
+    else:
+        found.show()
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Probed:
+    port: str
+    baud: int
+    identity: Identity
+    registers: Registers
+    link: LinkQuality
+    memory: MemoryTest | None
+
+    @property
+    def sound(self) -> bool:
+        from weft.boards.link.serial_ports import flash_fault, sdram_fault
+
+        registers = self.registers.sound and self.registers.digest == self.identity.digest
+        memory = self.memory is None or (self.memory.wrong is None and self.memory.restored is not False)
+        return registers and memory and not sdram_fault(self.identity) and not flash_fault(self.identity)
+
+    def described(self) -> dict[str, Any]:
+        """As plain values."""
+        from weft.boards.registry import BOARDS
+
+        identity, board = self.identity, BOARDS.get(self.identity.board)
+        name, config = _known(identity)
+        return {
+            "port": self.port, "baud": self.baud, "board": identity.board, "title": board and board.title,
+            "core": board and board.core.value, "clock_hz": identity.clock,
+            "digest": identity.digest, "config_name": name, "config": config and config.to_dict(),
+            "memory_bytes": identity.memory_bytes, "memory_kind": board and board.memory.kind.value,
+            "sdram": identity.calibration.described(), "flash": identity.flash.name.lower(),
+            "registers": {"sound": self.registers.sound, "digest": self.registers.digest,
+                          "version": self.registers.version, "status": self.registers.status.value},
+            "link": dataclasses.asdict(self.link),
+            "memory_test": self.memory and dataclasses.asdict(self.memory), "sound": self.sound,
+        }  # fmt: skip
+
+    def show(self) -> None:
+        """Print it."""
+        from weft.boards.link.frames import FlashState
+        from weft.boards.link.serial_ports import sdram_fault
+
+        about = self.described()
+        title = (
+            f"{about['title']} ({about['board']})"
+            if about["title"]
+            else f"{about['board']}, unknown to this weft"
+        )
+        reports.say(f"board: {title} at {self.port}, {self.baud:,} baud")
+        reports.say(f"configuration: {_configuration(self.identity)}")
+        core = f"{about['core']}, " if about["core"] else ""
+        reports.say(f"core: {core}{self.identity.clock / 1e6:g} MHz, {self._registers()}")
+        kind = f" of {about['memory_kind']}" if about["memory_kind"] else ""
+        reports.say(f"memory: {self.identity.memory_bytes:,} bytes{kind}{self._memory()}")
+        if about["sdram"]:
+            reports.say(sdram_fault(self.identity) or f"SDRAM: {self.identity.calibration}")
+        if self.identity.flash is not FlashState.NONE:
+            reports.say(f"flash: {_FLASH[self.identity.flash.name]}")
+        link, limit = self.link, self.baud / 10
+        least, median, most = (1e3 * seconds for seconds in link.round_trip)
+        reports.say(
+            f"link: round trip {median:.1f} ms ({least:.1f} to {most:.1f}), writes {link.write_rate / 1e3:,.0f} KB/s, "
+            f"reads {link.read_rate / 1e3:,.0f} KB/s of {limit / 1e3:,.0f} KB/s; {link.requests:,} requests, "
+            f"{link.repeated:,} of them sent again, {link.damaged:,} damaged answers"
+        )
+        if link.repeated:
+            reports.say(f"the line spoils about {link.error_rate:.2%} of bytes")
+
+    def _registers(self) -> str:
+        from weft.hdl.isa.memmap import MAGIC, VERSION
+
+        registers = self.registers
+        if registers.magic != MAGIC:
+            return f"whose registers are none of weft's: MAGIC is {registers.magic:#x}"
+        if registers.version != VERSION:
+            return f"of version {registers.version}, this weft knows {VERSION}: build and flash it again"
+        if registers.digest != self.identity.digest:
+            return f"of another configuration than the link says: {registers.digest:#010x}"
+        return "registers as they should be"
+
+    def _memory(self) -> str:
+        test = self.memory
+        if test is None:
+            return ", not tested"
+        extent = "all" if test.tested == test.size else f"{test.tested:,}"
+        rate = test.tested / max(test.seconds, 1e-9) / 1e6
+        back = {
+            True: "what was there is there again",
+            False: "what was there is LOST",
+            None: "what was there is gone",
+        }[test.restored]
+        result = "no error" if test.wrong is None else f"ERROR {test}"
+        return f"; {extent} tested in {test.seconds:.1f} s, {rate:.2g} MB/s: {result}, {back}"
+
+
+def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Progress) -> _Probed:
+    from weft.boards.bus.memory import BoardMemory
+    from weft.boards.link.frames import Operation, Request
+    from weft.boards.link.probe import read_registers, try_link
+    from weft.boards.link.serial_ports import identify_ready, open_session, sdram_fault
+    from weft.run.virtual import PREFIX, place_of
+
+    progress("asking the serial ports for a board" if port is None else f"asking at {port}")
+    if port is not None and port.startswith(PREFIX):
+        progress("building the board's simulator (about a minute, the first time only)")
+    with place_of(port, baud) as place:
+        session, rate = open_session(place.port, place.rates, timeout=place.timeout)
+        try:
+            identity = identify_ready(session)
+            session.buffer = identity.buffer
+            registers = read_registers(session)
+            session.request(Request(0, Operation.RESET))
+            progress(f"trying the link to {identity.board}")
+            memory = BoardMemory(session, identity.memory_bytes)
+            most = min(identity.memory_bytes, int(LINK_SECONDS * rate / 10))
+            link = try_link(memory, most, seconds=LINK_SECONDS)
+            test = None if sdram_fault(identity) else _tested(memory, identity, part, link, progress)
+        finally:
+            session.close()
+    return _Probed(place.port, rate, identity, registers, link, test)
+
+
+def _tested(
+    memory: BoardMemory, identity: Identity, part: Part, link: LinkQuality, progress: reports.Progress
+) -> MemoryTest | None:
+    """The test of a part of memory, or all of it, by the board if it can; None if nothing is to be tested.
+
+    A part is what the link can move in `PART_SECONDS`, at the rate that was measured: a simulated one is slow.
+    """
+    from weft.boards.bus.memory import fill_memory
+    from weft.boards.link.frames import Feature
+    from weft.boards.link.probe import PASSES, check_memory
+
+    if part is Part.NONE:
+        return None
+    if part is Part.ALL and identity.features & Feature.FILLS:
+        return fill_memory(memory, progress)
+    rate = min(link.write_rate, link.read_rate)
+    most = memory.size if part is Part.ALL else int(PART_SECONDS * rate / PASSES)
+    return check_memory(memory, most, progress)
+
+
+def _known(identity: Identity) -> tuple[str | None, Config | None]:
+    """The configuration by what is known: the board's own, a preset or another board's."""
+    from weft.boards.registry import BOARDS
+    from weft.hdl.isa.config import PRESETS
+
+    own = BOARDS.get(identity.board)
+    named = {**({own.name: own.config} if own else {}), **PRESETS}
+    named |= {board.name: board.config for board in BOARDS.values() if board.name not in named}
+    return next(
+        ((name, config) for name, config in named.items() if config.digest == identity.digest), (None, None)
+    )
+
+
+def _configuration(identity: Identity) -> str:
+    name, config = _known(identity)
+    if config is None:
+        return f"none that this weft has a name for (digest {identity.digest:#010x})"
+    about = "the board's own" if name == identity.board else name
+    return (
+        f"{about}: {config.n} x {config.n}, {config.lanes} {'lane' if config.lanes == 1 else 'lanes'}, "
+        f"bus of {config.bus_bytes} bytes (digest {identity.digest:#010x})"
+    )
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command()(writes(probe))

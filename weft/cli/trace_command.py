@@ -1,0 +1,136 @@
+"""The command that shows what every unit does when."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.cli.options import Bandwidth, Folder, Latency, load, writes
+from weft.errors import FileError
+from weft.run.trace import TRACKS, Slice, Timeline
+
+FORMAT = "weft trace 1"
+"""Of the trace's metadata."""
+
+
+class Simulation(enum.StrEnum):
+    """Where `trace` runs."""
+
+    TIMING = "timing"
+    RTL = "rtl"
+
+
+def trace(
+    folder: Folder,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the trace as Trace Event JSON, for ui.perfetto.dev.",
+            show_default=False,
+        ),
+    ] = None,
+    drawing: Annotated[
+        Path | None, typer.Option("--svg", help="Write the trace as an SVG drawing.", show_default=False)
+    ] = None,
+    on: Annotated[Simulation, typer.Option("--on", help="Where to run.")] = Simulation.TIMING,
+    latency: Latency = 30,
+    bandwidth: Bandwidth = None,
+) -> None:
+    """Show what every unit does when: as the cycle model has it, or the RTL, whose inputs are zeros here."""
+    if output is None and drawing is None:
+        raise FileError("say where the trace goes: --output FILE.json, --svg FILE.svg, or both")
+    program, read = load(folder)
+    suffixes = {"--output": (".json",), "--svg": (".svg",)}
+    files.apart({"--output": output, "--svg": drawing}, read, suffixes)
+    from weft.cli import trace_svg
+    from weft.run.trace import timelines_of
+
+    with reports.progress() as progress:
+        progress(reports.RTL_STARTS if on is Simulation.RTL else "running on the cycle model")
+        timelines = timelines_of(program, on=on.value, latency=latency, bandwidth=bandwidth)
+        progress("writing the trace")
+        texts: dict[Path, str] = {}
+        if output is not None:
+            memory = {"latency": latency, "bandwidth": bandwidth or program.memory}
+            about: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": on.value, **memory}
+            texts[output] = trace_json(timelines, about | {"config": program.config.to_dict()})
+        if drawing is not None:
+            texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)
+        for path, text in texts.items():
+            files.write_text(path, text)
+    reports.say_plan(program, bandwidth)
+    for path in texts:
+        reports.say(f"{path}: {sum(line.cycles for line in timelines):,} cycles")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command()(writes(trace))
+
+
+Event = dict[str, Any]
+
+BANDWIDTH = "DRAM bytes per cycle"
+OCCUPANCY = "scratchpad vectors in use"
+
+
+def events(timelines: Sequence[Timeline]) -> list[Event]:
+    """A process for each timeline, a thread for each of its tracks; time stamps rise, in cycles."""
+    names = [event for pid, timeline in enumerate(timelines, 1) for event in _names(pid, timeline)]
+    timed = [event for pid, timeline in enumerate(timelines, 1) for event in _timed(pid, timeline)]
+    return names + sorted(timed, key=lambda event: event["ts"])
+
+
+def trace_json(timelines: Sequence[Timeline], about: dict[str, Any]) -> str:
+    """The JSON document, an event a line. `about` goes into its metadata."""
+    head = {"time": "1 us of the trace is 1 clock cycle"} | about
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events(timelines))
+    return f'{{"displayTimeUnit":"ns","otherData":{json.dumps(head)},"traceEvents":[\n{lines}\n]}}\n'
+
+
+def _names(pid: int, timeline: Timeline) -> Iterator[Event]:
+    yield _meta(pid, 0, "process_name", name=timeline.name)
+    yield _meta(pid, 0, "process_sort_index", sort_index=pid)
+    for tid, track in enumerate(TRACKS, 1):
+        yield _meta(pid, tid, "thread_name", name=track)
+        yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
+
+
+def _meta(pid: int, tid: int, what: str, **args: Any) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
+
+
+def _timed(pid: int, timeline: Timeline) -> Iterator[Event]:
+    for tid, track in enumerate(TRACKS, 1):
+        for item in timeline.tracks[track]:
+            yield _slice(pid, tid, timeline, item)
+    for window in timeline.windows:
+        length = window.end - window.start
+        rates = {"read": window.read / length, "written": window.written / length}
+        yield _counter(pid, timeline, BANDWIDTH, window.start, rates)
+    yield _counter(pid, timeline, BANDWIDTH, timeline.cycles, {"read": 0, "written": 0})
+    for cycle, vectors in timeline.vectors:
+        yield _counter(pid, timeline, OCCUPANCY, cycle, {"vectors": vectors})
+
+
+def _slice(pid: int, tid: int, timeline: Timeline, item: Slice) -> Event:
+    event = {
+        "ph": "X", "pid": pid, "tid": tid, "ts": timeline.origin + item.start, "dur": item.end - item.start,
+        "name": item.name, "cat": "waits" if item.waits else "runs",
+        "args": {"layer": timeline.layers[item.layer]} | item.details,
+    }  # fmt: skip
+    return event | {"cname": "grey"} if item.waits else event
+
+
+def _counter(pid: int, timeline: Timeline, name: str, cycle: int, values: dict[str, float]) -> Event:
+    rounded = {key: round(value, 4) for key, value in values.items()}
+    return {"ph": "C", "pid": pid, "tid": 0, "ts": timeline.origin + cycle, "name": name, "args": rounded}

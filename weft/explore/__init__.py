@@ -1,6 +1,0 @@
-"""Search for hardware and mapping together: configurations on boards, with programs of models compiled for each."""
-
-from weft.explore.explore import Exploration, explore
-from weft.explore.space import Space
-
-__all__ = ["Exploration", "Space", "explore"]

@@ -1,0 +1,1 @@
+"""Compiled programs and the devices that run them."""

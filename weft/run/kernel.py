@@ -1,0 +1,158 @@
+"""Operators of one's own: functions of rows, compiled for the kernel engine.
+
+>>> import numpy as np, weft, weft.run.kernel
+>>> def gate(rows):
+...     x, y = rows.read(0), rows.read(1)
+...     rows.store(x.times(y, 7).maximum(0))
+>>> config = weft.Config.load("tiny").replace(kernel=64)
+>>> kernel = weft.run.kernel.compile(gate, rows=12, columns=10, tensors=2, config=config)
+>>> x = np.arange(120).astype(np.int8).reshape(12, 10)
+>>> bool((kernel.run(x, x) == kernel.evaluate(x, x)).all())  # run(..., on="rtl"): the Verilog
+True
+
+A function gets a `Rows`, reads elements of tensors, combines them and totals of rows, and stores one result.
+`Expression` has the operations. Numbers are integers of 32 bits, and each expression knows the range of its values:
+what could leave it is refused with the line at fault.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.arguments import integer
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import Buffer, DeviceSegment, View
+from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
+from weft.compiler.kernel.operators import RowFunction
+from weft.compiler.verify import evaluate as meaning
+from weft.configurations import configuration, sequential_boards
+from weft.errors import InputError
+from weft.hdl.isa import MicroOp
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.run.devices import Simulation, simulated
+from weft.run.runtime import Image
+from weft.sim.device import Device
+
+__all__ = ["Expression", "Kernel", "KernelError", "Rows", "compile", "constant"]
+
+_TENSORS = 4
+"""Tensors and constants at most."""
+_MOST = 1 << 16
+_RESULT = "result"
+
+
+class Kernel:
+    """A compiled kernel.
+
+    Attributes
+    ----------
+    config : Config
+    ops : tuple of MicroOp
+        What the engine runs for each row.
+    cycles : int or None
+        What the last `run` took, on a device that has a clock.
+    """
+
+    def __init__(self, op: RowFunction, config: Config) -> None:
+        self.config = config
+        self.ops: tuple[MicroOp, ...] = generate(op.rows(), config.n)
+        self.cycles: int | None = None
+        self._op = op
+        in_turn = bool(sequential_boards(config))
+        self._image = Image(compile_segment(DeviceSegment(op.name, (op,)), config, sequential=in_turn))
+
+    def run(
+        self,
+        *tensors: np.ndarray,
+        on: str | Device = "golden",
+        latency: int = 30,
+        bandwidth: float | None = None,
+        stalls: int | None = None,
+    ) -> np.ndarray:
+        """The result for int8 tensors (rows, columns): int8 (rows, columns). The other arguments are those of
+        `weft.Program.run`.
+
+        Raises
+        ------
+        InputError
+            For tensors of another number, dtype or shape, or another argument outside its limits.
+        """
+        simulation = Simulation(latency, bandwidth, stalls)
+        names = (view.buffer.name for view in self._op.inputs)
+        contents = dict(zip(names, self._checked(tensors), strict=True))
+        with simulated(on, self.config, self._image.memory_bytes, simulation) as device:
+            self._image.run(device, contents)
+            self.cycles = device.counters().get(Counter.CYCLES)
+            return self._image.read(device, _RESULT).reshape(self._op.dst.shape[2:])
+
+    def evaluate(self, *tensors: np.ndarray) -> np.ndarray:
+        """What the function means, in numpy: what `run` gives on any device. Raises as that does."""
+        given = tuple(tensor.reshape(self._op.dst.shape) for tensor in self._checked(tensors))
+        return meaning(self._op, given).reshape(self._op.dst.shape[2:])
+
+    def _checked(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+        shape = self._op.dst.shape[2:]
+        if len(tensors) != len(self._op.inputs):
+            raise InputError(f"the kernel reads {len(self._op.inputs)} tensors, not {len(tensors)}")
+        for index, tensor in enumerate(tensors):
+            if not isinstance(tensor, np.ndarray) or tensor.dtype != np.int8 or tensor.shape != shape:
+                kind = (
+                    f"{tensor.dtype} of shape {tensor.shape}"
+                    if isinstance(tensor, np.ndarray)
+                    else repr(tensor)
+                )
+                raise InputError(f"tensor {index} is {kind}; the kernel reads int8 of shape {shape}")
+        return list(tensors)
+
+
+def compile(
+    function: Callable[[Rows], object],
+    *,
+    rows: int,
+    columns: int,
+    tensors: int = 1,
+    constants: Sequence[np.ndarray] = (),
+    config: str | os.PathLike[str] | Config = "default",
+) -> Kernel:
+    """Compile a function of rows for tensors of one shape.
+
+    Parameters
+    ----------
+    function : callable
+        Gets a `Rows` whose first `tensors` are those that `Kernel.run` is given, with `constants` behind them.
+    rows, columns : int
+        The shape of all tensors.
+    tensors : int
+        How many there are: 1 to 4, with the constants.
+    constants : sequence of ndarray
+        int16 (columns,), the same for all rows; `Rows.wide` reads them.
+    config : str, path or Config
+        A configuration with a kernel engine.
+
+    Raises
+    ------
+    KernelError
+        With the line of the function at fault: a number that can pass 32 bits, a tensor that is not there; or if it
+        needs more registers than there are.
+    CompileError
+        If the configuration has no kernel engine or too small a one, or a row does not fit its scratchpad.
+    InputError
+        For arguments of other types or outside their limits.
+    """
+    for name, value in (("rows", rows), ("columns", columns)):
+        integer(name, value, 1, _MOST)
+    integer("tensors", tensors, 1, _TENSORS - len(constants))
+    for index, vector in enumerate(constants):
+        if not isinstance(vector, np.ndarray) or vector.dtype != np.int16 or vector.shape != (columns,):
+            raise InputError(f"constant {index} must be int16 of shape {(columns,)}")
+    shape = (1, 1, rows, columns)
+    views = [View(Buffer(f"tensor{index}", shape, "input"), shape) for index in range(tensors)]
+    target = View(Buffer(_RESULT, shape, "output"), shape)
+    name = getattr(function, "__name__", "kernel")
+    return Kernel(RowFunction(name, tuple(views), target, function, tuple(constants)), configuration(config))

@@ -1,1 +1,0 @@
-"""Training on the device: what `weft train` and `weft.train` do around the steps that run there."""
