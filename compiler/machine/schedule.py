@@ -27,7 +27,7 @@ from weft.hdl.checker.conflicts import DRAM, Uses, conflicts, inverse
 from weft.hdl.isa import WORD_BYTES, End, Opcode, Queue, places
 from weft.hdl.isa.code import Code, mask, write
 
-_RUN_AHEAD_QUEUES = len(Queue)
+_QUEUES = len(Queue)
 
 
 def products_first(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
@@ -87,7 +87,7 @@ def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarra
         Queue.VEC: round(target.vec_start()),
     }
     beside = [own.get(queue, 0) for queue in Queue]
-    free, finish, starts = [0] * _RUN_AHEAD_QUEUES, list[int](), list[int]()
+    free, finish, starts = [0] * _QUEUES, list[int](), list[int]()
     for queue, cycles, causes in zip(
         tasks.queue.tolist(), tasks.cycles.tolist(), latest.tolist(), strict=True
     ):
@@ -104,7 +104,7 @@ def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarra
 def _room(queue: np.ndarray, starts: np.ndarray, depth: int) -> np.ndarray:
     """When there is room for each task in its queue: once the one `depth` before it has started."""
     room = np.zeros(len(starts), np.int64)
-    for unit in range(_RUN_AHEAD_QUEUES):
+    for unit in range(_QUEUES):
         mine = np.flatnonzero(queue == unit)
         room[mine[depth:]] = starts[mine[:-depth]]
     return room
@@ -156,7 +156,6 @@ def _set(words: np.ndarray, rows: np.ndarray, opcode: Opcode, fields: dict[str, 
 
 Known = tuple[int, ...]
 
-_QUEUES = len(Queue)
 _MARGIN = 3  # how many times its own duration a LOAD runs ahead
 _LATENCY = 500  # and so many cycles more
 _LEAST = 2  # but at least past so many compute tasks

@@ -22,7 +22,7 @@ from weft.compiler.plan.vector_plan import VectorPlan
 from weft.hdl.isa import Reduce
 
 
-def _shape(op: Pool) -> Shape4:
+def _shape(op: Pool | Pad) -> Shape4:
     n, h, w, c = op.src.shape
     return n, *op.window.output(h, w), c
 
@@ -80,11 +80,6 @@ def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
 POOL = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)
 
 
-def _pad_shape(op: Pad) -> Shape4:
-    n, h, w, c = op.src.shape
-    return n, *op.window.output(h, w), c
-
-
 def _pad_evaluate(op: Pad, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     around = window_of(Value.image(given[0]), op.window, op.dst.shape[1:3], op.fill)
     centred = elementwise(lambda v: v - op.x_zero, reduce("add", around, "yx"))
@@ -112,7 +107,7 @@ def _pad_cost(op: Pad, plan: VectorPlan, target: Target) -> Cost:
 
 
 PAD = Operator(
-    Pad, _pad_shape, _pad_evaluate, _pad_plan, _pad_lower, _pad_cost, beside=_pad_beside, resident=True
+    Pad, _shape, _pad_evaluate, _pad_plan, _pad_lower, _pad_cost, beside=_pad_beside, resident=True
 )
 
 

@@ -196,7 +196,6 @@ def check_sequence(instructions: Sequence[Instruction]) -> None:
         )
 
 
-_races_QUEUES = len(Queue)
 _DRAM_SPAN = 1 << 28
 """Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
 
@@ -222,7 +221,7 @@ def _ordered(forms: Forms, order: Order) -> bool:
     _spans(forms.uses)
     latest = conflicts(len(visited), forms.uses.ordered(visited))
     done = np.where(latest < 0, 0, order.positions[visited[latest]] + 1)
-    return not (done > np.array(order.clocks, np.int64).reshape(-1, _races_QUEUES)).any()
+    return not (done > np.array(order.clocks, np.int64).reshape(-1, _QUEUES)).any()
 
 
 def _spans(uses: Uses) -> dict[int, tuple[int, int]]:
@@ -250,11 +249,9 @@ class _Races:
     def __init__(self, code: Code, config: Config, forms: Forms) -> None:
         self._body = code
         self._owners = code.queues.tolist()
-        self._queues = [np.flatnonzero(code.queues == queue) for queue in range(_races_QUEUES)]
+        self._queues = [np.flatnonzero(code.queues == queue) for queue in range(_QUEUES)]
         # Axes: read or write, queue, address.
-        self._chip = {
-            memory: np.zeros((2, _races_QUEUES, memory.size(config)), np.int32) for memory in SPACES
-        }
+        self._chip = {memory: np.zeros((2, _QUEUES, memory.size(config)), np.int32) for memory in SPACES}
         # For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte).
         self._dram = {
             base: (low, np.zeros((2, high - low), np.int32))

@@ -158,7 +158,6 @@ GROUP_NORMALIZATION_OPERATORS = (
 )
 
 
-_LAYER_NORMALIZATION_EPSILON = 1e-5
 """What ONNX takes for epsilon if a node has none."""
 
 
@@ -230,7 +229,7 @@ def layer_norm(context: NodeContext) -> Pending:
     tensor, layout = found
     count = _elements(context)
     weight, bias = (context.floats(index) if context.node.input(index) else None for index in (1, 2))
-    epsilon = float(context.node.attributes.get("epsilon", _LAYER_NORMALIZATION_EPSILON))
+    epsilon = float(context.node.attributes.get("epsilon", _EPSILON))
     op = LayerNorm(
         context.node.name,
         tensor.view(),
