@@ -1,14 +1,8 @@
-"""A property's bench as a flat netlist, for Yosys' SAT solver and as an and-inverter graph for ABC.
-
-Run as a module it does the work in a process of its own, as the library logs to the C stdout and ends the process on an
-error: ``python -m weft.extras.proof.engine.netlist JOB.json`` in the folder of the files.
-"""
+"""A property's bench as a flat netlist, for Yosys' SAT solver and as an and-inverter graph for ABC."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +141,7 @@ def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    well, said = work(__name__, folder, job)
+    well, said = work(_work, folder, job)
     with (folder / LOG).open("a") as log:
         log.write(said)
     if not well:
@@ -231,7 +225,3 @@ def _work(job: dict[str, Any]) -> None:
     for port, path in job["peeks"].items():
         _connect(design, path, port)
     run(*_PREPARE)
-
-
-if __name__ == "__main__":
-    _work(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,15 +1,11 @@
 """Bits of a core's signals that cannot change, or that nothing reads, as Yosys finds when it makes the core flat and
 optimises it: no cell of the flat core drives them any more.
-
-Run as a module it does the work in a process of its own, as the library ends the process on an error:
-``python -m weft.extras.proof.mutants.constants`` in the folder of the files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -50,7 +46,7 @@ def constants(core: wiring.Component) -> set[tuple[str, str]]:
 
     def fill(folder: Path) -> None:
         (folder / _SOURCE).write_text(source)
-        well, said = work(__name__, folder, {})
+        well, said = work(_find_constants, folder, {})
         if not well:
             raise ConstantsError(failure(said))
         (folder / _SOURCE).unlink()
@@ -59,7 +55,7 @@ def constants(core: wiring.Component) -> set[tuple[str, str]]:
     return {(unit, name) for unit, name in json.loads((folder / _FOUND).read_text())}
 
 
-def _work() -> None:
+def _find_constants(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
@@ -119,7 +115,7 @@ def _named(path: str, bit: int | None, units: set[str]) -> tuple[str, str]:
     return unit or "core", name if bit is None else f"{name}[{bit}]"
 
 
-_unread_FOUND = "unread.json"
+_UNREAD = "unread.json"
 _BITWISE = {"$and", "$or", "$xor", "$xnor", "$not", "$pos", "$mux", "$pmux"}
 _UPWARD = {"$add", "$sub", "$neg", "$mul", "$shl", "$sshl"}
 _Pin = tuple[str, str, int]
@@ -133,10 +129,10 @@ def unread(plain: Path, mutants: Iterable[Mutant]) -> set[int]:
     pins = {mutant.number: mutant.pin for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
         job = {"plain": str(plain.resolve()), "pins": pins}
-        well, said = work(__name__, Path(temporary), job)
+        well, said = work(_find_unread, Path(temporary), job)
         if not well:
             raise MutationError(failure(said))
-        return set(json.loads((Path(temporary) / _unread_FOUND).read_text()))
+        return set(json.loads((Path(temporary) / _UNREAD).read_text()))
 
 
 class _Netlist:
@@ -213,18 +209,11 @@ def _live(netlist: _Netlist) -> set[_Pin]:
     return found
 
 
-def _unread_work(job: dict[str, Any]) -> None:
+def _find_unread(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
     libyosys.run_pass(f"read_rtlil {job['plain']}", design)
     live = _live(_Netlist(design.top_module()))
     found = [int(number) for number, pin in job["pins"].items() if tuple(pin) not in live]
-    Path(_unread_FOUND).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    if given := json.loads(Path(sys.argv[1]).read_text()):
-        _unread_work(given)
-    else:
-        _work()
+    Path(_UNREAD).write_text(json.dumps(found))

@@ -3,17 +3,13 @@
 Registers and memories are cut out of the flat core, so that what they hold is an input, and what goes into them is
 an output. A mutant whose outputs are then those of the core for all inputs does in every cycle what the core does. One
 that differs only in states that cannot be reached is not found to be equal.
-
-Run as a module it does the work in a process of its own: ``python -m weft.extras.proof.mutants.equivalence JOB.json``.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
-import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable
@@ -45,7 +41,7 @@ def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dic
     for mutant in mutants:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             job = {"plain": str(plain.resolve()), "command": mutant.command, "seconds": seconds}
-            _, said = work(__name__, Path(temporary), job)
+            _, said = work(_compare, Path(temporary), job)
         verdicts = [value for text, value in _SAID.items() if text in said]
         if not verdicts:
             raise MutationError(failure(said))
@@ -110,7 +106,7 @@ def output_of(register: Any) -> Any:
     return next(signal for port, signal in register.connections().items() if register.output(port))
 
 
-def _work(job: dict[str, Any]) -> None:
+def _compare(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
@@ -167,7 +163,7 @@ def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
                 "pin": mutant.pin,
                 "more": sorted(more),
             }
-            well, said = work(__name__, folder, job)
+            well, said = work(_induce, folder, job)
             if not well:
                 raise MutationError(failure(said))
             names = re.findall(r"^output (\d+) 0 (.*)$", (folder / _MAP).read_text(), re.MULTILINE)
@@ -343,7 +339,7 @@ def _without_inits(module: Any, yosys: Any) -> None:
         wire.attributes = others | ({} if init.is_fully_undef() else {yosys.IdString("\\init"): init})
 
 
-def _reachable_work(job: dict[str, Any]) -> None:
+def _induce(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
@@ -362,8 +358,3 @@ def _reachable_work(job: dict[str, Any]) -> None:
     _Miter(design.top_module(), libyosys).observe(sorted(kept), near)
     run("opt_expr", "opt_merge -nomux", "opt -full", "dffunmap", "async2sync", "techmap", "opt_clean", "aigmap",
         "opt_clean", f"write_aiger -zinit -map {_MAP} {_AIG}")  # fmt: skip
-
-
-if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[1]).read_text())
-    (_reachable_work if "pin" in given else _work)(given)

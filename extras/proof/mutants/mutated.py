@@ -3,9 +3,6 @@
 Yosys' ``mutate`` changes one bit of one port of one cell: inverts it, ties it, or makes it depend on another bit. Each
 mutation depends on one number that all share, so that the core is as it was designed where the number is 0, and mutant
 ``k`` where it is ``k``. Before that, the core is made flat, and logic that does nothing is removed, as synthesis does.
-
-Run as a module it does the work in a process of its own, as the library ends the process on an error:
-``python -m weft.extras.proof.mutants.mutated JOB.json`` in the folder of the files.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import json
 import os
 import random
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -156,7 +152,7 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    well, said = work(__name__, folder, job)
+    well, said = work(_work, folder, job)
     if not well:
         raise MutationError(failure(said))
 
@@ -231,7 +227,3 @@ def _drawn(places: dict[str, list[str]], wanted: dict[str, int], pick: random.Ra
         for command in sorted(commands):
             number += 1
             yield Mutant(number, unit, command)
-
-
-if __name__ == "__main__":
-    _work(json.loads(Path(sys.argv[1]).read_text()))
