@@ -136,14 +136,20 @@ def test_telemetry_is_off_before_onnx_runtime_is_loaded() -> None:
         assert "ORT_DISABLE_TELEMETRY" in before, path
 
 
+def all_tests() -> list[Path]:
+    """Tests and what they share, those of extras among them."""
+    folders = (ROOT / "tests", *sorted((ROOT / "extras").glob("*/tests")))
+    return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
 def test_tests_import_rooms_through_weft() -> None:
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        bare = {name for name in imports(path.read_text()) if name.split(".")[0] in ROOMS}
+    for path in all_tests():
+        bare = {name for name in imports(path.read_text()) if name.split(".")[0] in (*ROOMS, "extras")}
         assert not bare, f"{path}: import {bare} through weft"
 
 
 def test_test_files_have_unique_names() -> None:
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    names = [path.name for path in all_tests() if path.name.startswith("test_")]
     assert len(names) == len(set(names))
 
 

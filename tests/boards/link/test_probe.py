@@ -49,13 +49,14 @@ def board(size: int = SIZE) -> BoardModel:
 @pytest.mark.parametrize("rate", [0.0, 0.003])
 @pytest.mark.parametrize("most", [SIZE, SIZE // 4])
 def test_sound_memory(most: int, rate: float) -> None:
+    random.seed(1)  # contents decide which bytes the line breaks, and so how often requests are sent again
     model = board()
     before = bytes(model.memory)
     memory, line = connected(model, rate)
     test = check_memory(memory, most, clock=line.clock)
     assert (test.tested, test.size, test.wrong, test.restored) == (most, SIZE, None, True)
     assert model.memory == before
-    assert 0.9 < test.seconds * 300_000 / (4 * most) < (100 if rate else 1.3 if most == SIZE else 5)
+    assert 0.9 < test.seconds * 300_000 / (4 * most) < (50 if rate else 1.3 if most == SIZE else 5)
     assert model.writes > 0
 
 
