@@ -69,7 +69,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
 
 boards: $(VENV)/.test
-	$(BIN)/python benchmarks/boards.py --write docs/boards.md
+	$(BIN)/python benchmarks/boards.py
 
 # After a change of the hardware: what `weft boards` and `weft build` know before synthesis. Clocks depend on it.
 estimates: $(VENV)/.test

@@ -1,5 +1,5 @@
-"""Make the helper modules of this folder, and what benchmarks measure, importable from every test file; and have every
-test draw the same numbers each time."""
+"""Make the helper modules of tests/, and what benchmarks measure, importable from every test file; and have every test
+draw the same numbers each time."""
 
 import random
 import signal
@@ -16,9 +16,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background job. Commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-HERE = Path(__file__).parent / "tests"
-sys.path.insert(0, str(HERE))
-sys.path.append(str(HERE.parent / "benchmarks"))
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 from support import long_tests  # noqa: E402 (its folder is on the path only now)
 
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    long_tests.configure(config, HERE.parent)
+    long_tests.configure(config, ROOT)
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import weft  # before other modules are imported
-
-assert weft.__version__
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
