@@ -56,9 +56,11 @@ def matrix(rng: np.random.Generator, rows: int, columns: int, *, narrow: bool) -
     """A random one, or one in blocks of 4 bits."""
     if not narrow:
         return rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
-    values = rng.integers(encoding.LEAST, encoding.MOST + 1, (rows, columns)).astype(np.int8)
-    scales = rng.uniform(0.5, 1, (rows, columns // encoding.GROUP)).astype(np.float32) * 0.2 * columns**-0.5
-    return BlockTensor(values, scales, None, encoding.GROUP)
+    values = rng.integers(encoding.INT4_MIN, encoding.INT4_MAX + 1, (rows, columns)).astype(np.int8)
+    scales = (
+        rng.uniform(0.5, 1, (rows, columns // encoding.GROUP_WORDS)).astype(np.float32) * 0.2 * columns**-0.5
+    )
+    return BlockTensor(values, scales, None, encoding.GROUP_WORDS)
 
 
 def model(*, narrow: bool) -> LanguageModel:

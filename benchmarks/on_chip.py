@@ -75,7 +75,9 @@ def utilisation(side: int, config: Config) -> tuple[dict[Counter, int], bool]:
     rng = np.random.default_rng(side)
     code, start = image(side, config)
     operands = rng.integers(-127, 128, 2 * side * side).astype(np.int8).tobytes()
-    scale = parameters.block(np.zeros(config.n), np.full(config.n, 1 << 22), np.full(config.n, 36), config.n)
+    scale = parameters.parameter_block(
+        np.zeros(config.n), np.full(config.n, 1 << 22), np.full(config.n, 36), config.n
+    )
     size = start + len(code) + _PAGE
 
     def memory_of(device: Device) -> bytes:

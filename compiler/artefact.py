@@ -179,7 +179,7 @@ def load(folder: Path) -> Compiled:
         If a file is missing, damaged, or written by another version.
     """
     path = folder / MANIFEST
-    raw = read_file(path, schema.LIMIT)
+    raw = read_file(path, schema.MAX_FILE_BYTES)
     try:
         manifest = _manifest(raw)
         config = Config.from_dict(manifest.config)
@@ -241,7 +241,7 @@ def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram 
     at = entry.constants
     if not 0 <= at <= len(blob):
         raise ProgramFileError(
-            f"{path} has {len(blob)} bytes, so no {schema.shown(at)} bytes of constants; compile the model again"
+            f"{path} has {len(blob)} bytes, so no {schema.short_repr(at)} bytes of constants; compile the model again"
         )
     try:
         instructions = Code.from_bytes(blob[at:])

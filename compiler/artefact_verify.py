@@ -21,7 +21,7 @@ from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import DTYPES, Network, State, dtype_of, type_of
 from weft.compiler.ir.products import INDICES, RowIndices
 from weft.hdl.isa import PAGE_ENTRY, Opcode, Queue
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
@@ -36,17 +36,19 @@ def verify(compiled: Compiled) -> None:
     """Raises `CompileError` with one sentence on the first thing found that does not fit."""
     for what, signature in (("input", compiled.inputs), ("output", compiled.outputs)):
         for name, (dtype, shape) in signature.items():
-            _check_type(f"{what} {shown(name)}", dtype, shape)
+            _check_type(f"{what} {short_repr(name)}", dtype, shape)
     _check_states(compiled)
     programs = [segment for segment in compiled.segments if isinstance(segment, DeviceProgram)]
     for program in programs:
         _check_program(program)
     names = Counter(name for program in programs for name in program.buffers)
     if names and max(names.values()) > 1:
-        raise CompileError(f"two segments have a buffer {shown(names.most_common(1)[0][0])}")
+        raise CompileError(f"two segments have a buffer {short_repr(names.most_common(1)[0][0])}")
     for item in (*compiled.to_device, *compiled.from_device):
         if item.buffer.name not in names:
-            raise CompileError(f"{_name(item)} is in buffer {shown(item.buffer.name)}, which no segment has")
+            raise CompileError(
+                f"{_name(item)} is in buffer {short_repr(item.buffer.name)}, which no segment has"
+            )
     _check_flow(compiled)
 
 
@@ -54,7 +56,7 @@ def _check_states(compiled: Compiled) -> None:
     """A state is no input, and there once."""
     taken = set(compiled.inputs)
     for state in compiled.states:
-        what = f"state {shown(state.source)}"
+        what = f"state {short_repr(state.source)}"
         if state.source in taken:
             raise CompileError(f"{what} is an input as well, or there twice")
         taken.add(state.source)
@@ -69,30 +71,34 @@ def _state_type(state: State) -> Type:
 
 def _check_type(what: str, dtype: str, shape: Sequence[int]) -> None:
     if dtype not in DTYPES:
-        raise CompileError(f"{what} has dtype {shown(dtype)}, which numpy does not know")
+        raise CompileError(f"{what} has dtype {short_repr(dtype)}, which numpy does not know")
     _check_shape(what, shape)
     if math.prod(shape) * dtype_of(dtype).itemsize > _LARGEST:
-        raise CompileError(f"{what} is {dtype} of shape {shown(shape)}, which is more than {_LARGEST} bytes")
+        raise CompileError(
+            f"{what} is {dtype} of shape {short_repr(shape)}, which is more than {_LARGEST} bytes"
+        )
 
 
 def _check_shape(what: str, shape: Sequence[int]) -> None:
     if any(not 0 <= size <= _LARGEST for size in shape):
-        raise CompileError(f"{what} has shape {shown(tuple(shape))}")
+        raise CompileError(f"{what} has shape {short_repr(tuple(shape))}")
 
 
 def _check_program(program: DeviceProgram) -> None:
     if program.offsets.keys() != program.buffers.keys():
         odd = min(program.offsets.keys() ^ program.buffers.keys())
-        raise CompileError(f"{shown(program.name)}: buffer {shown(odd)} has no place, or its place no buffer")
+        raise CompileError(
+            f"{short_repr(program.name)}: buffer {short_repr(odd)} has no place, or its place no buffer"
+        )
     for name, buffer in program.buffers.items():
-        what = f"{shown(program.name)}: buffer {shown(name)}"
+        what = f"{short_repr(program.name)}: buffer {short_repr(name)}"
         if buffer.name != name:
-            raise CompileError(f"{what} is named {shown(buffer.name)}")
+            raise CompileError(f"{what} is named {short_repr(buffer.name)}")
         if buffer.kind not in _KINDS:
-            raise CompileError(f"{what} is of kind {shown(buffer.kind)}, not {', '.join(_KINDS)}")
+            raise CompileError(f"{what} is of kind {short_repr(buffer.kind)}, not {', '.join(_KINDS)}")
         _check_shape(what, buffer.shape)
         if not 0 <= program.offsets[name] <= _LARGEST:
-            raise CompileError(f"{what} is at offset {shown(program.offsets[name])}")
+            raise CompileError(f"{what} is at offset {short_repr(program.offsets[name])}")
     for name, rows in program.rows.items():
         _check_rows(program, name, rows)
     _check_layers(program)
@@ -100,7 +106,7 @@ def _check_program(program: DeviceProgram) -> None:
 
 def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
     """Rows side by side must be those of the buffer."""
-    what = f"{shown(program.name)}: rows of {shown(name)}"
+    what = f"{short_repr(program.name)}: rows of {short_repr(name)}"
     buffer = program.buffers.get(name)
     if buffer is None or buffer.kind != "input":
         raise CompileError(f"{what}, which is no input")
@@ -113,7 +119,7 @@ def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
         and buffer.shape[3] % rows.kernel == 0
     )
     if not fits:
-        raise CompileError(f"{what} do not fit its shape {shown(buffer.shape)}: {shown(rows)}")
+        raise CompileError(f"{what} do not fit its shape {short_repr(buffer.shape)}: {short_repr(rows)}")
 
 
 def _check_layers(program: DeviceProgram) -> None:
@@ -126,21 +132,22 @@ def _check_layers(program: DeviceProgram) -> None:
     stored = np.cumsum([0, *(rows * pixels * length)])
     at = dict.fromkeys(own, 0)
     for layer in program.layers:
-        what = f"{shown(program.name)}: layer {shown(layer.name)}"
+        what = f"{short_repr(program.name)}: layer {short_repr(layer.name)}"
         numbers = (layer.macs, layer.read_bytes, *layer.cycles.values(), *layer.queued.values())
         if layer.cycles.keys() != own.keys() or layer.queued.keys() != own.keys():
             raise CompileError(f"{what} has other queues than {', '.join(own)}")
         if any(not 0 <= number < 1 << 63 for number in numbers):
-            raise CompileError(f"{what} has a negative or huge number: {shown(numbers)}")
+            raise CompileError(f"{what} has a negative or huge number: {short_repr(numbers)}")
         start = at[Queue.STORE.name]
         at = {name: count + layer.queued[name] for name, count in at.items()}
         written = int(np.subtract(*stored[[min(at[Queue.STORE.name], stores.size), min(start, stores.size)]]))
         if written != layer.written_bytes:
-            raise CompileError(f"{what} writes {written} bytes, not {shown(layer.written_bytes)}")
+            raise CompileError(f"{what} writes {written} bytes, not {short_repr(layer.written_bytes)}")
     for name, count in at.items():
         if count != own[name]:
             raise CompileError(
-                f"{shown(program.name)} has {own[name]} instructions for {name}, and its layers {shown(count)}"
+                f"{short_repr(program.name)} has {own[name]} instructions for {name}, and its layers "
+                f"{short_repr(count)}"
             )
 
 
@@ -154,15 +161,17 @@ def _check_flow(compiled: Compiled) -> None:
             continue
         for item in _transfers(compiled.to_device, segment, ("input", "table", "state")):
             _check_transfer(item, segment)
-            _check_known(f"the device's {shown(item.value)}", item.value, _type(item), values)
+            _check_known(f"the device's {short_repr(item.value)}", item.value, _type(item), values)
         made = _transfers(compiled.from_device, segment, ("output",), may=("state",))
         for item in made:
             _check_transfer(item, segment)
         values |= {item.value: _type(item) for item in made}
     for name, kind in compiled.outputs.items():
-        _check_known(f"output {shown(name)}", name, kind, values)
+        _check_known(f"output {short_repr(name)}", name, kind, values)
     for state in compiled.states:
-        _check_known(f"what state {shown(state.source)} becomes", state.target, _state_type(state), values)
+        _check_known(
+            f"what state {short_repr(state.source)} becomes", state.target, _state_type(state), values
+        )
 
 
 def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
@@ -174,7 +183,7 @@ def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) ->
 
 def _said(kind: Type) -> str:
     dtype, shape = kind
-    return f"{dtype} of shape {shown(shape)}"
+    return f"{dtype} of shape {short_repr(shape)}"
 
 
 def _transfers(
@@ -187,18 +196,18 @@ def _transfers(
         kind = program.buffers[item.buffer.name].kind
         if kind not in (*kinds, *may):
             raise CompileError(
-                f"{_name(item)} is in buffer {shown(item.buffer.name)}, which is no {kinds[0]}"
+                f"{_name(item)} is in buffer {short_repr(item.buffer.name)}, which is no {kinds[0]}"
             )
         if (kind == "table") != (item.rows is not None):
             raise CompileError(
-                f"{_name(item)} is in {kind} {shown(item.buffer.name)}, and only indices are in tables"
+                f"{_name(item)} is in {kind} {short_repr(item.buffer.name)}, and only indices are in tables"
             )
     moved = {item.buffer.name for item in mine}
     for name, buffer in program.buffers.items():
         if buffer.kind in kinds and name not in moved:
-            raise CompileError(f"{shown(program.name)}: no value is in {kinds[0]} {shown(name)}")
+            raise CompileError(f"{short_repr(program.name)}: no value is in {kinds[0]} {short_repr(name)}")
     if "input" in kinds and len(moved) < len(mine):
-        raise CompileError(f"{shown(program.name)}: two values are in one input")
+        raise CompileError(f"{short_repr(program.name)}: two values are in one input")
     return mine
 
 
@@ -208,7 +217,7 @@ def _type(item: Transfer) -> Type:
 
 
 def _name(item: Transfer) -> str:
-    return f"value {shown(item.value)}"
+    return f"value {short_repr(item.value)}"
 
 
 def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
@@ -225,38 +234,38 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
         _check_shape(_name(item), shape)
         if math.prod(shape) * times != math.prod(inside):
             raise CompileError(
-                f"{_name(item)} has shape {shown(shape)}, which does not fill {shown(inside)} of buffer "
-                f"{shown(buffer.name)}"
+                f"{_name(item)} has shape {short_repr(shape)}, which does not fill {short_repr(inside)} of buffer "
+                f"{short_repr(buffer.name)}"
             )
     if item.perm is not None and sorted(item.perm) != list(range(len(item.shape))):
-        raise CompileError(f"{_name(item)}: {shown(item.perm)} is no order of {len(item.shape)} axes")
+        raise CompileError(f"{_name(item)}: {short_repr(item.perm)} is no order of {len(item.shape)} axes")
 
 
 def _check_indices(item: Transfer, rows: RowIndices, program: DeviceProgram) -> None:
     """Indices are integers, and the rows are constants."""
     if rows.dtype not in INDICES:
         raise CompileError(
-            f"{_name(item)} has indices of type {shown(rows.dtype)}, not {' or '.join(INDICES)}"
+            f"{_name(item)} has indices of type {short_repr(rows.dtype)}, not {' or '.join(INDICES)}"
         )
     if min(rows.rows, rows.pitch) < 1 or rows.rows * rows.pitch > len(program.constants):
         raise CompileError(
-            f"{_name(item)} has indices of {shown(rows.rows)} rows of {shown(rows.pitch)} bytes, but constants have "
-            f"{len(program.constants)}"
+            f"{_name(item)} has indices of {short_repr(rows.rows)} rows of {short_repr(rows.pitch)} bytes, but "
+            f"constants have {len(program.constants)}"
         )
 
 
 def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type]:
     """A part that the host evaluates; the types of what it makes."""
-    what, network = f"the host's part {shown(segment.name)}", segment.network
+    what, network = f"the host's part {short_repr(segment.name)}", segment.network
     types: dict[str, Type] = {}
     for name in (*network.inputs, *network.outputs):
         kind = _fixed(network, name)
         if kind is None:
-            raise CompileError(f"{shown(name)} of {what} has no type, or no shape")
-        _check_type(f"{shown(name)} of {what}", *kind)
+            raise CompileError(f"{short_repr(name)} of {what} has no type, or no shape")
+        _check_type(f"{short_repr(name)} of {what}", *kind)
         types[name] = kind
     for name in network.inputs:
-        _check_known(f"{shown(name)} of {what}", name, types[name], values)
+        _check_known(f"{short_repr(name)} of {what}", name, types[name], values)
     try:
         check(network)
     except NetworkError as error:

@@ -40,7 +40,7 @@ def instruction_set() -> str:
         lines.append(f"\n## {opcode.name} (opcode {int(opcode)})\n\n{meaning}\n\n")
         lines.append("| bits | field | values | |\n| --- | --- | --- | --- |\n")
         docs = {field.name: field.metadata["doc"] for field in dataclasses.fields(instruction)}
-        for name, feature in isa.required(opcode).items():
+        for name, feature in isa.required_features(opcode).items():
             docs[name] += f" ({feature.value})"
         for name, place in isa.places(opcode).items():
             last = place.position + place.width - 1

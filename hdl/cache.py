@@ -1,9 +1,9 @@
-"""A cache on disk of expensive builds, keyed by content: entries are checked when used, and built anew if damaged.
+"""Disk cache of expensive builds, keyed by content.
 
-An entry is a folder. It is made under another name and moved into place at once, with a list of the sizes and hashes of
-its files, so that nobody sees half of it, and damage is found before anything is loaded or run. Whoever makes an entry
-holds a lock: another process that wants it waits, and takes what the first one made. Libraries are loaded from here:
-what belongs to another user, or could be written by one, is not used.
+An entry is a folder with a manifest of its files' sizes and hashes. It is built under a temporary name and renamed into
+place, so no process sees a partial entry. Every use checks the manifest, and a damaged entry is rebuilt. A process that
+builds an entry holds a lock; other processes wait and use its result. Shared libraries are loaded from the cache, so
+files that another user owns or can write are not used.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pathlib import Path
 from weft.hdl.errors import WeftError
 
 CONTENTS = "contents.txt"
-"""In every entry: a line with SHA-256, size and name of each of its other files, behind `_FORMAT`."""
+"""Manifest of an entry: a line `_FORMAT`, then SHA-256, size in bytes and name of each other file."""
 PART = "part-"
-"""Begins the names of entries that are being made, or taken away."""
+"""Prefix of the temporary folders of entries that are being built or removed."""
 _FORMAT = "weft cache 1"
-_SETTLED = 3600.0
-"""Seconds without a new file after which a part that nobody holds is what a process that was killed has left."""
+_STALE_SECONDS = 3600.0
+"""Age at which an unlocked temporary folder counts as left by a killed process."""
 _REMEDY = "set WEFT_CACHE to a folder of your own that can be written"
 
 
 class CacheError(WeftError, RuntimeError):
-    """The folder for builds cannot be used; the message names it and says what to do."""
+    """The cache folder cannot be used."""
 
 
 def cache_root() -> Path:
-    """The folder of all builds: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder.
+    """Return the cache folder: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder.
 
-    Empty variables count as not set, and so does a relative ``$XDG_CACHE_HOME`` (XDG Base Directory Specification).
-    Raises `CacheError` if nobody says where the user's home is.
+    Empty variables count as unset, and so does a relative ``$XDG_CACHE_HOME`` (XDG Base Directory Specification).
+    Raises `CacheError` if the user's home folder is unknown.
     """
     if own := os.environ.get("WEFT_CACHE"):
         return Path(own).absolute()
@@ -47,25 +47,25 @@ def cache_root() -> Path:
     try:
         return (users if users.is_absolute() else Path.home() / ".cache") / "weft"
     except RuntimeError:
-        raise CacheError(f"there is no home folder to keep builds in: {_REMEDY}") from None
+        raise CacheError(f"there is no home folder for the cache: {_REMEDY}") from None
 
 
 def entry(name: str, make: Callable[[Path], None], root: Path | None = None) -> Path:
-    """The folder `name` of the cache, as `make` filled it.
+    """Return the folder of cache entry `name`, building it if it is missing or damaged.
 
     Parameters
     ----------
     name : str
-        Of the entry; it must tell all that the content depends on.
+        Name of the entry. It must identify everything that the content depends on.
     make : callable
-        Writes the files into an empty folder that it is given. Not called if there is a whole entry.
-    root : Path
-        Where entries are kept; `cache_root` if None.
+        Writes the files into the empty folder that it is passed. Called only to build the entry.
+    root : Path, optional
+        The cache folder; by default `cache_root()`.
 
     Raises
     ------
     CacheError
-        If the cache belongs to another user, or cannot be written.
+        If the cache belongs to another user or cannot be written.
     """
     root = cache_root() if root is None else root
     target = root / name
@@ -73,35 +73,36 @@ def entry(name: str, make: Callable[[Path], None], root: Path | None = None) -> 
         _check_owner(root)
     if is_whole(target):
         return target
-    with _told(root):
+    with _convert_os_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(stat.S_IMODE(root.stat().st_mode) & ~0o022)
         _sweep(root)
-        with _locked(root / f".{name}.lock"):
-            if not is_whole(target):  # else another process was quicker
-                _make(target, make)
+        with _lock(root / f".{name}.lock"):
+            if not is_whole(target):  # another process may have built it while this one waited
+                _build(target, make)
     return target
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether `folder` is an entry of this user's with all its files, unchanged."""
+    """Check that `folder` is an entry of this user with all its files unchanged."""
     try:
-        if not _own(folder) or not _own(folder / CONTENTS):
+        if not _is_private(folder) or not _is_private(folder / CONTENTS):
             return False
         first, *lines = (folder / CONTENTS).read_text().splitlines()
         files = [folder / line.split(" ", 2)[2] for line in lines]
-        return first == _FORMAT and all(map(_own, files)) and lines == [_line(folder, path) for path in files]
+        expected = [_manifest_line(folder, path) for path in files]
+        return first == _FORMAT and all(map(_is_private, files)) and lines == expected
     except (OSError, ValueError, IndexError):
         return False
 
 
-def _own(path: Path) -> bool:
-    """Whether a file or folder is the user's, and nobody else may write to it. Links are not followed."""
-    found = path.lstat()
-    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
+def _is_private(path: Path) -> bool:
+    """Check that this user owns `path`, which is no symbolic link, and that nobody else can write to it."""
+    status = path.lstat()
+    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
 
 
-def _line(folder: Path, path: Path) -> str:
+def _manifest_line(folder: Path, path: Path) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{digest} {path.stat().st_size} {path.relative_to(folder)}"
@@ -110,28 +111,29 @@ def _line(folder: Path, path: Path) -> str:
 def _check_owner(root: Path) -> None:
     owner = root.stat().st_uid
     if owner != os.geteuid():
-        raise CacheError(f"the folder for builds {root} belongs to another user (number {owner}): {_REMEDY}")
+        raise CacheError(f"the cache folder {root} belongs to another user (uid {owner}): {_REMEDY}")
 
 
 @contextmanager
-def _told(root: Path) -> Iterator[None]:
-    """Errors of the operating system as sentences that name the folder."""
+def _convert_os_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         where = error.filename or root
-        raise CacheError(f"cannot keep builds in {where}: {error.strerror or error}; {_REMEDY}") from error
+        raise CacheError(
+            f"cannot write to the cache folder {where}: {error.strerror or error}; {_REMEDY}"
+        ) from error
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process. File systems without locks do without: the last one wins then."""
+def _lock(path: Path) -> Iterator[None]:
+    # The kernel releases the lock when the process ends. On a file system without locks the last writer wins.
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            # The holder before took the file away: what is locked now is not what others would find.
+            # The previous holder may have unlinked the file: then other processes would lock a new one.
             if not (path.exists() and os.path.samestat(os.fstat(handle), path.stat())):
                 continue
             try:
@@ -143,16 +145,16 @@ def _locked(path: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _make(target: Path, make: Callable[[Path], None]) -> None:
-    """Fill a part and move it into place, where there is nothing, or something damaged."""
+def _build(target: Path, make: Callable[[Path], None]) -> None:
+    """Build an entry in a temporary folder and move it to `target`, replacing a damaged entry."""
     part = Path(tempfile.mkdtemp(dir=target.parent, prefix=PART))
     handle = os.open(part, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)  # what `_sweep` looks at
+            fcntl.flock(handle, fcntl.LOCK_EX)  # keeps `_sweep` from removing the folder
         make(part)
         _seal(part)
-        _take_away(target)
+        _remove(target)
         os.rename(part, target)
     finally:
         os.close(handle)
@@ -160,14 +162,15 @@ def _make(target: Path, make: Callable[[Path], None]) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Write the list of files, and let nobody else change them."""
-    lines = [_line(folder, path) for path in sorted(folder.rglob("*")) if path.is_file()]
+    """Write the manifest and remove write permission for other users."""
+    lines = [_manifest_line(folder, path) for path in sorted(folder.rglob("*")) if path.is_file()]
     (folder / CONTENTS).write_text("\n".join([_FORMAT, *lines, ""]))
     for path in (folder, *folder.rglob("*")):
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
 
 
-def _take_away(target: Path) -> None:
+def _remove(target: Path) -> None:
+    # Renamed first, so that no process sees a partly removed entry.
     if target.is_symlink() or target.exists():
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=PART))
         os.rename(target, aside / target.name)
@@ -175,10 +178,10 @@ def _take_away(target: Path) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove the temporary folders that killed processes left."""
     for part in root.glob(f"{PART}*"):
         with suppress(OSError):
-            if time.time() - part.stat().st_mtime < _SETTLED:
+            if time.time() - part.stat().st_mtime < _STALE_SECONDS:
                 continue
             handle = os.open(part, os.O_RDONLY)
             try:

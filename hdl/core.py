@@ -1,4 +1,4 @@
-"""The accelerator: all units, wired together. No logic of its own."""
+"""The pipelined core: all units, wired together."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from weft.hdl.vector.vec import VecUnit
 
 
 class Core(wiring.Component):
-    """One accelerator.
+    """Pipelined core of an accelerator.
 
     Parameters
     ----------
     config : Config
     multipliers : Multipliers
-        Those of the FPGA family that it is generated for.
+        Multipliers of the target FPGA family.
 
     Members
     -------
     m_axi_* : AXI4 manager, see `weft.hdl.bus.axi`
-        To memory.
+        Port to memory.
     s_axi_* : AXI4-Lite subordinate, see `weft.hdl.control.control`
-        Registers of `weft.hdl.isa.memmap`.
+        Port to the registers of `weft.hdl.isa.memmap`.
     irq : Out(1)
-        From the end of a program to the next start.
+        1 from the end of a run until the next start.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
@@ -70,7 +70,7 @@ class Core(wiring.Component):
         wiring.connect(m, load.bus, axi.load)
         if not config.descriptors:
             wiring.connect(m, store.bus, axi.store)
-        # In order of priority: words of B must never wait, and what nobody waits for comes last.
+        # In order of priority: weights must never wait, and nothing waits for STORE.
         for index, reader in enumerate((mm.b, mm.a, vec.scratchpad, store.scratchpad)):
             wiring.connect(m, reader, scratchpad.read[index])
         for index, writer in enumerate((vec.write, load.scratchpad)):
@@ -105,13 +105,14 @@ class Core(wiring.Component):
         ]
         if config.parity:
             m.submodules.parity = parity = ParityCounts()
-            wrong: dict[ParityMemory, Any] = {
+            protected: dict[ParityMemory, Any] = {
                 ParityMemory.SCRATCHPAD: scratchpad,
                 ParityMemory.ACCUMULATOR: accumulator,
                 ParityMemory.FETCH: fetch,
             }
-            m.d.comb += [parity.wrong[memory].eq(unit.wrong) for memory, unit in wrong.items()]
+            m.d.comb += [parity.wrong[memory].eq(unit.wrong) for memory, unit in protected.items()]
             connect_parity(m, parity, control)
+        # Progress for the watchdog: a row into the array, a bus beat, or an access to memory on the chip.
         ports = (load.scratchpad, vec.scratchpad, vec.write, vec.accumulator)
         moves = [mm.row, axi.read_beat, axi.write_beat, *(port.valid & port.ready for port in ports)]
         m.d.comb += control.moves.eq(Cat(moves).any())
@@ -137,7 +138,7 @@ class Core(wiring.Component):
     def _descriptors(
         self, m: Module, control: Control, axi: AxiManager, fetch: Fetch, store: StoreUnit
     ) -> Descriptors:
-        """What walks lists of programs, between fetch, STORE and the bus."""
+        # Sits between the bus and fetch and STORE, which are idle between two programs.
         m.submodules.descriptors = descriptors = Descriptors(self.config)
         wiring.connect(m, fetch.bus, descriptors.fetch)
         wiring.connect(m, descriptors.read, axi.fetch)
@@ -153,7 +154,6 @@ class Core(wiring.Component):
     def _softmax(
         self, m: Module, control: Control, axi: AxiManager, load: LoadUnit, mm: MmUnit, vec: VecUnit
     ) -> None:
-        """Connect the parts of softmax: alignments, page tables, and base registers for masks."""
         m.submodules.alignments = alignments = Alignments(self.config)
         wiring.connect(m, load.page, axi.page)
         wiring.connect(m, mm.alignments, alignments.mm)
@@ -181,7 +181,10 @@ class Core(wiring.Component):
         units: dict[Queue, wiring.Component],
         launch: Signal,
     ) -> tuple[dict[Queue, Signal], Signal]:
-        """Dispatchers and semaphores; returns what waits for a semaphore, and whether all is idle."""
+        """Add dispatchers and semaphores.
+
+        Returns for each queue whether its next instruction waits for a semaphore, and whether the core is idle.
+        """
         m.submodules.semaphores = semaphores = Semaphores()
         m.d.comb += semaphores.clear.eq(launch)
         waiting, quiet = {}, [fetch.idle]

@@ -1,7 +1,7 @@
-"""Extras: parts of weft that the core does not import, such as proofs or language models.
+"""Registry of extras: optional parts of weft that the core does not import, such as proofs or language models.
 
-A package declares an extra as an entry point of the group ``weft.extras`` whose value is an `Extra`. The core looks up
-commands and services there, and loads them on first use.
+A package declares an extra as an entry point of the group ``weft.extras`` whose value is an `Extra`. The core finds
+commands and services there, and imports them on first use.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ GROUP = "weft.extras"
 
 
 class ExtraError(WeftError, ValueError):
-    """The user asks for a part of weft that is not installed."""
+    """A required extra is not installed."""
 
 
 class Extra(NamedTuple):
-    """A part of weft.
+    """Optional part of weft.
 
     Attributes
     ----------
     title : str
         Heading of its commands in `weft --help`.
     commands : tuple of str
-        Modules with a function ``add(app)``, which adds commands to a `typer.Typer`.
+        Modules with a function ``add(app)`` that adds commands to a `typer.Typer`.
     services : mapping of str to str
-        Objects that the core asks for, as ``module:name``, by the name of the service.
+        Objects for the core as ``module:name``, by the name of the service.
     """
 
     title: str
@@ -43,13 +43,13 @@ class Extra(NamedTuple):
 
 @cache
 def extras() -> tuple[Extra, ...]:
-    """All installed extras, by name."""
+    """Return all installed extras in order of their names."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return tuple(extra for point in points if (extra := _load(point)) is not None)
 
 
 def _load(point: EntryPoint) -> Extra | None:
-    """The extra of an entry point; None if its package is not there."""
+    """Load the extra of an entry point, or return None if its package is missing."""
     try:
         return point.load()
     except ModuleNotFoundError as error:
@@ -59,22 +59,21 @@ def _load(point: EntryPoint) -> Extra | None:
 
 
 def providers(service: str) -> Iterator[Any]:
-    """All objects that installed extras provide as `service`."""
+    """Yield the objects that installed extras provide as `service`."""
     for extra in extras():
         if service in extra.services:
             module, _, name = extra.services[service].partition(":")
-            loaded = importlib.import_module(module)
-            yield attrgetter(name)(loaded)
+            yield attrgetter(name)(importlib.import_module(module))
 
 
 def provider(service: str) -> Any:
-    """The object that an extra provides as `service`.
+    """Return the object that the first extra provides as `service`.
 
     Raises
     ------
     ExtraError
         If no installed extra provides it.
     """
-    for found in providers(service):
-        return found
-    raise ExtraError(f"this weft has no extra for {service!r}: install weft whole, with its folder extras/")
+    for service_object in providers(service):
+        return service_object
+    raise ExtraError(f"no installed extra provides {service!r}: install all of weft, with its folder extras/")

@@ -8,7 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.operands import READ_LATENCY, aligning
+from weft.hdl.isa.operands import READ_LATENCY, alignment_latency
 from weft.hdl.lib import ports
 from weft.hdl.lib.arithmetic import Coding
 from weft.hdl.lib.ports import ALIGNMENT_BITS, scratchpad_read, scratchpad_write
@@ -248,7 +248,7 @@ class Accumulator(wiring.Component):
         if config.softmax:
             small, amount = rest[-ALIGNMENT_BITS], rest[1 - ALIGNMENT_BITS :]
             sums = self._align(m, old, psums, small, amount)
-            for stage in range(aligning(config)):
+            for stage in range(alignment_latency(config)):
                 following_valid = Signal(name=f"aligned{stage}")
                 following_address = Signal.like(address, name=f"aligned_address{stage}", reset_less=True)
                 m.d.sync += [following_valid.eq(valid), following_address.eq(address)]

@@ -10,7 +10,7 @@ from typing import Protocol, Self, runtime_checkable
 from weft.hdl.errors import WeftError
 from weft.hdl.isa import BASES, IsaError, program_lists
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter, Listed
+from weft.hdl.isa.memmap import Counter, ListProgress
 
 EXECUTED_MOST = 1 << 22
 """Instructions that devices which follow a program before it runs, or as it runs, take for one that does not end."""
@@ -137,9 +137,9 @@ class Device(Protocol):
         check_list(address, self.config, self.memory_bytes)
         raise DeviceError("this device runs no lists of programs")
 
-    def listed(self) -> Listed:
+    def listed(self) -> ListProgress:
         """How far the last list has come."""
-        return Listed(0)
+        return ListProgress(0)
 
     def wait(self, timeout: int | None = None) -> None:
         """Return when the program or list is done; raises `DeviceError` after `timeout` cycles or on a device error."""

@@ -6,15 +6,15 @@ import time
 from abc import abstractmethod
 from typing import NoReturn
 
-from weft.hdl.control.counters import Watch, waits
+from weft.hdl.control.counters import HangDetector, describe_stalls
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import ERRORS, Counter, Fault, Listed, Reg, Status, counter_register, failure
+from weft.hdl.isa.memmap import ERRORS, Counter, Fault, ListProgress, Reg, Status, counter_register, failure
 from weft.sim.device import Closing, Device, DeviceError
 
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
 PATIENCE = 1_000_000
-"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.control.counters.Watch`."""
+"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.control.counters.HangDetector`."""
 PROBE = 10_000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
 STILL = 100
@@ -59,7 +59,7 @@ class PolledDevice(Closing, Device):
             (the message says what it waits for); if memory answers with an error, a word is no instruction, the
             watchdog expires, the program is stopped, the core stands still or is reset, or nothing answers any more.
         """
-        watch = Watch(self.config, PATIENCE)
+        watch = HangDetector(self.config, PATIENCE)
         looks = still = cycles = read = 0
         while self._started:
             status = self._status()
@@ -80,9 +80,9 @@ class PolledDevice(Closing, Device):
             looks += 1
             time.sleep(NAP if looks > 10 else 0)
 
-    def listed(self) -> Listed:
+    def listed(self) -> ListProgress:
         """How far the last list has come."""
-        return Listed.of(self._read_register(Reg.LISTED))
+        return ListProgress.of(self._read_register(Reg.LISTED))
 
     def counters(self) -> dict[Counter, int]:
         """The counters of the last program or whole list."""
@@ -111,7 +111,7 @@ class PolledDevice(Closing, Device):
             if after[Counter.CYCLES] >= before[Counter.CYCLES] + PROBE or not self._status() & Status.BUSY:
                 break
             after = self.counters()
-        return waits(before, after, hangs=hangs)
+        return describe_stalls(before, after, hangs=hangs)
 
     def _cycles(self) -> int:
         return int.from_bytes(self._read_registers(counter_register(Counter.CYCLES), 8), "little")

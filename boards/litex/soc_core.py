@@ -17,7 +17,7 @@ from weft.hdl.core import Core
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.verilog import generated
+from weft.hdl.verilog import generate_cached
 
 
 class SocCore(wiring.Component):
@@ -122,7 +122,7 @@ def soc_core_verilog(
     weft.hdl.cache.CacheError
         If there is no folder to keep it in.
     """
-    return generated(
+    return generate_cached(
         lambda: SocCore(config, sequential=sequential, multipliers=multipliers),
         name=module_name(config, sequential=sequential),
         of=f"{config} {sequential} {multipliers.family}",

@@ -15,7 +15,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from weft.hdl.schema import SchemaError, printable, shown
+from weft.hdl.schema import SchemaError, printable, short_repr
 
 LINKS = ("QuantizeLinear", "DequantizeLinear")
 """Between real numbers and integers. ONNX Runtime has them for 16 bits in any version, ONNX from version 21 on."""
@@ -313,7 +313,7 @@ def _network(stored: _Network, depth: int) -> Network:
         raise SchemaError("it is nested too deeply")
     for name, found in stored.types.items():
         if found.dtype not in DTYPES:
-            raise SchemaError(f"value {shown(name)} is of the unknown type {shown(found.dtype)}")
+            raise SchemaError(f"value {short_repr(name)} is of the unknown type {short_repr(found.dtype)}")
     nodes = (
         Node(node.operator, node.inputs, node.outputs, _values(node.attributes, depth), node.domain, node.name,
              node.index)
@@ -339,13 +339,13 @@ def _value(name: str, value: _Value, depth: int) -> Any:
 
 
 def _array(name: str, tensor: _Tensor) -> np.ndarray:
-    what = f"tensor {shown(name)}"
+    what = f"tensor {short_repr(name)}"
     if tensor.dtype not in DTYPES:
-        raise SchemaError(f"{what} is of the unknown type {shown(tensor.dtype)}")
+        raise SchemaError(f"{what} is of the unknown type {short_repr(tensor.dtype)}")
     textual, dtype = tensor.dtype == "object", dtype_of(tensor.dtype)
     count = len(tensor.texts) if textual else len(tensor.data) / dtype.itemsize
     if min(tensor.shape, default=0) < 0 or count != math.prod(tensor.shape):
-        raise SchemaError(f"{what} is not of the shape {shown(tensor.shape)} that it is said to have")
+        raise SchemaError(f"{what} is not of the shape {short_repr(tensor.shape)} that it is said to have")
     if tensor.dtype == "bool" and tensor.data.translate(None, b"\0\1"):
         raise SchemaError(f"{what} is of bool, and holds other numbers than 0 and 1")
     try:
@@ -353,4 +353,4 @@ def _array(name: str, tensor: _Tensor) -> np.ndarray:
             return np.array(tensor.texts, object).reshape(tensor.shape)
         return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
     except ValueError as error:
-        raise SchemaError(f"{what} of shape {shown(tensor.shape)}: {error}") from None
+        raise SchemaError(f"{what} of shape {short_repr(tensor.shape)}: {error}") from None

@@ -140,7 +140,7 @@ class _AttentionLowering:
 
     def _load_block_of(self, multiplier: tuple[int, int], bias: int, at: int) -> Task:
         (mantissa, shift), n = multiplier, self.config.n
-        block = parameters.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
+        block = parameters.parameter_block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
         return self.emit.load_constant(block, at)
 
     def _offset(self) -> int:

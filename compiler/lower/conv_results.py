@@ -174,7 +174,7 @@ class Results:
         if isinstance(self.shape.op, WideConv):
             return b"".join(interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors)
         mantissa, shift = quantise_scales(self.shape.op.scale[rows], self.config.mantissa_bits)
-        return parameters.block(self.shape.bias(tile), mantissa, shift, self.config.n)
+        return parameters.parameter_block(self.shape.bias(tile), mantissa, shift, self.config.n)
 
 
 def lower_channels(op: Conv, site: Site, plan: ChannelPlan, emit: Emitter) -> Iterator[Task]:
@@ -249,5 +249,7 @@ class _Lowering:
             mantissa, shift = quantise_scales(self.op.scale[rows], self.bits)
             weights = np.zeros(self.n, np.int8)
             weights[: rows.stop - rows.start] = self.op.weight[rows, 0, 0, 0]
-            found.append(config.block(self.op.bias[rows], mantissa, shift, self.n) + weights.tobytes())
+            found.append(
+                config.parameter_block(self.op.bias[rows], mantissa, shift, self.n) + weights.tobytes()
+            )
         return b"".join(found)

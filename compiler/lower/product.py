@@ -55,7 +55,7 @@ class _ProductLowering:
         op, n = self.op, self.n
         bias = 0 if self.config.wide_activations else op.a_zero * op.b_zero * op.depth
         mantissa, shift = quantise_scale(op.scale, self.config.mantissa_bits)
-        block = config.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
+        block = config.parameter_block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
         return self.emit.load_constant(block, self.plan.params)
 
     def _tile(self, matrix: tuple[int, int], rows: Span, columns: Span) -> Iterator[Task]:
@@ -163,7 +163,7 @@ class _SoftmaxLowering:
         table = config.scratchpad_size - config.table_depth // n
         yield from table_tasks(self.emit, table)
         mantissa, shift = score_multiplier(op.score_scale * math.log2(math.e), config.mantissa_bits)
-        block = parameters.block(np.full(n, -op.x_zero), np.full(n, mantissa), np.full(n, shift), n)
+        block = parameters.parameter_block(np.full(n, -op.x_zero), np.full(n, mantissa), np.full(n, shift), n)
         yield self.emit.load_constant(block, 0)
         for image in range(self.src.n):
             for y in range(self.src.h):

@@ -22,7 +22,7 @@ from weft.compiler.plan.vector_plan import RowPlan
 from weft.hdl.isa import PAGE_ENTRY, Kernel, MicroOp, Opcode, Source, places
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import SERIAL, STRIP_ROWS, Op
-from weft.hdl.isa.operands import kernel_least, kernel_serial
+from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 
 BYTES = 2
 """Vectors of a column of a tensor that is the same for all rows."""
@@ -47,7 +47,7 @@ def kernel_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Con
     """What the engine takes for so many rows of `columns` vectors, by itself."""
     return sum(
         _strip_cycles(ops, min(STRIP_ROWS, rows - first), columns, config) for first in _strips(rows)
-    ) + kernel_least(config.groups)
+    ) + kernel_min_cycles(config.groups)
 
 
 class Loops(NamedTuple):
@@ -96,10 +96,10 @@ def _strip_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Con
         loop = next((item.target for item in ops[index:] if item.again), len(ops))
         if op.op in SERIAL:
             root, lanes = op.op == Op.RSQRT, 1 if op.unsigned else config.lanes
-            each = kernel_serial(lanes, groups if op.unsigned else 1, root=root)
+            each = kernel_serial_cycles(lanes, groups if op.unsigned else 1, root=root)
             cycles = rows * (1 if op.unsigned else groups) * each
         else:
-            cycles = max(rows * groups, kernel_least(groups))
+            cycles = max(rows * groups, kernel_min_cycles(groups))
         total += cycles * (columns if loop <= index else 1)
     return total
 

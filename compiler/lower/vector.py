@@ -60,7 +60,7 @@ def pointwise(op: Add | Multiply | Rescale, config: Config) -> bytes:
 def uniform(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
     """A parameter block that is the same for all columns."""
     n = config.n
-    return parameters.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
+    return parameters.parameter_block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
 
 
 def second_operand(

@@ -24,7 +24,7 @@ from weft.compiler.machine.memory import (
     base_of,
 )
 from weft.hdl.checker.program import Extent, Extents
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 _ALIGNMENT = 256
 """Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
@@ -101,7 +101,7 @@ class Areas:
         for name, buffer in self.buffers.items():
             pieces.append(
                 Extent(
-                    f"{buffer.kind} {shown(name)}",
+                    f"{buffer.kind} {short_repr(name)}",
                     base := base_of(buffer.kind, self.compact),
                     self.offsets[name],
                     buffer.size,

@@ -282,7 +282,7 @@ class Constants:
         """The same of the int8 values of `payload`, all within 4 bits, packed into half as many bytes; the offset is a
         multiple of the width of the bus."""
         if payload not in self._narrow:
-            packed = encoding.pack(np.frombuffer(payload, np.int8))
+            packed = encoding.pack_int4(np.frombuffer(payload, np.int8))
             self._narrow[payload] = self._append(packed, max(ALIGN, bus_bytes))
         return self._narrow[payload]
 

@@ -23,9 +23,9 @@ from weft.compiler.machine import target as overheads
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
-from weft.hdl.checker.conflicts import DRAM, Uses, conflicts, inverse
+from weft.hdl.checker.conflicts import DRAM, Uses, conflicts, inverse_permutation
 from weft.hdl.isa import WORD_BYTES, End, Opcode, Queue, places
-from weft.hdl.isa.code import Code, mask, write
+from weft.hdl.isa.code import Code, field_mask, write_field
 
 _QUEUES = len(Queue)
 
@@ -148,9 +148,9 @@ def _shorten(words: np.ndarray, n: int) -> None:
 
 
 def _set(words: np.ndarray, rows: np.ndarray, opcode: Opcode, fields: dict[str, int | np.ndarray]) -> None:
-    chosen = words[rows] & ~mask(opcode, tuple(fields))
+    chosen = words[rows] & ~field_mask(opcode, tuple(fields))
     for name, value in fields.items():
-        write(chosen, places(opcode)[name], np.broadcast_to(np.asarray(value, np.int64), len(rows)))
+        write_field(chosen, places(opcode)[name], np.broadcast_to(np.asarray(value, np.int64), len(rows)))
     words[rows] = chosen
 
 
@@ -221,7 +221,7 @@ def synchronise(tasks: Tasks, latest: np.ndarray) -> Code:
         before.append(known)
     words = tasks.words.copy()
     for name, values in (("wait", waits), ("signal", signals)):
-        write(words, places(Opcode.END)[name], np.array(values, np.int64))
+        write_field(words, places(Opcode.END)[name], np.array(values, np.int64))
     return Code(np.concatenate([words, Code.of([End()]).words]))
 
 
@@ -254,7 +254,7 @@ def schedule(tasks: Tasks, target: Target) -> Scheduled:
 def _in_order(tasks: Tasks, latest: np.ndarray, order: np.ndarray) -> tuple[Tasks, np.ndarray]:
     """Tasks in another order, and what they conflict with there."""
     later = latest[order]
-    return tasks.ordered(order), np.where(later < 0, -1, inverse(order)[later])
+    return tasks.ordered(order), np.where(later < 0, -1, inverse_permutation(order)[later])
 
 
 _LOAD, _MM, _VEC = (int(queue) for queue in (Queue.LOAD, Queue.MM, Queue.VEC))
@@ -304,17 +304,17 @@ def _causes(tasks: Tasks, start: int, stop: int, own: range) -> list[list[int]]:
     """For each task what must be done before: of its own sequence the latest tasks of each queue, and those of the
     other one. `own` are the tasks of the array's operator; all count from `start` on."""
     uses, count = tasks.uses, stop - start
-    mine = uses.part((uses.task >= start) & (uses.task < stop))
+    mine = uses.select((uses.task >= start) & (uses.task < stop))
     mine = dataclasses.replace(mine, task=mine.task - start)
     inside = (mine.task >= own.start) & (mine.task < own.stop)
-    found = [conflicts(count, mine.part(chosen)) for chosen in (inside, ~inside)]
+    found = [conflicts(count, mine.select(chosen)) for chosen in (inside, ~inside)]
     tables = _tables(tasks, start, stop)
     every = Uses(
         *(np.concatenate(pair) for pair in zip(vars(mine).values(), vars(tables).values(), strict=True))
     )
     # What is behind what: the array's operator behind those ahead of it, and those behind it behind it.
     for split, part in ((own.start, every.task < own.stop), (own.stop, every.task >= own.start)):
-        found += _behind(count, every.part(part), split)
+        found += _behind(count, every.select(part), split)
     return [[cause for cause in row if cause >= 0] for row in np.concatenate(found, axis=1).tolist()]
 
 
@@ -324,8 +324,8 @@ def _behind(count: int, uses: Uses, split: int) -> list[np.ndarray]:
     Of memory these write other bytes, if in the same rows."""
     second, writes, memory = uses.task >= split, uses.kind & 1 == 1, uses.space >= DRAM
     stored = second & writes & memory
-    found = _across(count, uses.part(~stored), split)
-    return found + _across(count, uses.part(stored | (memory & ~second & ~writes)), split)
+    found = _across(count, uses.select(~stored), split)
+    return found + _across(count, uses.select(stored | (memory & ~second & ~writes)), split)
 
 
 def _across(count: int, uses: Uses, split: int) -> list[np.ndarray]:

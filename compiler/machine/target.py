@@ -12,7 +12,7 @@ import numpy as np
 from weft.compiler.ir.graph import Window
 from weft.hdl.isa import Opcode, Place, places
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.operands import DIVISION, VEC_EARLY, vec_overhead
+from weft.hdl.isa.operands import DIVISION_LATENCY, VEC_EARLY_OVERHEAD, vec_overhead
 
 RUN = 2
 """Of a run of bytes on the bus, beside its beats."""
@@ -22,7 +22,7 @@ LOAD = 8
 """From a LOAD's last vector to the first one of the next."""
 ATTENTION_VEC = 60
 """Of an instruction of the vector unit in attention: its start, and the wait for the array, as they take turns."""
-DIVIDE = 2 * DIVISION
+DIVIDE = 2 * DIVISION_LATENCY
 """The least that a row of Normalise is reckoned with. The divider takes half of that by itself."""
 HANDOVER = 16
 """From one unit's signal to another's start, and through the accumulator."""
@@ -104,7 +104,7 @@ class Target:
         """From a VEC to the next one, beside its elements, and one for its semaphores; `early`: this reads sums, and
         adds nothing to them."""
         overlaps = early and not self.sequential
-        return (VEC_EARLY if overlaps else vec_overhead(self.config)) + 1.0
+        return (VEC_EARLY_OVERHEAD if overlaps else vec_overhead(self.config)) + 1.0
 
     def moved(self, size: Any) -> Any:
         """Cycles of the bus for `size` bytes, by their number alone."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.hdl.checker.conflicts import DRAM, Uses, of_forms, space_of
-from weft.hdl.checker.extents import ADDRESS_WRAP, extent
+from weft.hdl.checker.conflicts import DRAM, Uses, expand_forms, space_of
+from weft.hdl.checker.extents import ADDRESS_WRAP, address_span
 from weft.hdl.isa import WORD_BYTES, Instruction, Opcode, places
 from weft.hdl.isa.code import Code, pack
 from weft.hdl.isa.config import Config
@@ -110,7 +110,7 @@ class Tasks:
         """The same tasks in another order: `order` has their numbers."""
         return Tasks(
             self.words[order], self.queue[order], self.layer[order], self.cycles[order], self.dram_bytes[order],
-            self.paces[order], self.uses.ordered(order),
+            self.paces[order], self.uses.reorder(order),
         )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _words(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray)
 
 def _uses(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray, config: Config) -> Uses:
     """What tasks touch; `kind` only tells writes."""
-    task, rows = of_forms(form, [list(_spans(item, config)) for item in distinct], 7)
+    task, rows = expand_forms(form, [list(_spans(item, config)) for item in distinct], 7)
     write, space, place, first, low, size, step = rows.T
     if moved.shape[1]:
         own = np.where(place < 0, -1, moved[task, np.clip(place, 0, moved.shape[1] - 1)])
@@ -155,7 +155,7 @@ def _spans(instruction: Instruction, config: Config) -> Iterator[tuple[int, ...]
     places_of = ADDRESSES.get(instruction.OPCODE, ())
     for operand in instruction.OPERANDS:
         if operand.applies(instruction) and (space := space_of(operand, instruction)) is not None:
-            low, size, step = extent(operand, instruction, config)
+            low, size, step = address_span(operand, instruction, config)
             place = places_of.index(operand.name) if operand.name in places_of else -1
             if size:
                 yield int(operand.write), space, place, operand.first(instruction), low, size, step

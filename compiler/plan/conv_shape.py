@@ -87,7 +87,7 @@ class ConvShape:
         self.pooled = pool is not None
         ends = op.weight_range
         self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
-        self.narrow = bool(self.config.int4 and encoding.LEAST <= ends[0] <= ends[1] <= encoding.MOST)
+        self.narrow = bool(self.config.int4 and encoding.INT4_MIN <= ends[0] <= ends[1] <= encoding.INT4_MAX)
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self.lines = self._lines()
         self.more = 0 if self.lines is None else self.lines.more

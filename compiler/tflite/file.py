@@ -289,7 +289,7 @@ def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
             f"contents; it must have {size:,}"
         )
     if dtype == "int4":
-        return encoding.unpack(raw)[:count].reshape(tensor.shape)
+        return encoding.unpack_int4(raw)[:count].reshape(tensor.shape)
     return raw.view(np.dtype(dtype).newbyteorder("<")).reshape(tensor.shape)
 
 

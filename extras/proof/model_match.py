@@ -8,7 +8,7 @@ from typing import Any
 from weft.compiler.artefact import Compiled
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.ir.network import State, encode
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 
 def differences(compiled: Compiled, graph: Graph) -> list[str]:
@@ -38,7 +38,7 @@ def differences(compiled: Compiled, graph: Graph) -> list[str]:
 
 def _signature(what: str, own: Mapping[str, Any], meant: Mapping[str, Any]) -> list[str]:
     return [
-        f"{what} {shown(name)} is {_type(own.get(name))}, the model's {_type(meant.get(name))}"
+        f"{what} {short_repr(name)} is {_type(own.get(name))}, the model's {_type(meant.get(name))}"
         for name in dict.fromkeys((*own, *meant))
         if own.get(name) != meant.get(name)
     ]
@@ -71,11 +71,11 @@ def _segments(own: Sequence[Any], meant: Sequence[Any]) -> list[str]:
         mine, theirs = (", ".join(map(_part, segments)) or "none" for segments in (own, meant))
         return [f"its parts are {mine}, the model's {theirs}"]
     return [
-        f"the host's part {shown(mine.name)} is another network"
+        f"the host's part {short_repr(mine.name)} is another network"
         for mine, theirs in zip(own, meant, strict=True)
         if isinstance(mine, HostSegment) and encode(mine.network) != encode(theirs.network)
     ]
 
 
 def _part(segment: Any) -> str:
-    return f"{'host' if isinstance(segment, HostSegment) else 'device'} {shown(segment.name)}"
+    return f"{'host' if isinstance(segment, HostSegment) else 'device'} {short_repr(segment.name)}"

@@ -1,4 +1,4 @@
-"""The AXI4 manager: the readers and the writer on one port."""
+"""AXI4 manager that shares one port among the core's readers and its writer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from weft.hdl.lib.queues import SkidBuffer
 OKAY = 0
 
 
-def readers(config: Config) -> dict[str, int]:
-    """The readers and their IDs. One before another in this order has priority."""
+def reader_ids(config: Config) -> dict[str, int]:
+    """Return the AXI ID of each reader, in descending order of priority."""
     return {"fetch": 0, "page": 2, "load": 1} if config.softmax else {"fetch": 0, "load": 1}
 
 
 def axi4_signature(config: Config) -> wiring.Signature:
-    """An AXI4 port seen from the manager: 32-bit addresses, ``bus_bytes`` of data, IDs of 2 bits with softmax,
-    else 1."""
-    id_width = max(readers(config).values()).bit_length()
+    """Return the signature of an AXI4 manager: 32-bit addresses, ``bus_bytes`` of data, and IDs of 1 bit, or 2 with
+    softmax."""
+    id_width = max(reader_ids(config).values()).bit_length()
     members: dict[str, wiring.Member] = {}
     for channel in ("aw", "ar"):
         widths = {
@@ -49,14 +49,14 @@ def axi4_signature(config: Config) -> wiring.Signature:
 
 
 class AxiManager(wiring.Component):
-    """Merges the bus ports of the units onto AXI4.
+    """Arbiter from the units' bus ports to one AXI4 port.
 
-    Fetch goes before page, and page before load; a request that stands on the port stays until it is taken. Readers
-    get their beats in the order of their requests, whatever order the IDs return in.
+    Priority is fetch, page, load; a request that is valid on the AXI port stays until it is accepted. Each reader gets
+    its beats in the order of its requests, in whatever order memory serves the IDs.
 
-    RREADY does not depend on RID or RVALID: a beat passes only while all readers are ready for one, so a reader that
-    is not makes the others wait. Every reader's ``beat.ready`` must come from registers and return without another
-    reader's beat.
+    RREADY does not depend on RID or RVALID: a beat is transferred only while all readers are ready, so one busy reader
+    stalls the others. To avoid a deadlock, every reader's ``beat.ready`` must come from registers and become 1 again
+    without another reader's beat.
 
     Parameters
     ----------
@@ -66,22 +66,22 @@ class AxiManager(wiring.Component):
     -------
     fetch, load : In(bus_read(config))
     page : In(bus_read(config))
-        With softmax only.
+        Reads of page tables; with softmax only.
     store : In(bus_write(config))
     axi : Out(axi4_signature(config))
     error : Out(1)
-        A response other than OKAY came in the cycle before.
+        A response other than OKAY arrived in the previous cycle.
     clear : In(1), fault : Out(BusFault)
         See `weft.hdl.bus.faults.FaultLog`.
     read_beat, write_beat : Out(1)
-        A data beat was transferred in the cycle before.
+        A data beat was transferred in the previous cycle.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         super().__init__(
             {
-                **{name: In(bus_read(config)) for name in readers(config)},
+                **{name: In(bus_read(config)) for name in reader_ids(config)},
                 "store": In(bus_write(config)),
                 "axi": Out(axi4_signature(config)),
                 "error": Out(1),
@@ -108,11 +108,10 @@ class AxiManager(wiring.Component):
         return m
 
     def _log(self, m: Module) -> None:
-        """Keep addresses, for the case that memory answers with an error."""
         axi = self.axi
-        m.submodules.log = log = FaultLog(self.config, [*readers(self.config), "store"])
+        m.submodules.log = log = FaultLog(self.config, [*reader_ids(self.config), "store"])
         beat = axi.rvalid & axi.rready
-        for name, identity in readers(self.config).items():
+        for name, identity in reader_ids(self.config).items():
             port, request = log.source[name], getattr(self, name).request
             mine = beat & (axi.rid == identity)
             m.d.comb += [
@@ -138,24 +137,24 @@ class AxiManager(wiring.Component):
         axi = self.axi
         free = Signal(name="read_free")
         chosen, chosen_id = Signal(BusRequest, name="read_chosen"), Signal.like(axi.arid, name="read_id")
-        ports = [getattr(self, name) for name in readers(self.config)]
-        asked: Value = Const(0)  # by a reader of higher priority
-        for name, identity in readers(self.config).items():
+        ports = [getattr(self, name) for name in reader_ids(self.config)]
+        higher_request: Value = Const(0)  # a reader of higher priority has a request
+        for name, identity in reader_ids(self.config).items():
             request, beat = getattr(self, name).request, getattr(self, name).beat
-            with m.If(~asked):
+            with m.If(~higher_request):
                 m.d.comb += [chosen.eq(request.payload), chosen_id.eq(identity)]
             others_ready = Cat(other.beat.ready for other in ports if other.beat is not beat).all()
             m.d.comb += [
-                request.ready.eq(free & ~asked),
+                request.ready.eq(free & ~higher_request),
                 beat.payload.eq(axi.rdata),
                 beat.valid.eq(axi.rvalid & (axi.rid == identity) & others_ready),
             ]
-            asked = asked | request.valid
+            higher_request = higher_request | request.valid
         m.d.comb += axi.rready.eq(Cat(port.beat.ready for port in ports).all())
         address = self._channel(m, "ar", axi.arvalid, axi.arready, Cat(axi.arid, axi.araddr, axi.arlen))
         m.d.comb += [
             free.eq(address.ready),
-            address.valid.eq(asked),
+            address.valid.eq(higher_request),
             address.payload.eq(Cat(chosen_id, chosen.address, (chosen.beats - 1)[:8])),
         ]
 
@@ -175,7 +174,7 @@ class AxiManager(wiring.Component):
         ]
 
     def _channel(self, m: Module, name: str, valid: Value, ready: Value, payload: Value) -> Any:
-        """Drive a channel from registers in both directions; returns the stream to send to it."""
+        """Drive an AXI channel from a skid buffer; returns the buffer's input stream."""
         m.submodules[f"{name}_skid"] = registers = SkidBuffer(len(payload))
         m.d.comb += [valid.eq(registers.o.valid), registers.o.ready.eq(ready)]
         m.d.comb += payload.eq(registers.o.payload)
@@ -183,42 +182,42 @@ class AxiManager(wiring.Component):
 
 
 PAGE = 4096
-"""Bytes that an AXI burst must not cross a multiple of."""
+"""An AXI burst must not cross an address that is a multiple of this."""
 MAX_BEATS = 256
 
 
 def block_beats(config: Config, beats: int = MAX_BEATS) -> int:
-    """Beats in a block of memory: bursts end at multiples of this, so that where one ends is seen from its address
-    alone, without counting."""
+    """Return the number of bus words in an aligned block. A burst ends at a block's end, so its length follows from its
+    address without a counter."""
     return min(beats, MAX_BEATS, PAGE // config.bus_bytes)
 
 
 def run_layout(tag: int = 1) -> data.StructLayout:
-    """``bytes`` (at least 1) from ``address`` on, and `tag` bits that go with them."""
+    """Return the layout of a run of ``bytes`` (at least 1) from ``address`` on, with a tag of `tag` bits."""
     return data.StructLayout({"address": 32, "bytes": 32, "tag": tag})
 
 
 class BurstSplitter(wiring.Component):
-    """Cuts runs of bytes into bursts that cover them, in order, a burst per cycle.
+    """Splitter of runs of bytes into the bursts that cover them, in order, one burst per cycle.
 
     Parameters
     ----------
     config : Config
     beats : int
-        Limit of a burst, a power of two. Bursts end at multiples of `block_beats` bus words.
+        Maximum beats of a burst, a power of two. Bursts end at multiples of `block_beats` bus words.
     tag : int
-        Width of the tag of a run.
+        Width of a run's tag in bits.
 
     Members
     -------
     run : In(stream of run_layout(tag))
     request : Out(stream of BusRequest)
     last : Out(1)
-        With ``request``: the final burst of its run.
+        With ``request``: it is the last burst of its run.
     tag : Out(tag)
         With ``request``: the tag of its run.
     idle : Out(1)
-        No burst is left.
+        No run is pending.
     """
 
     def __init__(self, config: Config, *, beats: int = MAX_BEATS, tag: int = 1) -> None:
@@ -242,16 +241,16 @@ class BurstSplitter(wiring.Component):
         run = data.StructLayout({"word": 32 - align, "rest": 32, "tag": len(self.tag)})
         m.submodules.skid = waiting = SkidBuffer(run)
         coming, following = waiting.i.payload, waiting.o.payload
-        # A refused burst must not reach back to runs in the same cycle either.
+        # Breaks the combinational path from `request.ready` to `run.ready`.
         burst = data.StructLayout({"request": BusRequest, "last": 1, "tag": len(self.tag)})
         m.submodules.bursts = bursts = SkidBuffer(burst)
         cut = bursts.i.payload
         active = Signal()
         tag = Signal.like(self.tag)
         word = Signal(32 - align)
-        rest = Signal(32)  # words of the run after the first
-        room = Signal(inside)  # words of the block after the first
-        last = Signal()  # rest <= room, found out a cycle before
+        rest = Signal(32)  # words of the run after the current one
+        room = Signal(inside)  # words of the block after the current one
+        last = Signal()  # rest <= room, computed a cycle earlier
         move = Signal()
         left = Signal(32)
         m.d.comb += [
@@ -286,7 +285,7 @@ class BurstSplitter(wiring.Component):
                 last.eq(following.rest <= ~following.word[:inside]),
                 tag.eq(following.tag),
             ]
-        with m.Elif(move):  # not the last burst: on to the next block
+        with m.Elif(move):  # not the last burst: continue with the next block
             m.d.sync += [
                 word.eq(((word >> inside) + 1) << inside),
                 rest.eq(left),

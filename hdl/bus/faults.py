@@ -1,4 +1,4 @@
-"""Which burst memory answered with an error."""
+"""Log of bus errors: the address of the first burst that memory answered with an error."""
 
 from __future__ import annotations
 
@@ -13,44 +13,50 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import FaultUnit
 from weft.hdl.lib.ports import BusFault
 
-KEPT = 16
-"""Addresses that are kept for each source of bursts, a power of two. A LUT RAM of most FPGAs is as deep."""
-OUTSTANDING = 256
-"""More bursts than are on their way for one source, a power of two."""
+LOGGED_ADDRESSES = 16
+"""Addresses logged for each source, a power of two: the depth of a LUT RAM on most FPGAs."""
+MAX_OUTSTANDING = 256
+"""Exclusive upper limit of a source's outstanding bursts, a power of two."""
 
 
 class FaultLog(wiring.Component):
-    """Keeps the addresses of bursts that are on their way, and the first error with the address of its burst.
+    """Log of outstanding bursts' addresses and of the first error.
 
-    Sources do not wait for it: if more bursts of a source are on their way than addresses are kept, the address of an
-    error is not known.
+    The log never stalls a source. If a source has more outstanding bursts than the log has entries, the address of an
+    error is reported as unknown.
 
     Parameters
     ----------
     config : Config
     sources : sequence of str
-        Names of `FaultUnit`s, in lower case. Of errors in one cycle that of the first of them counts.
+        Names of `FaultUnit` members in lower case. If several sources fail in one cycle, the first in this sequence
+        is reported.
     kept, outstanding : int
-        See `KEPT` and `OUTSTANDING`.
+        See `LOGGED_ADDRESSES` and `MAX_OUTSTANDING`.
 
     Members
     -------
     clear : In(1)
-        Forget the error.
+        Clear `fault`.
     <source>__asked, <source>__address : In(1), In(32)
-        A burst is asked for. Memory answers those of one source in order.
+        A burst is requested. Memory answers the bursts of one source in order.
     <source>__ended : In(1)
-        The last answer to a burst comes.
+        The last response to the source's oldest burst arrives.
     <source>__failed, <source>__response : In(1), In(2)
-        An answer that comes is an error.
+        An arriving response is an error, and its AXI code.
     error : Out(1)
-        There was an error in the cycle before.
+        An error arrived in the previous cycle.
     fault : Out(BusFault)
-        The first error since `clear`, from the cycle on that follows `error`.
+        The first error since `clear`, one cycle after `error`.
     """
 
     def __init__(
-        self, config: Config, sources: Sequence[str], *, kept: int = KEPT, outstanding: int = OUTSTANDING
+        self,
+        config: Config,
+        sources: Sequence[str],
+        *,
+        kept: int = LOGGED_ADDRESSES,
+        outstanding: int = MAX_OUTSTANDING,
     ) -> None:
         self.config, self.sources = config, tuple(sources)
         self.kept, self.outstanding = kept, outstanding
@@ -68,7 +74,7 @@ class FaultLog(wiring.Component):
 
     @property
     def source(self) -> dict[str, wiring.PureInterface]:
-        """The ports of the sources, by name."""
+        """Ports of the sources by name."""
         return {name: getattr(self, name) for name in self.sources}
 
     def elaborate(self, platform: object) -> Module:
@@ -77,11 +83,10 @@ class FaultLog(wiring.Component):
         first = Signal(BusFault)
         for name, port in reversed(self.source.items()):
             m.submodules[name] = log = _Addresses(32 - align, self.kept, self.outstanding)
-            # A register, as answers come late in the cycle.
-            ended, failed, response = (
-                Signal(size, name=f"{name}_{what}")
-                for what, size in (("ended", 1), ("failed", 1), ("response", 2))
-            )
+            # Registered because responses arrive late in the cycle.
+            ended = Signal(name=f"{name}_ended")
+            failed = Signal(name=f"{name}_failed")
+            response = Signal(2, name=f"{name}_response")
             m.d.sync += [ended.eq(port.ended), failed.eq(port.failed), response.eq(port.response)]
             m.d.comb += [
                 log.asked.eq(port.asked),
@@ -104,15 +109,16 @@ class FaultLog(wiring.Component):
 
 
 class _Addresses(wiring.Component):
-    """The addresses of bursts on their way. The oldest one is there if they are fewer than `kept`.
+    """Addresses of one source's outstanding bursts, in a ring buffer that overwrites its oldest entries.
 
     Members
     -------
     asked : In(1), address : In(width)
+        A burst is requested.
     ended : In(1)
-        The oldest one has come to its end; not in the cycle in which it is asked for.
+        The oldest burst ends; never in the cycle in which it is requested.
     oldest : Out(width), known : Out(1)
-        Its address, if that is still there.
+        Address of the oldest burst; `known` is 0 if it may have been overwritten.
     """
 
     def __init__(self, width: int, kept: int, outstanding: int) -> None:

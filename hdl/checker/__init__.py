@@ -1,1 +1,1 @@
-"""The program checker: which programs the hardware may run."""
+"""Program checker: static proof that a program is safe to run on the hardware."""

@@ -1,8 +1,8 @@
-"""Which earlier tasks a task has to wait for: for whole programs at once, as columns of numbers.
+"""Memory conflicts between tasks, computed for whole programs with arrays.
 
-Addresses between any two neighbouring bounds of ranges are touched alike. So ranges are cut at all bounds of a stretch
-of tasks, and of each piece the tasks that touch it follow one another; what stretches before did to it is kept in a
-table of all addresses.
+The bounds of all address ranges divide a memory into pieces, and each range covers whole pieces. So ranges are cut into
+pieces, and the accesses of each piece are sorted by task. Tasks are processed in batches; a table with an entry per
+address holds the latest accesses of earlier batches.
 """
 
 from __future__ import annotations
@@ -15,25 +15,38 @@ import numpy as np
 from weft.hdl.isa import Instruction, Memory, Operand, Queue
 
 SCRATCHPAD, ACCUMULATOR, ALIGNMENTS, DRAM = range(4)
-"""Spaces of addresses; what is behind base register b is space ``DRAM + b``, in bytes."""
+"""Address spaces. Space ``DRAM + b`` is the memory at base register b, in bytes."""
 SPACES = {Memory.SCRATCHPAD: SCRATCHPAD, Memory.ACCUMULATOR: ACCUMULATOR, Memory.ALIGNMENTS: ALIGNMENTS}
-"""Memories on the chip that more than one queue uses."""
+"""On-chip memories that more than one queue uses."""
 GRANULE = 64
-"""DRAM bytes that count as one address; coarser only orders more than necessary."""
+"""DRAM bytes that count as one address. A larger granule is faster and only adds unnecessary conflicts."""
 
 _QUEUES = len(Queue)
-_STRETCH = 1 << 10  # uses at a time: of few, ranges have few pieces
-_NARROW = 1 << 17  # or more of them, of so many addresses together
-_DENSE = 1 << 16  # addresses of a space above which only bounds of ranges count
-_PIECES = 1 << 21  # and parts of their ranges, about
-_ADDRESSES = 1 << 22  # at which ranges of a space are taken as a whole
+# Limits that balance speed against memory:
+_BATCH_USES = 1 << 10  # uses in a batch; few uses have few pieces
+_BATCH_ADDRESSES = 1 << 17  # batches with fewer addresses together are merged
+_MAX_DENSE_SIZE = 1 << 16  # in larger spaces, addresses are numbers of range bounds
+_MAX_PIECES = 1 << 21  # pieces in a batch, approximately
+_MAX_SPLIT_ADDRESSES = 1 << 22  # above this, strided ranges are not split into addresses
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Ranges of addresses that tasks read or write, a column each, int64: the task's number, 2 * its queue + whether it
-    writes, the space, first address, one past the last, and which of these it touches at most: from the first on every
-    `step`-th. In DRAM all steps are 1."""
+    """Address ranges that tasks read or write, as int64 arrays with an entry per range.
+
+    Attributes
+    ----------
+    task : ndarray
+        Number of the task.
+    kind : ndarray
+        2 * queue + 1 for a write, 2 * queue for a read.
+    space : ndarray
+        Address space.
+    start, stop : ndarray
+        First address, and last address + 1.
+    step : ndarray
+        The task accesses at most every `step`-th address from `start` on; 1 in DRAM.
+    """
 
     task: np.ndarray
     kind: np.ndarray
@@ -42,24 +55,37 @@ class Uses:
     stop: np.ndarray
     step: np.ndarray
 
-    def part(self, chosen: slice | np.ndarray) -> Uses:
+    def select(self, chosen: slice | np.ndarray) -> Uses:
         return Uses(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-    def ordered(self, order: np.ndarray) -> Uses:
-        """The same of tasks in another order: `order` has their numbers."""
-        return replace(self, task=inverse(order)[self.task])
+    def reorder(self, order: np.ndarray) -> Uses:
+        """Renumber tasks: task ``order[i]`` becomes task i."""
+        return replace(self, task=inverse_permutation(order)[self.task])
 
 
-def of_forms(
-    form: np.ndarray, known: Sequence[Sequence[Sequence[int]]], width: int
+def expand_forms(
+    form: np.ndarray, form_rows: Sequence[Sequence[Sequence[int]]], width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of numbers for tasks, one task behind the other, from those of their forms.
+    """Concatenate the rows of all tasks, where tasks of one form have equal rows.
 
-    `form` has the form of each task, and `known` the rows of `width` numbers of each form. The result is the task of
-    each row, and the rows, (count, width) int64.
+    Parameters
+    ----------
+    form : ndarray
+        Form of each task.
+    form_rows : sequence
+        Rows of each form.
+    width : int
+        Numbers in a row.
+
+    Returns
+    -------
+    task : ndarray
+        Task of each row.
+    rows : ndarray
+        (count, width) int64.
     """
-    counts = np.array([len(rows) for rows in known], np.int64)
-    flat = np.array([row for rows in known for row in rows], np.int64).reshape(-1, width)
+    counts = np.array([len(rows) for rows in form_rows], np.int64)
+    flat = np.array([row for rows in form_rows for row in rows], np.int64).reshape(-1, width)
     task = np.repeat(np.arange(len(form)), counts[form])
     ahead = np.cumsum(counts[form]) - counts[form]
     row = (np.cumsum(counts) - counts)[form][task] + np.arange(len(task)) - ahead[task]
@@ -67,129 +93,143 @@ def of_forms(
 
 
 def space_of(operand: Operand, instruction: Instruction) -> int | None:
-    """The space that an operand lies in; None for memories that only one queue uses."""
+    """Return the address space of an operand, or None for memories that only one queue uses."""
     if operand.register is not None:
         return DRAM + int(getattr(instruction, operand.register))
     return SPACES.get(operand.memory)
 
 
-def inverse(order: np.ndarray) -> np.ndarray:
-    """The permutation that undoes `order`."""
+def inverse_permutation(order: np.ndarray) -> np.ndarray:
+    """Return the permutation that undoes `order`."""
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     return place
 
 
 def conflicts(count: int, uses: Uses) -> np.ndarray:
-    """For each of `count` tasks and every queue the latest earlier task of that queue, if it is another, that must be
-    done before the task may start: it wrote what the task touches, or read what the task writes. (count, queues)
-    int64; -1 for none. Uses may come in any order.
+    """Find the tasks that each of `count` tasks must wait for: (count, queues) int64.
+
+    The result has for each task and each other queue the latest earlier task of that queue with a conflict: it wrote
+    an address that the task accesses, or read an address that the task writes. -1 stands for none. `uses` may be in any
+    order.
     """
     latest = np.full((_QUEUES, count), -1, np.int64)
-    for mine in _by_space(uses):
-        size = int(mine.stop.max())
-        if size > _DENSE:
-            bounds = np.unique(np.concatenate([mine.start, mine.stop]))
-            start, stop = (np.searchsorted(bounds, item) for item in (mine.start, mine.stop))
-            mine, size = replace(mine, start=start, stop=stop), len(bounds)
+    for space_uses in _by_space(uses):
+        size = int(space_uses.stop.max())
+        if size > _MAX_DENSE_SIZE:  # replace addresses by their rank among the bounds
+            bounds = np.unique(np.concatenate([space_uses.start, space_uses.stop]))
+            start, stop = (np.searchsorted(bounds, item) for item in (space_uses.start, space_uses.stop))
+            space_uses, size = replace(space_uses, start=start, stop=stop), len(bounds)
         table: dict[int, np.ndarray] = {}
-        stretches = list(_stretches(mine))
-        for number, part in enumerate(stretches):
-            _visit(part, table, latest, size, more=number + 1 < len(stretches))
+        batches = list(_batches(space_uses))
+        for number, batch in enumerate(batches):
+            _process_batch(batch, table, latest, size, more=number + 1 < len(batches))
     return np.ascontiguousarray(latest.T)
 
 
 def step_of(addresses: np.ndarray) -> int:
-    """The largest step at which some addresses, sorted, follow the first one."""
+    """Return the greatest common divisor of the distances of sorted addresses, at least 1."""
     return int(np.gcd.reduce(np.diff(addresses))) or 1
 
 
 def _by_space(uses: Uses) -> Iterator[Uses]:
-    """Uses of each space in which any can conflict, in order of their tasks, from address 0 on: it is written, and
-    more than one queue uses it."""
+    """Yield the uses of each space where conflicts are possible, in order of tasks, with the lowest address moved to 0.
+
+    Conflicts need a write and more than one queue.
+    """
     for space in np.unique(uses.space).tolist():
-        mine = uses.part(np.flatnonzero(uses.space == space))
+        mine = uses.select(np.flatnonzero(uses.space == space))
         if not (mine.kind & 1).any() or (mine.kind >> 1 == mine.kind[0] >> 1).all():
             continue
         start, stop = mine.start, mine.stop
         if space >= DRAM:
             start, stop = start // GRANULE, -(-stop // GRANULE)
-        some = np.flatnonzero(mine.stop > mine.start)
-        if some.size:
-            some = some[np.argsort(mine.task[some], kind="stable")]
-            low = start[some].min()
-            yield _apart(replace(mine.part(some), start=start[some] - low, stop=stop[some] - low))
+        nonempty = np.flatnonzero(mine.stop > mine.start)
+        if nonempty.size:
+            order = nonempty[np.argsort(mine.task[nonempty], kind="stable")]
+            low = start[order].min()
+            yield _split_strided(
+                replace(mine.select(order), start=start[order] - low, stop=stop[order] - low)
+            )
 
 
-def _apart(uses: Uses) -> Uses:
-    """The same, address by address where this may tell uses of two queues apart: where both have the same step, as a
-    depthwise convolution reads one of the vectors of each pixel, and the requantisation ahead of it writes another."""
+def _split_strided(uses: Uses) -> Uses:
+    """Split strided ranges into single addresses where this may separate the uses of two queues.
+
+    For example, a depthwise convolution reads one vector of each pixel while a requantisation writes another one.
+    """
     chosen = np.zeros(len(uses.task), bool)
     for step in np.unique(uses.step[uses.step > 1]).tolist():
         mine = np.flatnonzero(uses.step == step)
-        chosen[mine] = _meets(uses.part(mine))
+        chosen[mine] = _overlap_other_queues(uses.select(mine))
     counts = np.where(chosen, -(-(uses.stop - uses.start) // uses.step), 1)
-    if not chosen.any() or counts.sum() > _ADDRESSES:
+    if not chosen.any() or counts.sum() > _MAX_SPLIT_ADDRESSES:
         return uses
     use = np.repeat(np.arange(len(counts)), counts)
     ahead = np.arange(len(use)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = uses.start[use] + ahead * uses.step[use]
-    fine = uses.part(use)
+    fine = uses.select(use)
     return replace(fine, start=start, stop=np.where(chosen[use], start + 1, fine.stop))
 
 
-def _meets(uses: Uses) -> np.ndarray:
-    """Of each use whether the range of one of another queue meets its own, one of them writing: (count,) bool."""
+def _overlap_other_queues(uses: Uses) -> np.ndarray:
+    """Return a mask of the uses whose range overlaps one of another queue, at least one of them a write."""
     covered = np.zeros((2 * _QUEUES, int(uses.stop.max()) + 1), np.int64)
     np.add.at(covered, (uses.kind, uses.start), 1)
     np.add.at(covered, (uses.kind, uses.stop), -1)
-    upto = np.pad(np.cumsum(np.cumsum(covered, axis=1) > 0, axis=1), ((0, 0), (1, 0)))
-    found = np.zeros(len(uses.task), bool)
+    # Entry [k, a]: number of addresses below a that ranges of kind k cover.
+    covered_below = np.pad(np.cumsum(np.cumsum(covered, axis=1) > 0, axis=1), ((0, 0), (1, 0)))
+    overlaps = np.zeros(len(uses.task), bool)
     for kind in range(2 * _QUEUES):
         other = (uses.kind >> 1 != kind >> 1) & ((uses.kind | kind) & 1 == 1)
-        found |= other & (upto[kind, uses.stop] > upto[kind, uses.start])
-    return found
+        overlaps |= other & (covered_below[kind, uses.stop] > covered_below[kind, uses.start])
+    return overlaps
 
 
-def _stretches(uses: Uses) -> Iterator[Uses]:
-    """The uses in parts whose ranges have not too many pieces."""
+def _batches(uses: Uses) -> Iterator[Uses]:
+    """Yield the uses in batches of about `_MAX_PIECES` pieces at most."""
     widths = uses.stop - uses.start
-    todo = _cut(widths)[::-1]
+    todo = _initial_batches(widths)[::-1]
     while todo:
         chosen = todo.pop()
-        part = uses.part(chosen)
-        if widths[chosen].sum() <= _PIECES:  # no more pieces than addresses
+        part = uses.select(chosen)
+        if widths[chosen].sum() <= _MAX_PIECES:  # there are no more pieces than addresses
             yield part
             continue
         bounds = np.unique(np.concatenate([part.start, part.stop]))
         pieces = np.searchsorted(bounds, part.stop) - np.searchsorted(bounds, part.start)
         count = chosen.stop - chosen.start
-        if pieces.sum() > _PIECES and count > 256:
+        if pieces.sum() > _MAX_PIECES and count > 256:
             middle = chosen.start + count // 2
             todo += [slice(middle, chosen.stop), slice(chosen.start, middle)]
         else:
             yield part
 
 
-def _cut(widths: np.ndarray) -> list[slice]:
-    """Parts of `_STRETCH` uses, or as many of these together as have few addresses: what is done for all addresses of a
-    space is done once for each part."""
-    found: list[slice] = []
+def _initial_batches(widths: np.ndarray) -> list[slice]:
+    """Return batches of `_BATCH_USES` uses, merged while they have few addresses: each batch costs a pass over the
+    whole space."""
+    batches: list[slice] = []
     total = 0
-    for at in range(0, len(widths), _STRETCH):
-        part = slice(at, min(at + _STRETCH, len(widths)))
-        addresses = int(widths[part].sum())
-        if found and total + addresses <= _NARROW:
-            found[-1], total = slice(found[-1].start, part.stop), total + addresses
+    for first in range(0, len(widths), _BATCH_USES):
+        batch = slice(first, min(first + _BATCH_USES, len(widths)))
+        addresses = int(widths[batch].sum())
+        if batches and total + addresses <= _BATCH_ADDRESSES:
+            batches[-1], total = slice(batches[-1].start, batch.stop), total + addresses
         else:
-            found.append(part)
+            batches.append(batch)
             total = addresses
-    return found
+    return batches
 
 
-def _visit(uses: Uses, table: dict[int, np.ndarray], latest: np.ndarray, size: int, *, more: bool) -> None:
-    """Raise `latest`, (queues, count), by what is in `table` and by the uses before each; if there is `more` to come,
-    enter these into the table: for each kind the latest task at each of the `size` addresses."""
+def _process_batch(
+    uses: Uses, table: dict[int, np.ndarray], latest: np.ndarray, size: int, *, more: bool
+) -> None:
+    """Update `latest`, (queues, count), with the conflicts of a batch.
+
+    `table` has for each kind the latest task at each of the `size` addresses in earlier batches. If `more` batches
+    follow, this one is added to it.
+    """
     low, high = int(uses.start.min()), int(uses.stop.max())
     edges = np.zeros(high - low + 1, bool)
     edges[uses.start - low] = edges[uses.stop - low] = True
@@ -198,33 +238,34 @@ def _visit(uses: Uses, table: dict[int, np.ndarray], latest: np.ndarray, size: i
     counts = number[uses.stop - low] - first
     use = np.repeat(np.arange(len(counts)), counts)
     piece = (first - np.cumsum(counts) + counts)[use] + np.arange(len(use))
-    # By piece, and those of a piece as they follow one another: the order of numbers that hold both.
+    # Sort by piece, then by use, with one sort of integers that hold both.
     bits = len(counts).bit_length()
     both = np.sort(piece << bits | use)
     piece, use = both >> bits, both & ((1 << bits) - 1)
     task, kind = uses.task[use], uses.kind[use]
-    for known in range(2 * _QUEUES):
-        mine = kind == known
-        places, before = np.flatnonzero(mine), table.get(known)
+    for earlier_kind in range(2 * _QUEUES):
+        mine = kind == earlier_kind
+        places, before = np.flatnonzero(mine), table.get(earlier_kind)
         if not places.size and before is None:
             continue
-        others = kind >> 1 != known >> 1
-        bound = np.flatnonzero(others if known & 1 else others & (kind & 1 == 1))
-        where = piece[bound]
-        found = np.full(len(bound), -1, np.int64)
+        # Accesses that conflict with one of `earlier_kind`: of another queue, at least one of the two a write.
+        others = kind >> 1 != earlier_kind >> 1
+        conflicting = np.flatnonzero(others if earlier_kind & 1 else others & (kind & 1 == 1))
+        where = piece[conflicting]
+        earlier = np.full(len(conflicting), -1, np.int64)
         if before is not None:
-            found = np.maximum.reduceat(before[low:high], bounds[:-1])[where]
-        if places.size:  # the latest use of this kind up to here, or before this stretch
-            nearest = np.cumsum(mine)[bound] - 1
+            earlier = np.maximum.reduceat(before[low:high], bounds[:-1])[where]
+        if places.size:  # the latest use in this batch counts, else the one of earlier batches
+            nearest = np.cumsum(mine)[conflicting] - 1
             ahead = places[np.maximum(nearest, 0)]
-            found = np.where((nearest >= 0) & (piece[ahead] == where), task[ahead], found)
-        waiting, row = task[bound], latest[known >> 1]
-        later = found > row[waiting]
-        np.maximum.at(row, waiting[later], found[later])
+            earlier = np.where((nearest >= 0) & (piece[ahead] == where), task[ahead], earlier)
+        waiting, row = task[conflicting], latest[earlier_kind >> 1]
+        later = earlier > row[waiting]
+        np.maximum.at(row, waiting[later], earlier[later])
         if more and places.size:
             last = np.full(len(bounds) - 1, -1, np.int64)
-            last[piece[places]] = task[places]  # the last one of each piece
+            last[piece[places]] = task[places]  # the last assignment of each piece wins
             cell = np.repeat(last, np.diff(bounds))
-            # Of a piece that nothing of this kind touches now, some addresses may have been touched before, some not.
-            into = table.setdefault(known, np.full(size, -1, np.int64))[low:high]
+            # Pieces without a use of this kind keep their entries, which may differ from address to address.
+            into = table.setdefault(earlier_kind, np.full(size, -1, np.int64))[low:high]
             np.copyto(into, cell, where=cell >= 0)

@@ -1,7 +1,6 @@
-"""Instructions that differ in nothing but semaphores and DRAM offset: each such form is checked once.
+"""Forms of instructions: classes that differ only in semaphores and DRAM offset, so that each is checked once.
 
-A program's addresses on chip are those of a few slots, so that a program of a million instructions has some thousands
-of forms.
+Programs reuse few on-chip addresses: a program of a million instructions has some thousands of forms.
 """
 
 from __future__ import annotations
@@ -12,32 +11,35 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, of_forms, step_of
-from weft.hdl.checker.extents import Dram, Extents, Layout, OnChip, ProgramError, name
+from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, expand_forms, step_of
+from weft.hdl.checker.extents import DramAccess, Extents, OnChipAccess, OnChipLayout, ProgramError, describe
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places, required
-from weft.hdl.isa.code import Code, mask
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places, required_features
+from weft.hdl.isa.code import Code, field_mask
 from weft.hdl.isa.config import Config
 
 
 @dataclass(frozen=True)
 class _Form:
-    """The accesses of all instructions of a form; those in `memory` are for offset 0 if they move (`moves`) with it."""
+    """Accesses of a form's instructions. With `moves`, their DRAM offset is a field, and `memory` is for offset 0."""
 
-    chip: list[OnChip]
-    memory: list[Dram]
+    chip: list[OnChipAccess]
+    memory: list[DramAccess]
     moves: bool
 
     def uses(self) -> list[tuple[bool, int, int, int, int, bool]]:
-        """(whether it is written, space, first address, one past the last, step, whether these move)."""
-        found = []
-        for access in self.chip:
-            if access.memory in SPACES:
-                found.append((access.write, SPACES[access.memory], *_span(access), False))
-        return found + [(run.write, DRAM + run.base, run.low, run.high, 1, self.moves) for run in self.memory]
+        """Return rows of (write, space, first address, last address + 1, step, moves)."""
+        on_chip = [
+            (access.write, SPACES[access.memory], *_span(access), False)
+            for access in self.chip
+            if access.memory in SPACES
+        ]
+        return on_chip + [
+            (run.write, DRAM + run.base, run.low, run.high, 1, self.moves) for run in self.memory
+        ]
 
 
-def _span(access: OnChip) -> tuple[int, int, int]:
+def _span(access: OnChipAccess) -> tuple[int, int, int]:
     cells = access.cells
     if isinstance(cells, slice):
         return cells.start, cells.stop, 1
@@ -45,18 +47,18 @@ def _span(access: OnChip) -> tuple[int, int, int]:
 
 
 class Forms:
-    """The forms of `code`, which has no END.
+    """Checked forms of `code`, which has no END.
 
     Raises
     ------
     ProgramError
-        Naming the first instruction that breaks a rule by itself.
+        For the first instruction that breaks a rule on its own.
 
     Attributes
     ----------
     uses : Uses
-        What all instructions touch, in memories that more than one queue uses, as if each touched all that its step
-        reaches between the first and the last address of an operand. Tasks are indices.
+        Accesses of all instructions to memories that more than one queue uses, as if an instruction accessed every
+        step from the first to the last address of an operand. Tasks are indices of instructions.
     """
 
     def __init__(self, code: Code, config: Config, extents: Extents | None) -> None:
@@ -64,23 +66,22 @@ class Forms:
         self._form, first = _distinct(code)
         self._offsets = _offsets(code)
         self._forms: list[_Form] = []
-        self._layouts: dict[bytes, Layout] = {}
+        self._layouts: dict[bytes, OnChipLayout] = {}
         distinct = Code(code.words[first])
         shapes = _shapes(distinct)
         for index, shape, instruction in zip(first, shapes, distinct, strict=True):
             try:
-                self._forms.append(self._checked(index, instruction, shape))
+                self._forms.append(self._check_form(index, instruction, shape))
             except ProgramError:
-                self._check_offsets(index)  # one before it may be at fault
+                self._check_offsets(index)  # an error of an earlier instruction comes first
                 raise
         uses = self._check_offsets(len(code))
         self.uses = dataclasses.replace(uses, kind=uses.kind + 2 * code.queues.astype(np.int64)[uses.task])
 
-    def _checked(self, index: int, instruction: Instruction, shape: bytes) -> _Form:
-        chip, memory, found = self._check(index, instruction, self._layouts.get(shape))
-        self._layouts[shape] = found
+    def _check_form(self, index: int, instruction: Instruction, shape: bytes) -> _Form:
+        chip, memory, self._layouts[shape] = self._check(index, instruction, self._layouts.get(shape))
         moves = any(
-            operand.name == _moving(instruction.OPCODE) and operand.applies(instruction)
+            operand.name == _offset_field(instruction.OPCODE) and operand.applies(instruction)
             for operand in instruction.OPERANDS
         )
         if moves:
@@ -88,51 +89,51 @@ class Forms:
         return _Form(chip, memory, moves)
 
     def _check(
-        self, index: int, instruction: Instruction, known: Layout | None = None
-    ) -> tuple[list[OnChip], list[Dram], Layout]:
+        self, index: int, instruction: Instruction, known_layout: OnChipLayout | None = None
+    ) -> tuple[list[OnChipAccess], list[DramAccess], OnChipLayout]:
         try:
-            return check_instruction(instruction, self._config, self._extents, known)
+            return check_instruction(instruction, self._config, self._extents, known_layout)
         except (IsaError, ProgramError) as error:
-            raise ProgramError(f"{name(index, instruction)}: {error}") from None
+            raise ProgramError(f"{describe(index, instruction)}: {error}") from None
 
     def _check_offsets(self, count: int) -> Uses:
-        """The accesses of the first `count` instructions; raises if one leaves the DRAM that it may access."""
+        """Return the accesses of the first `count` instructions, and check those to DRAM."""
         uses = self._uses(count)
-        wrong = np.zeros(len(uses.task), bool)
+        illegal = np.zeros(len(uses.task), bool)
         for space in np.unique(uses.space[uses.space >= DRAM]).tolist():
             for write in (False, True):
                 rows = np.flatnonzero((uses.space == space) & (uses.kind == write))
                 low, high = uses.start[rows], uses.stop[rows]
                 if self._extents is None:
-                    wrong[rows] = (low < 0) | (high > ADDRESSES)
+                    illegal[rows] = (low < 0) | (high > ADDRESSES)
                 else:
-                    wrong[rows] = ~self._extents.allow(space - DRAM, write, low, high)
-        wrong |= self._misplaced[uses.task]
-        if wrong.any():
-            index = int(uses.task[wrong].min())
-            self._check(index, self._code[index])
-            raise AssertionError(f"{name(index, self._code[index])} is taken for a wrong one")
+                    illegal[rows] = ~self._extents.may_access(space - DRAM, write, low, high)
+        illegal |= self._misaligned[uses.task]
+        if illegal.any():
+            index = int(uses.task[illegal].min())
+            self._check(index, self._code[index])  # raises an error with the reason
+            raise AssertionError(f"{describe(index, self._code[index])} is wrongly taken for an illegal one")
         return uses
 
     @cached_property
-    def _misplaced(self) -> np.ndarray:
-        """Which instructions have an offset that none of their form may have: (count,) bool."""
-        found = np.zeros(len(self._code), bool)
+    def _misaligned(self) -> np.ndarray:
+        """Mask of the LOADs with ``int4`` whose offset is no multiple of the bus width: (count,) bool."""
+        misaligned = np.zeros(len(self._code), bool)
         for opcode, rows in self._code.by_opcode():
             if opcode is Opcode.LOAD:
                 narrow = self._code.field("int4", opcode, rows) != 0
-                found[rows] = narrow & (self._offsets[rows] % self._config.bus_bytes != 0)
-        return found
+                misaligned[rows] = narrow & (self._offsets[rows] % self._config.bus_bytes != 0)
+        return misaligned
 
     def _uses(self, count: int) -> Uses:
-        """The accesses of the first `count` instructions; `kind` only says whether they write."""
-        task, rows = of_forms(self._form[:count], [form.uses() for form in self._forms], 6)
+        """Return the accesses of the first `count` instructions; `kind` is 1 for writes, without the queue."""
+        task, rows = expand_forms(self._form[:count], [form.uses() for form in self._forms], 6)
         write, space, start, stop, step, moves = rows.T
         offset = moves * self._offsets[task]
         return Uses(task, write, space, start + offset, stop + offset, step)
 
-    def accesses(self, index: int) -> tuple[list[OnChip], list[Dram]]:
-        """Just what one instruction touches."""
+    def accesses(self, index: int) -> tuple[list[OnChipAccess], list[DramAccess]]:
+        """Return the exact accesses of an instruction."""
         form = self._forms[self._form[index]]
         if not form.moves:
             return form.chip, form.memory
@@ -141,54 +142,56 @@ class Forms:
 
 
 def _distinct(code: Code) -> tuple[np.ndarray, list[int]]:
-    """The form of each instruction, and of each form the first instruction."""
+    """Return the form of each instruction, and the index of each form's first instruction."""
     words = code.words.copy()
     for opcode, rows in code.by_opcode():
-        moving = _moving(opcode)
-        words[rows] &= ~mask(opcode, ("wait", "signal", *([moving] if moving else [])))
+        offset = _offset_field(opcode)
+        words[rows] &= ~field_mask(opcode, ("wait", "signal", *([offset] if offset else [])))
     raw = words.tobytes()
-    known: dict[bytes, int] = {}
+    form_of_word: dict[bytes, int] = {}
     first: list[int] = []
     form = np.empty(len(code), np.int64)
     for index in range(len(code)):
         word = raw[index * WORD_BYTES : (index + 1) * WORD_BYTES]
-        at = known.setdefault(word, len(known))
-        if at == len(first):
+        number = form_of_word.setdefault(word, len(form_of_word))
+        if number == len(first):
             first.append(index)
-        form[index] = at
+        form[index] = number
     return form, first
 
 
 def _shapes(code: Code) -> list[bytes]:
-    """Each word without semaphores and first addresses on the chip: what `check_instruction` needs to know of an
-    instruction that it has checked."""
+    """Return each word without semaphores and first on-chip addresses.
+
+    Instructions with equal shapes have a common layout, which `check_instruction` can reuse.
+    """
     words = code.words.copy()
     for opcode, rows in code.by_opcode():
-        words[rows] &= ~mask(opcode, ("wait", "signal", *_starts(opcode)))
+        words[rows] &= ~field_mask(opcode, ("wait", "signal", *_starts(opcode)))
     return [word.tobytes() for word in words]
 
 
 @cache
 def _starts(opcode: Opcode) -> tuple[str, ...]:
-    """The fields with addresses on the chip that no feature of the configuration is needed for."""
+    """Return the fields with first on-chip addresses, except for those of optional features."""
     operands = [
         item for item in INSTRUCTIONS[opcode].OPERANDS if item.memory in SPACES and item.start is None
     ]
-    return tuple({item.name for item in operands} - set(required(opcode)))
+    return tuple({item.name for item in operands} - set(required_features(opcode)))
 
 
 def _offsets(code: Code) -> np.ndarray:
-    """The DRAM offset of those instructions that have it in a field."""
+    """Return the DRAM offset of each instruction, 0 for those without one."""
     offsets = np.zeros(len(code), np.int64)
     for opcode, rows in code.by_opcode():
-        if moving := _moving(opcode):
-            offsets[rows] = code.field(moving, opcode, rows)
+        if field := _offset_field(opcode):
+            offsets[rows] = code.field(field, opcode, rows)
     return offsets
 
 
 @cache
-def _moving(opcode: Opcode) -> str | None:
-    """The field with the DRAM offset of an instruction, if it has one."""
+def _offset_field(opcode: Opcode) -> str | None:
+    """Return the name of an instruction's field with a DRAM offset, or None."""
     operands = INSTRUCTIONS[opcode].OPERANDS
     fields = {item.name for item in operands if item.register is not None and item.name in places(opcode)}
     assert len(fields) < 2

@@ -1,22 +1,21 @@
-"""Programs with loops: their structure, and the straight programs that stand for all that they can become.
+"""Checks of programs with loops, by unrolling them to straight-line programs.
 
-How often a loop turns is known only when the program runs. What is checked are programs without loops that come of some
-numbers of turns. These stand for all numbers, as addresses on the chip do not depend on registers, so iterations of a
-loop are alike:
+Iteration counts are known only at run time. The checker unrolls loops with a few counts and checks the resulting
+straight-line programs. They stand for all counts because on-chip addresses do not depend on registers, so that all
+iterations of a loop are alike:
 
-- An iteration gives and takes each semaphore equally often, so that every iteration starts with the same counts. A wait
-  in one takes the signal of the same instruction as in the one before, some fixed number of iterations ahead: `_turns`
-  finds how many, and loops are unrolled that much further than the three iterations that it takes to have a first one,
-  one in the middle and a last one.
-- If an instruction is ordered behind another of the iteration before, so it is behind that of all earlier iterations:
-  instructions of a queue start and take effect in order, and what one of them knew, later ones know.
-- Loops in loops and behind each other: all combinations of no turn, one turn, and as many as above, and of nested
-  loops also different ones in turns of the outer loop; with more than `_MOST` combinations those of every two loops,
-  where the others turn as often as above.
+- An iteration signals and waits for each semaphore equally often, so every iteration starts with equal counts. A wait
+  takes a signal from a fixed number of iterations before. `_set_unrolling` computes this number and adds it to three
+  iterations: a first, a middle and a last one.
+- If an instruction is ordered after one of the previous iteration, it is ordered after that of all earlier iterations:
+  instructions of a queue start and end in order, and later ones know everything that earlier ones knew.
+- For several loops, all combinations of zero, one and the full number of iterations are checked. Nested loops also get
+  different counts in alternate runs. With more than `_MAX_COMBINATIONS`, only pairs of loops vary, and the other loops
+  have the full number of iterations.
 
-DRAM: where a register that a program changes points to, nobody knows. Accesses relative to it are taken to be where the
-caller says that they may be (`weft.hdl.checker.extents.Extents`), and apart from those relative to any other one. So it
-must not be both loaded from and stored to.
+In DRAM, the value of a register that a program changes is unknown. Accesses relative to it are taken to be within the
+extents that the caller gives (`weft.hdl.checker.extents.Extents`), and separate from accesses relative to any other
+register. So a program must not both load from and store to such a register.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.hdl.checker.extents import Dram, Extents, ProgramError, name
+from weft.hdl.checker.extents import DramAccess, Extents, ProgramError, describe
 from weft.hdl.isa import (
     PROGRAM_REGISTERS,
     SEMAPHORES,
@@ -44,19 +43,19 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.loops import READ_BYTES, READ_WORDS, fault
+from weft.hdl.isa.loops import READ_BYTES, READ_WORDS, find_fault
 
-Straight = Callable[[Code, Config, Extents | None], None]
-"""The check of a program without loops."""
-_MOST = 125
-"""Combinations of turns that are all checked."""
-_AHEAD = 6
-"""Iterations that a loop's waits may be ahead of their signals, or behind them."""
+StraightCheck = Callable[[Code, Config, Extents | None], None]
+"""Check of a straight-line program."""
+_MAX_COMBINATIONS = 125
+"""Up to so many combinations of iteration counts are all checked."""
+_MAX_LEAD = 6
+"""Maximum distance, in iterations, between a wait in a loop and its signal."""
 
 
 @dataclass
 class _Loop:
-    """A loop from its LOOP to its NEXT, and those inside."""
+    """Loop with the indices of its LOOP and NEXT, the loops inside, and the iterations to unroll."""
 
     first: int
     last: int
@@ -64,47 +63,51 @@ class _Loop:
     nested: bool = False
     turns: int = 3
 
-    def own(self) -> Iterator[int]:
-        """What is in the body, but in no loop inside."""
-        at = self.first + 1
+    def own_instructions(self) -> Iterator[int]:
+        """Yield the indices of the body's instructions that are in no inner loop."""
+        start = self.first + 1
         for loop in [*self.inner, None]:
-            yield from range(at, loop.first if loop else self.last)
-            at = loop.last + 1 if loop else at
+            yield from range(start, loop.first if loop else self.last)
+            start = loop.last + 1 if loop else start
 
 
-def check_loops(body: Code, config: Config, extents: Extents | None, straight: Straight) -> None:
-    """Raises `ProgramError` for a program, without its END, that breaks a rule, whatever registers hold when it runs.
+def check_loops(body: Code, config: Config, extents: Extents | None, check_straight: StraightCheck) -> None:
+    """Check a program with loops, without its END, for all register values.
 
     Parameters
     ----------
     body, config, extents
-        As of `weft.hdl.checker.program.check`.
-    straight : callable
-        Checks a program without loops.
+        As for `weft.hdl.checker.program.check`.
+    check_straight : callable
+        Checks a straight-line program.
+
+    Raises
+    ------
+    ProgramError
+        For the first broken rule.
     """
     control = {int(index): body[int(index)] for index in np.flatnonzero(body.queues < 0)}
     for index, instruction in control.items():
         try:
-            _check_alone(instruction, config, extents)
+            _check_instruction(instruction, config, extents)
         except ProgramError as error:
-            raise ProgramError(f"{name(index, instruction)}: {error}") from None
-    whole = _Loop(-1, len(body))
-    whole.inner = list(_pairs(control))
+            raise ProgramError(f"{describe(index, instruction)}: {error}") from None
+    program = _Loop(-1, len(body))
+    program.inner = list(_find_loops(control))
     _check_registers(body, control, config)
-    every = list(_all(whole))
-    _turns(body, whole)
-    for numbers in _combinations(every):
-        indices = np.array(
-            list(_unrolled(whole, control, dict(zip(map(id, every), numbers, strict=True)))), np.int64
-        )
+    loops = list(_inner_loops(program))
+    _set_unrolling(body, program)
+    for counts in _combinations(loops):
+        turns = dict(zip(map(id, loops), counts, strict=True))
+        indices = np.array(list(_unroll(program, control, turns)), np.int64)
         try:
-            straight(Code(body.words[indices]), config, extents)
+            check_straight(Code(body.words[indices]), config, extents)
         except ProgramError as error:
-            raise ProgramError(_named(str(error), indices, every, numbers)) from None
+            raise ProgramError(_translate_message(str(error), indices, loops, counts)) from None
 
 
-def _check_alone(i: Instruction, config: Config, extents: Extents | None) -> None:
-    if reason := fault(i, config):
+def _check_instruction(i: Instruction, config: Config, extents: Extents | None) -> None:
+    if reason := find_fault(i, config):
         raise ProgramError(reason)
     if isinstance(i, ReadRegisters):
         if i.count > READ_WORDS:
@@ -114,14 +117,14 @@ def _check_alone(i: Instruction, config: Config, extents: Extents | None) -> Non
                 f"'first' and 'count' reach register {i.first + i.count - 1}; there are {PROGRAM_REGISTERS}"
             )
         if extents is not None:
-            extents.check_access(Dram(i.base, i.offset, ((4 * i.count, 1),), False))
+            extents.check_access(DramAccess(i.base, i.offset, ((4 * i.count, 1),), False))
             start = extents.addresses.get(i.base, 0) + i.offset
             if i.base in extents.addresses and start % READ_BYTES:
                 raise ProgramError(f"DRAM address {start:#x} is no multiple of {READ_BYTES} bytes")
 
 
-def _pairs(control: Mapping[int, Instruction]) -> Iterator[_Loop]:
-    """The outermost loops, each with those inside."""
+def _find_loops(control: Mapping[int, Instruction]) -> Iterator[_Loop]:
+    """Pair LOOPs with NEXTs and yield the outermost loops."""
     open_: list[_Loop] = []
     for index, instruction in control.items():
         if isinstance(instruction, LoopStart):
@@ -129,7 +132,7 @@ def _pairs(control: Mapping[int, Instruction]) -> Iterator[_Loop]:
             end = control.get(loop.last)
             if not isinstance(end, LoopNext) or end.back != instruction.skip:
                 raise ProgramError(
-                    f"{name(index, instruction)} passes over instructions up to {loop.last}, which is no NEXT that goes"
+                    f"{describe(index, instruction)} skips instructions up to {loop.last}, which is no NEXT that goes"
                     " back to it"
                 )
             if open_ and loop.last >= open_[-1].last:
@@ -144,23 +147,23 @@ def _pairs(control: Mapping[int, Instruction]) -> Iterator[_Loop]:
         elif isinstance(instruction, LoopNext):
             if not open_ or open_[-1].last != index:
                 raise ProgramError(
-                    f"{name(index, instruction)} goes back to instruction {index - instruction.back}, which is no LOOP"
-                    " that passes over instructions up to it"
+                    f"{describe(index, instruction)} goes back to instruction {index - instruction.back}, which is no"
+                    " LOOP that skips instructions up to it"
                 )
             loop = open_.pop()
             if not open_:
                 yield loop
 
 
-def _all(loop: _Loop) -> Iterator[_Loop]:
-    """The loops inside, in order of their beginning."""
+def _inner_loops(loop: _Loop) -> Iterator[_Loop]:
+    """Yield all loops inside, in order of their LOOPs."""
     for inner in loop.inner:
         yield inner
-        yield from _all(inner)
+        yield from _inner_loops(inner)
 
 
 def _check_registers(body: Code, control: Mapping[int, Instruction], config: Config) -> None:
-    """What is relative to registers that change, or from which registers are read."""
+    """Check accesses relative to registers that the program changes, or that READ uses."""
     loads, stores = (
         np.flatnonzero(body.opcodes == int(opcode)).tolist() for opcode in (Opcode.LOAD, Opcode.STORE)
     )
@@ -171,10 +174,10 @@ def _check_registers(body: Code, control: Mapping[int, Instruction], config: Con
         if isinstance(instruction, ReadRegisters) and instruction.base in stored:
             other = stored[instruction.base]
             raise ProgramError(
-                f"{name(other, body[other])} writes to base register {instruction.base}, from which"
-                f" {name(index, instruction)} reads registers: they must be as the host wrote them"
+                f"{describe(other, body[other])} writes to base register {instruction.base}, from which"
+                f" {describe(index, instruction)} reads registers: they must be as the host wrote them"
             )
-    changed, odd = _changed(control, config)
+    changed, misaligned = _changed_registers(control, config)
     for index in loads:
         load = body[index]
         assert isinstance(load, Load)
@@ -182,119 +185,128 @@ def _check_registers(body: Code, control: Mapping[int, Instruction], config: Con
             other = stored[load.base]
             assert isinstance(body[other], Store)
             raise ProgramError(
-                f"{name(index, load)} reads from base register {load.base}, which the program changes, and"
-                f" {name(other, body[other])} writes to it: no order of the two can be checked; use two registers"
+                f"{describe(index, load)} reads from base register {load.base}, which the program changes, and"
+                f" {describe(other, body[other])} writes to it: no order of the two can be checked; use two registers"
             )
-        if load.int4 and load.base in odd:
-            who, register, value = odd[load.base]
+        if load.int4 and load.base in misaligned:
+            setter, register, value = misaligned[load.base]
             raise ProgramError(
-                f"{name(who, control[who])} gives register {register} the value {value}, which is no multiple of the"
-                f" {config.bus_bytes} bytes of the bus, where rows with 'int4' of {name(index, load)} begin"
+                f"{describe(setter, control[setter])} gives register {register} the value {value}, which is no multiple"
+                f" of the bus width of {config.bus_bytes} bytes, which 'int4' of {describe(index, load)} needs"
             )
 
 
-def _changed(
+def _changed_registers(
     control: Mapping[int, Instruction], config: Config
 ) -> tuple[set[int], dict[int, tuple[int, int, int]]]:
-    """Registers that a program changes; and those that it moves off the words of the bus, with the instruction, its
-    register, and the value."""
+    """Return the registers that a program changes.
+
+    The second result has the registers whose value may become no multiple of the bus width, each with the cause: an
+    instruction's index, its register and the value.
+    """
     changed: set[int] = set()
-    odd: dict[int, tuple[int, int, int]] = {}
-    copies: set[tuple[int, int]] = set()  # registers, and those that are added to them
+    misaligned: dict[int, tuple[int, int, int]] = {}
+    additions: set[tuple[int, int]] = set()  # (register, register that is added to it)
     for index, instruction in control.items():
         if isinstance(instruction, SlotInstruction):
             for register, mode, value in instruction.slots:
                 changed.add(register)
                 if mode == Mode.ADD_REGISTER:
-                    copies.add((register, value % PROGRAM_REGISTERS))
+                    additions.add((register, value % PROGRAM_REGISTERS))
                 elif value % config.bus_bytes:
-                    odd.setdefault(register, (index, register, value))
+                    misaligned.setdefault(register, (index, register, value))
         if isinstance(instruction, ReadRegisters):
             changed |= set(range(instruction.first, instruction.first + instruction.count))
-    for _ in copies:  # a register may get it from another one that does
-        for register, other in copies:
-            if other in odd:
-                odd.setdefault(register, odd[other])
-    return changed, odd
+    for _ in additions:  # misalignment spreads by at least one addition per pass
+        for register, other in additions:
+            if other in misaligned:
+                misaligned.setdefault(register, misaligned[other])
+    return changed, misaligned
 
 
-def _turns(body: Code, whole: _Loop) -> None:
-    """Check that iterations are balanced, and note how many it takes to see a loop's middle."""
+def _set_unrolling(body: Code, program: _Loop) -> None:
+    """Check that iterations leave semaphores unchanged, and set the number of iterations to unroll of each loop."""
     columns = [
         np.stack([body.field(mask) >> semaphore & 1 for semaphore in range(SEMAPHORES)], axis=1)
         for mask in ("wait", "signal")
     ]
-    before = np.cumsum(columns[1] - columns[0], axis=0)
-    for loop in _all(whole):
-        own = np.array(list(loop.own()), np.int64)
-        taken, given = (column[own].sum(axis=0) for column in columns)
-        wrong = np.flatnonzero(taken != given)
-        if wrong.size:
-            semaphore = int(wrong[0])
+    counts = np.cumsum(
+        columns[1] - columns[0], axis=0
+    )  # of semaphores after each instruction, in program order
+    for loop in _inner_loops(program):
+        own = np.array(list(loop.own_instructions()), np.int64)
+        waits, signals = (column[own].sum(axis=0) for column in columns)
+        unbalanced = np.flatnonzero(waits != signals)
+        if unbalanced.size:
+            semaphore = int(unbalanced[0])
             raise ProgramError(
                 f"the loop from instruction {loop.first} to {loop.last} waits for semaphore {semaphore}"
-                f" {taken[semaphore]} times an iteration and signals it {given[semaphore]} times: a loop must leave all"
-                " semaphores as they were"
+                f" {waits[semaphore]} times an iteration and signals it {signals[semaphore]} times: a loop must leave"
+                " all semaphores as they were"
             )
-        ahead = np.abs(before[loop.first])
-        used = np.flatnonzero((taken > 0) & (ahead > 0))
-        lead = -(-ahead[used] // taken[used])
-        if lead.size and lead.max() > _AHEAD:
+        ahead = np.abs(counts[loop.first])
+        used = np.flatnonzero((waits > 0) & (ahead > 0))
+        lead = -(-ahead[used] // waits[used])
+        if lead.size and lead.max() > _MAX_LEAD:
             semaphore = int(used[np.argmax(lead)])
             raise ProgramError(
                 f"the loop from instruction {loop.first} to {loop.last} starts with semaphore {semaphore} at"
-                f" {int(before[loop.first][semaphore])}, of which it takes {int(taken[semaphore])} an iteration: that"
-                f" is more than the {_AHEAD} iterations ahead that can be checked"
+                f" {int(counts[loop.first][semaphore])}, of which it takes {int(waits[semaphore])} an iteration: that"
+                f" is more than the {_MAX_LEAD} iterations ahead that can be checked"
             )
         loop.turns = 3 + (int(lead.max()) if lead.size else 0)
 
 
 Turns = tuple[int, int]
-"""How often a loop turns when it runs for the first, third, ... time, and when for the second, fourth, ... time."""
+"""Iterations of a loop in its odd runs (first, third, ...) and in its even runs."""
 
 
-def _combinations(every: Sequence[_Loop]) -> Iterator[Sequence[Turns]]:
-    """Numbers of turns for each loop: the largest first, so that all instructions are among them."""
+def _combinations(loops: Sequence[_Loop]) -> Iterator[Sequence[Turns]]:
+    """Yield iteration counts for all loops, the largest first, so that the first program has all instructions."""
     choices: list[list[Turns]] = []
-    for loop in every:
-        same = [(turns, turns) for turns in (loop.turns, 1, 0)]
-        choices.append(same + ([(loop.turns, 0), (0, loop.turns)] if loop.nested else []))
-    if np.prod([len(choice) for choice in choices]) <= _MOST:
+    for loop in loops:
+        equal = [(turns, turns) for turns in (loop.turns, 1, 0)]
+        choices.append(equal + ([(loop.turns, 0), (0, loop.turns)] if loop.nested else []))
+    if np.prod([len(choice) for choice in choices]) <= _MAX_COMBINATIONS:
         yield from itertools.product(*choices)
         return
     seen = set()
-    for one, two in itertools.combinations(range(len(every)), 2):
+    for one, two in itertools.combinations(range(len(loops)), 2):
         for first, second in itertools.product(choices[one], choices[two]):
-            numbers = [choice[0] for choice in choices]
-            numbers[one], numbers[two] = first, second
-            if tuple(numbers) not in seen:
-                seen.add(tuple(numbers))
-                yield numbers
+            counts = [choice[0] for choice in choices]
+            counts[one], counts[two] = first, second
+            if tuple(counts) not in seen:
+                seen.add(tuple(counts))
+                yield counts
 
 
-def _unrolled(loop: _Loop, control: Mapping[int, Instruction], turns: Mapping[int, Turns]) -> Iterator[int]:
-    """Indices of the instructions with a queue, as they follow each other when loops turn so often."""
+def _unroll(program: _Loop, control: Mapping[int, Instruction], turns: Mapping[int, Turns]) -> Iterator[int]:
+    """Yield the indices of a program's queued instructions in the order of execution."""
     runs: dict[int, int] = {}
 
     def body(outer: _Loop) -> Iterator[int]:
-        at = outer.first + 1
+        start = outer.first + 1
         for inner in outer.inner:
-            yield from (index for index in range(at, inner.first) if index not in control)
+            yield from (index for index in range(start, inner.first) if index not in control)
             run = runs.get(id(inner), 0)
             runs[id(inner)] = run + 1
             for _ in range(turns[id(inner)][run % 2]):
                 yield from body(inner)
-            at = inner.last + 1
-        yield from (index for index in range(at, outer.last) if index not in control)
+            start = inner.last + 1
+        yield from (index for index in range(start, outer.last) if index not in control)
 
-    return body(loop)
+    return body(program)
 
 
-def _named(message: str, indices: np.ndarray, every: Sequence[_Loop], numbers: Sequence[Turns]) -> str:
-    """A message about a program without loops, with indices of the program that has them."""
-    text = re.sub(r"instruction (\d+) \(", lambda found: f"instruction {indices[int(found[1])]} (", message)
-    turns = ", ".join(
-        f"{loop.first} {first}" if first == second else f"{loop.first} {first} and {second} in turn"
-        for loop, (first, second) in zip(every, numbers, strict=True)
+def _translate_message(
+    message: str, indices: np.ndarray, loops: Sequence[_Loop], counts: Sequence[Turns]
+) -> str:
+    """Replace indices of the unrolled program in a message by those of the original, and add iteration counts."""
+    text = re.sub(r"instruction (\d+) \(", lambda match: f"instruction {indices[int(match[1])]} (", message)
+    iterations = ", ".join(
+        f"{first} at instruction {loop.first}"
+        if first == second
+        else f"{first} and {second} in turn at instruction {loop.first}"
+        for loop, (first, second) in zip(loops, counts, strict=True)
     )
-    return f"{text} (turns of the loop at instruction {turns})" if every else text
+    return f"{text} (iterations of the loops: {iterations})" if loops else text

@@ -1,16 +1,17 @@
-"""The program checker: what the hardware does not check, because the compiler decides all overlap.
+"""Check of whole programs and of lists of programs.
 
-A program that passes computes the same whatever the timing of memory and units:
+The hardware has no interlocks besides semaphores. The results of a program that passes do not depend on the timing of
+memory and units:
 
-- every field fits, every address lies inside its memory, and the configuration has what an instruction needs;
-- each semaphore has one producer queue and one consumer queue, so that the k-th wait takes the k-th signal; no
-  wait is for ever, with instruction queues of the configured depth; no semaphore passes `SEMAPHORE_MAX`;
-- every access lies within a piece of memory (a buffer, the constants) that the instruction may read or write: none
-  reads or writes code, none writes constants or inputs;
-- any two instructions of different queues that touch the same vector, row, alignment or DRAM byte, one of them
-  writing, are ordered by semaphores; what paged loads read, nobody writes;
-- no `Vec` writes the parameter block of the next one, if that may be read before the end of the first;
-- loops nest, and all that is so whatever registers hold (`weft.hdl.checker.loops`).
+- every field fits, every address is inside its memory, and the configuration has the features of every instruction;
+- each semaphore has one producer queue and one consumer queue, so that the k-th wait takes the k-th signal; there is no
+  deadlock with instruction queues of the configured depth; no semaphore exceeds `SEMAPHORE_MAX`;
+- every access is within an extent of memory (a buffer, the constants) that the instruction may read or write: none
+  reads or writes code, and none writes constants or inputs;
+- if two instructions of different queues access one vector, row, alignment or DRAM byte, and one of them writes it,
+  semaphores order them; no instruction writes memory that paged LOADs read;
+- no `Vec` writes the parameter block of the next `Vec` if that may be read before the end of the first;
+- loops nest, and all these rules hold for all values of registers (`weft.hdl.checker.loops`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.hdl.checker.conflicts import SCRATCHPAD
-from weft.hdl.checker.extents import Extent, Extents, ProgramError, name
+from weft.hdl.checker.extents import Extent, Extents, ProgramError, describe
 from weft.hdl.checker.forms import Forms
 from weft.hdl.checker.loops import check_loops
 from weft.hdl.checker.order import Order, check_races
@@ -44,27 +45,29 @@ from weft.hdl.isa.program_lists import Descriptor, check_list, pitch
 
 
 def check_early(code: Code, forms: Forms, order: Order) -> None:
-    """Raises `ProgramError` for a `Vec` whose parameter block is read early, as `weft.hdl.isa.Vec` tells, and written
-    by the `Vec` just before it; unless it waits for what waits for the end of that one, as a LOAD of the block does."""
+    """Check that no `Vec` writes a parameter block that the next `Vec` reads early (see `weft.hdl.isa.Vec`).
+
+    Semaphores may order the two, for example if a LOAD of the block waits for the first and the second for the LOAD.
+    """
     queue = np.flatnonzero(code.queues == Queue.VEC)
     before, after = queue[:-1], queue[1:]
     both = (code.opcodes[before] == Opcode.VEC) & (code.opcodes[after] == Opcode.VEC)
     before, after = before[both], after[both]
     source, add = (code.field(field, Opcode.VEC, after) for field in ("source", "add"))
-    known = np.zeros(len(code), np.int64)  # instructions of the queue that are done, as others tell
-    known[order.visited] = np.array(order.clocks, np.int64).reshape(-1, len(Queue))[:, Queue.VEC]
-    early = (source == Source.ACCUMULATOR) & (add == 0) & (known[after] <= order.positions[before])
+    done = np.zeros(len(code), np.int64)  # VEC instructions known to be done, through other queues
+    done[order.visited] = np.array(order.clocks, np.int64).reshape(-1, len(Queue))[:, Queue.VEC]
+    early = (source == Source.ACCUMULATOR) & (add == 0) & (done[after] <= order.positions[before])
     before, after = before[early], after[early]
     blocks = code.field("params", Opcode.VEC, after)
-    # What lies between the first and the last vector that is written, and only if that meets a block what is written.
-    low, high = _written(forms, len(code))
-    meets = (low[before] < blocks + PARAMETER_VECTORS) & (blocks < high[before])
-    for first, second, block in zip(before[meets], after[meets], blocks[meets], strict=True):
-        _check(code, forms, int(first), int(second), int(block))
+    # Compare ranges of addresses first, and exact addresses only where these overlap.
+    low, high = _written_spans(forms, len(code))
+    overlap = (low[before] < blocks + PARAMETER_VECTORS) & (blocks < high[before])
+    for first, second, block in zip(before[overlap], after[overlap], blocks[overlap], strict=True):
+        _check_block(code, forms, int(first), int(second), int(block))
 
 
-def _written(forms: Forms, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each instruction the first vector of the scratchpad that it writes, and one past the last."""
+def _written_spans(forms: Forms, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each instruction the first scratchpad vector that it writes, and the last + 1."""
     uses = forms.uses
     rows = np.flatnonzero((uses.space == SCRATCHPAD) & (uses.kind & 1 == 1))
     low, high = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
@@ -73,17 +76,17 @@ def _written(forms: Forms, count: int) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def _check(code: Code, forms: Forms, first: int, second: int, block: int) -> None:
+def _check_block(code: Code, forms: Forms, first: int, second: int, block: int) -> None:
     vectors = set(range(block, block + PARAMETER_VECTORS))
     for access in forms.accesses(first)[0]:
         if not access.write or access.memory is not Memory.SCRATCHPAD:
             continue
         cells = access.cells
-        found = vectors & set(range(cells.start, cells.stop) if isinstance(cells, slice) else cells.tolist())
-        if found:
+        written = set(range(cells.start, cells.stop) if isinstance(cells, slice) else cells.tolist())
+        if vectors & written:
             raise ProgramError(
-                f"{name(second, code[second])} reads parameters from scratchpad vector {min(found)}, which"
-                f" {name(first, code[first])} may still be writing"
+                f"{describe(second, code[second])} reads parameters from scratchpad vector"
+                f" {min(vectors & written)}, which {describe(first, code[first])} may still be writing"
             )
 
 
@@ -96,17 +99,16 @@ def check(instructions: Sequence[Instruction], config: Config, *, extents: Exten
     Parameters
     ----------
     instructions : sequence of Instruction
-        The program in order of fetching.
+        The program in the order of fetching.
     config : Config
-        The accelerator it is for.
     extents : Extents, optional
-        What memory holds, the code included. Without it offsets are only checked to be within 32 bits, and different
-        base registers are taken to address different memory, none of them the code.
+        Memory that the program may access. Without it, offsets only have to fit 32 bits, and base registers are taken
+        to address separate memories without the code.
 
     Raises
     ------
     ProgramError
-        With one sentence that names the first instruction found at fault and the reason.
+        With the first faulty instruction and the reason.
     """
     try:
         code = Code.of(instructions)
@@ -123,7 +125,7 @@ def check(instructions: Sequence[Instruction], config: Config, *, extents: Exten
 
 
 def _check_straight(body: Code, config: Config, extents: Extents | None) -> None:
-    """Check a program without loops, and without END."""
+    """Check a straight-line program without its END."""
     forms = Forms(body, config, extents)
     _check_pages(body)
     check_kernels(body, config)
@@ -143,7 +145,7 @@ def _check_end(code: Code) -> None:
 
 
 def _check_pages(body: Code) -> None:
-    """Nobody knows where paged LOADs read, so no STORE may write to what they are relative to."""
+    """Check that no STORE writes to base registers of paged LOADs, because their addresses are unknown."""
     loads, stores = (np.flatnonzero(body.opcodes == int(opcode)) for opcode in (Opcode.LOAD, Opcode.STORE))
     loads = loads[body.field("paged", Opcode.LOAD, loads) == 1]
     pages: dict[int, tuple[str, int]] = {}
@@ -153,31 +155,31 @@ def _check_pages(body: Code) -> None:
             base: (what, index) for base, index in zip(bases.tolist(), loads[first].tolist(), strict=True)
         }
     written = body.field("base", Opcode.STORE, stores)
-    wrong = np.flatnonzero(np.isin(written, list(pages)))
-    if wrong.size:
-        base, index = int(written[wrong[0]]), int(stores[wrong[0]])
-        what, who = pages[base]
+    conflicting = np.flatnonzero(np.isin(written, list(pages)))
+    if conflicting.size:
+        base, index = int(written[conflicting[0]]), int(stores[conflicting[0]])
+        what, load = pages[base]
         raise ProgramError(
-            f"{name(index, body[index])} writes to base register {base}, from which {name(who, body[who])}"
+            f"{describe(index, body[index])} writes to base register {base}, from which {describe(load, body[load])}"
             f" reads {what}: no order of the two can be checked"
         )
 
 
 @dataclass(frozen=True)
 class ListedProgram:
-    """One program of a list.
+    """Program of a list.
 
     Attributes
     ----------
     address : int
-        DRAM byte address of its first instruction.
+        DRAM byte address of the first instruction.
     instructions : sequence of Instruction
-        All of it, END included.
+        The program, END included.
     bases : mapping of int to int
-        What base registers hold; the others hold 0.
+        Values of base registers; missing ones are 0.
     extents : Extents, optional
-        What it may touch. Its addresses are ignored, and those in `bases` taken. Without it nothing is known of what it
-        writes.
+        Memory that the program may access, with `bases` instead of its own addresses. Without it, the addresses that
+        the program writes are unknown.
     """
 
     address: int
@@ -186,16 +188,16 @@ class ListedProgram:
     extents: Extents | None = None
 
     def descriptor(self, *, last: bool = False) -> Descriptor:
-        """Its descriptor."""
+        """Return the program's descriptor."""
         return Descriptor(self.address, [self.bases.get(base, 0) for base in range(BASES)], last)
 
     @property
-    def placed(self) -> Extents | None:
-        """What it may touch, where its base registers say."""
+    def placed_extents(self) -> Extents | None:
+        """Extents with the addresses of `bases`."""
         return None if self.extents is None else replace(self.extents, addresses=self.bases)
 
     def pieces(self) -> Iterator[tuple[Extent, int, int]]:
-        """The pieces that it may touch, first byte and that behind the last, as far as base registers say."""
+        """Yield the extents' pieces at known base registers, with first address and last address + 1."""
         for piece in self.extents.pieces if self.extents else ():
             if piece.size and piece.base in self.bases:
                 first = self.bases[piece.base] + piece.offset
@@ -205,39 +207,40 @@ class ListedProgram:
 def check_programs(
     address: int, programs: Sequence[ListedProgram], config: Config, memory_bytes: int
 ) -> None:
-    """Check a list and each of its programs with `weft.hdl.checker.program.check`.
+    """Check a list of programs: its memory with `check_places`, and each program with `check`.
 
     Raises
     ------
     ProgramError
-        As `check_places` does, and for the first program that is wrong by itself.
+        As `check_places` does, or for the first faulty program.
     """
     check_places(address, programs, config, memory_bytes)
     for index, program in enumerate(programs):
         try:
-            check(program.instructions, config, extents=program.placed)
+            check(program.instructions, config, extents=program.placed_extents)
         except ProgramError as error:
             raise ProgramError(f"program {index} of the list: {error}") from None
 
 
 def check_places(address: int, programs: Sequence[ListedProgram], config: Config, memory_bytes: int) -> None:
-    """Check where the list and its programs lie. As programs run one after the other, they may share all but code and
-    the list itself, which none of them may write.
+    """Check the memory of a list of programs.
+
+    The programs run one after the other, so they may share memory, except that none may write the code of any program
+    or access the list itself.
 
     Parameters
     ----------
     address : int
-        Of the first descriptor.
+        Address of the first descriptor.
     programs : sequence of ListedProgram
     config : Config
     memory_bytes : int
-        Size of the DRAM.
+        Size of the DRAM in bytes.
 
     Raises
     ------
     ProgramError
-        With one sentence that names the first program at fault: a list that no device takes, or one of whose programs
-        has memory where the list lies, or may write to code of one of them.
+        With the first faulty program, or for a list that the device rejects.
     """
     if not config.descriptors:
         raise ProgramError("the configuration runs no lists of programs ('descriptors' is 0)")
@@ -245,7 +248,7 @@ def check_places(address: int, programs: Sequence[ListedProgram], config: Config
         check_list(address, len(programs), config, memory_bytes)
     except IsaError as error:
         raise ProgramError(str(error)) from None
-    kept = [("the list", address, address + len(programs) * pitch(config))]
+    protected = [("the list", address, address + len(programs) * pitch(config))]
     for index, program in enumerate(programs):
         first, end = program.address, program.address + len(program.instructions) * WORD_BYTES
         if first % config.bus_bytes:
@@ -256,15 +259,15 @@ def check_places(address: int, programs: Sequence[ListedProgram], config: Config
             program.descriptor().encode()
         except IsaError as error:
             raise ProgramError(f"program {index} of the list: {error}") from None
-        if first < kept[0][2] and kept[0][1] < end:
+        if first < protected[0][2] and protected[0][1] < end:
             raise ProgramError(f"program {index} of the list lies in the list's own bytes")
-        kept.append((f"the code of program {index}", first, end))
+        protected.append((f"the code of program {index}", first, end))
     for index, program in enumerate(programs):
         for piece, low, high in program.pieces():
-            # What it only reads may be anything but the list, which the device and the host write.
-            for what, first, end in kept if piece.write else kept[:1]:
+            # A program may read code, but not the list, which device and host write.
+            for name, first, end in protected if piece.write else protected[:1]:
                 if low < end and first < high:
-                    does = "may write to" if piece.write else "has memory in"
+                    verb = "may write to" if piece.write else "has memory in"
                     raise ProgramError(
-                        f"program {index} of the list {does} {what}: bytes {low:#x} to {high - 1:#x} are {piece.name}"
+                        f"program {index} of the list {verb} {name}: bytes {low:#x} to {high - 1:#x} are {piece.name}"
                     )

@@ -1,4 +1,4 @@
-"""The rules that one instruction keeps or breaks by itself."""
+"""Rules for single instructions and for kernels."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from weft.hdl.checker.extents import (
     Cells,
-    Dram,
+    DramAccess,
     Extents,
-    Layout,
-    OnChip,
+    OnChipAccess,
+    OnChipLayout,
     ProgramError,
-    distinct,
-    dram,
-    layout,
-    name,
-    on_chip,
-    sequence,
+    address_sequence,
+    describe,
+    dram_accesses,
+    has_distinct_addresses,
+    on_chip_accesses,
+    on_chip_layout,
     verb,
 )
 from weft.hdl.isa import (
@@ -50,18 +50,19 @@ from weft.hdl.isa.kernel import SOURCES, check_kernel, kernel_at
 
 
 def check_kernels(body: Code, config: Config) -> None:
-    """Check every `Kernel` of a program with what `Microcode` has put into memory before it: both are of one queue, so
-    they run in the order of the program.
+    """Check every `Kernel` of a program with the micro-operations that earlier `Microcode` instructions wrote.
+
+    Both belong to one queue, so they run in program order.
 
     Raises
     ------
     ProgramError
-        Naming the instruction and the micro-operation.
+        With the instruction and the micro-operation.
     """
     opcodes = body.opcodes
     memory: list[int | None] = [None] * config.kernel
     decoded: dict[bytes, Instruction] = {}
-    right: set[tuple[bytes, tuple[int | None, ...]]] = set()  # the same again and again, in long programs
+    passed: set[tuple[bytes, tuple[int | None, ...]]] = set()  # long programs repeat their kernels
     for index in np.flatnonzero((opcodes == Opcode.KERNEL) | (opcodes == Opcode.MICROCODE)).tolist():
         words = body.words[index].tobytes()
         instruction = decoded.get(words) or decoded.setdefault(words, body[index])
@@ -72,16 +73,16 @@ def check_kernels(body: Code, config: Config) -> None:
         try:
             ops = kernel_at(memory, instruction.start)
             key = words, tuple(memory[instruction.start : instruction.start + len(ops)])
-            if key not in right:
+            if key not in passed:
                 check_kernel(ops, instruction, config)
-                _kernels_check_in_place(ops, instruction, config)
-                right.add(key)
+                _check_in_place_kernel(ops, instruction, config)
+                passed.add(key)
         except (IsaError, ProgramError) as error:
-            raise ProgramError(f"{name(index, instruction)}: {error}") from None
+            raise ProgramError(f"{describe(index, instruction)}: {error}") from None
 
 
-def _kernels_check_in_place(ops: Sequence[MicroOp], i: Kernel, config: Config) -> None:
-    """An operand that results overwrite is not read behind the first micro-operation that writes."""
+def _check_in_place_kernel(ops: Sequence[MicroOp], i: Kernel, config: Config) -> None:
+    """Check that no operand overwritten by results is read after the first write to memory."""
     writes = [operand for operand in i.OPERANDS if operand.write and operand.applies(i)]
     overwritten = [
         operand.name
@@ -100,38 +101,45 @@ def _kernels_check_in_place(ops: Sequence[MicroOp], i: Kernel, config: Config) -
 
 
 def same_addresses(one: Operand, other: Operand, i: Instruction, config: Config) -> bool:
-    """Whether two operands go through the very same addresses, each of them once."""
+    """Check that two operands access the same addresses in the same order, each of them once."""
     nests = [
         [(count, stride) for count, stride in operand.nest(i, config) if count > 1]
         for operand in (one, other)
     ]
-    return one.first(i) == other.first(i) and nests[0] == nests[1] and distinct(tuple(nests[0]))
+    return one.first(i) == other.first(i) and nests[0] == nests[1] and has_distinct_addresses(tuple(nests[0]))
 
 
 ADDRESSES = 1 << 32
-"""Bytes behind a base register of which no more is known."""
+"""Bytes at a base register without extents: the whole 32-bit address space."""
 
 
 def check_instruction(
-    i: Instruction, config: Config, extents: Extents | None, known: Layout | None = None
-) -> tuple[list[OnChip], list[Dram], Layout]:
-    """Check one instruction; its accesses to memories on the chip and to DRAM, and the layout of the former.
+    i: Instruction, config: Config, extents: Extents | None, known_layout: OnChipLayout | None = None
+) -> tuple[list[OnChipAccess], list[DramAccess], OnChipLayout]:
+    """Check an instruction.
 
-    With the layout of another one that passed, and differs from this one in addresses on the chip alone, only what
-    depends on these is checked.
+    `known_layout` is the layout of an instruction that passed and differs from this one in on-chip addresses only; then
+    only the rules that depend on these are checked.
+
+    Returns
+    -------
+    chip : list of OnChipAccess
+    memory : list of DramAccess
+    layout : OnChipLayout
+        Layout of the on-chip accesses.
 
     Raises
     ------
     IsaError
         For a value that does not fit its field.
     ProgramError
-        For any other broken rule, without the instruction's name.
+        For any other broken rule; the message does not name the instruction.
     """
-    if known is None:
+    if known_layout is None:
         _check_fields(i, config, extents)
-    found = layout(i, config) if known is None else known
-    chip, memory = on_chip(i, config, found), dram(i, config)
-    if known is None:
+    layout = on_chip_layout(i, config) if known_layout is None else known_layout
+    chip, memory = on_chip_accesses(i, config, layout), dram_accesses(i, config)
+    if known_layout is None:
         _check_values(i, config)
     if isinstance(i, VectorInstruction):
         operands = [operand for operand in i.OPERANDS if operand.applies(i)]
@@ -141,11 +149,11 @@ def check_instruction(
             _check_overlap(i, config, operands, chip)
     for run in memory:
         _check_dram(run, extents)
-    return chip, memory, found
+    return chip, memory, layout
 
 
 def _check_fields(i: Instruction, config: Config, extents: Extents | None) -> None:
-    """What has to hold for addresses to be counted."""
+    """Check the rules that the computation of addresses relies on."""
     i.check()
     if reason := i.unsupported(config):
         raise ProgramError(reason)
@@ -169,7 +177,6 @@ def _check_fields(i: Instruction, config: Config, extents: Extents | None) -> No
 
 
 def _check_values(i: Instruction, config: Config) -> None:
-    """What has to hold besides."""
     if isinstance(i, Vec):
         _check_vec(i, config)
     low, high = getattr(i, "low", 0), getattr(i, "high", 0)
@@ -178,7 +185,7 @@ def _check_values(i: Instruction, config: Config) -> None:
 
 
 def _check_operand(operand: Operand, i: Instruction, config: Config) -> None:
-    if operand.distinct and not distinct(tuple(operand.nest(i, config, *operand.distinct))):
+    if operand.distinct and not has_distinct_addresses(tuple(operand.nest(i, config, *operand.distinct))):
         raise ProgramError(operand.clash)
     for bound in operand.bounds:
         limit = getattr(i, bound.limit)
@@ -201,19 +208,23 @@ def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
         raise ProgramError("'blocks' is 1, which needs 'int4' 1")
     if i.int4:
         _check_int4(i, config, extents)
-    behind = (i.pixels - 1) * i.pitch + i.length - i.before - (2 if i.int4 else 1) * i.run
-    if behind > FILL_MAX:
+    fill_after = (i.pixels - 1) * i.pitch + i.length - i.before - (2 if i.int4 else 1) * i.run
+    if fill_after > FILL_MAX:
         raise ProgramError(
-            f"the pixels of a row end {behind} bytes behind what 'run' loads; at most {FILL_MAX} may be filled"
+            f"the pixels of a row end {fill_after} bytes after the bytes of 'run'; at most {FILL_MAX} may be filled"
         )
     if i.paged and extents is not None and extents.pages.get(i.base) != i.table:
-        raise ProgramError(f"base register {i.base} holds no pages that are named by base register {i.table}")
+        raise ProgramError(
+            f"base register {i.base} has no pages with base register {i.table} as their page table"
+        )
 
 
 def _check_int4(i: Load, config: Config, extents: Extents | None) -> None:
-    """Rows of values of 4 bits begin with whole words of the bus, as far as is known here."""
+    """Check that int4 rows start at multiples of the bus width, as far as addresses are known."""
     if i.paged:
-        raise ProgramError("'int4' needs to know where rows begin, which 'paged' does not tell")
+        raise ProgramError(
+            "'int4' and 'paged' exclude each other, because rows must start at known addresses"
+        )
     if i.blocks and i.run % group_bytes(config.n):
         raise ProgramError(
             f"'run' {i.run} is no multiple of the {group_bytes(config.n)} bytes of values in a group of 'blocks'"
@@ -227,7 +238,7 @@ def _check_int4(i: Load, config: Config, extents: Extents | None) -> None:
     for field, value in starts.items():
         if value % config.bus_bytes:
             raise ProgramError(
-                f"{field} {value} is no multiple of the {config.bus_bytes} bytes of the bus, where 'int4' rows begin"
+                f"{field} {value} is no multiple of the bus width of {config.bus_bytes} bytes, which 'int4' needs"
             )
 
 
@@ -235,7 +246,7 @@ def _check_softmax(i: Softmax, extents: Extents | None) -> None:
     if i.relative and extents is not None and i.register not in extents.numbers:
         raise ProgramError(f"base register {i.register} holds no number in this program")
     if i.first and i.final:
-        raise ProgramError("'first' starts row states anew, which 'final' only reads")
+        raise ProgramError("'first' resets row states, which 'final' only reads")
 
 
 def _check_vec(i: Vec, config: Config) -> None:
@@ -251,29 +262,33 @@ def _check_vec(i: Vec, config: Config) -> None:
         raise ProgramError(f"'b_mantissa' is {i.b_mantissa}, but mantissas have {config.mantissa_bits} bits")
 
 
-def _check_overlap(i: VectorInstruction, config: Config, operands: list[Operand], chip: list[OnChip]) -> None:
-    """No output may overwrite what a later one reads."""
+def _check_overlap(
+    i: VectorInstruction, config: Config, operands: list[Operand], chip: list[OnChipAccess]
+) -> None:
+    """Check that no output overwrites a vector that a later output reads."""
     accesses = [
         (operand, access)
         for operand, access in zip(operands, chip, strict=True)
         if operand.memory is Memory.SCRATCHPAD
     ]
     output, cells = next((operand, access.cells) for operand, access in accesses if operand.write)
-    written = _present(cells, config.scratchpad_size)
+    written = _as_mask(cells, config.scratchpad_size)
     for operand, access in accesses:
         if not operand.write and written[access.cells].any():
             _check_in_place(i, config, output, operand)
 
 
-def _check_kernel_overlap(i: Kernel, config: Config, operands: list[Operand], chip: list[OnChip]) -> None:
-    """Results overwrite nothing that is read, but for the very vectors of an operand, each of them once."""
+def _check_kernel_overlap(
+    i: Kernel, config: Config, operands: list[Operand], chip: list[OnChipAccess]
+) -> None:
+    """Check that results overwrite no operand, except for one with exactly the same addresses, each of them once."""
     accesses = [
         (operand, access)
         for operand, access in zip(operands, chip, strict=True)
         if operand.memory is Memory.SCRATCHPAD
     ]
     for output, cells in ((operand, access.cells) for operand, access in accesses if operand.write):
-        written = _present(cells, config.scratchpad_size)
+        written = _as_mask(cells, config.scratchpad_size)
         for operand, access in accesses:
             if operand.write or same_addresses(operand, output, i, config):
                 continue
@@ -281,18 +296,19 @@ def _check_kernel_overlap(i: Kernel, config: Config, operands: list[Operand], ch
                 raise ProgramError(f"{output.name!r} overwrites vectors that are read as {operand.name!r}")
 
 
-def _present(cells: Cells, size: int) -> np.ndarray:
-    present = np.zeros(size, bool)
-    present[cells] = True
-    return present
+def _as_mask(cells: Cells, size: int) -> np.ndarray:
+    mask = np.zeros(size, bool)
+    mask[cells] = True
+    return mask
 
 
 def _check_in_place(i: Instruction, config: Config, output: Operand, operand: Operand) -> None:
-    """The instruction reads as `operand` vectors that it also writes as `output`."""
+    """Check the order of reads and writes if `output` overwrites vectors of `operand`."""
     if not {loop.name for loop in output.loops} <= {loop.name for loop in operand.loops}:
         raise ProgramError(f"{output.name!r} writes into the parameter block")
-    write = sequence(output.first(i), output.nest(i, config))
-    read = sequence(operand.first(i), operand.nest(i, config))
+    write = address_sequence(output.first(i), output.nest(i, config))
+    read = address_sequence(operand.first(i), operand.nest(i, config))
+    # For each vector, the last iteration that reads it must not be after the iteration that writes it.
     last_read = np.full(1 << 16, -1)
     np.maximum.at(last_read, read, np.repeat(np.arange(write.size), read.size // write.size))
     late = np.flatnonzero(last_read[write] > np.arange(write.size))
@@ -302,7 +318,7 @@ def _check_in_place(i: Instruction, config: Config, output: Operand, operand: Op
         )
 
 
-def _check_dram(memory: Dram, extents: Extents | None) -> None:
+def _check_dram(memory: DramAccess, extents: Extents | None) -> None:
     if extents is not None:
         extents.check_access(memory)
     elif memory.low < 0 or memory.high > ADDRESSES:

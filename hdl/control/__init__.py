@@ -1,1 +1,1 @@
-"""Registers, instruction fetch, semaphores and counters."""
+"""Control of the pipelined core: registers, instruction fetch, semaphores and counters."""

@@ -1,4 +1,4 @@
-"""The AXI4-Lite subordinate: registers of `memmap`, starting, and the status of a program."""
+"""AXI4-Lite subordinate with the registers of `memmap`, and the state of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.control.counters import SETTLING, WORDS
+from weft.hdl.control.counters import SETTLING_CYCLES, WORDS
 from weft.hdl.control.descriptors import read_beats
 from weft.hdl.control.fetch import COUNTS, ParityCounts
 from weft.hdl.isa import BASES
@@ -24,7 +24,7 @@ from weft.hdl.isa.memmap import (
     Status,
     base_register,
 )
-from weft.hdl.isa.program_lists import BASE_WORD, LIST_MOST, PROGRAM_WORD
+from weft.hdl.isa.program_lists import BASE_WORD, MAX_LIST_PROGRAMS, PROGRAM_WORD
 from weft.hdl.lib.ports import BusFault
 
 _CAUSES = {
@@ -34,43 +34,43 @@ _CAUSES = {
     "stopped": Status.STOPPED,
     "parity_error": Status.PARITY_ERROR,
 }
-"""What ends a run early."""
+"""Causes that stop a run, with their status bits."""
 
 
 class RunState(wiring.Component):
-    """A run goes from `start` to the first cycle in which `finished` is 1; it is done when counters have settled.
+    """State of a run, from `start` to the first cycle with `finished`; it is done when the counters have settled.
 
     Parameters
     ----------
     stops : bool
-        Runs are stopped at errors, at the host's wish, and by the watchdog. Else `stop` is always 0, errors are only
-        kept, and the inputs `asked`, `moves` and `limit` are ignored.
+        True if errors, the host and the watchdog stop a run. If False, `stop` is always 0, errors only set status bits,
+        and the inputs `asked`, `moves` and `limit` are ignored.
     unit : int
-        Cycles of a unit of the watchdog, a power of two.
+        Cycles per unit of `limit`, a power of two.
 
     Members
     -------
     start : In(1)
         A run starts; only while `busy` is 0.
     finished : In(1)
-        Nothing of the run is left.
+        No activity of the run is left.
     bus_error, opcode_error, parity_error : In(1)
-        Such an error, in this cycle.
+        An error occurs in this cycle.
     asked : In(1)
-        The host wants the run to stop. Ignored when there is none.
+        The host requests a stop; ignored outside of a run.
     moves : In(1)
-        The run has made progress.
+        The run makes progress.
     limit : In(8)
-        Of the watchdog, in units of `unit`; 0: it is off. A new one counts from the next progress on.
+        Limit of the watchdog in units of `unit`, or 0 to turn it off. A new limit applies after the next progress.
     stop : Out(1)
-        Nothing new may begin: from the cycle of a bus or parity error, or the one after another cause, to the end of
-        the run.
+        Nothing new may begin. 1 from the cycle of a bus or parity error, or the cycle after another cause, to the end
+        of the run.
     running : Out(1)
-        From the cycle after `start` to that in which `finished` is seen, not included.
+        1 from the cycle after `start` through the first cycle with `finished`.
     busy : Out(1)
-        From the cycle after `start` until the run is done.
+        1 from the cycle after `start` until the run is done.
     irq : Out(1)
-        The run is done, or the watchdog has expired; until the next start.
+        1 from the end of the run, or from the expiry of the watchdog, until the next start.
     status : Out(7)
         See `weft.hdl.isa.memmap.Status`.
     """
@@ -98,14 +98,14 @@ class RunState(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         done = Signal()
-        settle = Signal(range(SETTLING + 1))
+        settle = Signal(range(SETTLING_CYCLES + 1))
         seen = {name: Signal(name=f"{name}_seen") for name in _CAUSES}
         bits = {Status.BUSY: self.busy, Status.DONE: done} | {
             _CAUSES[name]: flag for name, flag in seen.items()
         }
         m.d.comb += [self.status[bit.bit_length() - 1].eq(flag) for bit, flag in bits.items()]
         with m.If(self.start):
-            m.d.sync += [self.busy.eq(1), self.running.eq(1), done.eq(0), settle.eq(SETTLING)]
+            m.d.sync += [self.busy.eq(1), self.running.eq(1), done.eq(0), settle.eq(SETTLING_CYCLES)]
             m.d.sync += [flag.eq(0) for flag in seen.values()]
         with m.Elif(self.running):
             m.d.sync += self.running.eq(~self.finished)
@@ -113,26 +113,29 @@ class RunState(wiring.Component):
             m.d.sync += settle.eq(settle - 1)
             with m.If(settle == 0):
                 m.d.sync += [self.busy.eq(0), done.eq(1)]
-        happens: dict[str, Value] = {
+        causes: dict[str, Value] = {
             name: getattr(self, name) for name in ("bus_error", "opcode_error", "parity_error")
         }
         if self.stops:
-            happens |= {"stopped": self.asked & self.running, "expired": self._expires(m)}
-            # These errors are known from registers, and what waits for their instruction must not begin.
+            causes |= {"stopped": self.asked & self.running, "expired": self._expires(m)}
+            # These errors come from registers and stop the run in the same cycle, so that no instruction begins that
+            # waits for the failed one.
             at_once = self.bus_error | self.parity_error
             m.d.comb += self.stop.eq(self.running & (at_once | Cat(*seen.values()).any()))
-        for name, condition in happens.items():
+        for name, condition in causes.items():
             with m.If(condition):
                 m.d.sync += seen[name].eq(1)
         m.d.comb += self.irq.eq(done | seen["expired"])
         return m
 
     def _expires(self, m: Module) -> Value:
-        """Whether the watchdog expires in this cycle. Its units are those of a counter that never stops, so the first
-        one may be short, and one more is waited for."""
+        """Return 1 in the cycle in which the watchdog expires.
+
+        A free-running counter measures the units, so the first unit may be short, and one more is added to the limit.
+        """
         cycle = Signal(range(self.unit))
         left = Signal(WATCHDOG_BITS + 1)
-        moved = Signal()  # a register, as what moves is known late in a cycle
+        moved = Signal()  # registered because `moves` arrives late in the cycle
         ends = cycle.all()
         m.d.sync += [cycle.eq(cycle + 1), moved.eq(self.moves)]
         with m.If(self.start | moved):
@@ -167,21 +170,21 @@ AXI_LITE = {
     "s_axi_rvalid": Out(1),
     "s_axi_rready": In(1),
 }
-"""The ports of an AXI4-Lite subordinate with 32 bits of data, flat. The low two address bits are ignored."""
+"""Flat ports of an AXI4-Lite subordinate with 32 bits of data. The low two address bits are ignored."""
 
 
 def fault_word(fault: Any) -> Value:
-    """The register FAULT."""
+    """Return the value of the register FAULT."""
     return Cat(fault.unit, Const(0, 1), fault.response, Const(0, 2), fault.known)
 
 
 def parity_port(config: Config) -> dict[str, wiring.Member]:
-    """What a `Control` has with `parity` only."""
+    """Return the member that a `Control` has with `parity` only."""
     return {"parity": In(COUNTS.size)} if config.parity else {}
 
 
 def list_ports(config: Config) -> dict[str, wiring.Member]:
-    """What a `Control` has with `descriptors` only."""
+    """Return the members that a `Control` has with `descriptors` only."""
     if not config.descriptors:
         return {}
     return {
@@ -189,21 +192,21 @@ def list_ports(config: Config) -> dict[str, wiring.Member]:
         "list": Out(32),
         "taken": In(read_beats(config)),
         "words": In(config.widths.bus),
-        "done": In(range(LIST_MOST + 1)),
+        "done": In(range(MAX_LIST_PROGRAMS + 1)),
         "reads": In(1),
     }
 
 
 def connect_state(m: Module, state: RunState, control: Any) -> None:
-    """Connect the ports that a `Control` of either core and its `RunState` have in common."""
+    """Connect the members that the `Control` of a core and its `RunState` have in common."""
     for name, member in state.signature.members.items():
         if hasattr(control, name):
-            ours, theirs = getattr(control, name), getattr(state, name)
-            m.d.comb += ours.eq(theirs) if member.flow is Out else theirs.eq(ours)
+            outer, inner = getattr(control, name), getattr(state, name)
+            m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
 
 
 def connect_parity(m: Module, counts: ParityCounts, control: Any) -> None:
-    """Tell a `Control` of words with wrong parity."""
+    """Connect the counts of parity errors to a core's `Control`."""
     m.d.comb += [
         counts.clear.eq(control.start),
         control.parity.eq(counts.counts),
@@ -212,10 +215,10 @@ def connect_parity(m: Module, counts: ParityCounts, control: Any) -> None:
 
 
 class Control(wiring.Component):
-    """Register file and run state, see `weft.hdl.control.control.RunState`.
+    """Registers of the pipelined core, with a `RunState`.
 
-    With `descriptors`, a word of a descriptor that comes goes to its register, before what the host writes there. A
-    start during a run is ignored. Responses are always OKAY.
+    A start during a run is ignored. Responses are always OKAY. With `descriptors`, arriving descriptor words are
+    written to their registers, with priority over writes of the host.
 
     Parameters
     ----------
@@ -226,23 +229,25 @@ class Control(wiring.Component):
     s_axi_* : AXI4-Lite subordinate
     irq : Out(1)
     start : Out(1)
-        For one cycle, the program starts.
+        For one cycle, a run starts.
     running, stop : Out(1)
+        See `RunState`.
     finished : In(1)
-        Fetch has stopped, the queues are empty and all units idle.
+        Fetch has stopped, the queues are empty and all units are idle.
     bus_error, opcode_error, moves : In(1)
+        See `RunState`.
     fault : In(BusFault)
-        Of the first error on the bus since `start`.
+        The first bus error since `start`.
     parity_error : In(1), parity : In(8 * len(ParityMemory))
-        See `weft.hdl.control.fetch`; the latter with `parity` only.
+        See `weft.hdl.control.fetch.ParityCounts`; `parity` exists with the configuration parameter `parity` only.
     program : Out(32)
     bases : Out(ArrayLayout(32, BASES))
     counter : In(range(WORDS)), counter_value : In(32)
-        What passes in `Counters`.
+        Index and value from `Counters`.
     listed : Out(1), list : Out(32)
-        With `start`: it is that of the list at this address. With `descriptors` only, as all that follow.
+        With `start`: the run is the list at address `list`. With `descriptors` only.
     taken, words, done, reads
-        From `weft.hdl.control.descriptors.Descriptors`.
+        See `weft.hdl.control.descriptors.Descriptors`. With `descriptors` only.
     """
 
     def __init__(self, config: Config) -> None:
@@ -278,8 +283,11 @@ class Control(wiring.Component):
         return m
 
     def _write(self, m: Module, state: RunState) -> None:
-        address, word, strobe = Signal(_WORD_BITS), Signal(32), Signal(4)
-        has_address, has_data = Signal(), Signal()
+        address = Signal(_WORD_BITS)
+        word = Signal(32)
+        strobe = Signal(4)
+        has_address = Signal()
+        has_data = Signal()
         m.d.comb += [self.s_axi_awready.eq(~has_address), self.s_axi_wready.eq(~has_data)]
         with m.If(self.s_axi_awvalid & self.s_axi_awready):
             m.d.sync += [has_address.eq(1), address.eq(self.s_axi_awaddr[2:])]
@@ -287,8 +295,9 @@ class Control(wiring.Component):
             m.d.sync += [has_data.eq(1), word.eq(self.s_axi_wdata), strobe.eq(self.s_axi_wstrb)]
         with m.If(self.s_axi_bready):
             m.d.sync += self.s_axi_bvalid.eq(0)
-        # The start pulse is a register: everything it starts sees settled values.
-        asked, limit = Signal(), Signal(WATCHDOG_BITS)
+        # The start pulse is registered, so that everything that it starts sees the written registers.
+        asked = Signal()
+        limit = Signal(WATCHDOG_BITS)
         m.d.comb += [state.asked.eq(asked), state.limit.eq(limit)]
         m.d.sync += [self.start.eq(0), asked.eq(0)]
         with m.If(has_address & has_data & ~self.s_axi_bvalid):
@@ -318,7 +327,7 @@ class Control(wiring.Component):
             self._take(m)
 
     def _take(self, m: Module) -> None:
-        """Set registers to the words of a descriptor."""
+        """Copy arriving descriptor words to their registers."""
         places = {PROGRAM_WORD: self.program} | {
             BASE_WORD + index: self.bases[index] for index in range(BASES)
         }
@@ -329,7 +338,7 @@ class Control(wiring.Component):
 
     def _read(self, m: Module, state: RunState) -> None:
         address = Signal(_WORD_BITS)
-        simple = Signal(32)
+        value_at_address = Signal(32)  # of registers other than counters
         values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
@@ -347,10 +356,11 @@ class Control(wiring.Component):
         with m.Switch(address):
             for register, value in values.items():
                 with m.Case(register >> 2):
-                    m.d.comb += simple.eq(value)
+                    m.d.comb += value_at_address.eq(value)
         with m.If(self.s_axi_rready):
             m.d.sync += self.s_axi_rvalid.eq(0)
-        in_counters, passes = Signal(), Signal()
+        in_counters = Signal()
+        passes = Signal()  # `Counters` presents the word at this address
         m.d.comb += [
             in_counters.eq((address >= _COUNTERS) & (address < _COUNTERS + WORDS)),
             passes.eq(self.counter == (address - _COUNTERS)[: len(self.counter)]),
@@ -363,7 +373,7 @@ class Control(wiring.Component):
                     m.next = "ANSWER"
             with m.State("ANSWER"), m.If(~self.s_axi_rvalid & (passes | ~in_counters)):
                 m.d.sync += [
-                    self.s_axi_rdata.eq(Mux(in_counters, self.counter_value, simple)),
+                    self.s_axi_rdata.eq(Mux(in_counters, self.counter_value, value_at_address)),
                     self.s_axi_rvalid.eq(1),
                 ]
                 m.next = "IDLE"

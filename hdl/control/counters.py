@@ -1,4 +1,4 @@
-"""Event counters of 64 bits, kept in one small memory."""
+"""64-bit event counters in a small memory, and detection of programs that hang."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 
 WORDS = 2 * len(Counter)
-"""Words of 32 bits that all counters take, low word first."""
-SETTLING = WORDS + 5
-"""Cycles after its last event until a counter is exact: two registers before its own, two before the adder, and a round
-of the adder."""
-CHOICES = 4
-"""Counters of which one is chosen in a cycle on the way to the adder; of more, a group is chosen in the cycle after."""
+"""32-bit words of all counters, low word first."""
+SETTLING_CYCLES = WORDS + 5
+"""Cycles from a counter's last event until its value is exact: two registers before its event bits, two before the
+adder, and a round of the adder."""
+MUX_INPUTS = 4
+"""Counters that one multiplexer selects from in a cycle. With more counters, the selection takes two cycles."""
 
 
 class Counters(wiring.Component):
-    """The counters of `Counter`.
+    """Event counters of `Counter`.
 
-    Events gather in a few bits per counter, which one adder moves to the memory in turn. A counter is
-    therefore exact only `SETTLING` cycles after its last event, and at any earlier time short by no more than
-    that; with fewer counters or a narrower memory, a round takes as many cycles as there are words in that.
+    Each counter collects events in a few bits, and one shared adder moves these to the memory, counter by counter. So a
+    counter is exact only `SETTLING_CYCLES` after its last event, and before it is too small by at most that. A round of
+    the adder takes a cycle per word of the memory.
 
     Parameters
     ----------
     counted : sequence of Counter
-        The counters there are, in ascending order; events of others are ignored.
+        Implemented counters in ascending order; events of others are ignored.
     bits : int
-        Width of the memory, 32 or 16: half of that needs half the block RAM and twice the time.
+        Width of the memory, 32 or 16. 16 bits need half the block RAM and twice the time.
 
     Members
     -------
     clear : In(1)
-        Sets all counters to 0, not counting the events of the same cycle.
+        Reset all counters to 0; events in this cycle are not counted.
     enable : In(1)
         Events count only while this is 1.
     event : In(len(Counter))
         Bit i adds 1 to counter i.
     row, write : In(1)
-        A row of A enters the array, a row of C is written. ARRAY_WINDOW, whose event bit is ignored, is made from
-        these; two writes further apart than 2**32 cycles upset it.
+        A row of A enters the array, a row of C is written. ARRAY_WINDOW is computed from these, and its event bit is
+        ignored. Two writes more than 2**32 cycles apart make it wrong.
     index : Out(range(WORDS))
-        Word i of all counters passes: each that there is once in twice `WORDS` cycles or less, in order.
+        Number of the word in `value`. All implemented words pass in order, within ``2 * WORDS`` cycles.
     value : Out(32)
-        The word that passes; of 16 bits, when `complete` is 1.
+        Word `index`; with a memory of 16 bits, valid only while `complete` is 1.
     complete : Out(1)
     """
 
@@ -76,16 +76,18 @@ class Counters(wiring.Component):
         words = len(counted) << chunks
         m.submodules.memory = memory = Memory(shape=self.bits, depth=words, init=[])
         update, write = memory.read_port(), memory.write_port()
-        stale = Signal(init=1)  # what the memory holds, until the first round is over
-        # The word at the adder, and the words that follow in the next cycle and in the one after.
+        stale = Signal(
+            init=1
+        )  # the memory has old contents, which count as 0 until the end of the first round
+        # Number of the word at the adder, in the next cycle, and in the cycle after that.
         word = Signal(range(words))
-        next_word = Signal(range(words), init=int(len(counted) > CHOICES))
-        coming = Signal(range(words), init=2 * int(len(counted) > CHOICES))
+        next_word = Signal(range(words), init=int(len(counted) > MUX_INPUTS))
+        coming = Signal(range(words), init=2 * int(len(counted) > MUX_INPUTS))
         high, slot = word[:chunks].any(), word[chunks:]
         recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
         m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
 
-        # A register, as what happens in a unit may be known late in the cycle.
+        # Registered because units may generate events late in the cycle.
         events = Signal(len(Counter))
         m.d.sync += events.eq(Mux(self.enable, self.event, 0))
         if Counter.ARRAY_WINDOW in counted:
@@ -98,8 +100,10 @@ class Counters(wiring.Component):
             m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
         last = word == words - 1
         m.d.sync += [word.eq(next_word), stale.eq(stale & ~last)]
-        moved, carry, total = Signal(32), Signal(), Signal(self.bits + 1)
-        if len(counted) <= CHOICES:
+        moved = Signal(32)  # collected events of the counter at the adder
+        carry = Signal()
+        total = Signal(self.bits + 1)
+        if len(counted) <= MUX_INPUTS:
             m.d.comb += [next_word.eq(Mux(last, 0, word + 1)), coming.eq(next_word)]
             m.d.sync += moved.eq(Array(recent)[coming_slot])
         else:
@@ -110,7 +114,7 @@ class Counters(wiring.Component):
         m.d.comb += [
             total.eq(Mux(stale, 0, update.data) + Mux(high, carry, moved)[: self.bits]),
             update.addr.eq(next_word),
-            # Always; saying so spares synthesis the logic for reading a word while it is written.
+            # Always 1. The explicit condition spares synthesis the logic for reading a word while it is written.
             update.en.eq(next_word != word),
             write.addr.eq(word),
             write.data.eq(total),
@@ -127,11 +131,11 @@ class Counters(wiring.Component):
     def _choose(
         self, m: Module, moved: Signal, recent: list[Signal], coming: Signal, next_word: Signal
     ) -> None:
-        """Choose `moved` in two cycles, as a choice among all counters and the sum are too much logic for one."""
+        """Select `moved` in two cycles, because selection from all counters and the addition are too slow for one."""
         words = len(recent) * 64 // self.bits
         chunks = (64 // self.bits - 1).bit_length()
-        low = (CHOICES - 1).bit_length()
-        groups = [recent[first : first + CHOICES] for first in range(0, len(recent), CHOICES)]
+        low = (MUX_INPUTS - 1).bit_length()
+        groups = [recent[first : first + MUX_INPUTS] for first in range(0, len(recent), MUX_INPUTS)]
         chosen = [Signal(max(map(len, group)), name=f"chosen{index}") for index, group in enumerate(groups)]
         m.d.sync += [
             coming.eq(Mux(coming == words - 1, 0, coming + 1)),
@@ -146,7 +150,7 @@ class Counters(wiring.Component):
             m.d.sync += [next_word.eq(1), coming.eq(2), *(signal.eq(0) for signal in chosen)]
 
     def _window(self, m: Module) -> Signal:
-        """Cycles to add to ARRAY_WINDOW: at every write, those since the last one or the first row."""
+        """Return the cycles to add to ARRAY_WINDOW: at each write, the cycles since the last write or the first row."""
         enabled = Signal()
         row_before = Signal()
         write_before = Signal()
@@ -167,57 +171,56 @@ class Counters(wiring.Component):
 
 
 UNITS = tuple(queue.name for queue in Queue)
-MOVES = (Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.ARRAY_ACTIVE)
-"""Counters of what only a program that goes on does."""
-SLACK = 1000
-"""Cycles by which counters that are read while they run may be off."""
+PROGRESS_COUNTERS = (Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.ARRAY_ACTIVE)
+"""Counters that prove progress."""
+READING_SLACK = 1000
+"""Maximum error in cycles of counters that are read while they run."""
 VECTOR_CYCLES = 64
-"""Cycles for a vector of fill bytes, beside `BYTE_CYCLES` for each of its bytes, that the sequential core does not
-exceed."""
+"""Upper bound of the sequential core's cycles per vector of fill bytes, in addition to `BYTE_CYCLES` per byte."""
 BYTE_CYCLES = 8
 ELEMENT_CYCLES = 1024
-"""Cycles for an element of a VEC instruction, from each place of its window, that neither core exceeds."""
-FILL_AHEAD = places(Opcode.LOAD)["before"].high + 1
-"""More than the fill bytes ahead of a row of LOAD."""
+"""Upper bound of either core's cycles per element of a VEC instruction and position of its window."""
+MAX_FILL_BEFORE = places(Opcode.LOAD)["before"].high + 1
+"""Exclusive upper limit of the fill bytes before a row of LOAD."""
 WINDOW = 64
-"""Places of the largest window that is reckoned with."""
+"""Positions of the largest window that the limits allow for."""
 
 
-class Watch:
-    """Notices that a program hangs, from counters that are read now and then, of either core.
+class HangDetector:
+    """Detector of programs that hang, from readings of the counters of either core.
 
-    A beat on the bus or a row that enters the array is progress. In between, LOAD may pass fill bytes, and MM load
-    weights, for no more than `quiet` cycles; and an instruction of VEC may take up to `longest`. What units are stalled
-    by does not matter here: counters of stalls say why, but a core need not have them.
+    A bus beat or a row entering the array is progress. Without progress, LOAD may generate fill bytes and MM may load
+    weights for up to `quiet` cycles, and a VEC instruction may take up to `longest` cycles. Stall counters are not used
+    because a core need not have them.
 
     Parameters
     ----------
     config : Config
     patience : int
-        Cycles without progress to allow at least, as memory may be slow.
+        Minimum of cycles without progress to allow, for slow memory.
     sequential : bool
-        Whether the core may be a sequential one.
+        True if the core may be the sequential one.
 
     Attributes
     ----------
     quiet, longest : int
-        Cycles.
+        Limits in cycles.
     """
 
     def __init__(self, config: Config, patience: int, *, sequential: bool = True) -> None:
         vector = VECTOR_CYCLES + BYTE_CYCLES * config.n if sequential else 4
-        # Between pixels the pipelined core passes fill bytes as it passes others, the sequential core in no time.
-        row = (FILL_AHEAD + FILL_MAX) // config.bus_bytes
+        # Fill bytes between pixels: the pipelined core generates them at bus speed, the sequential core skips them.
+        row = (MAX_FILL_BEFORE + FILL_MAX) // config.bus_bytes
         self.quiet = max(patience, vector * config.scratchpad_size + row)
         self.longest = max(patience, config.scratchpad_size * config.n * ELEMENT_CYCLES * WINDOW)
         self._moved: dict[Counter, int] = {}
         self._worked: dict[Counter, int] = {}
 
     def hangs(self, now: dict[Counter, int]) -> bool:
-        """Whether the program hangs, after another reading of its counters."""
-        if not self._moved or any(now[counter] != self._moved[counter] for counter in MOVES):
+        """Take another reading of the counters, and return whether the program hangs."""
+        if not self._moved or any(now[counter] != self._moved[counter] for counter in PROGRESS_COUNTERS):
             self._moved = self._worked = now
-        elif now[Counter.VEC_BUSY] > self._worked[Counter.VEC_BUSY] + SLACK:
+        elif now[Counter.VEC_BUSY] > self._worked[Counter.VEC_BUSY] + READING_SLACK:
             self._worked = now
         cycles = now[Counter.CYCLES]
         return (
@@ -226,8 +229,7 @@ class Watch:
         )
 
 
-def _stalls(unit: str) -> list[Counter]:
-    """The counters of a unit that say why it waits."""
+def _stall_counters(unit: str) -> list[Counter]:
     return [
         counter
         for counter in Counter
@@ -235,22 +237,24 @@ def _stalls(unit: str) -> list[Counter]:
     ]
 
 
-def waits(before: dict[Counter, int], after: dict[Counter, int], *, hangs: bool = False) -> str:
-    """What each unit did between two readings; if none did anything, what the instructions wait for.
+def describe_stalls(before: dict[Counter, int], after: dict[Counter, int], *, hangs: bool = False) -> str:
+    """Describe what each unit did between two readings of the counters.
 
-    Not all that waits for memory is counted as that: an entry of a page table is not. In a program that `hangs`, LOAD
-    and STORE have nothing else to be busy with.
+    The counters miss some waits for memory, such as a read of a page table. In a program that `hangs`, LOAD and STORE
+    can only be busy because they wait for memory.
     """
     moved = {counter: after[counter] - before[counter] for counter in Counter}
     states = []
     for unit in UNITS:
-        stalled = [counter for counter in _stalls(unit) if moved[counter] > 0]
-        causes = [counter.name.removeprefix(f"{unit}_").lower() for counter in stalled]
+        stalls = [counter for counter in _stall_counters(unit) if moved[counter] > 0]
+        causes = [counter.name.removeprefix(f"{unit}_").lower() for counter in stalls]
         busy = moved[Counter[f"{unit}_BUSY"]] > 0
         if hangs and busy and not causes and f"{unit}_MEMORY" in Counter.__members__:
             causes = ["memory"]
         state = "is busy" if busy else "is idle"
         states.append(f"{unit} {'waits for ' + ' and '.join(causes) if causes else state}")
-    if all(state.endswith("is idle") for state in states) and not any(moved[counter] for counter in MOVES):
+    if all(state.endswith("is idle") for state in states) and not any(
+        moved[counter] for counter in PROGRESS_COUNTERS
+    ):
         states.append("the next instruction waits for memory")
     return ", ".join(states)

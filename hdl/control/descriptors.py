@@ -1,4 +1,4 @@
-"""Walks a list of descriptors in memory, and has one program after the other run: see `weft.hdl.isa.program_lists`."""
+"""Walker of descriptor lists, which runs one program after the other: see `weft.hdl.isa.program_lists`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.program_lists import LIST_MOST, MARK, RECORD_BYTES, RECORD_READ_BYTES, pitch
+from weft.hdl.isa.program_lists import MARK, MAX_LIST_PROGRAMS, RECORD_BYTES, RECORD_READ_BYTES, pitch
 from weft.hdl.lib.ports import bus_read, bus_write
 
 
 def read_beats(config: Config) -> int:
-    """Words of the bus that are read of a descriptor."""
+    """Return the bus words of a descriptor that the device reads."""
     return -(-RECORD_READ_BYTES // config.bus_bytes)
 
 
 class Descriptors(wiring.Component):
-    """Stands between the bus and its two users that are idle between two programs of a list: fetch and STORE.
+    """Walker of descriptor lists, between the bus and two units that are idle between programs: fetch and STORE.
 
-    It reads a descriptor through the one's port, has the program run, and writes the record through the other's. A run
-    that is stopped ends in front of the next thing to do: no program starts, and no record is written. What was asked
-    of memory is waited for.
+    It reads a descriptor through the read port of fetch, runs the program, and writes the record through the write port
+    of STORE. A stopped run ends at the next step: no program starts, and no record is written. Outstanding bus accesses
+    are completed.
 
     Parameters
     ----------
@@ -30,31 +30,31 @@ class Descriptors(wiring.Component):
     Members
     -------
     start, listed : In(1)
-        A run starts; with `listed` that of the list at `address`. Only while `busy` is 0.
+        A run starts; with `listed` it is the list at `address`. Only while `busy` is 0.
     address : In(32)
-        Of the first descriptor, a multiple of `pitch` (lower bits are ignored).
+        Address of the first descriptor, a multiple of `pitch` (lower bits are ignored).
     stop : In(1)
-        The run is to end.
+        The run must end.
     idle : In(1)
-        Nothing of a program is left: from the cycle after `launch` on 0, until it is at its end.
+        No program is running: 0 from the cycle after `launch` to the end of the program.
     waits : In(1)
         LOAD waits for memory.
     launch : Out(1)
         For one cycle, a program starts.
     busy : Out(1)
-        From the cycle after the start of a list to its end.
+        1 from the cycle after the start of a list to its end.
     error : Out(1)
-        For one cycle: what was read is no descriptor.
+        For one cycle: the data read is no descriptor.
     taken : Out(read_beats(config)), words : Out(bus)
-        This beat of a descriptor comes, and what it holds.
+        One-hot number of an arriving beat of a descriptor, and its data.
     done : Out(24)
-        Programs of the last list whose record is in memory.
+        Programs of the last list with a record in memory.
     reads : Out(1)
         The list is, or ended, between the end of a program and the start of the next.
     fetch : In(bus_read(config)), store : In(bus_write(config))
-        The users.
+        Ports of fetch and STORE.
     read : Out(bus_read(config)), write : Out(bus_write(config))
-        To the bus.
+        Ports to the bus.
     """
 
     def __init__(self, config: Config) -> None:
@@ -72,7 +72,7 @@ class Descriptors(wiring.Component):
                 "error": Out(1),
                 "taken": Out(read_beats(config)),
                 "words": Out(config.widths.bus),
-                "done": Out(range(LIST_MOST + 1)),
+                "done": Out(range(MAX_LIST_PROGRAMS + 1)),
                 "reads": Out(1),
                 "fetch": In(bus_read(config)),
                 "read": Out(bus_read(config)),
@@ -85,14 +85,18 @@ class Descriptors(wiring.Component):
         m = Module()
         step = pitch(self.config)
         align = (step - 1).bit_length()
-        place = Signal(32 - align)  # of the descriptor, in steps
+        place = Signal(32 - align)  # address of the current descriptor, in units of `pitch`
         beats = read_beats(self.config)
-        due = Signal(beats, init=1)  # the beat of the descriptor that comes next
-        last = Signal()  # of the descriptor that was read last: what it says, and whether it is one
-        marked = Signal()
-        asks, takes, records, sends, confirms, runs = (
-            Signal(name=name) for name in ("asks", "takes", "records", "sends", "confirms", "runs")
-        )
+        due = Signal(beats, init=1)  # one-hot number of the descriptor's next beat
+        last = Signal()  # the current descriptor is the last of the list
+        marked = Signal()  # the current descriptor has the mark
+        # One for each state with outputs:
+        asks = Signal()
+        takes = Signal()
+        records = Signal()
+        sends = Signal()
+        confirms = Signal()
+        runs = Signal()
         m.d.comb += [
             self.taken.eq(Mux(takes & self.read.beat.valid, due, 0)),
             self.words.eq(self.read.beat.payload),
@@ -119,7 +123,7 @@ class Descriptors(wiring.Component):
                 m.d.comb += takes.eq(1)
                 with m.If(self.taken[-1]):
                     m.next = "LOOK"
-            with m.State("LOOK"):  # in which an error of the last beat is told
+            with m.State("LOOK"):  # a bus error of the last beat arrives in this cycle
                 m.d.comb += self.error.eq(~marked & ~self.stop)
                 m.next = "LAUNCH"
             with m.State("LAUNCH"):
@@ -132,7 +136,7 @@ class Descriptors(wiring.Component):
                 m.d.comb += runs.eq(1)
                 with m.If(self.idle):
                     m.next = "SETTLE"
-            with m.State("SETTLE"):  # in which an error of the program's last access is told
+            with m.State("SETTLE"):  # a bus error of the program's last access arrives in this cycle
                 m.next = "RECORD"
                 with m.If(self.stop):
                     m.next = "REST"
@@ -148,7 +152,7 @@ class Descriptors(wiring.Component):
                 m.d.comb += confirms.eq(1)
                 with m.If(self.write.confirmed):
                     m.next = "ADVANCE"
-            with m.State("ADVANCE"):  # in which an error of the record is told
+            with m.State("ADVANCE"):  # a bus error of the record arrives in this cycle
                 m.next = "REST"
                 with m.If(~self.stop):
                     m.d.sync += [self.done.eq(self.done + 1), place.eq(place + 1)]
@@ -159,11 +163,11 @@ class Descriptors(wiring.Component):
 
     @property
     def _record_at(self) -> int:
-        """Where in a descriptor the first word of the bus lies that has some of the record."""
+        """Offset in a descriptor of the first bus word with a part of the record."""
         return RECORD_READ_BYTES // self.config.bus_bytes * self.config.bus_bytes
 
     def _read_port(self, m: Module, asks: Signal, takes: Signal, address: Value) -> None:
-        """Fetch has the bus, but where a descriptor is asked for or comes."""
+        # Fetch has the port except while a descriptor is requested or arrives.
         fetch, read = self.fetch, self.read
         m.d.comb += [
             read.request.valid.eq(asks | fetch.request.valid),
@@ -180,12 +184,12 @@ class Descriptors(wiring.Component):
             ]
 
     def _write_port(self, m: Module, runs: Signal, records: Signal, sends: Signal, address: Value) -> Signal:
-        """STORE has the bus, but where a record is written. Returns whether its last beat goes."""
+        """Connect STORE to the bus except while a record is written. Returns 1 while the record's last beat is sent."""
         store, write, bus = self.store, self.write, self.config.bus_bytes
         beats = max(RECORD_BYTES // bus, 1)
         index = Signal(range(max(beats, 2)))
         sent = Signal()
-        record, at = self._record(m, runs), RECORD_READ_BYTES % bus  # its place in a word of the bus
+        record, at = self._record(m, runs), RECORD_READ_BYTES % bus  # `at`: offset in a bus word
         part = record.word_select(index[: (beats - 1).bit_length()], 8 * bus) if beats > 1 else record
         m.d.comb += [
             write.request.valid.eq(records | store.request.valid),
@@ -209,11 +213,11 @@ class Descriptors(wiring.Component):
         return sent
 
     def _record(self, m: Module, runs: Signal) -> Value:
-        """What there is to tell about the program that runs, or ran: counts stay at their largest."""
+        """Return the record of the current program; its counts saturate."""
         cycles = Signal(32)
         waited = Signal(32)
         with m.If(self.launch):
             m.d.sync += [cycles.eq(0), waited.eq(0)]
-        with m.Elif(runs & ~cycles.all()):  # neither passes the other
+        with m.Elif(runs & ~cycles.all()):  # `waited` never exceeds `cycles`
             m.d.sync += [cycles.eq(cycles + 1), waited.eq(waited + self.waits)]
         return Cat(Const(1, 32), cycles, waited, Const(0, 32))

@@ -1,4 +1,4 @@
-"""Instruction fetch: reads a program from memory and hands its instructions to the queues."""
+"""Instruction fetch from memory into the queues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.control.sequencer import CONTROL, Sequencer
+from weft.hdl.control.sequencer import CONTROL_INSTRUCTIONS, Sequencer
 from weft.hdl.isa import BASES, WORD_BITS, WORD_BYTES, Instruction, Opcode, Queue, kinds_of
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_BYTES
@@ -18,28 +18,30 @@ from weft.hdl.lib.ports import bus_read, part_layout
 from weft.hdl.lib.queues import BlockFifo, SkidBuffer
 
 BURST_BYTES = 128
-"""Bytes of a burst at most (one bus word where that is more)."""
+"""Maximum size of a burst, unless a bus word is larger."""
 BURSTS = 4
-"""Bursts that the prefetch buffer holds."""
+"""Capacity of the prefetch buffer in bursts."""
 BLOCK_DEPTH = 64
-"""Words from which on the prefetch buffer is block memory: shallower ones are wide, and better off distributed."""
+"""Depth in words from which the prefetch buffer is block RAM. Shallower buffers are wide and fit distributed RAM."""
 PAGE = 4096
-"""Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
+"""Size of a memory page. Memory has whole pages, so prefetching to the end of END's page never leaves it."""
 
 
 def queue_kinds(config: Config) -> dict[Queue, tuple[type[Instruction], ...]]:
-    """The instructions that go to each queue of an accelerator."""
+    """Return the instruction classes of each queue."""
     return {queue: kinds_of(queue, config) for queue in Queue}
 
 
 class Fetch(wiring.Component):
-    """Streams a program from memory to the four queues until END or an unknown opcode: in order, or with loops as
-    `weft.hdl.control.sequencer` says, which executes what has no queue.
+    """Fetch unit, which streams a program from memory to the four queues until END or an unknown opcode.
 
-    It requests only what its prefetch buffer has room for, so it accepts every beat at once and never holds
-    up other readers of the bus; and it crosses to the next page of 4 KiB only once all earlier words have
-    been used, so it never reads a page that holds no instruction before END. A jump voids all that was asked for: beats
-    that are still on their way are counted off as they come, and ahead of them nothing is waited for.
+    With loops, a `weft.hdl.control.sequencer.Sequencer` executes the instructions without a queue, and its jumps change
+    the order.
+
+    Fetch requests only beats that fit its prefetch buffer, so it accepts every beat at once and never stalls other
+    readers of the bus. It requests a word of the next 4 KiB page only when all earlier words have been used, so it
+    never reads a page without an instruction before END. A jump discards all outstanding beats: they are counted and
+    dropped as they arrive, while fetch continues at the target.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ class Fetch(wiring.Component):
     start : In(1)
         Start at `program`; only while `idle`.
     stop : In(1)
-        Hand out nothing from the next cycle on, and end. Not with `start`.
+        End, and send no instruction from the next cycle on. Not with `start`.
     program : In(32)
         Byte address of the first instruction, a multiple of the bus width (lower bits are ignored).
     bases : In(32).array(8)
@@ -58,19 +60,19 @@ class Fetch(wiring.Component):
     idle : Out(1)
         No program is being fetched, and no beat is outstanding.
     error : Out(1)
-        For one cycle: stopped at an unknown opcode.
+        For one cycle: fetch has stopped at an unknown opcode.
     wrong : Out(1)
-        With `parity` only, for one cycle: the word that left the prefetch buffer in the cycle before had changed there.
+        With `parity` only, for one cycle: the word that left the prefetch buffer one cycle earlier had wrong parity.
     bus : Out(bus_read)
     load, mm, vec, store : Out(stream of queued_layout(config))
-        Instructions, part after part; all parts of one go to the same queue.
+        Instructions for each queue, part after part.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._coding = Coding(config, 32)  # of words in the prefetch buffer
         self._kinds = queue_kinds(config)
-        self._routes = [*self._kinds.values(), *((kind,) for kind in CONTROL if config.loops)]
+        self._routes = [*self._kinds.values(), *((kind,) for kind in CONTROL_INSTRUCTIONS if config.loops)]
         queues = {queue.name.lower(): Out(stream.Signature(queued_layout(config))) for queue in self._kinds}
         super().__init__(
             {
@@ -91,7 +93,7 @@ class Fetch(wiring.Component):
         sequencer = Sequencer(self._config) if self._config.loops else None
         void: Value = self.start if sequencer is None else self.start | sequencer.jump
         m.submodules.parts = parts = _Parts(self._config)
-        # A full queue must not reach back to the buffer in the same cycle.
+        # Breaks the combinational path from a full queue to the prefetch buffer.
         routed = data.StructLayout({"part": part_layout(self._config), "queue": len(self._routes)})
         m.submodules.skid = part = ResetInserter(void)(SkidBuffer(routed))
         m.d.comb += [
@@ -101,11 +103,13 @@ class Fetch(wiring.Component):
             parts.part.ready.eq(part.i.ready),
         ]
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
-        wanted, none = Signal(), Signal()  # the beat that comes is; no other one is on its way
-        space = Signal()  # with loops: for another burst to be counted
+        # With loops only:
+        wanted = Signal()  # no jump has discarded the arriving beat
+        none = Signal()  # no beat is outstanding
+        space = Signal()  # the counter of outstanding beats has room for another burst
         prefetched = self._buffer(m, burst * BURSTS, sequencer, wanted)
 
-        running = Signal()  # requesting and handing out; otherwise what still arrives is discarded
+        running = Signal()  # requesting and sending; while it is 0, arriving beats are discarded
         pending = Signal(range(burst * BURSTS + 1))  # beats requested and not yet taken from the buffer
         address = Signal(32)
         drained = pending == 0
@@ -113,12 +117,12 @@ class Fetch(wiring.Component):
             self.idle.eq(~running & drained if sequencer is None else ~running & drained & none),
             parts.clear.eq(void),
             self.bus.beat.ready.eq(1),
-            parts.beat.payload.eq(self._checked(m, prefetched, running)),
+            parts.beat.payload.eq(self._check_parity(m, prefetched, running)),
             parts.beat.valid.eq(prefetched.valid & running),
             prefetched.ready.eq(parts.beat.ready | ~running),
         ]
 
-        # A burst runs to the next multiple of its size, so it never crosses a page.
+        # A burst ends at the next multiple of its maximum size, so it never crosses a page.
         request = self.bus.request
         shift = (self._config.bus_bytes - 1).bit_length()
         beats = Signal(range(burst + 1))
@@ -129,7 +133,7 @@ class Fetch(wiring.Component):
         ]
         new_page = address[: PAGE.bit_length() - 1] == 0
         issue = Signal()
-        asked = Signal()  # with loops: there was a request since the last jump
+        asked = Signal()  # with loops only: a burst was requested since the last jump
         may = running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid & ~part.o.valid))
         m.d.comb += issue.eq(
             may if sequencer is None else may & space & ~sequencer.jump & ~(sequencer.reads & asked)
@@ -166,11 +170,14 @@ class Fetch(wiring.Component):
     def _count(
         self, m: Module, jump: Signal, asked: Value, wanted: Signal, none: Signal, space: Signal
     ) -> None:
-        """Count the beats on their way, and those of them that a jump has made void. Where jumps follow each other
-        faster than memory answers, these could be any number."""
+        """Count the outstanding beats, and among them the beats that a jump has discarded.
+
+        `space` limits the count, because jumps may follow each other faster than memory answers.
+        """
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
         most = burst * BURSTS
-        coming, void = Signal(range(2 * most + 1)), Signal(range(2 * most + 1))
+        coming = Signal(range(2 * most + 1))
+        void = Signal(range(2 * most + 1))
         left = Signal.like(coming)
         m.d.comb += [
             left.eq(coming - self.bus.beat.valid),
@@ -186,7 +193,6 @@ class Fetch(wiring.Component):
     def _sequence(
         self, m: Module, sequencer: Sequencer, part: wiring.PureInterface, parts: _Parts, running: Signal
     ) -> None:
-        """Connect the sequencer: to the parts that come, and with what it needs to know."""
         m.d.comb += [
             sequencer.start.eq(self.start),
             sequencer.program.eq(self.program),
@@ -199,8 +205,10 @@ class Fetch(wiring.Component):
             m.d.comb += parts.second.eq(sequencer.jump & sequencer.target[(WORD_BYTES - 1).bit_length()])
 
     def _buffer(self, m: Module, depth: int, sequencer: Sequencer | None, wanted: Signal) -> stream.Interface:
-        """Beats from the bus, as they come out of the prefetch buffer. `elaborate` keeps it from overflow; with loops a
-        jump empties it, and beats that are not `wanted` stay out."""
+        """Add the prefetch buffer and return its output.
+
+        `elaborate` prevents overflow. With loops, a jump empties the buffer, and only `wanted` beats enter it.
+        """
         beat = self.bus.beat
         width, word = self._coding.width(self._config.widths.bus), self._coding.encode(beat.payload)
         comes = beat.valid if sequencer is None else beat.valid & wanted
@@ -214,17 +222,20 @@ class Fetch(wiring.Component):
         m.d.comb += [buffer.w_data.eq(word), buffer.w_en.eq(comes)]
         return buffer.r_stream
 
-    def _checked(self, m: Module, prefetched: stream.Interface, running: Signal) -> Value:
-        """The word that comes out of the prefetch buffer."""
+    def _check_parity(self, m: Module, prefetched: stream.Interface, running: Signal) -> Value:
+        """Return the decoded word at the output of the prefetch buffer, and check its parity."""
         word, changed = self._coding.decode(prefetched.payload)
         if self._coding.checked:
             m.d.sync += self.wrong.eq(changed & prefetched.valid & prefetched.ready & running)
         return word
 
     def _route_of(self, m: Module, part: data.View) -> Signal:
-        """Where a part goes, one-hot: a queue or, with loops, an instruction of the sequencer; 0 for neither. Parts
-        come in order, and stand for any number of cycles."""
-        queue_of, held = Signal(len(self._routes)), Signal(len(self._routes))
+        """Return the one-hot destination of a part: a queue or, with loops, an instruction of the sequencer; else 0.
+
+        The first part of an instruction has the opcode; the other parts use the stored destination.
+        """
+        queue_of = Signal(len(self._routes))
+        held = Signal(len(self._routes))
         m.d.comb += queue_of.eq(held)
         with m.If(part.index == 0), m.Switch(part.data[:8]):
             for number, kinds in enumerate(self._routes):
@@ -249,10 +260,10 @@ class Fetch(wiring.Component):
 
 
 class _Parts(wiring.Component):
-    """Bus beats to parts of instructions: numbers the beats, or splits one in several instructions.
+    """Converter from bus beats to parts of instructions: numbers narrow beats, and splits wide ones.
 
-    A part stands in a register, as beats may come straight from a block memory. With `clear`, what it holds is void;
-    with `second` as well, which a bus of two instructions has with loops, so is the first part of the next beat.
+    Beats may come directly from block RAM, so parts are registered. `clear` discards the contents. With loops, a bus
+    that is wider than an instruction word has `second`: with `clear`, it discards the first half of the next beat too.
     """
 
     def __init__(self, config: Config) -> None:
@@ -298,21 +309,21 @@ class _Parts(wiring.Component):
 
 
 COUNTS = data.ArrayLayout(8, len(ParityMemory))
-"""The register PARITY."""
+"""Layout of the register PARITY."""
 
 
 class ParityCounts(wiring.Component):
-    """Counts what was read with wrong parity, up to 255 of each memory.
+    """Saturating counters of words with wrong parity, 8 bits for each memory.
 
     Members
     -------
     clear : In(1)
     wrong : In(len(ParityMemory))
-        A word of that memory was wrong, in this cycle.
+        A word of the memory has wrong parity, in this cycle.
     counts : Out(COUNTS)
-        Since `clear`.
+        Counts since `clear`.
     error : Out(1)
-        Some word was wrong in the cycle before.
+        A word had wrong parity in the previous cycle.
     """
 
     def __init__(self) -> None:
@@ -327,7 +338,7 @@ class ParityCounts(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        wrong = Signal(len(ParityMemory))  # a register, as parity comes late in a cycle
+        wrong = Signal(len(ParityMemory))  # registered because parity arrives late in the cycle
         m.d.sync += wrong.eq(self.wrong)
         m.d.comb += self.error.eq(wrong.any())
         for memory in ParityMemory:

@@ -16,20 +16,20 @@ from weft.hdl.lib.pipeline import named, queued_layout
 
 
 class Semaphores(wiring.Component):
-    """`SEMAPHORES` counters of 8 bits.
+    """`SEMAPHORES` counting semaphores of 8 bits.
 
-    In every cycle a counter grows by one if a unit gives it, and shrinks by one if a queue takes it. By the rules
-    for programs a semaphore has one producer queue and one consumer queue, and never passes `SEMAPHORE_MAX`: what two
-    units that give it in one cycle do is not defined, nor two queues that take it.
+    In each cycle a count grows by one if a unit gives the semaphore, and shrinks by one if a queue takes it. The
+    program checker guarantees one producer queue and one consumer queue per semaphore, and counts up to
+    `SEMAPHORE_MAX`. If two units give a semaphore in one cycle, or two queues take it, the count is undefined.
 
     Members
     -------
     clear : In(1)
-        Sets all counters to 0 at the next clock edge.
+        Reset all counts to 0 at the next clock edge.
     give, take : In(SEMAPHORES), one of each per queue
-        Masks of semaphores that grow and shrink in this cycle. `take` may only name `available` ones.
+        Masks of semaphores whose counts grow and shrink in this cycle. `take` must be a subset of `available`.
     available : Out(SEMAPHORES)
-        The semaphores above 0, from registers.
+        Semaphores above 0, from registers.
     """
 
     def __init__(self) -> None:
@@ -57,35 +57,34 @@ class Semaphores(wiring.Component):
 
 
 class Dispatcher(wiring.Component):
-    """The in-order queue of one unit: holds instructions until their semaphores are available.
+    """In-order queue of a unit, which holds instructions until their semaphores are available.
 
     Parameters
     ----------
     config : Config
-        Of it, the width of the bus, `queue_depth` and whether there are loops.
     kinds : sequence of type[Instruction]
-        The instructions of the unit.
+        Instruction classes of the unit.
 
     Members
     -------
     fetched : In(stream of queued_layout(config))
-        From fetch, instruction after instruction. Of the opcode only those bits are stored in which the kinds differ,
-        and no bits that are reserved in all kinds.
+        Parts of instructions from fetch. The queue stores only opcode bits in which the kinds differ, and no bits that
+        are reserved in all kinds.
     available : In(SEMAPHORES)
         Semaphores above 0.
     stop : In(1)
-        No further instruction becomes valid on `instruction`, and what is not valid there is dropped.
+        No further instruction becomes valid on `instruction`; instructions that are not valid there are dropped.
     take : Out(SEMAPHORES)
-        Semaphores taken in this cycle: the wait mask, in the cycle in which the unit accepts the instruction.
+        Semaphores taken in this cycle: the wait mask when the unit accepts the instruction, else 0.
     instruction : Out(stream of the first kind's layout)
-        To the unit, whole but for reserved bits, which are 0. Once valid it stays so until accepted, as only this queue
-        takes the semaphores it waits for.
+        Instruction for the unit; reserved bits are 0. Once valid it stays valid until accepted, because no other queue
+        takes its semaphores.
     values : Out(32).array
-        With ``instruction``, with loops only: what the registers hold that the instruction names.
+        With ``instruction``, with loops only: values of the registers that the instruction reads.
     waiting : Out(1)
         The next instruction lacks a semaphore.
     empty : Out(1)
-        The queue holds no whole instruction.
+        The queue holds no complete instruction.
     """
 
     def __init__(self, config: Config, kinds: Sequence[type[Instruction]]) -> None:
@@ -112,10 +111,10 @@ class Dispatcher(wiring.Component):
         level = Signal(range(self._depth + 1))
         satisfied = (word.wait & ~self.available) == 0
         accepted = self.instruction.valid & self.instruction.ready
-        # A register behind the memory, so that its delay does not add to that of the unit.
-        head = Signal()
-        taken = Signal()
-        granted = Signal()  # what it waits for is there, and stays
+        # A register after the memory separates the memory's delay from that of the unit.
+        head = Signal()  # this register holds an instruction
+        taken = Signal()  # an instruction moves to this register
+        granted = Signal()  # its semaphores are available, and stay so
         full = Signal()
         last = self._is_last()
         written = self.fetched.valid & self.fetched.ready
@@ -147,10 +146,12 @@ class Dispatcher(wiring.Component):
         return m
 
     def _store(self, m: Module, written: Value, arrived: Value, taken: Value, dropped: Value) -> None:
-        """A memory for each part of an instruction, and for values. Read without a clock, so that these few wide words
-        become distributed memory and not block memory."""
+        """Add a memory for each part of an instruction, and for register values.
+
+        Asynchronous read ports make synthesis use distributed memory for these few wide words.
+        """
         part, word = self.fetched.payload, Value.cast(self.instruction.payload)
-        width, stored = len(part.data), self._stored()
+        width, stored = len(part.data), self._stored_bits()
         places = range(max(self._depth, 2))
         write_at = Signal(places)
         read_at = Signal(places)
@@ -183,13 +184,11 @@ class Dispatcher(wiring.Component):
                 m.d.sync += held.eq(fetch.data)
 
     def _is_last(self) -> Value:
-        """Whether the part that comes is the last of its instruction."""
         part = self.fetched.payload
         last: Value = part.index == WORD_BITS // len(part.data) - 1
         return last
 
-    def _stored(self) -> list[int]:
-        """Bits of an instruction that are stored."""
+    def _stored_bits(self) -> list[int]:
         header = 8
         end = header + max(
             sum(field.metadata["width"] for field in dataclasses.fields(kind)) for kind in self._kinds

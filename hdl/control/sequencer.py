@@ -1,4 +1,4 @@
-"""Loops and registers: executes SET, LOOP, NEXT and READ, and looks up registers for instructions that go to queues."""
+"""Sequencer of loops and registers: executes SET, LOOP, NEXT and READ, and reads registers for other instructions."""
 
 from __future__ import annotations
 
@@ -27,58 +27,63 @@ from weft.hdl.isa.loops import READ_BYTES, SLOTS
 from weft.hdl.lib.pipeline import FIRST_FIELD, queued_layout
 from weft.hdl.lib.ports import part_layout
 
-CONTROL: tuple[type[Instruction], ...] = (SetRegisters, LoopStart, LoopNext, ReadRegisters)
-"""The instructions that are executed here, in the order of their bits in `routed_layout`, behind those of queues."""
+CONTROL_INSTRUCTIONS: tuple[type[Instruction], ...] = (SetRegisters, LoopStart, LoopNext, ReadRegisters)
+"""Instructions that the sequencer executes, in the order of their bits in `routed_layout`, after the queues' bits."""
 WORD = 32
-"""Bits of a register, and of what is taken up of SET and NEXT in a cycle."""
-FIRST_VALUE = places(Opcode.SET)["value0"].position // WORD
-BACK = places(Opcode.NEXT)["back"].position // WORD
-HEAD = FIRST_VALUE * WORD - FIRST_FIELD
-"""Bits of an instruction from its first field on that are kept until they are used."""
-SLOT_BITS = HEAD // SLOTS
+"""Bits of a register, and of the words in which SET and NEXT are processed."""
+FIRST_VALUE_WORD = places(Opcode.SET)["value0"].position // WORD
+BACK_WORD = places(Opcode.NEXT)["back"].position // WORD
+HEAD_BITS = FIRST_VALUE_WORD * WORD - FIRST_FIELD
+"""Bits of an instruction from its first field on that are stored until they are used."""
+SLOT_BITS = HEAD_BITS // SLOTS
 
 
 def routed_layout(config: Config) -> data.StructLayout:
-    """A part of an instruction and, one-hot, where it goes: a queue or one of `CONTROL`; 0 for END and unknown ones."""
-    return data.StructLayout({"part": part_layout(config), "queue": len(Queue) + len(CONTROL)})
+    """Return the layout of a part of an instruction with its one-hot destination.
+
+    The destination is a queue or one of `CONTROL_INSTRUCTIONS`, and 0 for END and unknown opcodes.
+    """
+    return data.StructLayout({"part": part_layout(config), "queue": len(Queue) + len(CONTROL_INSTRUCTIONS)})
 
 
 def head_of(word: Value, opcode: Opcode, name: str) -> Value:
-    """A field out of the bits from the first field on."""
+    """Return a field of an instruction, given its bits from the first field on."""
     place = places(opcode)[name]
     first = place.position - FIRST_FIELD
-    assert first + place.width <= HEAD
+    assert first + place.width <= HEAD_BITS
     return word[first : first + place.width]
 
 
 class Sequencer(wiring.Component):
-    """Stands between the parts that come from memory and the queues.
+    """Stage between fetch and the queues, which holds the program's registers.
 
-    The last part of an instruction stands for a cycle longer than it would, in which registers are looked up that the
-    instruction names: those numbers have then gone by. SET and NEXT are taken up word by word of 32 bits, one a cycle,
-    a slot each. A jump is told in the cycle after its instruction; what comes until then is not looked at.
+    The last part of an instruction is delayed by a cycle to read the registers whose numbers came in earlier parts. SET
+    and NEXT are processed in words of 32 bits, one word and so one slot per cycle. `jump` is 1 in the cycle after the
+    jump's instruction; parts that arrive before are ignored.
 
-    READ is a jump to its words, which come as parts of instructions would, and a jump back.
+    READ is a jump to its words, which arrive like parts of instructions, and a jump back.
 
     Parameters
     ----------
     config : Config
-        With loops.
+        A configuration with loops.
 
     Members
     -------
     start : In(1)
-        The next part is that of the instruction at `program`; registers become `bases` and 0, which takes 16 cycles.
+        The next part is the first of the instruction at `program`. Registers are set to `bases` and 0, which takes 16
+        cycles.
     program : In(32), bases : In(32).array(8)
     parts : In(stream of routed_layout(config))
     queued : Out(stream of queued_layout(config)), queue : Out(4)
-        To the queue with this bit, or to none: then it is END or an unknown instruction, which is not accepted.
+        A part for the queue with the bit in `queue`. If no bit is set, the part is of END or of an unknown instruction,
+        and is not accepted.
     jump : Out(1)
-        For one cycle: no part that was asked for is wanted, the next one is that at `target`.
+        For one cycle: outstanding parts must be discarded, and the next part must come from `target`.
     target : Out(32)
-        A multiple of the word's size behind the program's start, or with `reads` one of 32 bytes.
+        Address of an instruction or, with `reads`, a multiple of 32 bytes.
     reads : Out(1)
-        Parts are words for registers, of which there are 32 bytes. From `jump` on to the next.
+        Parts are 32 bytes of words for registers, from this `jump` to the next.
     """
 
     def __init__(self, config: Config) -> None:
@@ -102,17 +107,26 @@ class Sequencer(wiring.Component):
         m = Module()
         part, route = self.parts.payload.part, self.parts.payload.queue
         is_set, is_loop, is_next, is_read = (
-            route[len(Queue) + number] & ~self.reads for number in range(len(CONTROL))
+            route[len(Queue) + number] & ~self.reads for number in range(len(CONTROL_INSTRUCTIONS))
         )
         m.submodules.registers = registers = Memory(shape=WORD, depth=PROGRAM_REGISTERS, init=[])
         looked_up = registers.read_port(domain="comb")
-        loading = Signal(range(PROGRAM_REGISTERS + 1))  # registers that still have to get their first value
-        head = Signal(HEAD)  # of the instruction; of SET and NEXT what is left of their slots
-        at = Signal(range(WORD_BITS // WORD))  # the word that is taken up
-        left = Signal(range(READ_BYTES // 4 + 1))  # words that registers still have to get
-        word, last, settled = Signal(WORD), Signal(), Signal()
-        go, slots, serial = Signal(), Signal(), Signal()
-        taken, ends, passes, queued = Signal(), Signal(), Signal(), Signal()
+        loading = Signal(range(PROGRAM_REGISTERS + 1))  # registers still to be initialised
+        head = Signal(
+            HEAD_BITS
+        )  # first fields of the instruction; for SET and NEXT shifted by a slot per word
+        at = Signal(range(WORD_BITS // WORD))  # number of the current word
+        left = Signal(range(READ_BYTES // 4 + 1))  # words that READ still has to write
+        word = Signal(WORD)  # the current word of the part
+        last = Signal()  # the part is the last of its instruction
+        settled = Signal()  # `looked_up` has been read with the numbers in `head`
+        go = Signal()
+        slots = Signal()
+        serial = Signal()  # the part is processed word by word
+        taken = Signal(name="$taken")  # a private name: the equal signal `parts.ready` must name the port
+        ends = Signal()  # the current word is the last of its part
+        passes = Signal()
+        queued = Signal()
         per = self._width // WORD
         inside = at[: (per - 1).bit_length()]
         m.d.comb += [
@@ -138,12 +152,12 @@ class Sequencer(wiring.Component):
             m.d.sync += settled.eq(0)
         with m.Elif(go & last & ~serial):
             m.d.sync += settled.eq(1)
-        with m.If(self.jump):  # words of 32 bytes may be the upper half of a part
+        with m.If(self.jump):  # READ's words may be in the upper half of a part
             m.d.sync += at.eq(self._first_word())
         with m.Elif(go & serial):
             m.d.sync += at.eq(at + 1)
-        self._keep(m, head, go & ~self.reads & (at < FIRST_VALUE))
-        in_slot = go & slots & (at >= FIRST_VALUE) & (at < FIRST_VALUE + SLOTS)
+        self._keep(m, head, go & ~self.reads & (at < FIRST_VALUE_WORD))
+        in_slot = go & slots & (at >= FIRST_VALUE_WORD) & (at < FIRST_VALUE_WORD + SLOTS)
         self._write(m, registers, loading, in_slot, go & self.reads, head, looked_up.data, word)
         with m.If(in_slot):
             m.d.sync += head.eq(head >> SLOT_BITS)
@@ -153,7 +167,7 @@ class Sequencer(wiring.Component):
         ending = taken & last & ~self.reads
         loops = is_loop & ending & (looked_up.data.as_signed() <= 0)
         reads = is_read & ending
-        back = is_next & go & (at == BACK)
+        back = is_next & go & (at == BACK_WORD)
         done = self.reads & go & (left == 1)
         with m.If(reads):
             m.d.sync += [
@@ -178,7 +192,7 @@ class Sequencer(wiring.Component):
         return m
 
     def _move(self, m: Module, moves: Value, base: Value, reads: Value, step: Signal) -> None:
-        """Find where to go on, from the instruction's address or, for READ's words, from what a register holds."""
+        """Compute `target` from the instruction's address or, for READ's words, from a register's value."""
         place = Signal(32)  # address of the instruction
         following = Signal(32)
         align = (self._config.bus_bytes - 1).bit_length()
@@ -190,24 +204,24 @@ class Sequencer(wiring.Component):
             m.d.sync += place.eq(self.program[align:] << align)
 
     def _first_word(self) -> Value:
-        """Which word of a part the first one for registers is."""
+        """Return the number of the first word after a jump in its part; not 0 for READ's words in an upper half."""
         words = READ_BYTES * 8 // WORD
         if self._width // WORD <= words:
             return Const(0)
         return Mux(self.reads, self.target[(READ_BYTES - 1).bit_length()] * words, 0)
 
     def _keep(self, m: Module, head: Signal, enable: Value) -> None:
-        """Take up the bits from the first field on, which are in the first parts."""
+        # Store the first fields, which are in the first parts.
         part, width = self.parts.payload.part, self._width
-        for index in range(FIRST_FIELD // width, (FIRST_FIELD + HEAD - 1) // width + 1):
-            low, high = max(FIRST_FIELD, index * width), min(FIRST_FIELD + HEAD, (index + 1) * width)
+        for index in range(FIRST_FIELD // width, (FIRST_FIELD + HEAD_BITS - 1) // width + 1):
+            low, high = max(FIRST_FIELD, index * width), min(FIRST_FIELD + HEAD_BITS, (index + 1) * width)
             with m.If(enable & (part.index == index)):
                 m.d.sync += head[low - FIRST_FIELD : high - FIRST_FIELD].eq(
                     part.data[low - index * width : high - index * width]
                 )
 
     def _other(self, m: Module, registers: Memory, go: Signal) -> Value:
-        """What the register holds that an instruction names elsewhere than in its first field."""
+        """Return the value of an instruction's second register, whose number is not in the first field."""
         if not self._config.softmax:
             return Const(0, WORD)
         part, route = self.parts.payload.part, self.parts.payload.queue
@@ -235,7 +249,7 @@ class Sequencer(wiring.Component):
         before: Value,
         word: Signal,
     ) -> None:
-        """Change a register: at the start, by a slot, or by a word that was read."""
+        """Write a register: its initial value, the result of a slot, or a word of READ."""
         port, named = registers.write_port(), registers.read_port(domain="comb")
         initial = (loading - 1)[: len(port.addr)]
         mode = head_of(head, Opcode.SET, "mode0")

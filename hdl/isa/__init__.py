@@ -1,4 +1,4 @@
-"""The instruction set, the register map, and the configuration that both depend on."""
+"""Instruction set, register map, and the hardware configuration that both depend on."""
 
 from weft.hdl.isa.config import PARAMETER_VECTORS, Feature
 from weft.hdl.isa.encoding import (
@@ -18,8 +18,8 @@ from weft.hdl.isa.encoding import (
     kinds_of,
     limits,
     places,
-    registers,
-    required,
+    register_fields,
+    required_features,
     used_bits,
 )
 from weft.hdl.isa.instructions import (
@@ -52,5 +52,5 @@ __all__ = [
     "Instruction", "IsaError", "Kernel", "Load", "Lookup", "Loop", "LoopNext", "LoopStart", "Memory", "MicroOp",
     "Microcode", "Mm", "Mode", "Normalise", "Opcode", "Operand", "Place", "Queue", "ReadRegisters", "Reduce",
     "SetRegisters", "SlotInstruction", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode",
-    "kinds_of", "limits", "places", "registers", "required", "used_bits",
+    "kinds_of", "limits", "places", "register_fields", "required_features", "used_bits",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Programs as columns of numbers: the words of all instructions, and fields of many at once.
+"""Programs as arrays of instruction words, and assembly text.
 
-A program has up to millions of instructions, and one as an object of `weft.hdl.isa` takes some two thousand bytes and
-several microseconds. `Code` keeps the words that the hardware reads, and makes objects of those that are asked for.
+A program may have millions of instructions, and an `Instruction` object takes about 2 KB and several microseconds.
+`Code` stores the words that the hardware reads, and decodes instructions on demand.
 """
 
 from __future__ import annotations
@@ -33,34 +33,32 @@ from weft.hdl.isa import (
 from weft.hdl.isa.loops import SLOTS
 
 _PARTS = WORD_BYTES // 8
-"""64-bit parts of a word."""
-_AT_ONCE = 1 << 12
-"""Instructions that an iteration decodes at once."""
+"""64-bit parts of an instruction word."""
+_DECODE_BATCH = 1 << 12
+"""Instructions that an iterator decodes together."""
 
 
 @cache
-def _reserved(opcode: Opcode) -> np.ndarray:
-    """The bits of a word that belong to no field: (8,) uint64."""
+def _reserved_mask(opcode: Opcode) -> np.ndarray:
+    """Return the bits of an instruction word after the last field: (8,) uint64."""
     free = (1 << 8 * WORD_BYTES) - (1 << used_bits(opcode))
     return np.frombuffer(free.to_bytes(WORD_BYTES, "little"), "<u8")
 
 
 @cache
-def mask(opcode: Opcode, names: tuple[str, ...]) -> np.ndarray:
-    """The bits of a word that belong to these fields: (8,) uint64."""
-    chosen = sum(
-        (1 << place.width) - 1 << place.position for place in map(places(opcode).get, names) if place
-    )
-    return np.frombuffer(chosen.to_bytes(WORD_BYTES, "little"), "<u8")
+def field_mask(opcode: Opcode, names: tuple[str, ...]) -> np.ndarray:
+    """Return the bits of an instruction word that belong to the named fields: (8,) uint64."""
+    mask = sum((1 << place.width) - 1 << place.position for place in map(places(opcode).get, names) if place)
+    return np.frombuffer(mask.to_bytes(WORD_BYTES, "little"), "<u8")
 
 
 class Code(Sequence[Instruction]):
-    """The instructions of a program.
+    """Sequence of a program's instructions, stored as an array of words.
 
     Parameters
     ----------
     words : ndarray
-        (count, 8) uint64: little-endian parts of each word.
+        (count, 8) uint64: the little-endian 64-bit parts of each instruction word.
     """
 
     def __init__(self, words: np.ndarray) -> None:
@@ -70,7 +68,7 @@ class Code(Sequence[Instruction]):
 
     @classmethod
     def of(cls, instructions: Iterable[Instruction]) -> Code:
-        """The words of instructions. Raises `IsaError` for the first that has a value that does not fit its field."""
+        """Encode instructions. Raises `IsaError` for the first one with a value that does not fit its field."""
         if isinstance(instructions, Code):
             return instructions
         raw = []
@@ -83,38 +81,38 @@ class Code(Sequence[Instruction]):
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Code:
-        """A program as it is in memory. `IsaError` names the index of the first word that is no instruction."""
+        """Read a program as it is in memory. Raises `IsaError` with the index of the first invalid word."""
         if len(raw) % WORD_BYTES:
             raise IsaError(f"a program is a multiple of {WORD_BYTES} bytes, not {len(raw)}")
         code = cls(np.frombuffer(raw, "<u8").reshape(-1, _PARTS))
-        wrong = code._wrong()
-        if wrong.any():
-            index = int(np.argmax(wrong))
+        invalid = code._invalid_words()
+        if invalid.any():
+            index = int(np.argmax(invalid))
             try:
                 decode(raw[index * WORD_BYTES : (index + 1) * WORD_BYTES])
             except IsaError as error:
                 raise IsaError(f"instruction {index}: {error}") from None
-            raise AssertionError(f"instruction {index} is taken for a wrong one")
+            raise AssertionError(f"instruction {index} is wrongly taken for an invalid one")
         return code
 
-    def _wrong(self) -> np.ndarray:
-        """Which words are no instructions: (count,) bool."""
-        wrong = ~np.isin(self.opcodes, list(INSTRUCTIONS))
+    def _invalid_words(self) -> np.ndarray:
+        """Return a mask of the words that `decode` rejects: (count,) bool."""
+        invalid = ~np.isin(self.opcodes, list(INSTRUCTIONS))
         for opcode, rows in self.by_opcode():
             words = self.words[rows]
-            bad = (words & _reserved(opcode)).any(axis=1)
+            bad = (words & _reserved_mask(opcode)).any(axis=1)
             for place in places(opcode).values():
                 if place.low > 0:
-                    bad |= _read(words, place) < place.low
-            wrong[rows[bad]] = True
-        return wrong
+                    bad |= _read_field(words, place) < place.low
+            invalid[rows[bad]] = True
+        return invalid
 
     @property
     def opcodes(self) -> np.ndarray:
         return (self.words[:, 0] & np.uint64(0xFF)).astype(np.uint8)
 
     def by_opcode(self) -> Iterator[tuple[Opcode, np.ndarray]]:
-        """The opcodes that there are, each with the indices of its instructions."""
+        """Yield the opcodes that occur, each with the indices of its instructions."""
         opcodes = self.opcodes
         for opcode in INSTRUCTIONS:
             rows = np.flatnonzero(opcodes == int(opcode))
@@ -123,7 +121,7 @@ class Code(Sequence[Instruction]):
 
     @property
     def queues(self) -> np.ndarray:
-        """The queue of each instruction, -1 for END: (count,) int8."""
+        """Queue of each instruction, -1 for instructions without one: (count,) int8."""
         table = np.full(256, -1, np.int8)
         for opcode, kind in INSTRUCTIONS.items():
             table[int(opcode)] = -1 if kind.QUEUE is None else int(kind.QUEUE)
@@ -132,11 +130,14 @@ class Code(Sequence[Instruction]):
     def field(
         self, name: str, opcode: Opcode = Opcode.END, rows: np.ndarray | slice = slice(None)
     ) -> np.ndarray:
-        """A field of the instructions `rows`: (count,) int64. All are `opcode`, if not all instructions have it."""
-        return _read(self.words[rows], places(opcode)[name])
+        """Return a field of the instructions `rows`: (count,) int64.
+
+        All of them must have opcode `opcode`, unless all instructions have the field.
+        """
+        return _read_field(self.words[rows], places(opcode)[name])
 
     def tobytes(self) -> bytes:
-        """The program as it is in memory."""
+        """Return the program as it is in memory."""
         return self.words.tobytes()
 
     def __len__(self) -> int:
@@ -152,17 +153,17 @@ class Code(Sequence[Instruction]):
         return decode(self.words[index].tobytes())
 
     def __iter__(self) -> Iterator[Instruction]:
-        for first in range(0, len(self), _AT_ONCE):
-            yield from self[first : first + _AT_ONCE]._objects()
+        for first in range(0, len(self), _DECODE_BATCH):
+            yield from self[first : first + _DECODE_BATCH]._decode_all()
 
-    def _objects(self) -> list[Instruction]:
-        made: dict[int, Instruction] = {}
+    def _decode_all(self) -> list[Instruction]:
+        by_row: dict[int, Instruction] = {}
         for opcode, rows in self.by_opcode():
             kind, words = INSTRUCTIONS[opcode], self.words[rows]
-            columns = [_read(words, place).tolist() for place in places(opcode).values()]
+            columns = [_read_field(words, place).tolist() for place in places(opcode).values()]
             for row, values in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
-                made[row] = kind(*values)
-        return [made[row] for row in range(len(self))]
+                by_row[row] = kind(*values)
+        return [by_row[row] for row in range(len(self))]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Code):
@@ -176,9 +177,9 @@ class Code(Sequence[Instruction]):
 
 
 def pack(opcode: Opcode, columns: Mapping[str, Sequence[int] | np.ndarray], count: int) -> np.ndarray:
-    """The words of `count` instructions of one opcode, whose fields are given one value each: (count, 8) uint64.
+    """Encode `count` instructions of one opcode from arrays of field values: (count, 8) uint64.
 
-    Fields that are missing have their default.
+    Missing fields get their defaults.
 
     Raises
     ------
@@ -189,18 +190,18 @@ def pack(opcode: Opcode, columns: Mapping[str, Sequence[int] | np.ndarray], coun
     words[:, 0] = int(opcode)
     defaults = {field.name: field.default for field in dataclasses.fields(INSTRUCTIONS[opcode])}
     for name, place in places(opcode).items():
-        given = columns.get(name, defaults[name])
-        values = given if isinstance(given, np.ndarray) else np.asarray(given, object)
-        wrong = (values < place.low) | (values > place.high)
-        if wrong.any():
-            value = values[np.argmax(wrong)] if values.ndim else values
+        column = columns.get(name, defaults[name])
+        values = column if isinstance(column, np.ndarray) else np.asarray(column, object)
+        invalid = (values < place.low) | (values > place.high)
+        if invalid.any():
+            value = values[np.argmax(invalid)] if values.ndim else values
             raise IsaError(f"{opcode.name} field {name!r} is {value}, outside {place.low} to {place.high}")
-        write(words, place, values.astype(np.int64))
+        write_field(words, place, values.astype(np.int64))
     return words
 
 
-def write(words: np.ndarray, place: Place, values: np.ndarray) -> None:
-    """Set a field that is 0 in (count, 8) `words`."""
+def write_field(words: np.ndarray, place: Place, values: np.ndarray) -> None:
+    """Write a field of the (count, 8) `words` in place; it must be 0 before."""
     part, shift = divmod(place.position, 64)
     bits = values.astype(np.uint64) & np.uint64((1 << place.width) - 1)
     words[:, part] |= bits << np.uint64(shift)
@@ -208,17 +209,16 @@ def write(words: np.ndarray, place: Place, values: np.ndarray) -> None:
         words[:, part + 1] |= bits >> np.uint64(64 - shift)
 
 
-def _read(words: np.ndarray, place: Place) -> np.ndarray:
-    """A field of (count, 8) words: (count,) int64."""
+def _read_field(words: np.ndarray, place: Place) -> np.ndarray:
     part, shift = divmod(place.position, 64)
-    value = words[:, part] >> np.uint64(shift)
+    bits = words[:, part] >> np.uint64(shift)
     if shift + place.width > 64:
-        value = value | words[:, part + 1] << np.uint64(64 - shift)
-    found = (value & np.uint64((1 << place.width) - 1)).astype(np.int64)
+        bits = bits | words[:, part + 1] << np.uint64(64 - shift)
+    values = (bits & np.uint64((1 << place.width) - 1)).astype(np.int64)
     if place.signed:
         half = 1 << place.width - 1
-        found = (found ^ half) - half
-    return found
+        values = (values ^ half) - half  # sign extension
+    return values
 
 
 _MASKS = ("wait", "signal")
@@ -229,17 +229,17 @@ _HEXADECIMAL = ("offset", "a", "b", "c", "src", "dst", "params", "state", "align
 
 
 class AsmError(WeftError, ValueError):
-    """Text that is no program; the message names line, field and value."""
+    """Invalid assembly text; the message names line, field and value."""
 
 
 def assemble(text: str) -> list[Instruction]:
-    """The instructions of a text, checked against their fields.
+    """Parse assembly text and check the values of all fields.
 
     Raises
     ------
     AsmError
-        Naming the line, counted from 1, for an unknown mnemonic or field, a field given twice, a value that is no
-        number, or one that does not fit its field.
+        With the line, counted from 1: unknown mnemonic or field, duplicate field, or a value that is no number or does
+        not fit its field.
     """
     instructions = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -247,14 +247,14 @@ def assemble(text: str) -> list[Instruction]:
         if not words:
             continue
         try:
-            instructions.append(_instruction(words))
+            instructions.append(_parse_instruction(words))
         except (AsmError, IsaError) as error:
             raise AsmError(f"line {number}: {error}") from None
     return instructions
 
 
 def disassemble(instructions: Iterable[Instruction], *, numbered: bool = False) -> str:
-    """The text of instructions, one line each; `assemble` reads it back. `numbered` adds indices as comments."""
+    """Format instructions as text that `assemble` reads, one per line; `numbered` adds their indices as comments."""
     lines = []
     for index, instruction in enumerate(instructions):
         line = format_instruction(instruction)
@@ -263,18 +263,18 @@ def disassemble(instructions: Iterable[Instruction], *, numbered: bool = False) 
 
 
 def format_instruction(instruction: Instruction) -> str:
-    """One instruction as text, fields at their default left out, semaphores taken first and given last."""
+    """Format an instruction as text: ``wait`` first, ``signal`` last, and fields with their default omitted."""
     fields = [field for field in dataclasses.fields(instruction) if field.name != "signal"]
     fields += [field for field in dataclasses.fields(instruction) if field.name == "signal"]
     words = [instruction.OPCODE.name.lower()]
     for field in fields:
         value = getattr(instruction, field.name)
         if value != field.default:
-            words.append(f"{field.name}={_format(field.name, value)}")
+            words.append(f"{field.name}={_format_value(field.name, value)}")
     return " ".join(words)
 
 
-def _format(name: str, value: int) -> str:
+def _format_value(name: str, value: int) -> str:
     if name in _MASKS:
         return ",".join(f"s{bit}" for bit in range(SEMAPHORES) if value >> bit & 1)
     if name in _NAMES and value in set(_NAMES[name]):
@@ -282,7 +282,7 @@ def _format(name: str, value: int) -> str:
     return f"{value:#x}" if name in _HEXADECIMAL else str(value)
 
 
-def _instruction(words: list[str]) -> Instruction:
+def _parse_instruction(words: list[str]) -> Instruction:
     mnemonic = words[0].lower()
     by_name = {opcode.name.lower(): cls for opcode, cls in INSTRUCTIONS.items()}
     if mnemonic not in by_name:
@@ -298,14 +298,14 @@ def _instruction(words: list[str]) -> Instruction:
             raise AsmError(f"{mnemonic} has no field {name!r}; its fields are {', '.join(names)}")
         if name in values:
             raise AsmError(f"{mnemonic} field {name!r} is given twice")
-        values[name] = _value(mnemonic, name, text)
+        values[name] = _parse_value(mnemonic, name, text)
     instruction = cls(**values)
     instruction.check()
     return instruction
 
 
-def _value(mnemonic: str, name: str, text: str) -> int:
-    """A number, a list of semaphores for a mask, or a name for an enumerated field."""
+def _parse_value(mnemonic: str, name: str, text: str) -> int:
+    # Besides numbers: "s0,s3" for a semaphore mask, and the member's name for an enumerated field.
     kind = "a number"
     if name in _MASKS:
         bits = [bit for part in text.split(",") for bit in range(SEMAPHORES) if part == f"s{bit}"]

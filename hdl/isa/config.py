@@ -1,4 +1,4 @@
-"""The hardware configuration: one frozen, validated object that hardware and software share."""
+"""Hardware configuration: a frozen, validated object that hardware and software share."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from weft.hdl import schema
 from weft.hdl.errors import WeftError
 
 FORMAT = "weft configuration 1"
-"""The field `format` of a configuration file; it may be absent."""
-_FILE_BYTES = 1 << 20
-_LATER = ("int4", "loops", "parity", "descriptors")
-"""Fields that count in `Config.digest` only where they are set."""
-LOOKUP_TABLES = 8
-"""Look-up tables at most."""
+"""Value of the optional field `format` in a configuration file."""
+_MAX_FILE_BYTES = 1 << 20
+_OPTIONAL_IN_DIGEST = ("int4", "loops", "parity", "descriptors")
+"""Fields that `Config.digest` leaves out if they are 0."""
+MAX_LOOKUP_TABLES = 8
 LOOKUP_ENTRIES = 256
 """Entries of a look-up table: one for each int8."""
-KERNEL_ENTRIES = 256
-"""Micro-operations that the kernel engine holds at most."""
-BLOCKS_MOST = 32
-"""Columns of an array whose LOAD has blocks of values of 4 bits, at most: a word has values of one block."""
-DEPTHWISE_TAPS = 8
-"""Products of neighbouring rows that an array adds up at most."""
+MAX_KERNEL_ENTRIES = 256
+"""Maximum of micro-operations in the kernel engine's memory."""
+MAX_BLOCK_COLUMNS = 32
+"""Maximum `n` with block factors for int4 (``int4`` 2): a word must hold values of one block only."""
+MAX_DEPTHWISE_TAPS = 8
 
 
 class ConfigError(WeftError, ValueError):
-    """A configuration that cannot be built; the message names the field, the value and the rule."""
+    """Invalid configuration; the message names the field, the value and the rule."""
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -43,15 +41,15 @@ def _is_power_of_two(value: int) -> bool:
 
 @dataclass(frozen=True)
 class Config:
-    """Parameters of one accelerator.
+    """Parameters of an accelerator.
 
     Parameters
     ----------
     n : int
-        Side of the systolic array: ``n * n`` multipliers, and ``n`` bytes a scratchpad vector.
+        Side of the systolic array, which has ``n * n`` multipliers. A scratchpad vector has ``n`` bytes.
         A power of two from 2 to 128.
     lanes : int
-        Lanes of the vector unit: accumulator columns requantised per cycle. A power of two, at most ``n``.
+        Accumulator columns that the vector unit requantises per cycle. A power of two, at most ``n``.
     scratchpad_banks, scratchpad_depth : int
         Banks of the scratchpad, and vectors of ``n`` bytes in each. Powers of two.
     accumulator_banks, accumulator_depth : int
@@ -59,43 +57,42 @@ class Config:
     bus_bytes : int
         Width of the AXI4 data bus in bytes. A power of two, at least ``max(n, 4)``, at most 128.
     mantissa_bits : int
-        Width of requantisation mantissas: 24 (the default) or 16 (for small parts).
+        Width of requantisation mantissas: 24, or 16 for small FPGAs.
     queue_depth : int
-        Instructions that wait in front of each unit. A power of two from 1 to 64.
+        Capacity of each unit's instruction queue. A power of two from 1 to 64.
     probability_bits : int
-        Bits of softmax probabilities: 8, or 7 for arrays whose multipliers take signed bytes only, or 0 for an
-        accelerator without softmax, which then costs nothing.
+        Width of softmax probabilities: 8, 7 for arrays whose multipliers take signed bytes only, or 0 for an
+        accelerator without softmax hardware.
     row_states : int
-        Rows of scores that softmax can have under way. A power of two from 4 to 4096.
+        Maximum number of score rows with a softmax in progress. A power of two from 4 to 4096.
     alignments : int
-        Vectors of probabilities that can be under way. A power of two from 16 to 4096.
+        Maximum number of probability vectors with an alignment stored. A power of two from 16 to 4096.
     table_depth : int
-        Entries of the table for powers of two. A power of two from 256 to 2048.
+        Entries of the softmax table of powers of two. A power of two from 256 to 2048.
     lookup_tables : int
-        Look-up tables of `LOOKUP_ENTRIES` bytes that the vector unit can put results through: 1, 2, 4 or 8, or 0 for an
-        accelerator without, which then cost nothing. Up to 8 take a block RAM for every two lanes.
+        Look-up tables of `LOOKUP_ENTRIES` bytes for the vector unit's results: 1, 2, 4 or 8, or 0 for an accelerator
+        without look-up hardware. Up to 8 tables take one block RAM per two lanes.
     multiply : int
-        1 if the vector unit can multiply and subtract two tensors element by element: a small multiplier for each lane.
-        0 for an accelerator that only adds.
+        1 if the vector unit can multiply and subtract two tensors element by element, with a small multiplier per lane;
+        0 if it only adds them.
     kernel : int
-        Micro-operations that the kernel engine's memory holds: a power of two from 16 to 256, or 0 for an accelerator
-        without that engine, which then costs nothing.
+        Micro-operations in the kernel engine's memory: a power of two from 16 to 256, or 0 for an accelerator without
+        the kernel engine.
     depthwise_taps : int
-        Products of neighbouring rows that the array can add up for each channel by itself, as depthwise convolutions
-        do: 2 to ``n / 2``, at most 8, or 0 for an array without that path.
+        Products of successive rows that the array can sum within each channel, for depthwise convolutions: 2 to
+        ``n / 2``, at most 8, or 0 for an array without that data path.
     int4 : int
-        1 if LOAD can widen values of 4 bits in memory to bytes: weights in 4 bits take half the memory, and half the
-        time where the bus sets the pace. 2 if it can also multiply blocks of them by factors of their own, see
-        `weft.hdl.isa.encoding`: for an ``n`` from 4 to 32, and a bus of ``n`` bytes. 0 for an accelerator without.
+        1 if LOAD can expand 4-bit values in memory to bytes: weights of 4 bits take half the memory, and half the
+        time where the bus is the bottleneck. 2 if it can also multiply blocks of values by block factors, see
+        `weft.hdl.isa.encoding`; this needs ``n`` from 4 to 32 and a bus of ``n`` bytes. 0 for neither.
     loops : int
-        1 if programs have loops and registers of their own, see `weft.hdl.isa.loops`. 0 for an accelerator whose
-        programs are straight lists of instructions.
+        1 if programs can have loops and registers, see `weft.hdl.isa.loops`; 0 for straight-line programs only.
     parity : int
-        1 if scratchpad, accumulators and, in the pipelined core, the words that are fetched ahead have parity bits: a
-        run that reads a wrong one is stopped. 0 for memories without.
+        1 if the scratchpad, the accumulator and, in the pipelined core, the prefetch buffer have parity bits. A run
+        that reads a word with wrong parity is stopped.
     descriptors : int
-        1 if the accelerator runs lists of programs by itself, see `weft.hdl.isa.program_lists`. 0 for one that the host
-        starts for each program.
+        1 if the accelerator can run lists of programs, see `weft.hdl.isa.program_lists`; 0 if the host starts each
+        program.
 
     Raises
     ------
@@ -130,7 +127,7 @@ class Config:
             value = getattr(self, field.name)
             if type(value) is not int:
                 raise ConfigError(
-                    f"configuration field {field.name!r} must be an integer, not {schema.shown(value)}"
+                    f"configuration field {field.name!r} must be an integer, not {schema.short_repr(value)}"
                 )
         self._power("n", 2, 128)
         self._power("lanes", 1, self.n)
@@ -142,36 +139,40 @@ class Config:
         self._power("queue_depth", 1, 64)
         if self.mantissa_bits not in (16, 24):
             raise ConfigError(
-                f"configuration field 'mantissa_bits' must be 16 or 24, not {schema.shown(self.mantissa_bits)}"
+                f"configuration field 'mantissa_bits' must be 16 or 24, not {schema.short_repr(self.mantissa_bits)}"
             )
         if self.probability_bits not in (0, 7, 8):
             raise ConfigError(
                 "configuration field 'probability_bits' must be 0 (no softmax), 7 or 8, not "
-                f"{schema.shown(self.probability_bits)}"
+                f"{schema.short_repr(self.probability_bits)}"
             )
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
         self._power("table_depth", 256, 2048)
         if self.int4 not in (0, 1, 2):
-            raise ConfigError(f"configuration field 'int4' must be 0, 1 or 2, not {schema.shown(self.int4)}")
-        if self.int4 == 2 and not (4 <= self.n <= BLOCKS_MOST and self.bus_bytes == self.n):
             raise ConfigError(
-                f"configuration field 'int4' is 2, which needs 'n' from 4 to {BLOCKS_MOST} and as many 'bus_bytes',"
-                f" not {self.n} and {self.bus_bytes}"
+                f"configuration field 'int4' must be 0, 1 or 2, not {schema.short_repr(self.int4)}"
+            )
+        if self.int4 == 2 and not (4 <= self.n <= MAX_BLOCK_COLUMNS and self.bus_bytes == self.n):
+            raise ConfigError(
+                f"configuration field 'int4' is 2, which needs 'n' from 4 to {MAX_BLOCK_COLUMNS} and as many "
+                f"'bus_bytes', not {self.n} and {self.bus_bytes}"
             )
         for name in ("multiply", "loops", "parity", "descriptors"):
             value = getattr(self, name)
             if value not in (0, 1):
-                raise ConfigError(f"configuration field {name!r} must be 0 or 1, not {schema.shown(value)}")
+                raise ConfigError(
+                    f"configuration field {name!r} must be 0 or 1, not {schema.short_repr(value)}"
+                )
         if self.lookup_tables != 0:
-            self._power("lookup_tables", 1, LOOKUP_TABLES, " or 0")
+            self._power("lookup_tables", 1, MAX_LOOKUP_TABLES, " or 0")
         if self.kernel != 0:
-            self._power("kernel", 16, KERNEL_ENTRIES, " or 0")
-        most = min(DEPTHWISE_TAPS, self.n // 2)
+            self._power("kernel", 16, MAX_KERNEL_ENTRIES, " or 0")
+        most = min(MAX_DEPTHWISE_TAPS, self.n // 2)
         if self.depthwise_taps != 0 and not 2 <= self.depthwise_taps <= most:
             choice = f"from 2 to {most}, or 0" if most >= 2 else f"0 where 'n' is {self.n}"
             raise ConfigError(
-                f"configuration field 'depthwise_taps' must be {choice}, not {schema.shown(self.depthwise_taps)}"
+                f"configuration field 'depthwise_taps' must be {choice}, not {schema.short_repr(self.depthwise_taps)}"
             )
         for memory in ("scratchpad", "accumulator"):
             size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
@@ -183,52 +184,52 @@ class Config:
         if not (low <= value <= high and _is_power_of_two(value)):
             raise ConfigError(
                 f"configuration field {name!r} must be a power of two from {low} to {high}{otherwise}, "
-                f"not {schema.shown(value)}"
+                f"not {schema.short_repr(value)}"
             )
 
     @cached_property
     def widths(self) -> Widths:
-        """Widths that follow from the parameters."""
+        """Widths in bits that follow from the parameters."""
         return Widths(self)
 
     @property
     def scratchpad_size(self) -> int:
-        """Vectors in the whole scratchpad."""
+        """Vectors in all banks of the scratchpad."""
         return self.scratchpad_banks * self.scratchpad_depth
 
     @property
     def accumulator_size(self) -> int:
-        """Rows in the whole accumulator."""
+        """Rows in all banks of the accumulator."""
         return self.accumulator_banks * self.accumulator_depth
 
     @property
     def softmax(self) -> bool:
-        """Whether there is a softmax unit, with all that attention needs."""
+        """True if the accelerator has softmax and the other hardware for attention."""
         return self.probability_bits > 0
 
     @property
     def wide_activations(self) -> bool:
-        """Whether the array takes 9-bit activations: bytes less their zero point."""
+        """True if the array takes 9-bit activations: bytes minus their zero point."""
         return self.probability_bits == 8
 
     @property
     def blocks(self) -> bool:
-        """Whether LOAD multiplies blocks of values of 4 bits by factors of their own."""
+        """True if LOAD multiplies blocks of 4-bit values by block factors."""
         return self.int4 == 2
 
     @property
     def transposed_vectors(self) -> int:
-        """Vectors of a pixel that LOAD transposes at a time, at most: 4, and 128 bytes where that is less."""
+        """Maximum vectors of a pixel in a transposing LOAD: 4, or as many as 128 bytes hold."""
         return max(1, min(4, 128 // self.n))
 
     @property
     def groups(self) -> int:
-        """Lane groups in a row: cycles the vector unit takes for ``n`` columns."""
+        """Lane groups in a row: cycles that the vector unit takes for ``n`` columns."""
         return self.n // self.lanes
 
     @cached_property
     def exp2_table(self) -> bytes:
-        """The table of softmax: see `weft.hdl.isa.Table`. All 0 without softmax."""
+        """Contents of the softmax table, see `weft.hdl.isa.Table`; all 0 without softmax."""
         top = (1 << self.probability_bits) - 1
         steps = self.table_depth // 16
         octaves = [(entry + 0.5) / steps - 1 / 256 for entry in range(self.table_depth)]
@@ -236,43 +237,45 @@ class Config:
 
     @cached_property
     def digest(self) -> int:
-        """A 32-bit hash of all parameters, readable in the identification register.
+        """32-bit hash of all parameters, which the register CONFIG holds.
 
-        `int4`, `loops`, `parity` and `descriptors` count only where they are set: hardware without them is what it was
-        before there were such fields.
+        `int4`, `loops`, `parity` and `descriptors` are left out if they are 0, so that hardware without these features
+        keeps the digest that it had before the fields existed.
         """
         values = dataclasses.asdict(self)
         text = json.dumps(
-            {key: value for key, value in values.items() if key not in _LATER or value}, sort_keys=True
+            {key: value for key, value in values.items() if key not in _OPTIONAL_IN_DIGEST or value},
+            sort_keys=True,
         )
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
     def replace(self, **changes: int) -> Config:
-        """A copy with some parameters changed. Raises `ConfigError` as the constructor does."""
+        """Return a copy with some parameters changed. Raises `ConfigError` as the constructor does."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, int]:
-        """The fields by name, for `from_dict`."""
+        """Return the fields by name, for `from_dict`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Any) -> Config:
-        """Build from a mapping of field names; unknown names and non-integers raise `ConfigError`."""
+        """Build a configuration from values by field name. Raises `ConfigError` for unknown names and non-integers."""
         if not isinstance(values, dict):
             raise ConfigError(f"a configuration is an object of fields, not {type(values).__name__}")
         names = {field.name for field in dataclasses.fields(cls)}
         for name in values:
             if name not in names:
                 raise ConfigError(
-                    f"unknown configuration field {schema.shown(name)}; the fields are {', '.join(sorted(names))}"
+                    f"unknown configuration field {schema.short_repr(name)}; the fields are {', '.join(sorted(names))}"
                 )
         return cls(**values)
 
     @classmethod
     def load(cls, source: str | Path) -> Config:
-        """A preset by name, or a JSON file of fields.
+        """Load a preset by name, or a JSON file of fields.
 
-        In a file, a field ``preset`` names what the rest changes, and a field ``format``, if it is there, is `FORMAT`.
+        In a file, the optional field ``preset`` names a preset that the other fields modify, and the optional field
+        ``format`` must be `FORMAT`.
 
         Raises
         ------
@@ -285,21 +288,20 @@ class Config:
         if path.suffix != ".json":
             raise ConfigError(f"unknown preset {str(source)!r}; choose {', '.join(PRESETS)}, or a .json file")
         try:
-            raw = schema.read_bytes(path, _FILE_BYTES)
+            raw = schema.read_bytes(path, _MAX_FILE_BYTES)
             values = schema.decode(raw, dict[str, Any], format=FORMAT, optional=True)
             values.pop("format", None)
-            given = _preset(values.pop("preset")) if "preset" in values else {}
-            return cls.from_dict(given | values)
+            base = _preset_fields(values.pop("preset")) if "preset" in values else {}
+            return cls.from_dict(base | values)
         except OSError as error:
             raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
         except (schema.SchemaError, ConfigError) as error:
             raise ConfigError(f"configuration {path}: {error}") from None
 
 
-def _preset(name: object) -> dict[str, int]:
-    """The fields of a preset."""
+def _preset_fields(name: object) -> dict[str, int]:
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"unknown preset {schema.shown(name)}; choose {', '.join(PRESETS)}")
+        raise ConfigError(f"unknown preset {schema.short_repr(name)}; choose {', '.join(PRESETS)}")
     return PRESETS[name].to_dict()
 
 
@@ -308,19 +310,19 @@ class Widths:
 
     Attributes
     ----------
-    vector : a scratchpad vector, ``8 * n``
-    row : an accumulator row, ``32 * n``
-    activation : what enters the array from the west, 9 with `Config.wide_activations`, else 8
-    psum : a partial sum at the foot of the array, ``16 + log2 n``
-    scratchpad_address, accumulator_address : an address over all banks
-    bus : the AXI4 data bus
+    vector : scratchpad vector, ``8 * n``
+    row : accumulator row, ``32 * n``
+    activation : activation at the array's input, 9 with `Config.wide_activations`, else 8
+    psum : partial sum at the array's output, ``16 + log2 n``
+    scratchpad_address, accumulator_address : address over all banks
+    bus : AXI4 data bus
     """
 
     def __init__(self, config: Config) -> None:
         self.vector = 8 * config.n
         self.row = 32 * config.n
         self.activation = 9 if config.wide_activations else 8
-        # 255 * 128 * n is below 2**15 * n, so the ninth bit of activations costs none here.
+        # |activation| <= 255 and |weight| <= 128, and 255 * 128 * n < 2**15 * n: the ninth bit needs no extra bit here.
         self.psum = 16 + (config.n - 1).bit_length()
         self.scratchpad_address = (config.scratchpad_size - 1).bit_length()
         self.accumulator_address = (config.accumulator_size - 1).bit_length()
@@ -339,30 +341,30 @@ PRESETS: dict[str, Config] = {
 }  # fmt: skip
 
 
-_NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 0)"
+_NO_MULTIPLIERS = "the configuration has no element-wise products ('multiply' is 0)"
 _NO_KERNELS = "the configuration has no kernel engine ('kernel' is 0)"
-_NO_TAPS = "the configuration's array adds up no products of neighbouring rows ('depthwise_taps' is 0)"
-_NO_INT4 = "the configuration's LOAD widens no values of 4 bits ('int4' is 0)"
-_NO_BLOCKS = "the configuration's LOAD multiplies no blocks of values of 4 bits ('int4' is not 2)"
-_NO_LOOPS = "the configuration's programs are straight lists of instructions ('loops' is 0)"
+_NO_TAPS = "the configuration's array has no depthwise path ('depthwise_taps' is 0)"
+_NO_INT4 = "the configuration's LOAD expands no 4-bit values ('int4' is 0)"
+_NO_BLOCKS = "the configuration's LOAD has no block factors for 4-bit values ('int4' is not 2)"
+_NO_LOOPS = "the configuration has no loops and registers ('loops' is 0)"
 _NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
 
 
 class Feature(enum.Enum):
-    """Something optional, by what documentation calls it."""
+    """Optional hardware feature; the value marks its fields in the documentation."""
 
     SOFTMAX = "softmax only"
     WIDE_ACTIVATIONS = "softmax with 8-bit probabilities only"
     LOOKUP = "look-up tables only"
-    MULTIPLY = "products of elements only"
+    MULTIPLY = "element-wise products only"
     KERNEL = "kernel engine only"
-    DEPTHWISE = "sums along rows only"
-    INT4 = "values of 4 bits only"
-    BLOCKS = "blocks of values of 4 bits only"
+    DEPTHWISE = "depthwise path only"
+    INT4 = "4-bit values only"
+    BLOCKS = "block factors only"
     LOOPS = "loops only"
 
     def missing(self, config: Config) -> str | None:
-        """Why a configuration does not have it, as a clause; None if it has."""
+        """Return the reason why `config` lacks the feature, as a clause, or None if it has it."""
         if self is Feature.LOOKUP:
             return None if config.lookup_tables else _NO_TABLES
         if self is Feature.KERNEL:
@@ -385,11 +387,11 @@ class Feature(enum.Enum):
 
 
 PARAMETER_VECTORS = 8
-"""Scratchpad vectors of a parameter block: bytes of a parameter word."""
+"""Scratchpad vectors of a parameter block: vector i holds byte i of each column's 8-byte parameter word."""
 
 
 class Part(NamedTuple):
-    """Some bits of a word."""
+    """Bit field of a 64-bit parameter word."""
 
     low: int
     width: int
@@ -400,12 +402,12 @@ class Part(NamedTuple):
         return slice(self.low, self.low + self.width)
 
     def of(self, words: np.ndarray) -> np.ndarray:
-        """This part of uint64 words, as int64."""
+        """Extract the field from uint64 words, as int64."""
         value = (words >> np.uint64(self.low)).astype(np.int64) & ((1 << self.width) - 1)
         return value - ((value >> (self.width - 1)) << self.width) if self.signed else value
 
     def put(self, values: np.ndarray) -> np.ndarray:
-        """uint64 words of which this part holds integers, modulo ``2**width``; the rest is 0."""
+        """Return uint64 words with `values` modulo ``2**width`` in the field and 0 elsewhere."""
         part = values.astype(np.int64) & ((1 << self.width) - 1)
         return part.astype(np.uint64) << np.uint64(self.low)
 
@@ -415,13 +417,13 @@ MANTISSA = Part(32, 24)
 SHIFT = Part(56, 6)
 
 
-def block(bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray, n: int) -> bytes:
-    """The parameter block of at most `n` columns, arrays of integers of equal length; the other columns are 0."""
+def parameter_block(bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray, n: int) -> bytes:
+    """Encode the parameter block of `n` columns; columns after the end of the integer arrays are 0."""
     words = np.zeros(n, "<u8")
     words[: len(bias)] = BIAS.put(bias) | MANTISSA.put(mantissa) | SHIFT.put(shift)
     return words.view(np.uint8).reshape(n, PARAMETER_VECTORS).T.tobytes()
 
 
-def words(vectors: np.ndarray) -> np.ndarray:
-    """The words (N,) uint64 in a parameter block, (`PARAMETER_VECTORS`, N) bytes of any sign."""
+def parameter_words(vectors: np.ndarray) -> np.ndarray:
+    """Return the parameter words, (N,) uint64, of a parameter block of (`PARAMETER_VECTORS`, N) bytes."""
     return np.ascontiguousarray(vectors.view(np.uint8).T).view("<u8").ravel()

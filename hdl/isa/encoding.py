@@ -1,9 +1,9 @@
-"""The encoding of instructions.
+"""Binary encoding of instructions and of 4-bit weights.
 
-Every instruction is a frozen dataclass whose fields carry their width and sign. From that one definition come the
-checked `Instruction.encode` and `decode`, the Amaranth layout (`Instruction.layout`), columns of many instructions
-(`weft.hdl.isa.code`) and the textual form (`weft.hdl.isa.code`). An instruction word is `WORD_BITS` wide, little endian
-in memory, fields packed from bit 0 in order of definition after the opcode.
+Every instruction is a frozen dataclass whose fields carry their width and sign. This definition yields the checked
+`Instruction.encode` and `decode`, the Amaranth layout (`Instruction.layout`), arrays of many instructions and assembly
+text (both in `weft.hdl.isa.code`). An instruction word has `WORD_BITS` bits, little endian in memory. The opcode is in
+its low bits, and the fields follow in order of definition.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ WORD_BYTES = 64
 WORD_BITS = 8 * WORD_BYTES
 SEMAPHORES = 16
 SEMAPHORE_MAX = 255
-"""Largest count of a semaphore; the program checker refuses programs that could pass it."""
+"""Largest count of a semaphore; the program checker rejects programs that could exceed it."""
 OPCODE_BITS = 8
 BASES = 8
-"""Base registers that the host sets."""
+"""Number of base registers, which the host sets."""
 PROGRAM_REGISTERS = 16
-"""Registers that a program with loops has: the base registers, which it may change, and as many of its own."""
+"""Number of registers with loops: the base registers, which the program may change, and as many others."""
 
 
 class IsaError(WeftError, ValueError):
-    """A value that an instruction cannot hold, or a word that is no instruction."""
+    """A value does not fit its instruction field, or a word is no valid instruction."""
 
 
 class Queue(enum.IntEnum):
-    """The four in-order queues."""
+    """In-order instruction queue of a unit."""
 
     LOAD = 0
     MM = 1
@@ -75,15 +75,20 @@ def bits(
     default: int = 0,
     requires: Feature | None = None,
 ) -> Any:
-    """A field of `width` bits. `least` raises the smallest legal value above what the width allows; without the feature
-    that it `requires`, it must be 0."""
+    """Define a field of `width` bits.
+
+    `least` is the smallest legal value if it is not what the width allows. Without the feature `requires`, the field
+    must be 0.
+    """
     metadata = {"width": width, "signed": signed, "least": least, "doc": doc, "requires": requires}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def register(doc: str, *, requires: Feature | None = None) -> Any:
-    """A field that names a register whose content an instruction needs: as it is when the instruction passes fetch.
-    Without `Feature.LOOPS` there are those of the host only."""
+    """Define a field with the number of a register that the instruction reads when it passes fetch.
+
+    Without `Feature.LOOPS` only the `BASES` base registers exist.
+    """
     field = bits((PROGRAM_REGISTERS - 1).bit_length(), doc, requires=requires)
     return dataclasses.field(default=0, metadata={**field.metadata, "register": True})
 
@@ -98,17 +103,17 @@ def stride(doc: str, width: int = 16) -> Any:
 
 @dataclass(frozen=True)
 class Instruction:
-    """The base of all instructions. Constructing one checks nothing; `check` and `encode` do.
+    """Base class of all instructions. The constructor checks nothing; `check` and `encode` do.
 
     Attributes
     ----------
     OPCODE : Opcode
     QUEUE : Queue or None
-        Where it waits for its unit; None for END and the instructions that fetch carries out by itself.
+        Queue of its unit; None for END and the instructions that fetch executes.
     REQUIRES : Feature or None
-        What a configuration must have for it.
+        Feature that the configuration must have.
     OPERANDS : tuple of Operand
-        What it reads and writes: of an operand, reads come before writes.
+        Operands that it reads and writes. If it does both to an operand, the read comes first.
     """
 
     OPCODE: ClassVar[Opcode]
@@ -118,9 +123,9 @@ class Instruction:
 
     def __init_subclass__(cls) -> None:
         if "OPCODE" in cls.__dict__:
-            known = sorted({**INSTRUCTIONS, cls.OPCODE: cls}.items())
+            by_opcode = sorted({**INSTRUCTIONS, cls.OPCODE: cls}.items())
             INSTRUCTIONS.clear()
-            INSTRUCTIONS.update(known)
+            INSTRUCTIONS.update(by_opcode)
 
     wait: int = bits(SEMAPHORES, "semaphores to take before starting")
     signal: int = bits(SEMAPHORES, "semaphores to give when done")
@@ -137,33 +142,33 @@ class Instruction:
                 )
 
     def operand(self, name: str) -> Operand:
-        """The operand of this name that the instruction has. Raises `KeyError` if it has none."""
+        """Return the operand `name` of this instruction. Raises `KeyError` if it has none."""
         for operand in self.OPERANDS:
             if operand.name == name and operand.applies(self):
                 return operand
         raise KeyError(name)
 
     def unsupported(self, config: Config) -> str | None:
-        """Why a configuration does not have this instruction or a field that it sets, as a sentence; None if it has."""
+        """Return why `config` lacks this instruction or a field that it sets, as a sentence; None if it has them."""
         if self.REQUIRES and (reason := self.REQUIRES.missing(config)):
             return reason
-        for name, feature in required(self.OPCODE).items():
+        for name, feature in required_features(self.OPCODE).items():
             if getattr(self, name) and (reason := feature.missing(config)):
-                return f"{name!r} must be 0, as {reason}"
-        for name in registers(self.OPCODE):
+                return f"{name!r} must be 0, because {reason}"
+        for name in register_fields(self.OPCODE):
             if getattr(self, name) >= BASES and (reason := Feature.LOOPS.missing(config)):
-                return f"{name!r} is {getattr(self, name)}, and there are {BASES} base registers, as {reason}"
+                return f"{name!r} is {getattr(self, name)}, and there are {BASES} base registers, because {reason}"
         return None
 
     def encode(self) -> bytes:
-        """The instruction word. Raises `IsaError` for a value that does not fit its field."""
+        """Return the instruction word. Raises `IsaError` for a value that does not fit its field."""
         self.check()
         word = int(self.OPCODE) | word_of(self, places(self.OPCODE))
         return word.to_bytes(WORD_BYTES, "little")
 
     @classmethod
     def layout(cls) -> data.StructLayout:
-        """The Amaranth layout of the whole word, opcode and padding included."""
+        """Return the Amaranth layout of the whole word, opcode and padding included."""
         members: dict[str, Any] = {"opcode": unsigned(OPCODE_BITS)}
         for name, place in places(cls.OPCODE).items():
             members[name] = signed(place.width) if place.signed else unsigned(place.width)
@@ -172,7 +177,7 @@ class Instruction:
 
     @classmethod
     def from_word(cls, word: int) -> Self:
-        """The fields of the integer `word`. Raises `IsaError` for bits that belong to no field."""
+        """Decode the integer `word`. Raises `IsaError` if a bit after the last field is set."""
         used = used_bits(cls.OPCODE)
         if word >> used:
             raise IsaError(f"{cls.OPCODE.name} word has bits set above its last field (bit {used})")
@@ -180,17 +185,17 @@ class Instruction:
 
 
 INSTRUCTIONS: dict[Opcode, type[Instruction]] = {}
-"""The instructions by opcode, in that order: every class that has one."""
+"""All instruction classes with an opcode, in order of opcodes."""
 
 
 def kinds_of(queue: Queue, config: Config) -> tuple[type[Instruction], ...]:
-    """The instructions of a queue that an accelerator has, by opcode."""
+    """Return the instruction classes of a queue that `config` supports, in order of opcodes."""
     kinds = (kind for kind in INSTRUCTIONS.values() if kind.QUEUE is queue)
     return tuple(kind for kind in kinds if not (kind.REQUIRES and kind.REQUIRES.missing(config)))
 
 
 class Place(NamedTuple):
-    """The bits of a field in a word, and its smallest and largest value."""
+    """Position of a field in a word, and its smallest and largest value."""
 
     position: int
     width: int
@@ -201,22 +206,22 @@ class Place(NamedTuple):
 
 @cache
 def places(opcode: Opcode) -> dict[str, Place]:
-    """The fields of an instruction by name, in order."""
-    return packed(INSTRUCTIONS[opcode], OPCODE_BITS)
+    """Return the places of an instruction's fields by name, in order of their bits."""
+    return field_places(INSTRUCTIONS[opcode], OPCODE_BITS)
 
 
-def packed(kind: type[Any], position: int = 0) -> dict[str, Place]:
-    """The fields of a dataclass by name, one behind the other from a bit on."""
-    found = {}
+def field_places(kind: type[Any], position: int = 0) -> dict[str, Place]:
+    """Return the places of a dataclass's fields by name, packed from bit `position` on."""
+    result = {}
     for field in dataclasses.fields(kind):
         width = field.metadata["width"]
-        found[field.name] = Place(position, width, field.metadata["signed"], *limits(field))
+        result[field.name] = Place(position, width, field.metadata["signed"], *limits(field))
         position += width
-    return found
+    return result
 
 
 def word_of(values: Any, fields: Mapping[str, Place]) -> int:
-    """The bits of these fields of an object."""
+    """Pack the attributes of `values` that `fields` names into an integer."""
     return sum(
         (int(getattr(values, name)) & ((1 << place.width) - 1)) << place.position
         for name, place in fields.items()
@@ -224,7 +229,7 @@ def word_of(values: Any, fields: Mapping[str, Place]) -> int:
 
 
 def values_of(word: int, fields: Mapping[str, Place]) -> dict[str, int]:
-    """The fields that a word holds."""
+    """Unpack the fields of an integer word."""
     values = {}
     for name, place in fields.items():
         value = (word >> place.position) & ((1 << place.width) - 1)
@@ -233,27 +238,27 @@ def values_of(word: int, fields: Mapping[str, Place]) -> dict[str, int]:
 
 
 @cache
-def required(opcode: Opcode) -> dict[str, Feature]:
-    """The fields of an instruction that require something of the configuration, and what."""
+def required_features(opcode: Opcode) -> dict[str, Feature]:
+    """Return the optional fields of an instruction, with the feature that each requires."""
     fields = dataclasses.fields(INSTRUCTIONS[opcode])
     return {field.name: field.metadata["requires"] for field in fields if field.metadata["requires"]}
 
 
 @cache
-def registers(opcode: Opcode) -> tuple[str, ...]:
-    """The fields of an instruction that are a `register`, in order."""
+def register_fields(opcode: Opcode) -> tuple[str, ...]:
+    """Return the names of an instruction's register fields, in order."""
     fields = dataclasses.fields(INSTRUCTIONS[opcode])
     return tuple(field.name for field in fields if "register" in field.metadata)
 
 
 def used_bits(opcode: Opcode) -> int:
-    """Bits of a word from the first up to its last field."""
+    """Return the number of bits up to the end of the last field."""
     last = list(places(opcode).values())[-1]
     return last.position + last.width
 
 
 def limits(field: dataclasses.Field[Any]) -> tuple[int, int]:
-    """Smallest and largest value a field holds."""
+    """Return the smallest and largest legal value of a field."""
     width = field.metadata["width"]
     if field.metadata["signed"]:
         return -(1 << (width - 1)), (1 << (width - 1)) - 1
@@ -262,7 +267,7 @@ def limits(field: dataclasses.Field[Any]) -> tuple[int, int]:
 
 
 def decode(word: bytes) -> Instruction:
-    """The instruction in `word` (`WORD_BYTES` bytes).
+    """Decode the instruction in `word`, which has `WORD_BYTES` bytes.
 
     Raises
     ------
@@ -280,24 +285,27 @@ def decode(word: bytes) -> Instruction:
     return instruction
 
 
-_AS_RESULT = ("$add", "$sub", "$mul", "$and", "$or", "$xor", "$xnor", "$not", "$neg", "$pos")
-_AS_EACH_OTHER = ("$eq", "$ne", "$lt", "$le", "$gt", "$ge")
+_OPERATIONS = ("$add", "$sub", "$mul", "$and", "$or", "$xor", "$xnor", "$not", "$neg", "$pos")
+_COMPARISONS = ("$eq", "$ne", "$lt", "$le", "$gt", "$ge")
 _SHIFTS = ("$shl", "$shr", "$sshl", "$sshr", "$shift", "$shiftx")
 
 
 def widen(design: Any, yosys: Any) -> None:
-    """Extend, or cut where it cannot matter, the operands of every cell of a Yosys design, in place."""
+    """Give the operands of each cell of a Yosys design explicit, matching widths, in place.
+
+    Linters report operands of different widths. Operands are extended, or truncated where that changes no result.
+    """
     for module in design.modules_.values():
         for cell in list(module.cells_.values()):
             kind = str(cell.type)
             if kind == "$logic_not":
                 _compare_with_zero(cell, yosys)
-            elif kind in _AS_RESULT:
+            elif kind in _OPERATIONS:
                 _resize(cell, cell.getPort(yosys.IdString("\\Y")).size(), "AB", yosys)
-            elif kind in _AS_EACH_OTHER:
+            elif kind in _COMPARISONS:
                 sizes = [cell.getPort(yosys.IdString(f"\\{name}")).size() for name in "AB"]
                 _resize(cell, max(sizes), "AB", yosys)
-                _settle(module, cell, yosys)
+                _fold_constant_comparison(module, cell, yosys)
             elif kind in _SHIFTS:
                 # A right shift needs the bits above the result, a left shift does not.
                 result, operand = (cell.getPort(yosys.IdString(f"\\{name}")).size() for name in "YA")
@@ -307,14 +315,14 @@ def widen(design: Any, yosys: Any) -> None:
                     _keep_all_bits(module, cell, operand, yosys)
 
 
-def _settle(module: Any, cell: Any, yosys: Any) -> None:
-    """Replace comparisons that their limits decide: with all ones or with zero, unsigned."""
-    known = {("$le", True): 1, ("$gt", True): 0, ("$ge", False): 1, ("$lt", False): 0}
+def _fold_constant_comparison(module: Any, cell: Any, yosys: Any) -> None:
+    """Replace an unsigned comparison with all ones or with zero by its constant result, if it has one."""
+    results = {("$le", True): 1, ("$gt", True): 0, ("$ge", False): 1, ("$lt", False): 0}
     limit = cell.getPort(yosys.IdString("\\B"))
     if cell.getParam(yosys.IdString("\\A_SIGNED")).as_bool():
         return
     for ones in (True, False):
-        value = known.get((str(cell.type), ones))
+        value = results.get((str(cell.type), ones))
         if value is not None and (limit.is_fully_ones() if ones else limit.is_fully_zero()):
             result = cell.getPort(yosys.IdString("\\Y"))
             module.connect(result, yosys.SigSpec(yosys.Const(value, result.size())))
@@ -323,7 +331,7 @@ def _settle(module: Any, cell: Any, yosys: Any) -> None:
 
 
 def _compare_with_zero(cell: Any, yosys: Any) -> None:
-    """``!x`` of more than one bit as ``x == 0``."""
+    # ``!x`` of several bits becomes ``x == 0``.
     width = cell.getPort(yosys.IdString("\\A")).size()
     if width == 1:
         return
@@ -335,7 +343,7 @@ def _compare_with_zero(cell: Any, yosys: Any) -> None:
 
 
 def _keep_all_bits(module: Any, cell: Any, width: int, yosys: Any) -> None:
-    """Give a right shift a result as wide as its operand, of which the low bits are used."""
+    # A right shift becomes as wide as its operand; only the low bits of the result are used.
     result = cell.getPort(yosys.IdString("\\Y"))
     wire = yosys.SigSpec(module.addWire(yosys.IdString(f"$whole{cell.name}"), width))
     cell.setPort(yosys.IdString("\\Y"), wire)
@@ -345,7 +353,7 @@ def _keep_all_bits(module: Any, cell: Any, width: int, yosys: Any) -> None:
 
 def _resize(cell: Any, width: int, operands: str, yosys: Any) -> None:
     present = [name for name in operands if cell.hasPort(yosys.IdString(f"\\{name}"))]
-    # Verilog takes an operation as signed only if all its operands are.
+    # In Verilog an operation is signed only if all its operands are.
     signed = all(cell.getParam(yosys.IdString(f"\\{name}_SIGNED")).as_bool() for name in present)
     for name in present:
         port, parameter = yosys.IdString(f"\\{name}"), yosys.IdString(f"\\{name}_WIDTH")
@@ -360,56 +368,60 @@ def _resize(cell: Any, width: int, operands: str, yosys: Any) -> None:
         cell.setParam(parameter, yosys.Const(width, 32))
 
 
-LEAST, MOST = -8, 7
-"""Least and largest value."""
-GROUP = 32
-"""Words of N values in a group, and values of a row's block: N blocks have ``GROUP / N`` words of each row."""
-FACTOR_PLACES = 3
-"""Binary places of a factor, of 8 bits and signed: up to 15.875, times 8, reaches the largest int8."""
-FACTORS_SHIFT = (GROUP // 2).bit_length() - 1
-"""A group's factors take as many bytes as its values shifted by so much: 1 for 16."""
+INT4_MIN, INT4_MAX = -8, 7
+GROUP_WORDS = 32
+"""Words of N values in a group, and values in a block: a group is N blocks, and each has ``GROUP_WORDS / N`` words of
+its row."""
+FACTOR_FRACTION_BITS = 3
+"""Fraction bits of a signed 8-bit block factor. The largest, 15.875, times 8 reaches the largest int8."""
+FACTORS_SHIFT = (GROUP_WORDS // 2).bit_length() - 1
+"""A group has a byte of factors for every ``2**FACTORS_SHIFT`` bytes of values."""
 
 
 def group_bytes(n: int) -> int:
-    """Bytes of a group's values, without its factors, in words of `n`."""
-    return GROUP * n // 2
+    """Return the bytes of a group's values, without its factors, for words of `n` values."""
+    return GROUP_WORDS * n // 2
 
 
-def pack(values: np.ndarray) -> bytes:
-    """Integers from `LEAST` to `MOST`, in order; behind an odd number of them a nibble of 0."""
+def pack_int4(values: np.ndarray) -> bytes:
+    """Pack integers from `INT4_MIN` to `INT4_MAX` in two per byte, the low nibble first; an odd number is padded with
+    0."""
     nibbles = values.astype(np.uint8).ravel() & 15
     if nibbles.size % 2:
         nibbles = np.append(nibbles, np.uint8(0))
     return bytes((nibbles[::2] | nibbles[1::2] << 4).tobytes())
 
 
-def unpack(packed: np.ndarray) -> np.ndarray:
-    """The values in uint8 bytes, two for each: int8."""
+def unpack_int4(packed: np.ndarray) -> np.ndarray:
+    """Unpack uint8 bytes to int8, two values per byte."""
     nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
     return ((nibbles ^ 8) - np.uint8(8)).view(np.int8)
 
 
 def pack_groups(values: np.ndarray, factors: np.ndarray) -> bytes:
-    """Groups in memory: values from `LEAST` to `MOST`, shape (groups, `GROUP`, N), and int8 factors (groups, N)."""
+    """Encode groups of values from `INT4_MIN` to `INT4_MAX`, (groups, `GROUP_WORDS`, N), and int8 factors, (groups, N).
+
+    In memory the N factors of a group come before its values.
+    """
     nibbles = values.reshape(len(values), -1).astype(np.uint8) & 15
     packed = nibbles[:, ::2] | nibbles[:, 1::2] << 4
     return np.concatenate([factors.astype(np.int8).view(np.uint8), packed], axis=1).tobytes()
 
 
 def unpack_groups(packed: np.ndarray, n: int) -> np.ndarray:
-    """What LOAD makes of groups in uint8 bytes, with words of `n` values: int8, shape (groups, `GROUP`, `n`)."""
+    """Decode groups in uint8 bytes as LOAD does, to int8 of shape (groups, `GROUP_WORDS`, `n`)."""
     groups = packed.reshape(-1, n + group_bytes(n))
-    values = unpack(groups[:, n:]).reshape(len(groups), GROUP, n)
-    return multiplied(values, groups[:, :n].view(np.int8))
+    values = unpack_int4(groups[:, n:]).reshape(len(groups), GROUP_WORDS, n)
+    return multiply_groups(values, groups[:, :n].view(np.int8))
 
 
-def multiplied(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Values of 4 bits (groups, `GROUP`, N) times the factors (groups, N) of their rows, as int8 of that shape."""
-    return times(values, np.tile(factors, (1, GROUP // values.shape[-1]))[:, :, None])
+def multiply_groups(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Multiply 4-bit values, (groups, `GROUP_WORDS`, N), by their blocks' factors, (groups, N), to int8."""
+    return multiply_factors(values, np.tile(factors, (1, GROUP_WORDS // values.shape[-1]))[:, :, None])
 
 
-def times(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Values of 4 bits times int8 factors of shapes that go together, as int8."""
+def multiply_factors(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Multiply 4-bit values by int8 factors with broadcasting, round half up, and saturate to int8."""
     products = values.astype(np.int32) * factors
-    rounded = (products + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES
+    rounded = (products + (1 << FACTOR_FRACTION_BITS - 1)) >> FACTOR_FRACTION_BITS
     return np.clip(rounded, -128, 127).astype(np.int8)

@@ -1,25 +1,32 @@
-"""The instruction set, defined once; `weft.hdl.isa.encoding` tells how it becomes words.
+"""Instructions of the LOAD, MM and STORE queues, and END.
 
-`wait` and `signal` are masks over `SEMAPHORES` counting semaphores. A unit starts an instruction once every
-semaphore in `wait` is above zero, taking one from each; it adds one to each in `signal` when all effects of the
-instruction are visible to the other units.
+`wait` and `signal` are masks over `SEMAPHORES` counting semaphores. A unit starts an instruction when all semaphores
+in `wait` are above zero, and takes one from each. When all effects of the instruction are visible to the other units,
+it adds one to each semaphore in `signal`.
 
-Addresses named ``a``, ``b``, ``src``, ``dst`` and ``params`` count scratchpad vectors (N bytes), ``c`` counts
-accumulator rows (N x int32). Strides are added per iteration of the loop they name, modulo 2**16. Counts are the
-number of iterations, at least 1.
+The addresses ``a``, ``b``, ``src``, ``dst`` and ``params`` count scratchpad vectors (N bytes), and ``c`` counts
+accumulator rows (N x int32). A stride is added per iteration of the loop in its name, modulo 2**16. A count is the
+number of iterations of a loop, at least 1.
 
 Configurations with softmax (``probability_bits`` above 0) have three more memories: *row states* (a maximum ``m`` and
-a sum ``l`` for each row of scores under way, addressed by ``state``), *alignments* (a shift from -31 to 31 for each
-vector of probabilities, addressed by ``alignment``), and the *table* of ``table_depth`` bytes. Without softmax the
-opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. Configurations with
-`lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
-marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`,
-those marked "sums along rows only" without `depthwise_taps`, those marked "values of 4 bits only" without `int4`, and
-those marked "blocks of values of 4 bits only" unless that is 2.
-Without `loops` the opcodes SET, LOOP, NEXT and READ do not exist, and base registers are those that the host sets, 0 to
-7. With it there are 16: 0 to 7 start as the host set them, 8 to 15 as 0, and a program may change all of them. What an
-instruction needs of them it has from when it passes fetch, which is in program order, whenever its unit starts it.
-``rsh(x, s)`` stands for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
+a sum ``l`` for each row of scores in progress, at address ``state``), *alignments* (a shift from -31 to 31 for each
+vector of probabilities, at address ``alignment``), and the *table* of ``table_depth`` bytes. `lookup_tables` is the
+number of *look-up tables* of 256 bytes.
+
+Optional opcodes and fields exist only in some configurations; elsewhere the fields must be 0:
+
+- SOFTMAX, NORMALISE, TABLE, and fields marked "softmax only": with softmax;
+- LOOKUP, and fields marked "look-up tables only": with `lookup_tables`;
+- fields marked "element-wise products only": with `multiply`;
+- fields marked "depthwise path only": with `depthwise_taps`;
+- fields marked "4-bit values only": with `int4`; fields marked "block factors only": if `int4` is 2;
+- SET, LOOP, NEXT and READ: with `loops`.
+
+Without `loops` there are the base registers 0 to 7, which the host sets. With `loops` there are 16 registers: 0 to 7
+start with the host's values, 8 to 15 with 0, and the program may change all of them. An instruction gets the values of
+its registers when it passes fetch, which is in program order, and not when its unit starts it.
+
+``rsh(x, s)`` is the arithmetic shift with rounding ``(x + 2**(s-1)) >> s``, or ``x`` if ``s = 0``.
 """
 
 from __future__ import annotations
@@ -37,20 +44,20 @@ from weft.hdl.isa.encoding import (
     register,
     stride,
 )
-from weft.hdl.isa.operands import LANES, Bound, Count, Loop, Memory, Operand, over
+from weft.hdl.isa.operands import LANES, Bound, Count, Loop, Memory, Operand, loops_over
 
 FILL_MAX = 1 << 17
-"""Most fill bytes of a `Load`'s row behind those from DRAM: as it passes them, nothing tells that a program goes on."""
+"""Maximum fill bytes after the DRAM bytes of a `Load` row. While LOAD generates them, no counter shows progress."""
 COORDINATE_MAX = (1 << 15) - 1
 """Largest row or column of an operand with bounds: coordinates are 16-bit two's complement."""
 PAGE_ENTRY = 4
-"""Bytes of an entry of a page table."""
+"""Bytes of an entry in a page table."""
 INT4_RUN_MAX = 1 << 23
-"""Most bytes of a `Load`'s row with `int4`: twice as many values are what its counters hold."""
+"""Maximum `run` of a `Load` with `int4`: its counters hold twice as many values."""
 
 
 def _pixels(name: str) -> tuple[Loop, ...]:
-    """Loops over the scratchpad vectors of pixels in rows; fields ``{name}_row`` and so on are the strides."""
+    # Loops over the scratchpad vectors of the pixels of rows; the strides are the fields `{name}_row` and so on.
     vectors = Count(("length",), per="n")
     counts = (("row", "rows"), ("pixel", "pixels"), ("vector", vectors))
     return tuple(Loop(loop, count, f"{name}_{loop}") for loop, count in counts)
@@ -58,38 +65,39 @@ def _pixels(name: str) -> tuple[Loop, ...]:
 
 @dataclass(frozen=True)
 class End(Instruction):
-    """Stop fetching. The program is done when every queue is empty and every unit idle."""
+    """Stop fetching. The program is done when all queues are empty and all units idle."""
 
     OPCODE = Opcode.END
 
 
 @dataclass(frozen=True)
 class Load(Instruction):
-    """DRAM to scratchpad.
+    """Load from DRAM to scratchpad.
 
-    A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
-    row * row_pitch + row // line * skip``, then as many fill bytes as its pixels have, at most `FILL_MAX`. ``rows`` is
-    a multiple of ``line``. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch + length - 1``, unpacked into
-    ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v`` goes to
+    A row is a sequence of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
+    row * row_pitch + row // line * skip``, then fill bytes, at most `FILL_MAX`, up to the end of its last pixel.
+    ``rows`` is a multiple of ``line``. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch + length - 1``, unpacked
+    into ``ceil(length / N)`` vectors; bytes past ``length`` are fill bytes. Vector ``v`` is written to
     ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch < length`` pixels
-    overlap: that is how windows of a convolution with few channels fill the contraction. Where not all channels of a
-    box of pixels are wanted, each pixel is a row here, and each row of the box a line.
+    overlap: so the windows of a convolution with few channels fill the contraction. To load some of the channels of a
+    box of pixels, each pixel is a row and each row of the box is a line.
 
-    With ``transpose``, a pixel is at most `weft.hdl.isa.config.Config.transposed_vectors` vectors, and pixels of more
-    than one vector do not overlap. The pixels, in order of row, are taken in groups of N, the last one filled up with
-    pixels of the fill byte. Byte i of vector v of all pixels of group g is a vector, which goes to ``dst + g*dst_row +
-    v*dst_pixel + i*dst_vector``, for all i from 0 to N - 1.
+    With ``transpose``, a pixel has at most `weft.hdl.isa.config.Config.transposed_vectors` vectors, and pixels of more
+    than one vector do not overlap. The pixels, row after row, form groups of N; the last group is padded with pixels of
+    fill bytes. The bytes i of the vectors v of the N pixels in group g form a vector, which is written to ``dst +
+    g*dst_row + v*dst_pixel + i*dst_vector``, for i from 0 to N - 1.
 
-    With ``paged``, the address of every row has ``entry`` added, the little-endian 32-bit word at ``base[table] + 4 *
-    page``, read when the instruction starts. ``base[table]`` is a multiple of 4.
+    With ``paged``, the page table entry, a little-endian 32-bit word at ``base[table] + 4 * page``, is added to the
+    addresses of all rows. It is read when the instruction starts. ``base[table]`` is a multiple of 4.
 
-    With ``int4``, every byte from DRAM is two signed values of 4 bits, the low nibble first, and each of them is a byte
-    of the row: ``2 * run`` bytes of it come from DRAM. The other fields count bytes of the row as ever. ``run`` is at
-    most `INT4_RUN_MAX`, and every row begins in DRAM at a multiple of the width of the bus. ``paged`` is 0 then.
+    With ``int4``, a byte in DRAM is two signed 4-bit values, the low nibble first, and each value becomes a byte of the
+    row: ``run`` bytes from DRAM are ``2 * run`` bytes of the row. The other fields count bytes of the row. ``run`` is
+    at most `INT4_RUN_MAX`, every row starts in DRAM at a multiple of the bus width, and ``paged`` is 0.
 
-    With ``blocks`` as well, values are in groups of `weft.hdl.isa.encoding.GROUP` words of N, ahead of which DRAM has N
-    factors, signed bytes. Value v of word w of a group becomes ``min(max(rsh(v * factor[w mod N], 3), -128), 127)``.
-    ``run`` is a multiple of a group's values, and a sixteenth of it comes from DRAM in addition.
+    With ``int4`` and ``blocks``, values come in groups of `weft.hdl.isa.encoding.GROUP_WORDS` words of N values. In
+    DRAM a group starts with N factors, signed bytes. Value v of word w of a group becomes
+    ``min(max(rsh(v * factor[w mod N], 3), -128), 127)``. ``run`` is a multiple of the bytes of a group's values and
+    does not count the factors, which take a sixteenth of ``run`` in addition.
     """
 
     OPCODE = Opcode.LOAD
@@ -98,7 +106,11 @@ class Load(Instruction):
         Operand(
             "offset",
             Memory.DRAM,
-            (Loop("line", "lines", "line_pitch"), Loop("row", "line", "row_pitch"), Loop("byte", "taken", 1)),
+            (
+                Loop("line", "lines", "line_pitch"),
+                Loop("row", "line", "row_pitch"),
+                Loop("byte", "row_bytes", 1),
+            ),
             when={"paged": 0},
             register="base",
         ),
@@ -137,13 +149,13 @@ class Load(Instruction):
     offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
     rows: int = count("rows")
     row_pitch: int = stride("DRAM bytes from one row to the next", 32)
-    line: int = count("rows of a line")
-    skip: int = stride("DRAM bytes more from the last row of a line to the next line", 32)
+    line: int = count("rows in a line")
+    skip: int = stride("additional DRAM bytes from the last row of a line to the next line", 32)
     pixels: int = count("pixels in a row", 16)
     pitch: int = bits(16, "bytes from one pixel to the next", least=1, default=1)
     length: int = bits(16, "bytes of a pixel", least=1, default=1)
-    before: int = bits(16, "fill bytes ahead of the row's bytes from DRAM")
-    run: int = bits(24, "bytes of a row that come from DRAM", least=1, default=1)
+    before: int = bits(16, "fill bytes before the row's bytes from DRAM")
+    run: int = bits(24, "bytes of a row from DRAM", least=1, default=1)
     fill: int = bits(8, "value of fill bytes", signed=True)
     dst: int = bits(16, "first scratchpad vector")
     dst_vector: int = stride("vectors of one pixel, or their bytes under `transpose`")
@@ -153,22 +165,22 @@ class Load(Instruction):
     paged: int = bits(1, "add a page table's entry to the address", requires=Feature.SOFTMAX)
     table: int = register("base register of the page table", requires=Feature.SOFTMAX)
     page: int = bits(16, "index of the page table's entry", requires=Feature.SOFTMAX)
-    int4: int = bits(1, "bytes in DRAM are two values of 4 bits", requires=Feature.INT4)
+    int4: int = bits(1, "bytes in DRAM are two 4-bit values", requires=Feature.INT4)
     blocks: int = bits(1, "groups of values have factors", requires=Feature.BLOCKS)
 
     @property
-    def taken(self) -> int:
-        """Bytes of a row from DRAM, with those of factors."""
+    def row_bytes(self) -> int:
+        """Bytes of a row in DRAM, factors included."""
         return self.run + (self.run >> FACTORS_SHIFT if self.blocks else 0)
 
     @property
     def lines(self) -> int:
-        """Whole lines."""
+        """Number of lines."""
         return self.rows // self.line
 
     @property
     def line_pitch(self) -> int:
-        """DRAM bytes from the first row of a line to that of the next."""
+        """DRAM bytes from the first row of a line to the first row of the next line."""
         return self.line * self.row_pitch + self.skip
 
     @property
@@ -179,23 +191,22 @@ class Load(Instruction):
 
 @dataclass(frozen=True)
 class Mm(Instruction):
-    """Matrix multiply, or convolution as implicit GEMM, from scratchpad into the accumulator.
+    """Multiply matrices, or convolve as implicit GEMM, from scratchpad into the accumulator.
 
     Loops, outermost first: ``nt`` (output tiles), ``ky``, ``kx``, ``kc`` (contraction), and inside a tile ``oy``,
-    ``ox`` (rows of A). For each tile, N words of B at ``b + nt*b_nt + ky*b_ky + kx*b_kx + kc*b_kc + j*b_row``
-    (j = 0..N-1) are the weights: ``C[i, j] += sum_k (A[i, k] - zero) * B[j, k]``, all int8, exact. A row of A is the
-    vector at ``a`` plus its strides if ``0 <= y < h`` and ``0 <= x < w`` for its coordinates (16-bit, wrapping), else N
-    times ``pad``. Row (nt, oy, ox) of C is ``c + nt*c_nt + oy*c_oy + ox*c_ox``; the first contraction step (ky = kx =
-    kc = 0) overwrites it unless ``accumulate`` is set, the others add modulo 2**32.
+    ``ox`` (rows of A). The weights of a tile are the N words of B at ``b + nt*b_nt + ky*b_ky + kx*b_kx + kc*b_kc +
+    j*b_row`` (j = 0..N-1): ``C[i, j] += sum_k (A[i, k] - zero) * B[j, k]``, all int8, exact. A row of A is the vector
+    at ``a`` plus its strides if ``0 <= y < h`` and ``0 <= x < w`` for its coordinates (16-bit, wrapping), else N times
+    ``pad``. Row (nt, oy, ox) of C is ``c + nt*c_nt + oy*c_oy + ox*c_ox``. The first contraction step (ky = kx = kc = 0)
+    overwrites it unless ``accumulate`` is set; the other steps add to it modulo 2**32.
 
-    With ``align``, rows have an alignment each, the same for every nt: the entries from ``alignment`` on, in order of
-    (ky, kx, kc, oy, ox). Where it is s >= 0, a row of products p is added as ``rsh(C, s) + p``, else as
-    ``C + rsh(p, -s)``; overwriting takes C for 0.
+    With ``align``, each row has an alignment, identical for all nt: the entries from ``alignment`` on, in order of
+    (ky, kx, kc, oy, ox). For an alignment s >= 0, a row of products p is added as ``rsh(C, s) + p``, else as
+    ``C + rsh(p, -s)``. When C is overwritten, its old value counts as 0.
 
-    With ``depthwise``, each channel is by itself, and rows of A that follow each other along ``ox`` are added up, T =
-    `depthwise_taps` of them: ``C[i, k] += sum_t (A[i - T + 1 + t, k] - zero) * B[N - 2*T + 2*t, k]``, t = 0..T-1. Rows
-    of A ahead of the first one of a line, the one with ``ox = 0``, count as zero there. The other words of B are read,
-    and have no effect.
+    With ``depthwise``, channels do not mix, and T = `depthwise_taps` successive rows of A along ``ox`` are summed:
+    ``C[i, k] += sum_t (A[i - T + 1 + t, k] - zero) * B[N - 2*T + 2*t, k]``, t = 0..T-1. Rows of A before the row with
+    ``ox = 0`` count as zero. The other words of B are read without effect.
 
     Within a tile all C rows must differ.
     """
@@ -206,10 +217,12 @@ class Mm(Instruction):
         Operand(
             "a",
             Memory.SCRATCHPAD,
-            over("a", "nt", "ky", "kx", "kc", "oy", "ox"),
+            loops_over("a", "nt", "ky", "kx", "kc", "oy", "ox"),
             bounds=(Bound("y", "h", ("ky", "oy")), Bound("x", "w", ("kx", "ox"))),
         ),
-        Operand("b", Memory.SCRATCHPAD, (*over("b", "nt", "ky", "kx", "kc"), Loop("row", LANES, "b_row"))),
+        Operand(
+            "b", Memory.SCRATCHPAD, (*loops_over("b", "nt", "ky", "kx", "kc"), Loop("row", LANES, "b_row"))
+        ),
         Operand(
             "alignment",
             Memory.ALIGNMENTS,
@@ -219,7 +232,7 @@ class Mm(Instruction):
         Operand(
             "c",
             Memory.ACCUMULATOR,
-            over("c", "nt", "oy", "ox"),
+            loops_over("c", "nt", "oy", "ox"),
             write=True,
             distinct=("oy", "ox"),
             clash="two rows of A in a tile add to one accumulator row",
@@ -262,9 +275,7 @@ class Mm(Instruction):
     zero: int = bits(8, "zero point of A", signed=True, requires=Feature.WIDE_ACTIVATIONS)
     align: int = bits(1, "align C and products", requires=Feature.SOFTMAX)
     alignment: int = bits(12, "first alignment", requires=Feature.SOFTMAX)
-    depthwise: int = bits(
-        1, "channels by themselves, and rows that follow each other", requires=Feature.DEPTHWISE
-    )
+    depthwise: int = bits(1, "sum successive rows within each channel", requires=Feature.DEPTHWISE)
 
     @property
     def rows(self) -> int:
@@ -274,11 +285,11 @@ class Mm(Instruction):
 
 @dataclass(frozen=True)
 class Store(Instruction):
-    """Scratchpad to DRAM, the mirror of `Load` without fill: byte ``i`` of pixel ``p`` of a row goes to
-    ``base[base] + offset + row*row_pitch + p*pitch + i`` for ``i < length``, and no other byte is written.
+    """Store from scratchpad to DRAM, the inverse of `Load` without fill bytes.
 
-    With ``pitch == length`` a row is one run of bytes; otherwise every pixel is its own burst. ``pitch`` must not be
-    less than ``length`` when ``pixels > 1``.
+    Byte ``i`` of pixel ``p`` of a row is written to ``base[base] + offset + row*row_pitch + p*pitch + i`` for
+    ``i < length``, and no other byte is written. With ``pitch == length`` a row is one run of bytes; otherwise every
+    pixel is a burst of its own. ``pitch`` must not be less than ``length`` if ``pixels > 1``.
     """
 
     OPCODE = Opcode.STORE

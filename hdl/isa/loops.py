@@ -1,8 +1,8 @@
-"""Loops and registers: instructions without a queue, which fetch carries out by itself, in program order.
+"""Instructions for loops and registers, which fetch executes itself, in program order.
 
-None of them takes or gives semaphores: ``wait`` and ``signal`` must be 0. LOOP and NEXT come in pairs that nest
-properly: a NEXT goes back to the LOOP of its pair, whose ``skip`` ends at that NEXT. Jumps are relative to the
-instruction, and stay within the program.
+They use no semaphores: ``wait`` and ``signal`` must be 0. LOOP and NEXT form pairs that nest properly: a NEXT jumps
+back to its LOOP, and the LOOP's ``skip`` ends at that NEXT. Jumps are relative to the instruction and stay within the
+program.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from weft.hdl.isa.config import Config, Feature
 from weft.hdl.isa.encoding import Instruction, Opcode, bits, register, stride
 
 SLOTS = 8
-"""Slots of a `SlotInstruction`."""
+"""Number of slots in a `SlotInstruction`."""
 READ_WORDS = 8
-"""Words of 32 bits that a `ReadRegisters` can read."""
+"""Maximum number of 32-bit words in a `ReadRegisters`."""
 READ_BYTES = 4 * READ_WORDS
-"""What the address of a `ReadRegisters` is a multiple of."""
+"""Required alignment of a `ReadRegisters` address."""
 
 
 class Mode(enum.IntEnum):
-    """What a slot does to its register."""
+    """Operation of a slot on its register."""
 
     NONE = 0
     SET = 1
@@ -32,7 +32,7 @@ class Mode(enum.IntEnum):
 
 
 def slots(*changes: tuple[int, Mode, int]) -> dict[str, int]:
-    """Fields of a `SlotInstruction` for at most `SLOTS` changes of registers: (register, mode, value)."""
+    """Return `SlotInstruction` fields for up to `SLOTS` register changes: (register, mode, value)."""
     assert len(changes) <= SLOTS
     names = ("register", "mode", "value")
     return {
@@ -56,10 +56,10 @@ def _value(slot: int) -> Any:
 
 @dataclass(frozen=True)
 class SlotInstruction(Instruction):
-    """What SET and NEXT have in common: up to `SLOTS` registers change, slot after slot.
+    """Base class of SET and NEXT, which change up to `SLOTS` registers, slot after slot.
 
-    Modes have a bit more than they need, so that values are whole words of 32 bits of the instruction: hardware takes
-    them up one a cycle, whatever the width of the bus.
+    Modes have a spare bit so that values are aligned 32-bit words of the instruction: hardware processes one per cycle
+    at any bus width.
     """
 
     register0: int = _name(0)
@@ -89,19 +89,22 @@ class SlotInstruction(Instruction):
 
     @property
     def slots(self) -> list[tuple[int, int, int]]:
-        """Register, mode and value of each slot that does something, in order."""
-        every = [
+        """Register, mode and value of each slot whose mode is not 0, in order."""
+        all_slots = [
             tuple(getattr(self, f"{name}{slot}") for name in ("register", "mode", "value"))
             for slot in range(SLOTS)
         ]
-        return [(number, mode, value) for number, mode, value in every if mode]
+        return [(number, mode, value) for number, mode, value in all_slots if mode]
 
 
 @dataclass(frozen=True)
 class SetRegisters(SlotInstruction):
-    """Change registers. For each slot, in order: with mode 1 (set) the register becomes the value, with mode 2 (add)
-    the value is added to it modulo 2**32, and with mode 3 (add register) what the register holds that the low 4 bits of
-    the value name; with mode 0 nothing happens. There are no other modes."""
+    """Change registers, slot after slot.
+
+    The mode of a slot says what happens to its register: 0 nothing, 1 it is set to the value, 2 the value is added,
+    3 the register whose number is in the low 4 bits of the value is added. Sums are modulo 2**32; there are no other
+    modes.
+    """
 
     OPCODE = Opcode.SET
     REQUIRES = Feature.LOOPS
@@ -109,19 +112,19 @@ class SetRegisters(SlotInstruction):
 
 @dataclass(frozen=True)
 class LoopStart(Instruction):
-    """If the register, as int32, is above 0, go on with the next instruction, else pass over the next ``skip``
-    instructions: the body and its NEXT."""
+    """Enter a loop body if the register, as int32, is above 0; else skip the next ``skip`` instructions: the body and
+    its NEXT."""
 
     OPCODE = Opcode.LOOP
     REQUIRES = Feature.LOOPS
 
     register: int = register("register that is compared with 0")
-    skip: int = bits(16, "instructions to pass over", least=1, default=1)
+    skip: int = bits(16, "instructions to skip", least=1, default=1)
 
 
 @dataclass(frozen=True)
 class LoopNext(SlotInstruction):
-    """Change registers as SET does, and go on with the instruction ``back`` places before this one, a LOOP."""
+    """Change registers as SET does, then jump back by ``back`` instructions, to the LOOP of this loop."""
 
     OPCODE = Opcode.NEXT
     REQUIRES = Feature.LOOPS
@@ -131,10 +134,10 @@ class LoopNext(SlotInstruction):
 
 @dataclass(frozen=True)
 class ReadRegisters(Instruction):
-    """Registers from ``first`` on become the `count` little-endian 32-bit words, 8 at most, in DRAM at ``base[base] +
-    offset``, which is a multiple of 32 bytes.
+    """Load the `count` registers from ``first`` on, at most 8, from little-endian 32-bit words in DRAM.
 
-    They are as the host wrote them before the start: a program must not write there.
+    The words are at ``base[base] + offset``, a multiple of 32 bytes. The host writes them before the start; the program
+    must not write them.
     """
 
     OPCODE = Opcode.READ
@@ -146,8 +149,8 @@ class ReadRegisters(Instruction):
     count: int = bits(4, "registers", least=1, default=1)
 
 
-def fault(instruction: Instruction, config: Config) -> str | None:
-    """What is wrong with one of these instructions wherever it stands, if anything; of READ not what it reads."""
+def find_fault(instruction: Instruction, config: Config) -> str | None:
+    """Return the rule that a loop instruction breaks on its own, or None; a READ's address is not checked."""
     if reason := instruction.unsupported(config):
         return reason
     if instruction.wait or instruction.signal:

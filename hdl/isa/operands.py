@@ -1,9 +1,8 @@
-"""Operands: the memory that instructions read and write, declared once beside their fields.
+"""Operands of instructions: declarations of the memory that they read and write, and latencies of the units.
 
-An operand lies in one memory. Its first address is a field of the instruction, and each loop around it adds a stride
-per iteration. From these declarations come the addresses of the golden interpreter, the accesses of the program
-checker, the address generators of the units and of the cycle model, what tasks of the compiler touch, and the reference
-page.
+An operand is in one memory. Its first address is a field of the instruction, and each loop around it adds a stride
+per iteration. The declarations yield the addresses in the golden interpreter, the program checker, the compiler, the
+address generators of the hardware and of the cycle model, and the reference page.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from weft.hdl.isa.config import Config
 
 
 class Memory(enum.Enum):
-    """Memories that instructions address, by the name of what an address counts."""
+    """Memory that instructions address; the value is the name of the thing at one address."""
 
     SCRATCHPAD = "scratchpad vector"
     ACCUMULATOR = "accumulator row"
@@ -30,14 +29,14 @@ class Memory(enum.Enum):
     KERNEL = "micro-operation"
     DRAM = "byte"
 
-    __hash__ = object.__hash__  # members are unique; that of `Enum` hashes their names
+    __hash__ = object.__hash__  # faster than `Enum.__hash__`, which hashes the name; members are unique
 
     def size(self, config: Config) -> int:
-        """Addresses of a memory on the chip."""
+        """Return the number of addresses of an on-chip memory."""
         return int(getattr(config, _SIZES[self]))
 
     def width(self, config: Config) -> int:
-        """Bits of an address of a memory on the chip."""
+        """Return the width in bits of an address of an on-chip memory."""
         return (self.size(config) - 1).bit_length()
 
 
@@ -54,8 +53,9 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Count:
-    """Iterations of a loop: the product of a number, of fields and of parameters of the configuration; with `per`, a
-    parameter, that many times fewer, rounded up.
+    """Iteration count of a loop: `number` times instruction fields times configuration parameters.
+
+    With `per`, the product is divided by this configuration parameter and rounded up.
     """
 
     fields: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Count:
         return total if self.per is None else -(-total // getattr(config, self.per))
 
     def __str__(self) -> str:
-        """As a formula; parameters of the configuration in capitals if they are a letter."""
+        """Format the count as a formula; one-letter configuration parameters become capitals."""
         names = [name.upper() if len(name) == 1 else name for name in self.parameters]
         factors = [*([str(self.number)] if self.number != 1 else []), *self.fields, *names]
         product = " * ".join(factors) or "1"
@@ -80,21 +80,21 @@ class Count:
 
 
 LANES = Count(parameters=("n",))
-"""N iterations."""
+"""N iterations, one per column of the array."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop around an operand.
+    """Loop around an operand.
 
     Parameters
     ----------
     name : str
-        Of the loop.
+        Name of the loop.
     count : str or Count
-        Its iterations: a field, or what is computed from fields.
+        Number of iterations: a field's name or a computed count.
     stride : str or int
-        Addresses from one iteration to the next: a field or a number.
+        Address increment per iteration: a field's name or a number.
     """
 
     name: str
@@ -112,9 +112,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Bound:
-    """A coordinate that has to lie from 0 to before `limit`, as 16-bit two's complement, for an element to be read.
+    """Coordinate with bounds: an element is read only if ``0 <= coordinate < limit``, in 16-bit two's complement.
 
-    It starts at the field `name`, and field ``{name}_{loop}`` is added per iteration of each of its two `loops`.
+    The coordinate starts at the value of field `name`. Each iteration of its two `loops` adds field ``{name}_{loop}``.
+    `limit` is the name of a field.
     """
 
     name: str
@@ -122,11 +123,11 @@ class Bound:
     loops: tuple[str, str]
 
     def stride(self, loop: str) -> str | int:
-        """The step of the coordinate per iteration of a loop: a field, or 0."""
+        """Return the increment of the coordinate per iteration of `loop`: a field's name, or 0."""
         return f"{self.name}_{loop}" if loop in self.loops else 0
 
     def nest(self, instruction: Any, *names: str) -> list[tuple[int, int]]:
-        """Iterations of the loops of these names, and what is added to the coordinate for each."""
+        """Return iterations and coordinate increment of each of the named loops."""
         strides = [self.stride(name) for name in names]
         return [
             (
@@ -139,28 +140,29 @@ class Bound:
 
 @dataclass(frozen=True)
 class Operand:
-    """Something that an instruction reads or writes.
+    """Memory operand of an instruction.
 
     Parameters
     ----------
     name : str
-        The field with the first address.
+        Field with the first address.
     memory : Memory
-        Where it lies.
     loops : sequence of Loop
-        Loops around it, outermost first. In memories on the chip addresses are modulo 2**16.
+        Loops around the operand, outermost first. Addresses of on-chip memories are modulo 2**16.
     write : bool
-        Whether it is written; else it is read.
+        True if the instruction writes it, False if it reads it.
     when : mapping of str to int
-        The instruction has this operand only if these fields have these values.
+        Field values with which the instruction has this operand.
     bounds : sequence of Bound
         Coordinates that decide which elements are read.
     register : str, optional
-        In DRAM, the field with the base register that addresses are relative to.
+        In DRAM, the field with the number of the base register that addresses are relative to.
     start : int, optional
-        The first address, if it is no field.
+        First address, if it is not in a field.
     distinct : sequence of str
-        Loops whose iterations must have an address each. What they must not do otherwise is in `clash`.
+        Loops whose iterations must all have different addresses.
+    clash : str
+        Error message for two iterations with one address.
     """
 
     name: str
@@ -175,34 +177,34 @@ class Operand:
     clash: str = ""
 
     def applies(self, instruction: Any) -> bool:
-        """Whether the instruction has this operand."""
-        for name, value in self.when.items():  # noqa: SIM110 -- programs ask this very often
+        """Check whether the instruction has this operand."""
+        for name, value in self.when.items():  # noqa: SIM110 -- hot path: faster than `all`
             if getattr(instruction, name) != value:
                 return False
         return True
 
     def first(self, instruction: Any) -> int:
-        """The first address, if no stride is taken."""
+        """Return the address of the first iteration."""
         return int(getattr(instruction, self.name)) if self.start is None else self.start
 
     def nest(self, instruction: Any, config: Config, *names: str) -> list[tuple[int, int]]:
-        """Iterations and strides of the loops of these names in the order of `loops`; of all, if none are given."""
+        """Return iterations and stride of the named loops in the order of `loops`, or of all loops without names."""
         if names not in self._readers:
             self._readers[names] = _reader([loop for loop in self.loops if not names or loop.name in names])
         return self._readers[names](instruction, config)
 
     @cached_property
     def _readers(self) -> dict[tuple[str, ...], Callable[[Any, Config], list[tuple[int, int]]]]:
-        """What reads the loops of these names: programs ask this very often."""
+        # Cache of `nest`, which is called for every instruction of a program.
         return {}
 
     def stride(self, loop: str) -> str | int:
-        """The stride of a loop, 0 if there is none around this operand."""
+        """Return the stride of a loop, or 0 if the operand is not inside it."""
         return next((item.stride for item in self.loops if item.name == loop), 0)
 
 
 def _reader(loops: Sequence[Loop]) -> Callable[[Any, Config], list[tuple[int, int]]]:
-    """What reads iterations and strides of loops from an instruction: all at once, if they are fields."""
+    # If all counts and strides are fields, one `attrgetter` reads them faster than a loop.
     names = [name for loop in loops for name in (loop.count, loop.stride)]
     if not names or not all(isinstance(name, str) for name in names):
         return lambda instruction, config: [
@@ -217,64 +219,67 @@ def _reader(loops: Sequence[Loop]) -> Callable[[Any, Config], list[tuple[int, in
     return fields
 
 
-def over(operand: str, *loops: str) -> tuple[Loop, ...]:
-    """Loops that are named like the fields with their iterations; field ``{operand}_{loop}`` is the stride."""
+def loops_over(operand: str, *loops: str) -> tuple[Loop, ...]:
+    """Return loops whose counts are the fields of their names, with strides in the fields ``{operand}_{loop}``."""
     return tuple(Loop(loop, loop, f"{operand}_{loop}") for loop in loops)
 
 
 READ_LATENCY = 3
-"""From a granted read request to its data, for scratchpad and accumulator alike."""
-LOOKUP = 2
-"""Of look-up tables behind the vector unit's results, whether an instruction uses them or not."""
-DIVISION = 8
-"""Of a division in the vector unit: two bits of the quotient, one of the product each."""
+"""Cycles from a granted read request of scratchpad or accumulator to its data."""
+LOOKUP_LATENCY = 2
+"""Cycles that look-up tables add to the vector unit's results, used or not."""
+DIVISION_LATENCY = 8
+"""Cycles of a division in the vector unit: each computes two bits of the quotient and one of the product."""
 
-KERNEL_RESULT = 10
-"""Of the kernel engine: from the cycle in which an element is read, or would be, to its result."""
+KERNEL_LATENCY = 10
+"""Cycles in the kernel engine from the issue of an element to its result."""
 KERNEL_SPACING = 8
-"""From a result of the kernel engine being issued to an operation that reads it: registers are read 3 cycles after the
-issue, and written in the cycle of `KERNEL_RESULT`."""
+"""Cycles in the kernel engine from the issue of an operation to the issue of one that reads its result. Registers are
+read 3 cycles after the issue, and written `KERNEL_LATENCY` cycles after it."""
 
-KERNEL_DIVISION = 20
-"""Of a reciprocal in the kernel engine: 16 bits, and 4 cycles around them."""
-KERNEL_ROOT = 16
-"""Of the square root before it."""
+KERNEL_DIVISION_CYCLES = 20
+"""Cycles per reciprocal in the kernel engine: 16 for the bits of the quotient, and 4 of overhead."""
+KERNEL_ROOT_CYCLES = 16
+"""Additional cycles for the square root before a reciprocal."""
 
 
-def kernel_least(groups: int) -> int:
-    """Cycles of a micro-operation at least: with ``swap`` it reads other lane groups than it writes."""
+def kernel_min_cycles(groups: int) -> int:
+    """Return the minimum cycles of a micro-operation; with ``swap`` it reads other lane groups than it writes."""
     return KERNEL_SPACING + groups - 1
 
 
-def kernel_serial(elements: int, groups: int, *, root: bool) -> int:
-    """Cycles of a reciprocal of `elements` lanes, one by one, whose results go to `groups` lane groups: 5 until
-    the element is there, less the 3 after which the next operation reads it, and one more."""
-    return 3 + elements * (KERNEL_DIVISION + (KERNEL_ROOT if root else 0)) + groups
+def kernel_serial_cycles(elements: int, groups: int, *, root: bool) -> int:
+    """Return the cycles of a reciprocal of `elements` lanes, one by one, with results for `groups` lane groups."""
+    # The first 3: the element arrives after 5 cycles, the next operation reads 3 cycles after its issue, and one more.
+    return 3 + elements * (KERNEL_DIVISION_CYCLES + (KERNEL_ROOT_CYCLES if root else 0)) + groups
 
 
 def lookup_latency(config: Config) -> int:
-    """What look-up tables add to the way of results."""
-    return LOOKUP if config.lookup_tables else 0
+    """Return the cycles that look-up tables add to the vector unit's results."""
+    return LOOKUP_LATENCY if config.lookup_tables else 0
 
 
 def vec_overhead(config: Config) -> int:
-    """From accepting a `Vec` to accepting the next instruction of the queue, beyond one for each read that it issues
-    and each element that is out of range, when no read is refused."""
+    """Return the cycles from accepting a `Vec` to accepting the queue's next instruction without stalls.
+
+    One cycle for each read and each out-of-range element comes in addition.
+    """
     return 23 + lookup_latency(config)
 
 
-VEC_EARLY = 9
-"""The same where the next instruction is a `Vec` of the accumulator without a second operand, and this one a `Vec`: its
-parameter block is read while the results of this one leave. Not with the sequential requantisation of
-`weft.hdl.vector.requantise`."""
+VEC_EARLY_OVERHEAD = 9
+"""`vec_overhead` between two `Vec` if the second reads the accumulator and has no second operand: its parameter block
+is read while the first one's results leave. Not with the sequential requantisation of `weft.hdl.vector.requantise`."""
 
 
-def aligning(config: Config) -> int:
-    """Choosing which of a sum and a product to shift, and shifting it, on the way into the accumulator."""
+def alignment_latency(config: Config) -> int:
+    """Return the cycles that alignment of sums and products adds in front of the accumulator."""
     return 2 if config.softmax else 0
 
 
 def rmw_latency(config: Config) -> int:
-    """From a row of products at the accumulator until reads see it: a read granted then, or a row that adds to it
-    arriving then, finds the sum. No tile of the array takes less, whatever its rows."""
-    return READ_LATENCY + 1 + aligning(config)
+    """Return the cycles from a row of products at the accumulator's input until reads return the new sum.
+
+    It is also the minimum distance of two rows that add to one address, and no tile of the array takes less.
+    """
+    return READ_LATENCY + 1 + alignment_latency(config)

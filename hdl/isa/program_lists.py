@@ -1,23 +1,23 @@
-"""A list of programs in memory, which run one after the other: one descriptor for each, defined once for all rooms.
+"""Lists of programs in memory that the device runs in order: the format of their descriptors.
 
-Descriptors follow each other in memory, `pitch` bytes apart, the first at a multiple of that. Words of 32 bits, little
-endian:
+A list is an array of descriptors, `pitch` bytes apart, at an address that is a multiple of `pitch`. A descriptor has
+little-endian words of 32 bits:
 
 ====  ==========================================================================================
-word  what it is
+word  contents
 ====  ==========================================================================================
-0     `MARK`, and in bit 0 whether it is the last one of the list
-1     byte address of the program, as register PROGRAM takes it
+0     `MARK`; bit 0 is 1 in the last descriptor of the list
+1     byte address of the program, as in register PROGRAM
 2, 3  0
 4-11  base registers 0 to 7
-12    0; 1 when the program is done (the record starts here)
-13    cycles that the program took, at most `MOST`; 0 from a device without time
-14    of these, cycles in which LOAD waited for memory, at most `MOST`; 0 from a device without time
+12    0, and 1 when the program is done (first word of the record)
+13    cycles of the program, saturating; 0 from a device without time
+14    cycles in which LOAD waited for memory, saturating; 0 from a device without time
 15    0
 ====  ==========================================================================================
 
-The device writes words 12 to 15, the record, when the program has come to its end without an error, and only then reads
-the next descriptor.
+When a program has ended without an error, the device writes the record, words 12 to 15, and then reads the next
+descriptor.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ from weft.hdl.isa.memmap import LISTED_BITS
 
 DESCRIPTOR_BYTES = 64
 MARK = 0x4C53_5400
-"""What word 0 of every descriptor is, but for bit 0: ``LST`` in its upper bytes."""
+"""Word 0 of a descriptor except for bit 0: ``LST`` in its upper bytes."""
 PROGRAM_WORD, BASE_WORD, RECORD_WORD = 1, 4, 12
 RECORD_READ_BYTES = 4 * RECORD_WORD
-"""Bytes of a descriptor that the device reads."""
+"""Bytes of a descriptor that the device reads: everything before the record."""
 RECORD_BYTES = DESCRIPTOR_BYTES - RECORD_READ_BYTES
-MOST = (1 << 32) - 1
-"""Cycles that a record can tell at most: it stays at that."""
-LIST_MOST = (1 << LISTED_BITS) - 1
-"""Programs that LISTED counts at most."""
+MAX_RECORDED_CYCLES = (1 << 32) - 1
+"""Value at which the cycle counts of a record saturate."""
+MAX_LIST_PROGRAMS = (1 << LISTED_BITS) - 1
 
 _FRAME = struct.Struct(f"<II8x{BASES}I16x")
 _RECORD = struct.Struct("<III4x")
@@ -49,20 +48,20 @@ assert _RECORD.size == RECORD_BYTES
 
 
 def pitch(config: Config) -> int:
-    """Bytes from one descriptor to the next: a multiple of the bus width, and what the list's address is one of."""
+    """Return the bytes from one descriptor to the next, which is also the alignment of a list."""
     return max(DESCRIPTOR_BYTES, config.bus_bytes)
 
 
 def check_list(address: int, count: int, config: Config, memory_bytes: int) -> None:
-    """Check where a list of `count` programs is to lie.
+    """Check length and address of a list of `count` programs.
 
     Raises
     ------
     IsaError
-        If it has no program or too many, or its address is not aligned or beyond a memory of `memory_bytes` bytes.
+        If it has no or too many programs, or if its address is not aligned, or if it exceeds `memory_bytes` of memory.
     """
-    if not 1 <= count <= LIST_MOST:
-        raise IsaError(f"a list has 1 to {LIST_MOST} programs, not {count}")
+    if not 1 <= count <= MAX_LIST_PROGRAMS:
+        raise IsaError(f"a list has 1 to {MAX_LIST_PROGRAMS} programs, not {count}")
     step = pitch(config)
     if address % step:
         raise IsaError(f"the list's address {address:#x} is no multiple of {step} bytes")
@@ -75,16 +74,16 @@ def check_list(address: int, count: int, config: Config, memory_bytes: int) -> N
 
 @dataclass(frozen=True)
 class Record:
-    """What the device tells about a program of a list.
+    """Record that the device writes after a program of a list.
 
     Attributes
     ----------
     done : bool
-        It came to its end without an error.
+        True if the program has ended without an error.
     cycles : int
-        From its start to its end; 0 from a device without time, and if it is not done.
+        Cycles from its start to its end; 0 if it is not done, and from a device without time.
     memory : int
-        Cycles of these in which LOAD waited for memory: `weft.hdl.isa.memmap.Counter.LOAD_MEMORY`.
+        Cycles in which LOAD waited for memory, as `weft.hdl.isa.memmap.Counter.LOAD_MEMORY`.
     """
 
     done: bool = False
@@ -92,28 +91,30 @@ class Record:
     memory: int = 0
 
     def encode(self) -> bytes:
-        """The record's `RECORD_BYTES` bytes."""
-        return _RECORD.pack(self.done, min(self.cycles, MOST), min(self.memory, MOST))
+        """Return the record as `RECORD_BYTES` bytes."""
+        return _RECORD.pack(
+            self.done, min(self.cycles, MAX_RECORDED_CYCLES), min(self.memory, MAX_RECORDED_CYCLES)
+        )
 
     @classmethod
     def decode(cls, raw: bytes) -> Record:
-        """From the whole bytes of a descriptor."""
+        """Decode the record in the bytes of a whole descriptor."""
         done, cycles, memory = _RECORD.unpack(raw[RECORD_READ_BYTES:DESCRIPTOR_BYTES])
         return cls(done == 1, cycles, memory)
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """One program of a list.
+    """Descriptor of a program in a list.
 
     Attributes
     ----------
     program : int
-        DRAM byte address of its first instruction, a multiple of the bus width.
+        DRAM byte address of the first instruction, a multiple of the bus width.
     bases : sequence of int
-        What all `BASES` base registers hold.
+        Values of all `BASES` base registers.
     last : bool
-        No descriptor follows.
+        True for the last descriptor of the list.
     """
 
     program: int
@@ -121,33 +122,33 @@ class Descriptor:
     last: bool = False
 
     def encode(self) -> bytes:
-        """The `DESCRIPTOR_BYTES` bytes, with an empty record. Raises `IsaError` for what does not fit its word."""
+        """Return `DESCRIPTOR_BYTES` bytes with an empty record. Raises `IsaError` for a value that does not fit."""
         if len(self.bases) != BASES:
-            raise IsaError(f"a descriptor has values of {BASES} base registers, not of {len(self.bases)}")
-        for what, value in {
+            raise IsaError(f"a descriptor has {BASES} base registers, not {len(self.bases)}")
+        for name, value in {
             "program address": self.program,
             **{f"base register {index}": value for index, value in enumerate(self.bases)},
         }.items():
             if not 0 <= value < 1 << 32:
-                raise IsaError(f"the {what} of a descriptor cannot be {value}: it is 32 bits")
+                raise IsaError(f"the {name} of a descriptor cannot be {value}: it is 32 bits")
         return _FRAME.pack(MARK | self.last, self.program, *self.bases)
 
     @classmethod
     def decode(cls, raw: bytes) -> Descriptor:
-        """From `DESCRIPTOR_BYTES` bytes. Raises `IsaError` if word 0 has not the mark."""
+        """Decode `DESCRIPTOR_BYTES` bytes. Raises `IsaError` if word 0 is not `MARK`."""
         mark, program, *bases = _FRAME.unpack(raw[:DESCRIPTOR_BYTES])
         if mark & ~1 != MARK:
-            raise IsaError(f"no descriptor begins with {mark:#010x}")
+            raise IsaError(f"a descriptor cannot begin with {mark:#010x}")
         return cls(program, tuple(bases), bool(mark & 1))
 
 
 def encode_list(programs: Sequence[tuple[int, Sequence[int]]], config: Config) -> bytes:
-    """The bytes of a list: for each program its address and the values of all base registers.
+    """Encode a list of programs, each given as its address and the values of all base registers.
 
     Raises
     ------
     IsaError
-        For no program, or an address that is no multiple of the bus width or does not fit.
+        If there is no program, or if an address is no multiple of the bus width or does not fit 32 bits.
     """
     check_list(0, len(programs), config, len(programs) * pitch(config))
     step, raw = pitch(config), bytearray()

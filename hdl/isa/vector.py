@@ -1,4 +1,4 @@
-"""The instructions of the VEC queue; `weft.hdl.isa.instructions` has the others, and what they share."""
+"""Instructions of the VEC queue; `weft.hdl.isa.instructions` describes conventions that all instructions share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from weft.hdl.isa.config import PARAMETER_VECTORS, Feature
 from weft.hdl.isa.encoding import Instruction, Opcode, Queue, bits, count, register, stride
-from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand, over
+from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand, loops_over
 
 _OUTPUTS = ("ob", "oy", "ox")
 
 
 class Source(enum.IntEnum):
-    """The memory from which instructions of the VEC queue read their first operand."""
+    """Memory of the first operand of a VEC instruction."""
 
     ACCUMULATOR = 0
     SCRATCHPAD = 1
 
 
 class Reduce(enum.IntEnum):
-    """How `Vec` combines the elements of its reduction loops."""
+    """Reduction of `Vec` over the elements of its reduction loops."""
 
     NONE = 0
     MAX = 1
@@ -29,7 +29,7 @@ class Reduce(enum.IntEnum):
 
 @dataclass(frozen=True)
 class VectorInstruction(Instruction):
-    """The fields that instructions of the VEC queue with loops have in common, at the same bits in all of them."""
+    """Base class of the VEC instructions with loops: common fields, at the same bits in all of them."""
 
     QUEUE = Queue.VEC
 
@@ -48,9 +48,9 @@ class VectorInstruction(Instruction):
 
 
 def _source(*loops: str, bounds: tuple[Bound, ...] = ()) -> tuple[Operand, Operand]:
-    """The first operand of an instruction of the VEC queue, in the one memory or the other."""
+    # The field `source` selects the memory of the first operand.
     accumulator, scratchpad = (
-        Operand("src", memory, over("src", *loops), when={"source": source}, bounds=bounds)
+        Operand("src", memory, loops_over("src", *loops), when={"source": source}, bounds=bounds)
         for memory, source in (
             (Memory.ACCUMULATOR, Source.ACCUMULATOR),
             (Memory.SCRATCHPAD, Source.SCRATCHPAD),
@@ -60,18 +60,18 @@ def _source(*loops: str, bounds: tuple[Bound, ...] = ()) -> tuple[Operand, Opera
 
 
 _PARAMETERS = Operand("params", Memory.SCRATCHPAD, (Loop("vector", Count(number=PARAMETER_VECTORS), 1),))
-_DESTINATION = Operand("dst", Memory.SCRATCHPAD, over("dst", *_OUTPUTS), write=True)
+_DESTINATION = Operand("dst", Memory.SCRATCHPAD, loops_over("dst", *_OUTPUTS), write=True)
 
 
 @dataclass(frozen=True)
 class Vec(VectorInstruction):
-    """Requantise: accumulator or scratchpad in, scratchpad out.
+    """Requantise from accumulator or scratchpad to scratchpad.
 
-    Loops, outermost first: ``ob``, ``oy``, ``ox`` (outputs), ``ry``, ``rx`` (reduction). For every output and every
-    one of its N columns j::
+    Loops, outermost first: ``ob``, ``oy``, ``ox`` (outputs), ``ry``, ``rx`` (reduction). For every output and each of
+    its N columns j::
 
         e     = source element at (ob, oy, ox, ry, rx), sign extended to int32;
-                out of range (0 <= y < h, 0 <= x < w fails; 16-bit, wrapping): `pad`, or -2**31 under MAX
+                out of range (not 0 <= y < h and 0 <= x < w; 16-bit, wrapping): `pad`, or -2**31 under MAX
         e     = (e - pad) * (B[j] - b_zero)                            with `multiply`
         r     = e of the only element, the maximum, or the sum (modulo 2**32) over (ry, rx)
         v     = (r + bias[j]) modulo 2**32, as int32
@@ -81,14 +81,15 @@ class Vec(VectorInstruction):
         out   = min(max(q + zero, low), high)                          as int8
         out   = entry out + 128 of look-up table `table`               with `lookup`
 
-    B is the vector at (ob, oy, ox) of the second operand, which is read with `add`; `multiply` needs that, a source in
+    B is the vector at (ob, oy, ox) of the second operand, which is read with `add`. `multiply` needs `add`, a source in
     the scratchpad, and no reduction. Reduce.NONE reads only the last element of the reduction loops, so they should
     have count 1.
-    The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on; vector i holds byte i of every column's
-    64-bit parameter word, which is bias (int32, bits 0-31), mantissa (uint24, bits 32-55), shift (uint6, bits 56-61),
-    all little endian. With ``mantissa_bits`` 16 the upper byte of mantissas, `b_mantissa` included, must be 0. Without
-    `add`, and with a source in the accumulator, the block must not be what a `Vec` just before writes, unless
-    semaphores order the two: it is read while that one's results leave.
+
+    The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on. Vector i holds byte i of every column's
+    64-bit parameter word: bias (int32, bits 0-31), mantissa (uint24, bits 32-55), shift (uint6, bits 56-61), all little
+    endian. With ``mantissa_bits`` 16 the upper byte of mantissas, `b_mantissa` included, must be 0. Without `add`, and
+    with a source in the accumulator, the previous `Vec` must not write the block unless semaphores order the two: the
+    block is read while the results of the previous `Vec` are still being written.
     """
 
     OPCODE = Opcode.VEC
@@ -97,7 +98,7 @@ class Vec(VectorInstruction):
             *_OUTPUTS, "ry", "rx", bounds=(Bound("y", "h", ("oy", "ry")), Bound("x", "w", ("ox", "rx")))
         ),
         _PARAMETERS,
-        Operand("b", Memory.SCRATCHPAD, over("b", *_OUTPUTS), when={"add": 1}),
+        Operand("b", Memory.SCRATCHPAD, loops_over("b", *_OUTPUTS), when={"add": 1}),
         Operand("table", Memory.LOOKUP, (), when={"lookup": 1}),
         _DESTINATION,
     )
@@ -127,7 +128,7 @@ class Vec(VectorInstruction):
     zero: int = bits(8, "zero point of the output", signed=True)
     low: int = bits(8, "smallest output", signed=True, default=-128)
     high: int = bits(8, "largest output", signed=True, default=127)
-    lookup: int = bits(1, "put outputs through a look-up table", requires=Feature.LOOKUP)
+    lookup: int = bits(1, "replace outputs by entries of a look-up table", requires=Feature.LOOKUP)
     table: int = bits(3, "look-up table", requires=Feature.LOOKUP)
     multiply: int = bits(1, "multiply by the second operand instead of adding it", requires=Feature.MULTIPLY)
     subtract: int = bits(1, "subtract the second operand", requires=Feature.MULTIPLY)
@@ -135,7 +136,7 @@ class Vec(VectorInstruction):
 
 @dataclass(frozen=True)
 class Softmax(VectorInstruction):
-    """A step of softmax: scores in, block floating point probabilities out.
+    """Compute a step of softmax, from scores to block floating point probabilities.
 
     Loops, outermost first: ``ob`` (groups of N columns), ``oy``, ``ox`` (rows of scores; ``ox`` is the row's position
     for the causal mask). For every group and row, in this order, with the N elements ``s[j]`` of the source at
@@ -152,13 +153,13 @@ class Softmax(VectorInstruction):
         dst   = p - 128 (8-bit probabilities) or p (7-bit), N bytes at (ob, oy, ox)
         alignment at (ob, oy, ox) = u - v
 
-    y is Q8.7, in octaves: log2(e) times the scale of the scores is part of the multiplier. ``first`` makes group 0
-    start from m = -256, l = 0. With ``final`` the states are only read, and the alignment is
-    ``min(max(m - e, 0), 31)``: what remains to shift each vector of probabilities by once all of a row is known.
+    y is Q8.7, in octaves: the multiplier includes log2(e) times the scale of the scores. With ``first``, group 0 starts
+    from m = -256, l = 0. With ``final``, the states are only read, and the alignment is ``min(max(m - e, 0), 31)``, the
+    shift of each vector of probabilities relative to the maximum of the whole row.
 
-    length' and diagonal' are the fields, with ``relative`` plus base register ``register`` (modulo 2**32 as int32),
-    then clamped to int16. Parameters as in `Vec`. All rows must have states of their own. `Vec`'s rule for operands
-    that overlap with the destination applies: no output may overwrite what a later one reads.
+    length' and diagonal' are the fields, plus base register ``register`` with ``relative`` (modulo 2**32 as int32),
+    clamped to int16. Parameters are as in `Vec`. Each row must have a state of its own. No output may overwrite a
+    vector that a later output reads.
 
     The online softmax with a running maximum is that of Milakov and Gimelshein (2018), arXiv:1805.02867; exponents per
     block make the probabilities block floating point.
@@ -173,22 +174,22 @@ class Softmax(VectorInstruction):
         Operand(
             "state",
             Memory.STATES,
-            over("state", "oy", "ox"),
+            loops_over("state", "oy", "ox"),
             distinct=("oy", "ox"),
             clash="two rows of scores have one row state",
         ),
         _DESTINATION,
-        Operand("alignment", Memory.ALIGNMENTS, over("alignment", *_OUTPUTS), write=True),
-        Operand("state", Memory.STATES, over("state", "oy", "ox"), write=True, when={"final": 0}),
+        Operand("alignment", Memory.ALIGNMENTS, loops_over("alignment", *_OUTPUTS), write=True),
+        Operand("state", Memory.STATES, loops_over("state", "oy", "ox"), write=True, when={"final": 0}),
     )
 
     params: int = bits(16, "first vector of the parameter block")
-    first: int = bits(1, "row states start anew")
+    first: int = bits(1, "reset row states")
     final: int = bits(1, "keep row states, align to their maximum")
-    causal: int = bits(1, "mask what lies behind the diagonal")
+    causal: int = bits(1, "mask columns after the diagonal")
     relative: int = bits(1, "`length` and `diagonal` are relative to a base register")
     register: int = register("base register")
-    length: int = stride("columns that are valid, from the first column of the source on")
+    length: int = stride("valid columns, from the first column of the source on")
     diagonal: int = stride("last valid column of the rows with ox = 0")
     state: int = bits(16, "first row state")
     state_oy: int = stride("row state")
@@ -201,7 +202,7 @@ class Softmax(VectorInstruction):
 
 @dataclass(frozen=True)
 class Normalise(VectorInstruction):
-    """Divide by the sum of each row: accumulator or probabilities in, scratchpad out.
+    """Divide by the sum of each row, from accumulator or scratchpad to scratchpad.
 
     Loops, outermost first: ``ob``, ``oy`` (rows), ``ox`` (vectors of a row). For every (ob, oy), with ``l`` of the row
     state at ``state`` plus its strides::
@@ -217,22 +218,22 @@ class Normalise(VectorInstruction):
         q   = round_half_even(((e - z) modulo 2**32, as int32) * r / 2**s)
         out = min(max(q + zero, low), high)                           as int8
 
-    For out to be ``multiplier * (e - z) / (l / 256)``, ``scale`` is ``multiplier * 2**(exponent + 9)``, rounded.
+    The result is ``multiplier * (e - z) / (l / 256)`` if ``scale`` is ``multiplier * 2**(exponent + 9)``, rounded.
     """
 
     OPCODE = Opcode.NORMALISE
     REQUIRES = Feature.SOFTMAX
     OPERANDS = (
         *_source(*_OUTPUTS),
-        Operand("state", Memory.STATES, over("state", "ob", "oy")),
-        Operand("alignment", Memory.ALIGNMENTS, over("alignment", *_OUTPUTS), when={"scaled": 1}),
+        Operand("state", Memory.STATES, loops_over("state", "ob", "oy")),
+        Operand("alignment", Memory.ALIGNMENTS, loops_over("alignment", *_OUTPUTS), when={"scaled": 1}),
         _DESTINATION,
     )
 
-    scaled: int = bits(1, "shift by alignments, too")
+    scaled: int = bits(1, "shift by alignments")
     scale: int = bits(16, "multiplier, scaled by a power of two", least=1 << 15, default=1 << 15)
     exponent: int = bits(7, "part of the shift", signed=True)
-    v_zero: int = bits(8, "zero point of V, whose products with probabilities the source holds", signed=True)
+    v_zero: int = bits(8, "zero point of V, if the source is products of probabilities and V", signed=True)
     state: int = bits(16, "first row state")
     state_ob: int = stride("row state")
     state_oy: int = stride("row state")
@@ -247,11 +248,11 @@ class Normalise(VectorInstruction):
 
 @dataclass(frozen=True)
 class Table(Instruction):
-    """Fill the table: entry i, from 0 on, is byte i of the vectors ``src`` to ``src + vectors - 1``, unsigned.
+    """Fill the softmax table: entry i is byte i of the vectors ``src`` to ``src + vectors - 1``, unsigned.
 
-    Entries behind them keep their content; ``N * vectors`` is at most ``table_depth``. For softmax, entry i is
-    ``round(top * 2**-((i + 1/2)/steps - 1/256))`` with ``steps`` entries an octave and ``top`` 255 or 127: entry 0 of
-    2048 stands for exactly 1.
+    The entries after these keep their contents; ``N * vectors`` is at most ``table_depth``. For softmax, entry i is
+    ``round(top * 2**-((i + 1/2)/steps - 1/256))`` with ``steps`` entries per octave and ``top`` 255 or 127. In a table
+    of 2048 entries, entry 0 is then exactly 1.
     """
 
     OPCODE = Opcode.TABLE
@@ -272,8 +273,8 @@ class Table(Instruction):
 class Lookup(Instruction):
     """Fill look-up table `table` from entry `entry` on with the bytes of the vectors ``src`` to ``src + vectors - 1``.
 
-    The other entries keep their content; ``entry + N * vectors`` is at most `LOOKUP_ENTRIES`. Entry i is what `Vec`
-    makes of the output ``i - 128``.
+    The other entries keep their contents; ``entry + N * vectors`` is at most `LOOKUP_ENTRIES`. `Vec` replaces the
+    output ``i - 128`` by entry i.
     """
 
     OPCODE = Opcode.LOOKUP

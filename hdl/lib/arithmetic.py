@@ -10,7 +10,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config, ConfigError
-from weft.hdl.isa.operands import DIVISION
+from weft.hdl.isa.operands import DIVISION_LATENCY
 
 LEAD = 3
 """Cycles from `Divider.issue` to `Divider.take`, at least."""
@@ -70,7 +70,7 @@ class Divider(wiring.Component):
         operand, size = Signal(_SUM_BITS, reset_less=True), Signal(range(_SUM_BITS + 1), reset_less=True)
         normal = self._normalise(m, operand, size)
 
-        left, occupied, issued = Signal(range(DIVISION + 1)), Signal(), Signal()
+        left, occupied, issued = Signal(range(DIVISION_LATENCY + 1)), Signal(), Signal()
         changes = Signal()
         m.d.comb += [
             self.step.eq(normal & (~occupied | self.take)),
@@ -81,7 +81,7 @@ class Divider(wiring.Component):
         with m.If(self.issue):
             m.d.sync += issued.eq(1)
         with m.If(self.step):
-            m.d.sync += [left.eq(DIVISION), occupied.eq(1), issued.eq(0)]
+            m.d.sync += [left.eq(DIVISION_LATENCY), occupied.eq(1), issued.eq(0)]
         with m.Elif(left.any()):
             m.d.sync += left.eq(left - 1)
         with m.If(self.start):
@@ -141,7 +141,10 @@ class Divider(wiring.Component):
         with m.If(self.step):
             m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), zero.eq(self.v_zero), product.eq(0)]
         with m.Elif(left.any()):
-            m.d.sync += [zero.eq(zero << 1), product.eq(Mux(left == DIVISION, term, (product << 1) - term))]
+            m.d.sync += [
+                zero.eq(zero << 1),
+                product.eq(Mux(left == DIVISION_LATENCY, term, (product << 1) - term)),
+            ]
 
 
 WideBlock = Callable[[Value, Value, Signal], Instance]

@@ -9,7 +9,7 @@ from amaranth.hdl import Module, ShapeLike, Signal, Value
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, SEMAPHORES, Instruction, places, registers, required
+from weft.hdl.isa import BASES, SEMAPHORES, Instruction, places, register_fields, required_features
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import OPCODE_BITS
 from weft.hdl.lib.ports import part_layout
@@ -116,8 +116,8 @@ def named(kinds: Iterable[type[Instruction]], config: Config) -> list[int]:
     """Which of the `VALUES` instructions of these kinds need, in the order of the fields that name them."""
     found = set()
     for kind in kinds:
-        for name in registers(kind.OPCODE):
-            feature = required(kind.OPCODE).get(name)
+        for name in register_fields(kind.OPCODE):
+            feature = required_features(kind.OPCODE).get(name)
             if feature is None or not feature.missing(config):
                 found.add(int(places(kind.OPCODE)[name].position != FIRST_FIELD))
     return sorted(found)
@@ -139,7 +139,7 @@ def pass_registers(unit: Any, inner: Any, config: Config) -> Any:
 def register_value(unit: Any, kind: type[Instruction], name: str, number: Value, config: Config) -> Value:
     """What the register holds that the instruction at a unit names as its field `name`, which is `number`."""
     if config.loops:
-        value: Value = unit.values[registers(kind.OPCODE).index(name)]
+        value: Value = unit.values[register_fields(kind.OPCODE).index(name)]
         return value
     base: Value = unit.bases[number[: (BASES - 1).bit_length()]]
     return base

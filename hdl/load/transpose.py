@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import FACTOR_PLACES, GROUP
+from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
 from weft.hdl.lib.ports import scratchpad_write
 from weft.hdl.lib.queues import BLOCK_RAM
 from weft.hdl.load.unpack import vector_layout
@@ -214,7 +214,8 @@ class Widener(wiring.Component):
     `narrow` may change only between words, behind both parts of the one before.
 
     With `blocks`, words are in groups. The first word of a group has factors and does not pass; it takes a cycle. Each
-    of the `GROUP` words that come of the others is multiplied by the next one of the factors, which are used in turn.
+    of the `GROUP_WORDS` words that come of the others is multiplied by the next one of the factors, which are used in
+    turn.
 
     Parameters
     ----------
@@ -262,13 +263,13 @@ class Widener(wiring.Component):
     def _groups(self, m: Module, halved: Value, chosen: Value) -> tuple[Value, Value]:
         """Keep factors and use them in turn. Returns whether the word at the input has some, and the values in half a
         word as bytes."""
-        left = Signal(range(GROUP + 1))  # words of the group that are still to come
+        left = Signal(range(GROUP_WORDS + 1))  # words of the group that are still to come
         begin = Signal(init=1)  # there are none; in a register, as all of LOAD waits for it
         kept = Signal(self.config.widths.bus)
         first = Signal()
         m.d.comb += first.eq(self.blocks & begin)
         with m.If(first & self.wanted & self.beat.valid):
-            m.d.sync += [left.eq(GROUP), begin.eq(0), kept.eq(self.beat.payload)]
+            m.d.sync += [left.eq(GROUP_WORDS), begin.eq(0), kept.eq(self.beat.payload)]
         with m.Elif(halved & self.blocks):
             m.d.sync += [left.eq(left - 1), begin.eq(left == 1), kept.eq(kept.rotate_right(8))]
         nibbles = [chosen[at : at + 4].as_signed() for at in range(0, len(chosen), 4)]
@@ -283,13 +284,13 @@ class Widener(wiring.Component):
         bus on the chip, and without a register in it it would take most of the cycle.
         """
         low, high = Signal(signed(11)), Signal(signed(12))
-        half = 1 << FACTOR_PLACES - 1
+        half = 1 << FACTOR_FRACTION_BITS - 1
         m.d.comb += [
             low.eq(Mux(value[0], factor, 0) + (Mux(value[1], factor, 0) << 1)),
             high.eq(Mux(value[2], factor, 0) - (Mux(value[3], factor, 0) << 1)),
         ]
-        rounded = Signal(signed(12 - FACTOR_PLACES + 1))
-        m.d.comb += rounded.eq((low + (high << 2) + half) >> FACTOR_PLACES)
+        rounded = Signal(signed(12 - FACTOR_FRACTION_BITS + 1))
+        m.d.comb += rounded.eq((low + (high << 2) + half) >> FACTOR_FRACTION_BITS)
         within = rounded[7:].all() | ~rounded[7:].any()
         return Mux(within, rounded[:8], Cat((~rounded[-1]).replicate(7), rounded[-1]))
 

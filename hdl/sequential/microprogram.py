@@ -18,7 +18,7 @@ from weft.hdl.isa import (
     Softmax,
     Vec,
     VectorInstruction,
-    required,
+    required_features,
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.sequential import (  # noqa: F401 -- bodies
@@ -155,7 +155,7 @@ def _taken(kind: type[Instruction], config: Config) -> int:
     names = [field.name for field in dataclasses.fields(kind)]
     if kind is Microcode:
         return names.index("op0")
-    lacking = {name for name, feature in required(kind.OPCODE).items() if feature.missing(config)}
+    lacking = {name for name, feature in required_features(kind.OPCODE).items() if feature.missing(config)}
     return max(count for count, name in enumerate(names, 1) if name not in lacking)
 
 

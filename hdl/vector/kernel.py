@@ -9,8 +9,8 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, Kernel, Vec
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.kernel import COMPARISONS, LEAST, MULTIPLIER_BITS, REGISTERS, SERIAL, STRIP_ROWS, Op
-from weft.hdl.isa.operands import KERNEL_RESULT, READ_LATENCY
+from weft.hdl.isa.kernel import COMPARISONS, INT32_MIN, MULTIPLIER_BITS, REGISTERS, SERIAL, STRIP_ROWS, Op
+from weft.hdl.isa.operands import KERNEL_LATENCY, READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.queues import SkidBuffer
 from weft.hdl.vector.kernel_divide import KernelDivide
@@ -33,7 +33,7 @@ def table_members(config: Config) -> dict[str, wiring.Member]:
 
 
 class KernelLanes(wiring.Component):
-    """A rigid pipeline of `KERNEL_RESULT` cycles from an issue to its result.
+    """A rigid pipeline of `KERNEL_LATENCY` cycles from an issue to its result.
 
     The cycles from the issue on: 3 what is read stands at the ports, and registers are addressed; 4 operands are
     chosen; 5 the first one is shifted, products are made; 6 the operation; 7 to 9 rounding; 10 registers are written.
@@ -81,7 +81,7 @@ class KernelLanes(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         stages = [self.issue]
-        for stage in range(1, KERNEL_RESULT + 1):
+        for stage in range(1, KERNEL_LATENCY + 1):
             following = Signal(self.issue.shape(), name=f"issue_{stage}")
             m.d.sync += following.eq(stages[-1])
             stages.append(following)
@@ -96,7 +96,7 @@ class KernelLanes(wiring.Component):
             divide.elements.eq(first),
         ]
         self._compute(m, stages, first, second, predicate, result, flags)
-        last = stages[KERNEL_RESULT]
+        last = stages[KERNEL_LATENCY]
         m.d.comb += [
             self.results.write.eq(
                 last.valid & last.op.d_memory & (last.entry.group == self.config.groups - 1)
@@ -115,7 +115,7 @@ class KernelLanes(wiring.Component):
     ) -> tuple[data.View, data.View, Signal]:
         """Registers and what was read, as both operands and the predicate of what was issued `_CHOSEN` cycles ago."""
         config, lanes = self.config, self.config.lanes
-        asked, chosen, last = stages[READ_LATENCY], stages[READ_LATENCY + 1], stages[KERNEL_RESULT]
+        asked, chosen, last = stages[READ_LATENCY], stages[READ_LATENCY + 1], stages[KERNEL_LATENCY]
         depth = STRIP_ROWS * config.groups
         group = asked.entry.group
         m.d.comb += self.group.eq(stages[READ_LATENCY - 1].entry.group)
@@ -181,7 +181,7 @@ class KernelLanes(wiring.Component):
             read.eq(Mux(self.source | op.a[:2].any(), vector, row)),
         ]
         with m.If(behind):
-            m.d.comb += read.eq(Mux(op.fill, LEAST, 0))
+            m.d.comb += read.eq(Mux(op.fill, INT32_MIN, 0))
         return Mux(op.a_memory, read, registers.word_select(lane, 32).as_signed())
 
     def _element(self, lane: int, issue: data.View) -> Value:

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
-from weft.hdl.isa.operands import KERNEL_DIVISION, KERNEL_ROOT
+from weft.hdl.isa.operands import KERNEL_DIVISION_CYCLES, KERNEL_ROOT_CYCLES
 from weft.hdl.vector.kernel_sequence import issue_layout
 
 _QUOTIENT = 16
@@ -24,8 +24,8 @@ def register_bits(config: Config) -> int:
 class KernelDivide(wiring.Component):
     """The results of RECIPROCAL and RSQRT for a lane group, as `weft.hdl.isa.MicroOp` defines them.
 
-    An element takes `KERNEL_DIVISION` cycles, and `KERNEL_ROOT` more with a square root: its size, the number of its
-    bits and its top bits take a cycle each, then root and quotient come by restoring, a bit a cycle.
+    An element takes `KERNEL_DIVISION_CYCLES` cycles, and `KERNEL_ROOT_CYCLES` more with a square root: its size, the
+    number of its bits and its top bits take a cycle each, then root and quotient come by restoring, a bit a cycle.
 
     Parameters
     ----------
@@ -64,9 +64,11 @@ class KernelDivide(wiring.Component):
             Signal(range(REGISTERS)),
         )
         left, writing = Signal(range(lanes + 1)), Signal(range(groups + 1))
-        step = Signal(range(KERNEL_DIVISION + KERNEL_ROOT))
+        step = Signal(range(KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES))
         last = Signal()
-        m.d.comb += last.eq(step == Mux(root, KERNEL_DIVISION + KERNEL_ROOT - 1, KERNEL_DIVISION - 1))
+        m.d.comb += last.eq(
+            step == Mux(root, KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES - 1, KERNEL_DIVISION_CYCLES - 1)
+        )
         result = self._divide(m, elements[:32].as_signed(), step, root)
         with m.If(self.valid):
             op = self.issue.op
@@ -115,7 +117,7 @@ class KernelDivide(wiring.Component):
         negative, nothing = element[-1], Signal(reset_less=True)
         dividing, rooting = Signal(), Signal()
         m.d.comb += [
-            rooting.eq(root & (step >= 3) & (step < 3 + KERNEL_ROOT)),
+            rooting.eq(root & (step >= 3) & (step < 3 + KERNEL_ROOT_CYCLES)),
             dividing.eq((step >= 3) & ~rooting),
         ]
         divisor, doubled, less = Signal(17), Signal(18), Signal(signed(19))
@@ -150,7 +152,7 @@ class KernelDivide(wiring.Component):
                 square.eq(Mux(below[-1], grown, below)),
                 base.eq(Cat(~below[-1], base)),
             ]
-        last_step = Mux(root, KERNEL_DIVISION + KERNEL_ROOT - 1, KERNEL_DIVISION - 1)
+        last_step = Mux(root, KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES - 1, KERNEL_DIVISION_CYCLES - 1)
         with m.Elif(dividing & (step != last_step)):
             m.d.sync += [
                 rest.eq(Mux(less[-1], doubled, less)),

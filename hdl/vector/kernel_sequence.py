@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa import Kernel, Microcode, MicroOp, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS, SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
-from weft.hdl.isa.operands import kernel_least, kernel_serial
+from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 from weft.hdl.vector.vec_streams import is_kind, view
 
 _LOOPS = ("ob", "oy", "ox")
@@ -265,11 +265,11 @@ class KernelSequence(wiring.Component):
     ) -> tuple[Value, Value]:
         """Count the slots of the micro-operation; returns whether the slot is an issue, and the last one of a row."""
         config = self.config
-        groups, least = config.groups, kernel_least(config.groups)
+        groups, least = config.groups, kernel_min_cycles(config.groups)
         entry, todo, real, steps, last = Signal(entry_layout(config)), Signal(), Signal(), Signal(), Signal()
         running, age = Signal(), Signal(range(least))
         waits = {
-            (uniform, root): kernel_serial(
+            (uniform, root): kernel_serial_cycles(
                 1 if uniform else config.lanes, groups if uniform else 1, root=root
             )
             for uniform in (False, True)

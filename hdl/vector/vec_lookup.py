@@ -8,14 +8,14 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import Lookup, Vec
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.operands import LOOKUP
+from weft.hdl.isa.operands import LOOKUP_LATENCY
 from weft.hdl.vector.probabilities import delayed, lane_tables
 from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
 
 class VecLookup(wiring.Component):
-    """A rigid pipeline of `LOOKUP` cycles. Results of a `Vec` with ``lookup`` become entries of its table, those of all
-    other instructions pass unchanged. `Lookup` fills a table.
+    """A rigid pipeline of `LOOKUP_LATENCY` cycles. Results of a `Vec` with ``lookup`` become entries of its table,
+    those of all other instructions pass unchanged. `Lookup` fills a table.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class VecLookup(wiring.Component):
         m = Module()
         depth = LOOKUP_ENTRIES * self.config.lookup_tables
         # The last results of the instruction before need so long until they are out.
-        table, looks_up = (delayed(m, value, LOOKUP + 1) for value in (self.chosen, self.looks_up))
+        table, looks_up = (delayed(m, value, LOOKUP_LATENCY + 1) for value in (self.chosen, self.looks_up))
         fills, entry = Signal(), Signal(range(depth))
         byte, fill = Signal(8, reset_less=True), Signal()
         m.d.sync += [byte.eq(self.byte), fill.eq(fills & self.byte_valid)]
@@ -86,7 +86,7 @@ class VecLookup(wiring.Component):
                 for lane, index in enumerate(indices)
             ]
         found = lane_tables(m, depth, indices, fill, entry, byte, exclusive=True)
-        passed = delayed(m, self.i.as_value(), LOOKUP)
+        passed = delayed(m, self.i.as_value(), LOOKUP_LATENCY)
         m.d.comb += self.o.eq(data.View(results_layout(self.config), passed))
         with m.If(looks_up):
             m.d.comb += [self.o.bytes[lane].eq(output) for lane, output in enumerate(found)]

@@ -25,8 +25,8 @@ from weft.hdl.isa import (
     Kernel,
     Opcode,
     Queue,
-    registers,
-    required,
+    register_fields,
+    required_features,
 )
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
@@ -273,10 +273,10 @@ def _foreign(code: Code, config: Config) -> np.ndarray:
         if opcode not in _COMPILED or (requires and requires.missing(config)):
             continue
         wrong = np.zeros(rows.size, bool)
-        for name, feature in required(opcode).items():
+        for name, feature in required_features(opcode).items():
             if feature.missing(config):
                 wrong |= code.field(name, opcode, rows) != 0
-        for name in () if config.loops else registers(opcode):
+        for name in () if config.loops else register_fields(opcode):
             wrong |= code.field(name, opcode, rows) >= BASES
         foreign[rows] = wrong
     return foreign

@@ -46,8 +46,8 @@ from weft.hdl.isa import (
     decode,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.loops import READ_BYTES, fault
-from weft.hdl.isa.memmap import Counter, Listed
+from weft.hdl.isa.loops import READ_BYTES, find_fault
+from weft.hdl.isa.memmap import Counter, ListProgress
 from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Descriptor, Record, pitch
 from weft.sim.device import EXECUTED_MOST, Device, DeviceError, check_base, check_list, check_program
 from weft.sim.golden import kernel, vector  # noqa: F401 -- they register what they carry out
@@ -135,7 +135,7 @@ class Walk:
 
     def _carry_out(self, at: int, instruction: Instruction) -> int:
         """Execute an instruction; returns the index of the next one."""
-        if reason := fault(instruction, self._config):
+        if reason := find_fault(instruction, self._config):
             raise DeviceError(reason)
         if isinstance(instruction, SlotInstruction):
             self._change(instruction)
@@ -219,7 +219,7 @@ class GoldenDevice(Device):
         self.memories = Memories(config, memory_bytes)
         self._program: int | None = None
         self._list: int | None = None
-        self._listed = Listed(0)
+        self._listed = ListProgress(0)
 
     @property
     def scratchpad(self) -> np.ndarray:
@@ -252,9 +252,9 @@ class GoldenDevice(Device):
         """Start the list of programs at DRAM byte address `address`; `wait` runs it. Raises `DeviceError` if none can
         start there."""
         check_list(address, self.config, self.memory_bytes)
-        self._list, self._program, self._listed = address, None, Listed(0, at_descriptor=True)
+        self._list, self._program, self._listed = address, None, ListProgress(0, at_descriptor=True)
 
-    def listed(self) -> Listed:
+    def listed(self) -> ListProgress:
         """How far the last list has come."""
         return self._listed
 
@@ -284,7 +284,7 @@ class GoldenDevice(Device):
                 last = self._run_listed(address)
             except DeviceError as error:
                 raise DeviceError(f"{self._listed}: {error}") from None
-            self._listed = Listed(self._listed.done + 1, at_descriptor=not last)
+            self._listed = ListProgress(self._listed.done + 1, at_descriptor=not last)
             if last:
                 return
             address += pitch(self.config)
@@ -298,7 +298,7 @@ class GoldenDevice(Device):
         for index, value in enumerate(descriptor.bases):
             self.set_base(index, value)
         check_program(descriptor.program, self.config)
-        self._listed = Listed(self._listed.done)
+        self._listed = ListProgress(self._listed.done)
         self._start(descriptor.program)
         self.write(address + RECORD_READ_BYTES, Record(done=True).encode())
         return descriptor.last

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.hdl.isa import IsaError, Kernel, Memory, Microcode, MicroOp
 from weft.hdl.isa.kernel import (
-    LEAST,
+    INT32_MIN,
     MULTIPLIER_BITS,
     REGISTERS,
     SERIAL,
@@ -152,7 +152,7 @@ class Run(Course):
         if op.unsigned and operand.memory is Memory.SCRATCHPAD:
             found &= 0xFF
         if self.i.tail and self.column == self.i.ox - 1:
-            found[:, self.i.tail :] = LEAST if op.fill else 0
+            found[:, self.i.tail :] = INT32_MIN if op.fill else 0
         return found
 
     def _second(self, op: MicroOp) -> np.ndarray:
@@ -193,7 +193,7 @@ def _product(op: MicroOp, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     product = a * (((b & (2 * half - 1)) ^ half) - half)
     shift = np.minimum(op.shift + ((b >> MULTIPLIER_BITS & 63) if op.scaled else 0), 63)
     rounded = product >> shift if op.floor else round_half_even(product, np.asarray(shift, np.int64))
-    return np.minimum(np.maximum(rounded, LEAST), _LARGEST)
+    return np.minimum(np.maximum(rounded, INT32_MIN), _LARGEST)
 
 
 def _packed(factor: np.ndarray, exponent: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.hdl.isa import PAGE_ENTRY, Instruction, Load, Mm, Operand, Store
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import group_bytes, unpack, unpack_groups
+from weft.hdl.isa.encoding import group_bytes, unpack_groups, unpack_int4
 from weft.sim.device import DeviceError
 from weft.sim.golden.memories import Memories, loops, rsh, within, wrap
 
@@ -50,7 +50,7 @@ def load(memories: Memories, i: Load) -> None:
     start = memories.register(i.base) + i.offset + (_page(memories, i) if i.paged else 0)
     for row in range(i.rows):
         address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
-        source = memories.dram_range(address, i.taken)
+        source = memories.dram_range(address, i.row_bytes)
         row_bytes = _widened(memories, i, address, source) if i.int4 else source
         rows[row, i.before : i.before + take] = row_bytes[:take]
     shape, steps = (i.rows, i.pixels, i.length), (rows.strides[0], i.pitch, 1)
@@ -73,7 +73,7 @@ def _widened(memories: Memories, i: Load, address: int, source: np.ndarray) -> n
             f"{memories.config.bus_bytes} bytes of the bus"
         )
     if not i.blocks:
-        return unpack(source).view(np.uint8)
+        return unpack_int4(source).view(np.uint8)
     n = memories.config.n
     if i.run % group_bytes(n):
         raise DeviceError(

@@ -194,7 +194,7 @@ def vec(memories: Memories, i: Vec) -> None:
 
 def _parameters(memories: Memories, i: Vec | Softmax) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mantissa (unsigned), shift (0 to 63) and bias (int32) of every column, as int64."""
-    words = config.words(memories.scratchpad[memories.addresses(i, "params")])
+    words = config.parameter_words(memories.scratchpad[memories.addresses(i, "params")])
     mantissa = config.MANTISSA.of(words)
     if int(mantissa.max()) >> memories.config.mantissa_bits:
         raise DeviceError(

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
-from weft.hdl.control.counters import Watch, waits
+from weft.hdl.control.counters import HangDetector, describe_stalls
 from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
@@ -24,7 +24,7 @@ from weft.hdl.isa.memmap import (
     WATCHDOG_BITS,
     Counter,
     Fault,
-    Listed,
+    ListProgress,
     Reg,
     Status,
     base_register,
@@ -32,7 +32,7 @@ from weft.hdl.isa.memmap import (
     failure,
 )
 from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.verilog import generated
+from weft.hdl.verilog import generate_cached
 from weft.sim.device import (
     Closing,
     Device,
@@ -97,7 +97,7 @@ _SIGNATURES = {
 def core_verilog(config: Config, *, sequential: bool = False) -> str:
     """Verilog of the core of `config`, kept in the cache under the hash of all that it is generated from."""
     kind = SequentialCore if sequential else Core
-    return generated(lambda: kind(config), name=TOP, of=f"{config} {sequential}").read_text()
+    return generate_cached(lambda: kind(config), name=TOP, of=f"{config} {sequential}").read_text()
 
 
 def build_model(
@@ -372,9 +372,9 @@ class RtlDevice(Closing, Device):
         check_list(address, self.config, self.memory_bytes)
         self._begin(Reg.LIST, address, START_LIST)
 
-    def listed(self) -> Listed:
+    def listed(self) -> ListProgress:
         """How far the last list has come."""
-        return Listed.of(self._read_register(Reg.LISTED))
+        return ListProgress.of(self._read_register(Reg.LISTED))
 
     def _begin(self, register: Reg, address: int, command: int) -> None:
         """Start what lies at an address, which belongs to a register."""
@@ -411,7 +411,7 @@ class RtlDevice(Closing, Device):
             protocol, memory answers with an error, a word is no instruction, or the program was stopped.
         """
         left = timeout
-        watch = Watch(self.config, self._patience, sequential=self.sequential)
+        watch = HangDetector(self.config, self._patience, sequential=self.sequential)
         while self._started:
             chunk = CHUNK if left is None else min(CHUNK, left)
             done = self._library.weft_run(self._handle, chunk)
@@ -474,7 +474,7 @@ class RtlDevice(Closing, Device):
         """The activity of the units in the last cycles, from the counters."""
         before = self.counters()
         self._library.weft_run(self._handle, PROBE)
-        return waits(before, self.counters(), hangs=hangs)
+        return describe_stalls(before, self.counters(), hangs=hangs)
 
     def _status(self) -> Status:
         return Status(self._read_register(Reg.STATUS))

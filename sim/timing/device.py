@@ -10,10 +10,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from weft.hdl.checker.extents import Cells, on_chip
+from weft.hdl.checker.extents import Cells, on_chip_accesses
 from weft.hdl.isa import BASES, WORD_BYTES, Instruction, IsaError, Memory, Queue, decode
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter, Listed
+from weft.hdl.isa.memmap import Counter, ListProgress
 from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Descriptor, Record, pitch
 from weft.sim.device import (
     EXECUTED_MOST,
@@ -124,7 +124,7 @@ class TimingDevice(Device):
         self._tokens = 0.0  # bytes that memory has saved up, which the next program finds
         self._program: int | None = None
         self._list: int | None = None
-        self._listed = Listed(0)
+        self._listed = ListProgress(0)
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
@@ -151,9 +151,9 @@ class TimingDevice(Device):
         """Start the list of programs at DRAM byte address `address`; `wait` runs it. Raises `DeviceError` if none can
         start there."""
         check_list(address, self.config, self.memory_bytes)
-        self._list, self._program, self._listed = address, None, Listed(0, at_descriptor=True)
+        self._list, self._program, self._listed = address, None, ListProgress(0, at_descriptor=True)
 
-    def listed(self) -> Listed:
+    def listed(self) -> ListProgress:
         """How far the last list has come; nowhere, if something is wrong with it."""
         return self._listed
 
@@ -201,7 +201,7 @@ class TimingDevice(Device):
                 address + index * pitch(self.config) + RECORD_READ_BYTES,
                 Record(True, program.cycles, program.waited).encode(),
             )
-        self._listed = Listed(len(found))
+        self._listed = ListProgress(len(found))
 
     def _read_list(self, address: int) -> list[Descriptor]:
         """The descriptors of a list, all of whose programs can be run."""
@@ -210,13 +210,13 @@ class TimingDevice(Device):
             try:
                 descriptor = Descriptor.decode(self.read(address, DESCRIPTOR_BYTES))
             except (DeviceError, IsaError) as error:
-                raise DeviceError(f"{Listed(len(found), at_descriptor=True)}: {error}") from None
+                raise DeviceError(f"{ListProgress(len(found), at_descriptor=True)}: {error}") from None
             check = self._request(descriptor.program, None)
             faulty = self._library.weft_timing_check(ctypes.byref(check))
             if faulty < -1:
                 raise MemoryError(TOO_LARGE)
             if faulty >= 0:
-                raise DeviceError(f"{Listed(len(found))}: {self._fault(descriptor.program, faulty)}")
+                raise DeviceError(f"{ListProgress(len(found))}: {self._fault(descriptor.program, faulty)}")
             found.append(descriptor)
             address += pitch(self.config)
         return found
@@ -336,7 +336,7 @@ def occupancy(
     for index, instruction in enumerate(instructions):
         if index not in spans:
             continue
-        for access in on_chip(instruction, config):
+        for access in on_chip_accesses(instruction, config):
             if access.memory is Memory.SCRATCHPAD:
                 change = vectors.write if access.write else vectors.read
                 change(access.cells, spans[index])

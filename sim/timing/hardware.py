@@ -23,19 +23,19 @@ from weft.hdl.isa import (
     VectorInstruction,
     places,
     program_lists,
-    registers,
+    register_fields,
 )
-from weft.hdl.isa.config import KERNEL_ENTRIES, Config, Feature
-from weft.hdl.isa.encoding import FACTOR_PLACES, FACTORS_SHIFT, GROUP
+from weft.hdl.isa.config import MAX_KERNEL_ENTRIES, Config, Feature
+from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, FACTORS_SHIFT, GROUP_WORDS
 from weft.hdl.isa.kernel import STRIP_ROWS, Op, micro_places
 from weft.hdl.isa.loops import READ_BYTES, SLOTS
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.isa.operands import (
-    DIVISION,
-    KERNEL_RESULT,
+    DIVISION_LATENCY,
+    KERNEL_LATENCY,
     READ_LATENCY,
-    kernel_least,
-    kernel_serial,
+    kernel_min_cycles,
+    kernel_serial_cycles,
     lookup_latency,
     rmw_latency,
 )
@@ -102,15 +102,15 @@ def parameters(config: Config) -> dict[str, int]:
         "under_way_most": vec_softmax._UNDER_WAY,
         "under_way_latency": vec_softmax.CHOSEN + max(softmax.WRITTEN + 1 - early, 0),
         "divider_lead": arithmetic.LEAD,
-        "divider_steps": DIVISION,
+        "divider_steps": DIVISION_LATENCY,
         "divider_read": arithmetic._READ,
         "divider_normalising": NORMALISING,
-        "kernel_result": KERNEL_RESULT,
-        "kernel_least": kernel_least(config.groups),
-        "kernel_reciprocal": kernel_serial(config.lanes, 1, root=False),
-        "kernel_root": kernel_serial(config.lanes, 1, root=True),
-        "kernel_row_reciprocal": kernel_serial(1, config.groups, root=False),
-        "kernel_row_root": kernel_serial(1, config.groups, root=True),
+        "kernel_result": KERNEL_LATENCY,
+        "kernel_least": kernel_min_cycles(config.groups),
+        "kernel_reciprocal": kernel_serial_cycles(config.lanes, 1, root=False),
+        "kernel_root": kernel_serial_cycles(config.lanes, 1, root=True),
+        "kernel_row_reciprocal": kernel_serial_cycles(1, config.groups, root=False),
+        "kernel_row_root": kernel_serial_cycles(1, config.groups, root=True),
     }
 
 
@@ -142,7 +142,7 @@ def _table(opcode: str, kind: type[Instruction]) -> str:
 def _kind(opcode: str, kind: type[Instruction]) -> str:
     names = _names(kind)
     parameters = names.index("params") if "params" in names else -1
-    named = [names.index(name) for name in registers(kind.OPCODE)]
+    named = [names.index(name) for name in register_fields(kind.OPCODE)]
     assert len(named) <= _NAMED
     fields = ", ".join(map(str, named + [-1] * (_NAMED - len(named))))
     requires = _features([kind.REQUIRES] if kind.REQUIRES else [])
@@ -210,7 +210,7 @@ def _micro() -> str:
     names = ", ".join(f"OP_MICRO_{op.name} = {int(op)}" for op in Op)
     rows = ", ".join(_place(place) for place in micro_places().values())
     return (
-        f"constexpr int STRIP_ROW_COUNT = {STRIP_ROWS}, MICRO_MOST = {KERNEL_ENTRIES};\n"
+        f"constexpr int STRIP_ROW_COUNT = {STRIP_ROWS}, MICRO_MOST = {MAX_KERNEL_ENTRIES};\n"
         f"enum MicroOperation {{ {names} }};\n"
         + struct("MicroOp", list(micro_places()))
         + f"constexpr Field FIELDS_MICRO[] = {{ {rows} }};\n"
@@ -220,7 +220,7 @@ def _micro() -> str:
 def _groups() -> str:
     """Of LOADs with blocks of values of 4 bits, and the bytes of a row of any LOAD."""
     return (
-        f"constexpr int GROUP = {GROUP}, FACTOR_PLACES = {FACTOR_PLACES};\n"
+        f"constexpr int GROUP = {GROUP_WORDS}, FACTOR_PLACES = {FACTOR_FRACTION_BITS};\n"
         "constexpr int64_t taken(int64_t run, bool blocks) {\n"
         f"    return blocks ? run + (run >> {FACTORS_SHIFT}) : run;\n"
         "}\n"
@@ -231,7 +231,7 @@ def _loops() -> str:
     """Of SET and NEXT and their slots, of READ, and how many registers there are."""
     numbers = {
         "SLOT_COUNT": SLOTS, "SLOT_FIELD": list(places(Opcode.SET)).index("register0"),
-        "SLOT_WORD": sequencer.FIRST_VALUE, "BACK_WORD": sequencer.BACK, "READ_LENGTH": READ_BYTES,
+        "SLOT_WORD": sequencer.FIRST_VALUE_WORD, "BACK_WORD": sequencer.BACK_WORD, "READ_LENGTH": READ_BYTES,
         "MODE_SET": int(Mode.SET), "MODE_ADD_REGISTER": int(Mode.ADD_REGISTER), "REGISTER_COUNT": PROGRAM_REGISTERS,
     }  # fmt: skip
     return "".join(f"constexpr unsigned {name} = {value};\n" for name, value in numbers.items())

@@ -36,7 +36,7 @@ from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import End
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.encoding import LEAST, MOST
+from weft.hdl.isa.encoding import INT4_MAX, INT4_MIN
 from weft.run.runtime import Image
 from weft.sim.compiled.device import golden_device
 from weft.sim.device import DeviceError
@@ -214,7 +214,9 @@ def _int4(seed: int, rng: Rng) -> SegmentSubject:
         if rng.random() < 0.5:
             segment = op_cases.segment_of(op_cases.random_matmul(rng))
         ops = [
-            op.replace(weight=np.clip(op.weight, LEAST, MOST)) for op in segment.ops if isinstance(op, Conv)
+            op.replace(weight=np.clip(op.weight, INT4_MIN, INT4_MAX))
+            for op in segment.ops
+            if isinstance(op, Conv)
         ]
         narrow = dataclasses.replace(segment, ops=tuple(ops))
         if not _supported(narrow, config):

@@ -27,7 +27,7 @@ from support.random_programs import MEMORY
 
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Normalise, Softmax, Store, Vec
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import FACTOR_PLACES
+from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS
 from weft.hdl.isa.memmap import Counter
 from weft.sim.rtl.coverage import HostedRtl
 
@@ -79,7 +79,7 @@ def test_values_of_4_bits_meet_factors_that_saturate() -> None:
     made.build_blocks()
     assert 0x88 in LIMITS
     assert 0x80 in LIMITS
-    assert 8 * 128 >> FACTOR_PLACES == 128
+    assert 8 * 128 >> FACTOR_FRACTION_BITS == 128
     loads = [item for item in made.program if isinstance(item, Load) and item.blocks]
     stored = made.memories.dram[DUMP : DUMP + made.stored].astype(np.int8)
     assert len(loads) == 30

@@ -139,7 +139,7 @@ def for_queues_only(config: str | Config) -> Compiled:
     return dataclasses.replace(compiled, segments=tuple(segments))
 
 
-TOO_EARLY = r"waits for semaphore \d+, which no instruction in front of it has signalled: the sequential core"
+TOO_EARLY = r"waits for semaphore \d+, which no earlier instruction has signalled: the sequential core"
 
 
 def test_an_order_for_queues_only_is_refused(board: str) -> None:

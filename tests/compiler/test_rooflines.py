@@ -21,7 +21,7 @@ from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Window
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
-from weft.hdl.isa.operands import VEC_EARLY
+from weft.hdl.isa.operands import VEC_EARLY_OVERHEAD
 from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
@@ -46,7 +46,7 @@ def wrong(config: Config, number: int, tally: Tally[str]) -> str | None:
     op = random_layer(rng, config)
     cycles = cycles_of(op, config)
     why = reason(op, config, cycles)
-    least = {"roofline": roofline(op, config), **bounds(op, config, VEC_EARLY, beside=True)}
+    least = {"roofline": roofline(op, config), **bounds(op, config, VEC_EARLY_OVERHEAD, beside=True)}
     tally["none" if why is None else why] += 1
     shown = f"layer {number}, N {config.n} ({config.digest:08x}), {op.src.shape} by {op.weight.shape}, "
     shown += f"groups {op.groups}, {op.window}, pool {op.pool}: {cycles} cycles, " + ", ".join(

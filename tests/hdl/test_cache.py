@@ -128,7 +128,7 @@ def test_files_of_another_user_are_not_used(root: Path, monkeypatch: pytest.Monk
     assert not is_whole(folder)
     with pytest.raises(
         CacheError,
-        match=rf"^the folder for builds {root} belongs to another user \(number \d+\): "
+        match=rf"^the cache folder {root} belongs to another user \(uid \d+\): "
         r"set WEFT_CACHE to a folder of your own that can be written$",
     ):
         entry("one", make)
@@ -177,7 +177,7 @@ def test_errors_of_the_file_system_name_folder_and_remedy(root: Path, number: in
         raise OSError(number, os.strerror(number))
 
     with pytest.raises(
-        CacheError, match=rf"^cannot keep builds in {root}: {why}.*; set WEFT_CACHE to a folder"
+        CacheError, match=rf"^cannot write to the cache folder {root}: {why}.*; set WEFT_CACHE to a folder"
     ):
         entry("one", make)
     assert names(root) == set()
@@ -185,14 +185,16 @@ def test_errors_of_the_file_system_name_folder_and_remedy(root: Path, number: in
 
 def test_a_cache_that_is_a_file(root: Path) -> None:
     root.write_text("")
-    with pytest.raises(CacheError, match=rf"^cannot keep builds in {root}: File exists; set WEFT_CACHE to"):
+    with pytest.raises(
+        CacheError, match=rf"^cannot write to the cache folder {root}: File exists; set WEFT_CACHE to"
+    ):
         entry("one", Maker())
 
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", "/proc/weft")
     with pytest.raises(
-        CacheError, match=r"^cannot keep builds in /proc/weft: No such file.*; set WEFT_CACHE to"
+        CacheError, match=r"^cannot write to the cache folder /proc/weft: No such file.*; set WEFT_CACHE to"
     ):
         entry("one", Maker())
 
@@ -204,7 +206,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEFT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nobody)
-    with pytest.raises(CacheError, match=r"^there is no home folder to keep builds in: set WEFT_CACHE to"):
+    with pytest.raises(CacheError, match=r"^there is no home folder for the cache: set WEFT_CACHE to"):
         cache_root()
 
 
@@ -221,7 +223,7 @@ def test_parts_of_processes_that_were_killed_are_removed(root: Path) -> None:
         (root / name).mkdir(parents=True)
         (root / name / "half").write_text("half")
     for name in ("part-old", "part-held"):
-        os.utime(root / name, times=(time.time() - 2 * cache._SETTLED,) * 2)
+        os.utime(root / name, times=(time.time() - 2 * cache._STALE_SECONDS,) * 2)
     handle = os.open(root / "part-held", os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

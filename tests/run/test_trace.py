@@ -19,7 +19,7 @@ from weft.cli import main, trace_command, trace_svg
 from weft.compiler.backend import DeviceProgram
 from weft.errors import FileError
 from weft.examples import attention, digits
-from weft.hdl.checker.extents import Memory, on_chip
+from weft.hdl.checker.extents import Memory, on_chip_accesses
 from weft.hdl.isa import Load, Queue, Store
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
@@ -183,7 +183,7 @@ def test_occupancy_is_that_of_each_vector(timeline: Timeline, events: list[Event
     }
     touched: list[list[tuple[bool, tuple[int, int]]]] = [[] for _ in range(size)]
     for index, instruction in enumerate(segment_of(program).instructions[:-1]):
-        for access in on_chip(instruction, program.config):
+        for access in on_chip_accesses(instruction, program.config):
             if access.memory is Memory.SCRATCHPAD:
                 for cell in np.arange(size)[access.cells]:
                     touched[cell].append((access.write, spans[index]))

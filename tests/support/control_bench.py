@@ -12,7 +12,7 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster
 
 from support.axi_models import channels, pauses
-from weft.hdl.control.counters import SETTLING, WORDS
+from weft.hdl.control.counters import SETTLING_CYCLES, WORDS
 from weft.hdl.isa import BASES
 from weft.hdl.isa.memmap import (
     MAGIC,
@@ -185,7 +185,7 @@ class ControlBench:
         dut.finished.value = 1
         await RisingEdge(dut.clk)
         dut.finished.value = 0
-        for _ in range(SETTLING - 3):
+        for _ in range(SETTLING_CYCLES - 3):
             await RisingEdge(dut.clk)
             assert int(dut.irq.value) == 0, "done before the counters have settled"
         await ClockCycles(dut.clk, 6)

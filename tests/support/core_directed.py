@@ -26,10 +26,10 @@ from weft.hdl.isa import (
     Table,
     Vec,
     places,
-    required,
+    required_features,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import registers as registers_of
+from weft.hdl.isa.encoding import register_fields as registers_of
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError
 from weft.sim.rtl.coverage import HostedRtl
@@ -268,7 +268,7 @@ def _every_second(kind: type[Instruction], config: Config, bits: int, turn: int)
 
 def _supported(kind: type[Instruction], config: Config, values: dict[str, int]) -> Instruction:
     """An instruction with these values, but none that the configuration does not have, and without a wait."""
-    needed = required(kind.OPCODE)
+    needed = required_features(kind.OPCODE)
     values |= {name: 0 for name in values if name in needed and needed[name].missing(config)}
     found = kind(**values | {"wait": 0})
     if found.unsupported(config):

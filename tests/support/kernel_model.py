@@ -8,7 +8,7 @@ from math import isqrt
 
 from weft.hdl.isa import Kernel, Microcode, MicroOp
 from weft.hdl.isa.kernel import MICRO_OPS, Op
-from weft.hdl.isa.operands import kernel_least, kernel_serial
+from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 
 STRIP = 8
 READS = ("src", "b", "c", "d")
@@ -155,9 +155,9 @@ class KernelModel:
         if op.op in (Op.RECIPROCAL, Op.RSQRT):
             root = op.op == Op.RSQRT
             if op.unsigned:
-                return rows * kernel_serial(1, groups, root=root)
-            return rows * groups * kernel_serial(config.lanes, 1, root=root)
-        return max(rows * groups, kernel_least(groups))
+                return rows * kernel_serial_cycles(1, groups, root=root)
+            return rows * groups * kernel_serial_cycles(config.lanes, 1, root=root)
+        return max(rows * groups, kernel_min_cycles(groups))
 
     def safe(self):
         targets = {address for address, _ in self.writes}

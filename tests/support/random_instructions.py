@@ -20,7 +20,7 @@ from weft.hdl.isa import (
     Source,
     VectorInstruction,
     places,
-    required,
+    required_features,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.encoding import group_bytes
@@ -59,7 +59,7 @@ class Drawing:
         A kind without a method has no rules beyond those of its fields and operands.
         """
         fields: dict[str, Any] = getattr(self, kind.__name__.lower(), dict)()
-        requires = required(kind.OPCODE)
+        requires = required_features(kind.OPCODE)
         counts = {loop.count for operand in kind.OPERANDS for loop in operand.loops}
         starts = {
             operand.name

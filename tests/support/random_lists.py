@@ -10,7 +10,7 @@ from support.loop_programs import WORDS, LoopProgram
 from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
 from weft.hdl.isa import End
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Listed
+from weft.hdl.isa.memmap import ListProgress
 from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Record, encode_list, pitch
 from weft.sim.device import Device
 
@@ -79,7 +79,7 @@ class ProgramList:
         self.place(device)
         device.start_list(self.address)
         device.wait(timeout)
-        assert device.listed() == Listed(len(self.order))
+        assert device.listed() == ListProgress(len(self.order))
         return self.timeless(device)
 
     def timeless(self, device: Device) -> bytes:

@@ -40,7 +40,7 @@ from weft.hdl.isa import (
     Table,
     Vec,
     places,
-    required,
+    required_features,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import SERIAL, kernel_at
@@ -53,7 +53,7 @@ FLAGS = {
     (kind, name)
     for kind in INSTRUCTIONS.values()
     for name, place in places(kind.OPCODE).items()
-    if (place.width == 1 or name in required(kind.OPCODE)) and (kind, name) != (Vec, "table")
+    if (place.width == 1 or name in required_features(kind.OPCODE)) and (kind, name) != (Vec, "table")
 }
 """Fields that switch something on: every comparison must have met all. Where there is one look-up table, its number
 is always 0."""

@@ -68,8 +68,8 @@ def filled(op: Conv, config: Config) -> float:
 
 def bounds(op: Conv, config: Config, between: int = _BETWEEN, *, beside: bool = False) -> dict[str, float]:
     """Cycles that a layer takes at least, by the name of the reason, if the vector unit is idle for so many `between`
-    two instructions: it is never for less than `VEC_EARLY`; and if a pooling is `beside` products, which it is only
-    where there is room on chip for both."""
+    two instructions: it is never for less than `VEC_EARLY_OVERHEAD`; and if a pooling is `beside` products,
+    which it is only where there is room on chip for both."""
     few = max(config.n, rmw_latency(config) - 1)
     return {
         "lanes stay empty": max(_vectors(op, config, 1, beside), _vector(op, config, config.n)),

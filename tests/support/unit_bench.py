@@ -14,7 +14,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly, RisingEdge
 from cocotb.utils import get_sim_time
 
-from weft.hdl.isa import registers
+from weft.hdl.isa import register_fields
 from weft.hdl.isa.config import Config
 from weft.sim.rtl.bench import bench_parameters
 
@@ -107,7 +107,9 @@ class Bench:
         at most."""
         for instruction in instructions:
             if self.config.loops:
-                named = [self.bases[getattr(instruction, name)] for name in registers(instruction.OPCODE)]
+                named = [
+                    self.bases[getattr(instruction, name)] for name in register_fields(instruction.OPCODE)
+                ]
                 width = len(self.dut.values)
                 self.dut.values.value = sum(value << 32 * k for k, value in enumerate(named[: width // 32]))
             word = int.from_bytes(instruction.encode(), "little")

@@ -28,7 +28,7 @@ from weft.boards.sdram.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, enco
 from weft.boards.virtual_top import VirtualTop
 from weft.configurations import configuration
 from weft.hdl.isa.config import Config
-from weft.hdl.verilog import generate, generated
+from weft.hdl.verilog import generate, generate_cached
 from weft.sim import memories
 from weft.sim.device import Closing, DeviceError
 from weft.sim.verilate import Model
@@ -93,7 +93,7 @@ def board_verilog(board: Board, config: Config) -> str:
 
     if not any(board is known for known in boards_of_files().values()):
         return generate(make(), name="board")  # files of weft do not say what this board is
-    return generated(
+    return generate_cached(
         make,
         name="board",
         of=f"{VirtualTop.__module__} {board.name} {config} {DIVISOR}",

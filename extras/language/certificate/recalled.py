@@ -214,7 +214,7 @@ class RecallingDevice(ValueDevice):
         addresses = [
             (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF for row in range(i.rows)
         ]
-        known = self._bytes(i, addresses, i.taken)
+        known = self._bytes(i, addresses, i.row_bytes)
         return (start, known) if i.int4 else known
 
     def _bytes(self, i: Load, addresses: Sequence[int], size: int) -> bytes:

@@ -111,7 +111,7 @@ class Contents:
         """The parameters of a block's scores, and its weights."""
         n = self._n
         mantissa, shift = score_multiplier(layer.octaves, self._places.config.mantissa_bits)
-        record = bytearray(config.block(np.zeros(n), np.full(n, mantissa), np.full(n, shift), n))
+        record = bytearray(config.parameter_block(np.zeros(n), np.full(n, mantissa), np.full(n, shift), n))
         self.gains = len(record)
         for gains in self._numbers.gains[2 * index : 2 * index + 2]:
             record += pairs(gains, n).tobytes()
@@ -217,7 +217,7 @@ class _Stacked:
         found = words(self._values[lines], n)
         if self._factors is None:
             return found
-        groups = np.frombuffer(found, np.int8).reshape(-1, encoding.GROUP, n)
+        groups = np.frombuffer(found, np.int8).reshape(-1, encoding.GROUP_WORDS, n)
         padded = np.pad(self._factors[lines], ((0, -len(self._factors[lines]) % n), (0, 0)))
         factors = padded.reshape(-1, n, padded.shape[1]).swapaxes(1, 2).reshape(-1, n)
         return _aligned(encoding.pack_groups(groups, factors))

@@ -14,7 +14,7 @@ from weft.extras.language.compiler.merging import merge
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
 from weft.extras.language.compiler.words import PATTERNS, split
 from weft.hdl.errors import WeftError
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 SPACE = "\u2581"
 """What stands for a space in SentencePiece's tokens."""
@@ -109,7 +109,7 @@ class Pieces:
             return [self._bytes[byte] for byte in raw]
         if self._vocabulary.unknown is None:
             raise TokenError(
-                f"the vocabulary has no token for {shown(text)}, and none for what it does not know"
+                f"the vocabulary has no token for {short_repr(text)}, and none for what it does not know"
             )
         return [self._vocabulary.unknown]
 

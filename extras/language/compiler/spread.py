@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weft.hdl.isa import Kernel, Source
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import SOURCES, STRIP_ROWS, TARGETS
-from weft.hdl.isa.operands import kernel_least
+from weft.hdl.isa.operands import kernel_min_cycles
 
 
 class At(NamedTuple):
@@ -53,6 +53,6 @@ def _cycles(config: Config, counts: tuple[int, int, int], order: tuple[int, int,
     """Cycles of a micro-operation for all rows and columns, if rows are these loops."""
     blocks, rows, columns = (counts[place] for place in order)
     strips, rest = divmod(rows, STRIP_ROWS)
-    least = kernel_least(config.groups)
+    least = kernel_min_cycles(config.groups)
     whole = max(least, STRIP_ROWS * config.groups)
     return blocks * columns * (strips * whole + (max(least, rest * config.groups) if rest else 0))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from weft.extras.language.compiler.encoders import SPACE, BytePairs, Encoder, Pieces, TokenError
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 
 class Tokenizer:
@@ -209,5 +209,6 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise TokenError(
-            f"character {error.start} of the text is {shown(text[error.start])}, half of a pair, which is no character"
+            f"character {error.start} of the text is {short_repr(text[error.start])}, half of a pair, which is no "
+            "character"
         ) from None

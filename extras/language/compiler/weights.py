@@ -16,7 +16,7 @@ class Weights:
     """int8 (rows, columns), each row times its scale: float64 (rows,).
 
     Where they are in blocks of 4 bits, they come of `nibbles`, int8 (rows, columns) from -8 to 7, times `factors`, int8
-    (rows, columns // `weft.hdl.isa.encoding.GROUP`).
+    (rows, columns // `weft.hdl.isa.encoding.GROUP_WORDS`).
     """
 
     values: np.ndarray
@@ -33,15 +33,15 @@ class Weights:
         if blocks:
             assert isinstance(weight, BlockTensor)
             # A factor of its own size must do for every block, whatever the largest of its values is.
-            steps = np.abs(weight.scales).max(axis=axis) * (1 << encoding.FACTOR_PLACES)
+            steps = np.abs(weight.scales).max(axis=axis) * (1 << encoding.FACTOR_FRACTION_BITS)
             largest = np.maximum(largest, steps)
         scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(exact)).astype(float)
         if not blocks:
             return cls(np.rint(exact / scales[:, None]).astype(np.int8), scales)
         assert isinstance(weight, BlockTensor)
-        ratios = np.rint(np.ldexp(weight.scales / scales[:, None], encoding.FACTOR_PLACES))
+        ratios = np.rint(np.ldexp(weight.scales / scales[:, None], encoding.FACTOR_FRACTION_BITS))
         factors = np.clip(ratios, -127, 127).astype(np.int8)
-        values = encoding.times(weight.values, factors.repeat(encoding.GROUP, axis=1))
+        values = encoding.multiply_factors(weight.values, factors.repeat(encoding.GROUP_WORDS, axis=1))
         return cls(values, scales, weight.values, factors)
 
     @classmethod
@@ -73,8 +73,8 @@ def bias_behind(linear: Linear, norm: Norm | None) -> np.ndarray:
 def in_blocks(weight: Matrix) -> bool:
     """Whether a matrix has blocks of values of 4 bits with a scale and nothing else, as GGUF's Q4_0."""
     return (
-        isinstance(weight, BlockTensor) and weight.minimums is None and weight.block == encoding.GROUP
-        and int(weight.values.min()) >= encoding.LEAST and int(weight.values.max()) <= encoding.MOST
+        isinstance(weight, BlockTensor) and weight.minimums is None and weight.block == encoding.GROUP_WORDS
+        and int(weight.values.min()) >= encoding.INT4_MIN and int(weight.values.max()) <= encoding.INT4_MAX
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.extras.language.compiler.libraries import library
-from weft.hdl.schema import printable, shown
+from weft.hdl.schema import printable, short_repr
 
 MAGIC = b"GGUF"
 """The first bytes of every file."""
@@ -299,7 +299,7 @@ class _Parser:
         whole = isinstance(given, int) and not isinstance(given, bool)
         if not whole or not 0 < given <= _ALIGNMENT or given & (given - 1):  # type: ignore[operator]
             raise self._error(
-                f"has general.alignment {shown(given)}; it must be a power of two up to {_ALIGNMENT:,}"
+                f"has general.alignment {short_repr(given)}; it must be a power of two up to {_ALIGNMENT:,}"
             )
         return int(given)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import CompileError
 from weft.extras.language.gguf.file import Value
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 LARGEST = 1 << 30
 """The largest integer that any number of a model may be."""
@@ -104,5 +104,5 @@ class Metadata:
         return value
 
     def _wrong(self, key: str, value: Value, wanted: str) -> CompileError:
-        found = "an array" if isinstance(value, np.ndarray | tuple) else shown(value)
+        found = "an array" if isinstance(value, np.ndarray | tuple) else short_repr(value)
         return CompileError(f"{key} is {found}; it must be {wanted}")

@@ -22,7 +22,7 @@ from weft.extras.language.gguf.file import Source, Value, load, parse
 from weft.extras.language.gguf.metadata import Metadata
 from weft.extras.language.gguf.tensors import Size, Tensors, size
 from weft.extras.language.gguf.vocabulary import read_vocabulary
-from weft.hdl.schema import printable, shown
+from weft.hdl.schema import printable, short_repr
 
 _OFF: tuple[Value, ...] = (0, 0.0, False)
 _ONE: tuple[Value, ...] = (*_OFF, 1.0)
@@ -73,7 +73,7 @@ def read(source: Source) -> LanguageModel:
     architecture = metadata.text("general.architecture")
     if architecture not in names.EPSILON:
         raise CompileError(
-            f"the file's architecture is {shown(architecture)}; weft reads {' and '.join(names.EPSILON)}"
+            f"the file's architecture is {short_repr(architecture)}; weft reads {' and '.join(names.EPSILON)}"
         )
     if metadata.integer("split.count", 1, low=0) > 1:
         raise CompileError(
@@ -140,7 +140,7 @@ class _Reader:
         for suffix, (words, harmless) in _UNSUPPORTED.items():
             value = self._metadata.value(self._name(suffix))
             if value is not None and (not isinstance(value, int | float) or value not in harmless):
-                found = shown(value) if isinstance(value, int | float | str) else "an array"
+                found = short_repr(value) if isinstance(value, int | float | str) else "an array"
                 raise CompileError(
                     f"the model has {words}, which weft does not support ({self._name(suffix)} is {found})"
                 )
@@ -206,7 +206,7 @@ class _Reader:
         if kind == "none":
             return 1.0
         if kind != "linear":
-            raise CompileError(f"{key} is {shown(kind)}; weft supports 'linear' and 'none'")
+            raise CompileError(f"{key} is {short_repr(kind)}; weft supports 'linear' and 'none'")
         new, old = self._name(names.SCALING_FACTOR), self._name(names.OLD_SCALING_FACTOR)
         for name in (new, old):
             if metadata.value(name) not in (None, 0):  # 0 asks for none

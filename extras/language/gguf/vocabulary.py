@@ -12,7 +12,7 @@ from weft.extras.language.compiler.vocabulary import Kind, Vocabulary, find_ends
 from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.gguf.file import Value
 from weft.extras.language.gguf.metadata import Metadata
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 _PREFIX = "tokenizer.ggml."
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -32,7 +32,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     model = metadata.text(f"{_PREFIX}model")
     if model not in _MODELS:
         raise CompileError(
-            f"{_PREFIX}model is {shown(model)}; weft has tokenizers for 'llama' (SentencePiece) and 'gpt2' (byte pairs)"
+            f"{_PREFIX}model is {short_repr(model)}; weft has tokenizers for 'llama' (SentencePiece) and 'gpt2' "
+            "(byte pairs)"
         )
     tokens = metadata.texts(f"{_PREFIX}tokens")
     if not tokens:
@@ -67,7 +68,7 @@ def _pre(metadata: Metadata) -> str:
     pre = metadata.text(f"{_PREFIX}pre", "default")
     if pre not in PATTERNS:
         raise CompileError(
-            f"{_PREFIX}pre is {shown(pre)}; weft splits text into words as {', '.join(map(repr, PATTERNS))} do"
+            f"{_PREFIX}pre is {short_repr(pre)}; weft splits text into words as {', '.join(map(repr, PATTERNS))} do"
         )
     return pre
 
@@ -86,7 +87,7 @@ def _kinds(metadata: Metadata, tokens: Sequence[str]) -> tuple[Kind, ...]:
     for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind is Kind.BYTE and not _BYTE.fullmatch(token):
             raise CompileError(
-                f"token {at} is {shown(token)}, said to be a byte; bytes are written as '<0x0A>'"
+                f"token {at} is {short_repr(token)}, said to be a byte; bytes are written as '<0x0A>'"
             )
     return kinds
 
@@ -105,9 +106,11 @@ def _merges(metadata: Metadata, tokens: Sequence[str]) -> tuple[tuple[str, str],
     for at, text in enumerate(metadata.texts(f"{_PREFIX}merges", ())):
         left, _, right = text.partition(" ")
         if not left or not right or " " in right:
-            raise CompileError(f"merge {at} is {shown(text)}; a merge is two texts with a space between them")
+            raise CompileError(
+                f"merge {at} is {short_repr(text)}; a merge is two texts with a space between them"
+            )
         if left + right not in known:
-            raise CompileError(f"merge {at} makes {shown(left + right)}, which is no token")
+            raise CompileError(f"merge {at} makes {short_repr(left + right)}, which is no token")
         merges.append((left, right))
     return tuple(merges)
 

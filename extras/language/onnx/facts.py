@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.compiler.ir.graph import CompileError
-from weft.hdl.schema import SchemaError, decode, printable, read_bytes, shown
+from weft.hdl.schema import SchemaError, decode, printable, read_bytes, short_repr
 
 CONTEXT = ("max_position_embeddings", "n_positions", "context_length")
 """Names of the same number in files of different models."""
@@ -125,7 +125,7 @@ def _integer(whole: dict[str, Any], name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_CONTEXT:
         raise CompileError(
-            f"the configuration beside the model has {name} {shown(value)}; it must be a whole number from 1 to "
+            f"the configuration beside the model has {name} {short_repr(value)}; it must be a whole number from 1 to "
             f"{_LARGEST_CONTEXT:,}"
         )
     return value
@@ -139,7 +139,7 @@ def _integers(whole: dict[str, Any], name: str) -> Iterator[int]:
             yield item
         elif item is not None:
             raise CompileError(
-                f"the configuration beside the model has {name} {shown(value)}; weft expects a token's number"
+                f"the configuration beside the model has {name} {short_repr(value)}; weft expects a token's number"
             )
 
 
@@ -149,6 +149,6 @@ def _number(whole: dict[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise CompileError(
-            f"the configuration beside the model has {name} {shown(value)}; it must be a number above zero"
+            f"the configuration beside the model has {name} {short_repr(value)}; it must be a number above zero"
         )
     return float(value)

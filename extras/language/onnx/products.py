@@ -12,7 +12,7 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Node
 from weft.extras.language.compiler.model import BlockTensor, Linear, Matrix, dense
 from weft.extras.language.onnx.graph import Graph
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 BLOCK = 32
 """Elements of a block as weft keeps it: larger ones of a file are several with the same scale."""
@@ -301,7 +301,9 @@ def _whole(node: Node, name: str, default: int | None = None) -> int:
     """An attribute that is a whole number above zero."""
     value = node.attributes.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CompileError(f"{node.label} has {name} {shown(value)}; it must be a whole number above zero")
+        raise CompileError(
+            f"{node.label} has {name} {short_repr(value)}; it must be a whole number above zero"
+        )
     return value
 
 

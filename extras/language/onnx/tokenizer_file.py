@@ -13,7 +13,7 @@ from weft.extras.language.compiler.encoders import SPACE
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary, find_ends
 from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.onnx.facts import Facts, document
-from weft.hdl.schema import shown
+from weft.hdl.schema import short_repr
 
 FILE = "tokenizer.json"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -72,11 +72,11 @@ class _Reader:
         self._model = _object(whole, "model")
         self._notes: list[str] = []
         if (kind := self._model.get("type", "BPE")) != "BPE":
-            raise CompileError(f"its model is {shown(kind)}; weft reads byte-pair encoding (BPE)")
+            raise CompileError(f"its model is {short_repr(kind)}; weft reads byte-pair encoding (BPE)")
         for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if self._model.get(name):
                 raise CompileError(
-                    f"its model has {name} {shown(self._model[name])}, which weft does not support"
+                    f"its model has {name} {short_repr(self._model[name])}, which weft does not support"
                 )
 
     def read(self) -> Read:
@@ -120,7 +120,7 @@ class _Reader:
         for item in added if isinstance(added, list) else []:
             if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
                 raise CompileError(
-                    f"added_tokens has {shown(item)}; weft expects objects with content and id"
+                    f"added_tokens has {short_repr(item)}; weft expects objects with content and id"
                 )
             kind = Kind.CONTROL if item.get("special") else Kind.USER_DEFINED
             beside += [item["content"]] if any(item.get(name) for name in _BESIDE) else []
@@ -128,11 +128,11 @@ class _Reader:
         for text, number, kind in entries:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MOST:
                 raise CompileError(
-                    f"token {shown(text)} has the number {shown(number)}; weft expects 0 to {_MOST - 1:,}"
+                    f"token {short_repr(text)} has the number {short_repr(number)}; weft expects 0 to {_MOST - 1:,}"
                 )
             if known.setdefault(number, text) != text:
                 raise CompileError(
-                    f"tokens {shown(known[number])} and {shown(text)} both have the number {number:,}"
+                    f"tokens {short_repr(known[number])} and {short_repr(text)} both have the number {number:,}"
                 )
             if len(text) > _LONGEST:
                 raise CompileError(
@@ -140,12 +140,12 @@ class _Reader:
                 )
             if number >= self._count:
                 raise CompileError(
-                    f"token {number:,} is {shown(text)}, and the model has {self._count:,} tokens"
+                    f"token {number:,} is {short_repr(text)}, and the model has {self._count:,} tokens"
                 )
             kinds[number] = kind
         if beside:
             self._notes.append(
-                f"the tokenizer looks at what is beside {len(beside):,} added tokens, {shown(beside[0])} for "
+                f"the tokenizer looks at what is beside {len(beside):,} added tokens, {short_repr(beside[0])} for "
                 "example, which weft does not"
             )
         unknown = self._model.get("unk_token")
@@ -167,9 +167,9 @@ class _Reader:
                 or len(pair) != 2
                 or not all(isinstance(part, str) and part for part in pair)
             ):
-                raise CompileError(f"merge {at:,} is {shown(item)}; weft expects two texts")
+                raise CompileError(f"merge {at:,} is {short_repr(item)}; weft expects two texts")
             if "".join(pair) not in known:
-                raise CompileError(f"merge {at:,} makes {shown(''.join(pair))}, which is no token")
+                raise CompileError(f"merge {at:,} makes {short_repr(''.join(pair))}, which is no token")
             made.append((pair[0], pair[1]))
         return tuple(made)
 
@@ -206,7 +206,7 @@ class _Reader:
                 replaced = True
             else:
                 raise CompileError(
-                    f"its normalizer {shown(kind)} is none that weft knows for pieces with byte_fallback"
+                    f"its normalizer {short_repr(kind)} is none that weft knows for pieces with byte_fallback"
                 )
         for part in _sequence(self._whole.get("pre_tokenizer"), "pretokenizers"):
             if (
@@ -215,7 +215,7 @@ class _Reader:
                 or part.get("split", False)
             ):
                 raise CompileError(
-                    f"its pre_tokenizer {shown(part.get('type'))} is none that weft knows for pieces"
+                    f"its pre_tokenizer {short_repr(part.get('type'))} is none that weft knows for pieces"
                 )
             scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
             added, replaced = added or scheme != "never", True
@@ -229,7 +229,7 @@ class _Reader:
         """The name of how bytes are split into words."""
         for part in self._normalisers():
             raise CompileError(
-                f"its normalizer {shown(part.get('type'))} changes texts, which weft does not support"
+                f"its normalizer {short_repr(part.get('type'))} changes texts, which weft does not support"
             )
         expressions, in_bytes = [], False
         for part in _sequence(self._whole.get("pre_tokenizer"), "pretokenizers"):
@@ -245,7 +245,7 @@ class _Reader:
                 expressions.append(str(pattern.get("Regex") if isinstance(pattern, Mapping) else pattern))
             else:
                 raise CompileError(
-                    f"its pre_tokenizer {shown(kind)} splits texts in a way that weft does not know"
+                    f"its pre_tokenizer {short_repr(kind)} splits texts in a way that weft does not know"
                 )
         if not in_bytes:
             raise CompileError(
@@ -256,7 +256,7 @@ class _Reader:
             if pattern.expressions == tuple(expressions) and pattern.whole == whole:
                 return name
         raise CompileError(
-            f"its pre_tokenizer splits texts by {', '.join(map(shown, expressions))} (ignore_merges "
+            f"its pre_tokenizer splits texts by {', '.join(map(short_repr, expressions))} (ignore_merges "
             f"{str(whole).lower()}), which weft does not know"
         )
 
@@ -272,7 +272,9 @@ class _Reader:
                 or not isinstance(single, list)
                 or not isinstance(specials, Mapping)
             ):
-                raise CompileError(f"its post_processor {shown(part.get('type'))} is none that weft knows")
+                raise CompileError(
+                    f"its post_processor {short_repr(part.get('type'))} is none that weft knows"
+                )
             names = [
                 next(iter(item.items())) if isinstance(item, Mapping) and item else ("", {})
                 for item in single
@@ -297,7 +299,7 @@ class _Reader:
             or not isinstance(ids[0], int)
             or not 0 <= ids[0] < self._count
         ):
-            raise CompileError(f"its post_processor adds {shown(item)}, which is no token of the model")
+            raise CompileError(f"its post_processor adds {short_repr(item)}, which is no token of the model")
         return ids[0]
 
 
@@ -317,7 +319,7 @@ def _scores(
         made = "".join(pair)
         if made != last and made in ranks and made in places:
             raise CompileError(
-                f"merge {at:,} makes {shown(made)}, as one before with others between: such a list is not one of "
+                f"merge {at:,} makes {short_repr(made)}, as one before with others between: such a list is not one of "
                 "SentencePiece's, which weft reads with byte_fallback"
             )
         last = made
@@ -328,8 +330,8 @@ def _scores(
             pair = text[:at], text[at:]
             if pair[0] in places and pair[1] in places and pair not in pairs.get(text, ()):
                 raise CompileError(
-                    f"its merges lack {shown(pair[0])} with {shown(pair[1])}, which SentencePiece would merge: weft "
-                    "reads merges with byte_fallback where they have all pairs of pieces that make one"
+                    f"its merges lack {short_repr(pair[0])} with {short_repr(pair[1])}, which SentencePiece would "
+                    "merge: weft reads merges with byte_fallback where they have all pairs of pieces that make one"
                 )
     return tuple(-float(ranks[text]) if text in ranks else 0.0 for text in tokens)
 
@@ -337,7 +339,7 @@ def _scores(
 def _object(whole: Part, name: str) -> Part:
     value = whole.get(name)
     if not isinstance(value, Mapping):
-        raise CompileError(f"{name} is {shown(value)}; weft expects an object there")
+        raise CompileError(f"{name} is {short_repr(value)}; weft expects an object there")
     return value
 
 
@@ -346,12 +348,12 @@ def _sequence(part: object, name: str) -> Iterator[Part]:
     if part is None:
         return
     if not isinstance(part, Mapping):
-        raise CompileError(f"it has {shown(part)} where weft expects an object")
+        raise CompileError(f"it has {short_repr(part)} where weft expects an object")
     if part.get("type") != "Sequence":
         yield part
         return
     inner = part.get(name)
     if not isinstance(inner, list):
-        raise CompileError(f"a Sequence has {shown(inner)} as {name}; weft expects a list")
+        raise CompileError(f"a Sequence has {short_repr(inner)} as {name}; weft expects a list")
     for item in inner:
         yield from _sequence(item, name)

@@ -13,7 +13,7 @@ from weft.extras.language.compiler.contents import ring_of
 from weft.extras.language.compiler.form import Form
 from weft.extras.language.compiler.model import Sizes
 from weft.extras.language.compiler.places import Places
-from weft.hdl.isa.config import BLOCKS_MOST, PRESETS, Config, ConfigError
+from weft.hdl.isa.config import MAX_BLOCK_COLUMNS, PRESETS, Config, ConfigError
 
 _NEEDED = {"loops": 1, "kernel": 256, "lookup_tables": 4}
 """The least that it takes, for every model."""
@@ -53,7 +53,7 @@ def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: b
     config = configuration(source)
     missing = _missing(config)
     if isinstance(source, str) and source in PRESETS:
-        if blocks and config.bus_bytes == config.n <= BLOCKS_MOST:
+        if blocks and config.bus_bytes == config.n <= MAX_BLOCK_COLUMNS:
             missing["int4"] = 2
         added = tuple(f"{name}={least}" for name, least in missing.items())
         return Chosen(config.replace(**missing), added)

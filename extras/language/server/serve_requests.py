@@ -15,7 +15,7 @@ import msgspec
 from weft.arguments import SEED
 from weft.errors import InputError
 from weft.extras.language.run.lm import TOKENS
-from weft.hdl.schema import printable, shown
+from weft.hdl.schema import printable, short_repr
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "top_p": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "echo": (False,),
@@ -157,8 +157,8 @@ def _arguments(at: int, call: Call) -> dict[str, Any]:
         return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise InputError(
-            f"message {at}: the arguments of function {shown(call.name)} are {shown(call.arguments)}, which is no JSON "
-            "object"
+            f"message {at}: the arguments of function {short_repr(call.name)} are {short_repr(call.arguments)}, "
+            "which is no JSON object"
         ) from None
 
 
@@ -202,7 +202,7 @@ def _check_fields(fields: dict[str, Any], kind: type[Asked]) -> None:
     """Raise `InputError` for fields that change a text and are not supported."""
     known = _IGNORED.union(kind.__struct_fields__)
     wrong = [
-        f"{shown(name)} is {shown(value)}"
+        f"{short_repr(name)} is {short_repr(value)}"
         for name, value in fields.items()
         if name not in known and value is not None and not _changes_nothing(name, value)
     ]

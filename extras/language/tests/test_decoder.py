@@ -159,9 +159,7 @@ def test_blocks_of_4_bits_are_kept(preset: str, kind: str, head: str, tmp_path: 
 
 def test_blocks_of_4_bits_need_them(tmp_path: Path) -> None:
     _, _, numbers = in_blocks(13, tmp_path, "Q4_0")
-    with pytest.raises(
-        CompileError, match=r"LOAD multiplies no blocks of values of 4 bits \('int4' is not 2\)"
-    ):
+    with pytest.raises(CompileError, match=r"LOAD has no block factors for 4-bit values \('int4' is not 2\)"):
         Decoder(numbers, config_of("small").replace(int4=1))
 
 

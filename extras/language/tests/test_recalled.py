@@ -61,7 +61,7 @@ def test_what_was_read_before_is_not_carried_out_again() -> None:
 
 def test_parameters_and_operands_are_read_again() -> None:
     """VEC with the same words and other vectors is another one."""
-    block = config.block(np.zeros(N), np.ones(N), np.zeros(N), N)
+    block = config.parameter_block(np.zeros(N), np.ones(N), np.zeros(N), N)
     size = len(block) // N
     items = [
         Load(offset=INPUT, length=N, run=N, dst=5),
@@ -74,7 +74,7 @@ def test_parameters_and_operands_are_read_again() -> None:
     inputs = device.values.inputs(N)
     residues = device.values.residues
     assert np.array_equal(residues(run(device, inputs)), residues(inputs))
-    doubled = config.block(np.zeros(N), np.full(N, 2), np.zeros(N), N)
+    doubled = config.parameter_block(np.zeros(N), np.full(N, 2), np.zeros(N), N)
     device.write(0x300, doubled)
     assert not np.array_equal(residues(run(device, inputs)), residues(inputs))
 

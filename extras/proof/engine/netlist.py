@@ -14,7 +14,7 @@ from amaranth.lib.wiring import Out
 
 from weft.extras.proof.hardware.property import OPENED, Bench
 from weft.hdl.errors import WeftError
-from weft.hdl.verilog import without_zeros
+from weft.hdl.verilog import drop_zero_init
 from weft.sim.yosys_process import failure, work
 
 TOP = "top"
@@ -69,7 +69,7 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
     text = rtlil.convert(fragment, name=TOP, ports=[*bench.inputs, *outputs], emit_src=False)
     dut = bench.dut
     return Source(
-        without_zeros(text),
+        drop_zero_init(text),
         {signal.name: f"{bench.DUT}.{path}" for path, signal in bench.peeks.items()},
         tuple(
             Value.cast(value).name

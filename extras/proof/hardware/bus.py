@@ -13,7 +13,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, stable, within
-from weft.hdl.bus.axi import PAGE, AxiManager, BurstSplitter, readers
+from weft.hdl.bus.axi import PAGE, AxiManager, BurstSplitter, reader_ids
 from weft.hdl.isa.config import Config
 
 _INCR, _OKAY = 1, 0
@@ -29,7 +29,7 @@ class AxiBench(Bench):
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
         self.free_inputs(m)
-        self.readers = [(getattr(dut, name), identity) for name, identity in readers(dut.config).items()]
+        self.readers = [(getattr(dut, name), identity) for name, identity in reader_ids(dut.config).items()]
         for port in (*(port for port, _ in self.readers), dut.store):
             beats = port.request.payload.beats
             self.assume((beats != 0) & (beats <= 256))

@@ -8,7 +8,7 @@ from amaranth.hdl import Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
-from weft.hdl.isa.operands import DIVISION
+from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
 
 _SUM, _TOP = 32, QUOTIENT_BITS + 1
@@ -96,16 +96,16 @@ class OrderBench(DividerBench):
         free = ~self.holding | dut.take
         m.d.sync += waits.eq(Mux(dut.row & ~dut.start & ~dut.step, waits + (waits != 31), 0))
         self.claim("a row is stepped past in time", implies((waits >= 14) & free, dut.step | dut.start))
-        since = Signal(range(DIVISION + 2))
+        since = Signal(range(DIVISION_LATENCY + 2))
         with m.If(dut.step | dut.start | ~self.holding | self.issued):
             m.d.sync += since.eq(0)
-        with m.Elif(since != DIVISION + 1):
+        with m.Elif(since != DIVISION_LATENCY + 1):
             m.d.sync += since.eq(since + 1)
-        late = DIVISION - LEAD
+        late = DIVISION_LATENCY - LEAD
         self.claim("ready in time", implies((since > late) & self.holding & ~self.issued, dut.ready))
         self.cover(
             "a second row is taken",
-            dut.take & ago(m, dut.step, DIVISION + 1, "stepped", reset=True) & ~dut.start,
+            dut.take & ago(m, dut.step, DIVISION_LATENCY + 1, "stepped", reset=True) & ~dut.start,
         )
 
 
@@ -129,8 +129,8 @@ class QuotientBench(DividerBench):
         left = self.peek(_NAMES["left"], 4)
         self.begun = ago(m, dut.step, 1, "begun", reset=True) & divided
         self.moved = ago(m, left.any() & ~dut.step & ~dut.start, 1, "moved", reset=True) & divided
-        self.claim("steps", left <= DIVISION)
-        self.claim("first step", implies(self.begun, left == DIVISION))
+        self.claim("steps", left <= DIVISION_LATENCY)
+        self.claim("first step", implies(self.begun, left == DIVISION_LATENCY))
         self.claim("next step", implies(self.moved, left == ago(m, left, 1, "left") - 1))
         self.claim("no step", implies(divided & ~self.moved & ~self.begun, left == 0))
         self._quotient(m, divided, top, left)
@@ -193,12 +193,12 @@ class QuotientBench(DividerBench):
         factor, zero = self.peek(_NAMES["factor"], _SUM - 7), self.peek("zero", 8)
         rounded = ((self.divided + Const(128)) >> 8)[: _SUM - 7]
         self.claim("factor", implies(divided, factor == rounded))
-        self.claim("zero", implies(divided, zero == (dut.v_zero << (DIVISION - left)[:4])[:8]))
+        self.claim("zero", implies(divided, zero == (dut.v_zero << (DIVISION_LATENCY - left)[:4])[:8]))
         bias = dut.result.bias.as_unsigned()
         before = ago(m, bias, 1, "bias")
         bit = dut.v_zero.as_unsigned().bit_select(left[:3], 1)  # of the step that was
         term = Mux(bit, factor, 0)
-        step = Mux(left == DIVISION - 1, term, (before << 1) - term)[:_SUM]
+        step = Mux(left == DIVISION_LATENCY - 1, term, (before << 1) - term)[:_SUM]
         self.claim("bits", implies(self.moved, bias == step))
         self.claim("no bits", implies(self.begun, bias == 0))
         stays = divided & ~self.moved & ~self.begun

@@ -11,7 +11,7 @@ from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.bus.faults import FaultLog
 from weft.hdl.control.control import RunState
-from weft.hdl.control.counters import SETTLING
+from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.control.semaphores import Dispatcher
 from weft.hdl.isa import Queue, kinds_of
 from weft.hdl.isa.config import Config
@@ -19,7 +19,7 @@ from weft.hdl.isa.memmap import WATCHDOG_BITS, WATCHDOG_CYCLES, FaultUnit, Statu
 from weft.hdl.sequential.mover import Mover
 
 _KEPT, _OUTSTANDING = 4, 8
-"""As `KEPT` and `OUTSTANDING` of `weft.hdl.bus.faults`, to shorten the proof."""
+"""As `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.faults`, to shorten the proof."""
 
 
 class RunBench(Bench):
@@ -37,7 +37,7 @@ class RunBench(Bench):
         self.assume(~(dut.start & dut.busy))
         self.assume(dut.moves)
         running, on, done = Signal(), Signal(), Signal()
-        settling = Signal(range(SETTLING + 2))
+        settling = Signal(range(SETTLING_CYCLES + 2))
         asked = dut.asked & running & stops
         causes = Signal(4)  # since the start: what came with it counts
         new = Cat(dut.bus_error, dut.opcode_error, asked, dut.parity_error)
@@ -46,7 +46,7 @@ class RunBench(Bench):
             running.eq(dut.start | running & ~dut.finished),
             settling.eq(Mux(running, 0, settling + 1)),
         ]
-        ends = on & ~running & (settling == SETTLING)
+        ends = on & ~running & (settling == SETTLING_CYCLES)
         with m.If(dut.start):
             m.d.sync += [on.eq(1), done.eq(0)]
         with m.Elif(ends):
@@ -280,7 +280,7 @@ def properties() -> Iterator[Property]:
                 else "."
             ),
             partial(RunBench, stops),
-            cover=2 * SETTLING + 8,
+            cover=2 * SETTLING_CYCLES + 8,
         )
     claim = (
         "The watchdog stops a run of {} at the earliest when nothing has moved for as many units as its limit, at the "

@@ -13,11 +13,11 @@ from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Proper
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Lookup
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.operands import LOOKUP
+from weft.hdl.isa.operands import LOOKUP_LATENCY
 from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
-_AHEAD = LOOKUP + 1
+_AHEAD = LOOKUP_LATENCY + 1
 """Cycles in which fields of an instruction come here."""
 
 
@@ -63,7 +63,7 @@ class LookupBench(Bench):
         self.looks = ago(m, dut.looks_up, _AHEAD, "looks", reset=True)
         chosen = ago(m, dut.chosen, _AHEAD, "chosen", reset=True)
         self.table = chosen[: (self.config.lookup_tables - 1).bit_length()]
-        before = results_layout(self.config)(ago(m, dut.i.as_value(), LOOKUP, "before", reset=True))
+        before = results_layout(self.config)(ago(m, dut.i.as_value(), LOOKUP_LATENCY, "before", reset=True))
         for name in ("write", "end", "index", "dst"):
             self.claim(f"{name} passes", Value.cast(dut.o[name]) == Value.cast(before[name]))
         for lane in range(self.config.lanes):
@@ -77,8 +77,8 @@ class LookupBench(Bench):
             with m.If(dut.outside):
                 m.d.comb += place.eq(Cat(dut.index[lane], dut.table[: len(self.table)]))
         asked = self.known & ~self.writes & (place == self.entry)
-        found = ago(m, asked, LOOKUP, f"found{lane}", reset=True)
-        due = ago(m, self.content, LOOKUP, f"due{lane}")
+        found = ago(m, asked, LOOKUP_LATENCY, f"found{lane}", reset=True)
+        due = ago(m, self.content, LOOKUP_LATENCY, f"due{lane}")
         result = Value.cast(dut.o.bytes[lane])
         self.claim(f"lane {lane} passes", implies(~self.looks, result == before))
         self.claim(f"lane {lane} is looked up", implies(self.looks & found, result == due))

@@ -13,7 +13,7 @@ from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.streams import within
 from weft.hdl.control.control import Control
-from weft.hdl.control.counters import CHOICES, SETTLING, WORDS, Counters
+from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
@@ -77,7 +77,7 @@ class RunsBench(Bench):
         dut = self.dut
         running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
         was_busy = Signal()
-        since = Signal(range(SETTLING + 4))  # cycles behind the last one of a run
+        since = Signal(range(SETTLING_CYCLES + 4))  # cycles behind the last one of a run
         busy = on & ~dut.irq
         self.assume(dut.moves)
         m.d.sync += [
@@ -85,7 +85,7 @@ class RunsBench(Bench):
             on.eq(dut.start | busy),
             started.eq(dut.start),
             ended.eq(dut.irq & ~dut.start),
-            since.eq(Mux(dut.running, 0, since + (since < SETTLING + 3))),
+            since.eq(Mux(dut.running, 0, since + (since < SETTLING_CYCLES + 3))),
             was_busy.eq(busy | dut.start),
         ]
         self.claim("running from start to finished", dut.running == running)
@@ -94,8 +94,10 @@ class RunsBench(Bench):
         self.claim("done until start", ~ended | dut.irq)
         self.claim("not done behind a start", ~started | ~dut.irq)
         self.claim("done behind a run", ~dut.irq | ended | on)
-        self.claim("done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING)))
-        self.claim("done soon", ~busy | running | (since < SETTLING + 2))
+        self.claim(
+            "done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING_CYCLES))
+        )
+        self.claim("done soon", ~busy | running | (since < SETTLING_CYCLES + 2))
         return busy, was_busy
 
 
@@ -263,7 +265,7 @@ class CountersBench(PassingBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.chosen_twice = len(dut.counted) > CHOICES
+        self.chosen_twice = len(dut.counted) > MUX_INPUTS
         self.free_inputs(m)
         at, step = self._passing(m)
         counts = Array(self._count(m, counter) for counter in dut.counted)
@@ -324,7 +326,7 @@ def properties() -> Iterator[Property]:
         "finished and counters have settled, and is reported until the next start. A stop is "
         "asked for as it is written.",
         RunBench,
-        cover=2 * SETTLING,
+        cover=2 * SETTLING_CYCLES,
         proven=("state",),
     )
     claim = (
@@ -338,7 +340,7 @@ def properties() -> Iterator[Property]:
         "Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the "
         "counter that passes; it comes at once or with the counter.",
         ReadBench,
-        cover=2 * SETTLING,
+        cover=2 * SETTLING_CYCLES,
         proven=("state",),
     )
     claim = "Words of counters pass in order, one a cycle, or with a memory of 16 bits in two."

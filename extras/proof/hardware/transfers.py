@@ -11,7 +11,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, assume_stable, stable, within
-from weft.hdl.isa import Load, registers
+from weft.hdl.isa import Load, register_fields
 from weft.hdl.load.load import PageReader
 
 
@@ -51,7 +51,7 @@ class PageBench(Bench):
         """Where the page table of the instruction at the input begins."""
         dut, instruction = self.dut, self.dut.instruction
         if dut.config.loops:
-            table: Value = dut.values[registers(Load.OPCODE).index("table")]
+            table: Value = dut.values[register_fields(Load.OPCODE).index("table")]
             kept = Cat(instruction.payload.as_value(), dut.values.as_value())
         else:
             m.d.comb += dut.bases.as_value().eq(self.constant(m, len(dut.bases.as_value()), "bases"))

@@ -11,7 +11,7 @@ from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import FACTOR_PLACES, GROUP
+from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
 from weft.hdl.load.transpose import Widener
 
 _BYTES = 4
@@ -68,7 +68,7 @@ class BlocksBench(Bench):
         dut = self.dut
         self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
-        word = Signal(range(GROUP))  # of the group: words that have left
+        word = Signal(range(GROUP_WORDS))  # of the group: words that have left
         inside, second = Signal(), Signal()
         factors = Signal(8 * _BYTES, reset_less=True)
         self._assume(m, inside, second)
@@ -79,7 +79,7 @@ class BlocksBench(Bench):
         with m.If(heading & beat.valid & beat.ready):
             m.d.sync += [inside.eq(1), word.eq(0), factors.eq(beat.payload)]
         with m.Elif(passes & inside):
-            m.d.sync += [word.eq(word + 1), inside.eq(word != GROUP - 1)]
+            m.d.sync += [word.eq(word + 1), inside.eq(word != GROUP_WORDS - 1)]
 
         if self.values:
             self._helpers(m, inside, second, word, factors)
@@ -126,7 +126,7 @@ class BlocksBench(Bench):
         rotated = Mux(word[0], factors.rotate_right(8), factors)
         rotated = Mux(word[1], rotated.rotate_right(16), rotated)
         self.claim("kept", implies(inside, self.peek("kept", len(factors)) == rotated))
-        self.claim("left", implies(inside, self.peek("left", 6) == GROUP - word))
+        self.claim("left", implies(inside, self.peek("left", 6) == GROUP_WORDS - word))
         self.claim("begin", self.peek("begin", 1) == ~inside)
         self.claim("upper", self.peek("upper", 1) == second)
         self.claim("groups have whole beats", implies(inside, word[0] == second))
@@ -136,7 +136,9 @@ class BlocksBench(Bench):
         """As `weft.hdl.isa.encoding.times` has it."""
         results = []
         for at in range(0, len(values), 4):
-            rounded = (values[at : at + 4].as_signed() * factor + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES
+            rounded = (
+                values[at : at + 4].as_signed() * factor + (1 << FACTOR_FRACTION_BITS - 1)
+            ) >> FACTOR_FRACTION_BITS
             results.append(Mux(rounded > 127, 127, Mux(rounded < -128, -128, rounded))[:8])
         return Cat(*results)
 

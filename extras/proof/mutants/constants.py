@@ -18,7 +18,7 @@ from amaranth.lib import wiring
 from weft.extras.proof.mutants.mutated import Mutant, MutationError
 from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
-from weft.hdl.verilog import without_zeros
+from weft.hdl.verilog import drop_zero_init
 from weft.sim.rtl.coverage import Bit, Connections
 from weft.sim.rtl.device import TOP
 from weft.sim.yosys_process import failure, work
@@ -40,7 +40,7 @@ def constants(core: wiring.Component) -> set[tuple[str, str]]:
 
     Raises `ConstantsError`.
     """
-    source = without_zeros(rtlil.convert(core, name=TOP, emit_src=False))
+    source = drop_zero_init(rtlil.convert(core, name=TOP, emit_src=False))
     found = hashlib.sha256(f"{version('pyosys')} {_COMMANDS} {source}".encode())
     found.update(Path(__file__).read_bytes())
 

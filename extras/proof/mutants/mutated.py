@@ -25,7 +25,7 @@ from amaranth.lib import wiring
 
 from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
-from weft.hdl.verilog import without_zeros
+from weft.hdl.verilog import drop_zero_init
 from weft.sim.rtl.device import TOP
 from weft.sim.yosys_process import failure, work
 
@@ -103,7 +103,7 @@ def mutated(core: wiring.Component, count: int, seed: int) -> Mutated:
     """
     if not 0 < count < 1 << BITS:
         raise MutationError(f"the number of mutants is from 1 to {(1 << BITS) - 1}, not {count}")
-    source = without_zeros(rtlil.convert(core, name=TOP, emit_src=False))
+    source = drop_zero_init(rtlil.convert(core, name=TOP, emit_src=False))
     found = hashlib.sha256(f"{version('pyosys')} {count} {seed} {source}".encode())
     found.update(Path(__file__).read_bytes())
 

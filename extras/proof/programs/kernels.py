@@ -11,7 +11,7 @@ from weft.extras.proof.programs.registers import Register, added, chosen, larger
 from weft.extras.proof.programs.sums import Sums
 from weft.hdl.isa import IsaError, Kernel, Memory, MicroOp
 from weft.hdl.isa.kernel import (
-    LEAST,
+    INT32_MIN,
     REGISTERS,
     SERIAL,
     SOURCES,
@@ -85,7 +85,9 @@ class _Run(Course):
         if not self.i.tail or self.column < self.i.ox - 1:
             return found
         behind = np.broadcast_to(np.arange(self.shape[1]) >= self.i.tail, self.shape)
-        return self.symbols.where(behind, self.symbols.integers(LEAST if op.fill else 0, self.shape), found)
+        return self.symbols.where(
+            behind, self.symbols.integers(INT32_MIN if op.fill else 0, self.shape), found
+        )
 
     def _second(self, op: MicroOp) -> Register:
         if op.b_immediate or op.op in (Op.TABLE, *SERIAL):

@@ -134,7 +134,7 @@ class ValueDevice(GoldenDevice):
             start = self.memories.register(i.base) + i.offset
             for row in range(i.rows):
                 address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
-                if self.values.constants(self.get_values(address, i.taken)) is None:
+                if self.values.constants(self.get_values(address, i.row_bytes)) is None:
                     raise Unproven("it unpacks values of 4 bits that are no constants")
         upper = dataclasses.replace(i, fill=0)  # the upper bytes of the number of a constant
         for number, plane in enumerate(self.planes):
@@ -303,7 +303,7 @@ class ValueDevice(GoldenDevice):
     def parameters(self, i: Vec | Softmax) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mantissa, shift and bias of every column."""
         block = self.constants(self.cells[self.memories.addresses(i, "params")], "it has parameters")
-        words = parameters.words(block.view(np.int8))
+        words = parameters.parameter_words(block.view(np.int8))
         mantissa, shift, bias = (
             part.of(words) for part in (parameters.MANTISSA, parameters.SHIFT, parameters.BIAS)
         )

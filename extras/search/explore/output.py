@@ -112,8 +112,8 @@ class Output:
         for name, value in self.about.items():
             if known.get(name) != value:
                 raise FileError(
-                    f"{path} is of a search with other {name} ({schema.shown(known.get(name))}): give the same, or "
-                    "choose another --output"
+                    f"{path} is of a search with other {name} ({schema.short_repr(known.get(name))}): give the same, "
+                    "or choose another --output"
                 )
 
     def _begin(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from weft.errors import FileError, InputError
 from weft.hdl import schema
-from weft.hdl.isa.config import DEPTHWISE_TAPS, PRESETS, Config, ConfigError
+from weft.hdl.isa.config import MAX_DEPTHWISE_TAPS, PRESETS, Config, ConfigError
 
 FORMAT = "weft space 1"
 FIELDS = tuple(field.name for field in dataclasses.fields(Config))
@@ -77,12 +77,12 @@ class Space:
     def __post_init__(self) -> None:
         if self.base is not None and self.base not in PRESETS:
             raise InputError(
-                f"'base' of a space is a preset ({', '.join(PRESETS)}), not {schema.shown(self.base)}"
+                f"'base' of a space is a preset ({', '.join(PRESETS)}), not {schema.short_repr(self.base)}"
             )
         for name, values in self.values.items():
             if name not in FIELDS:
                 raise InputError(
-                    f"a space has no field {schema.shown(name)}; the fields are {', '.join(FIELDS)}"
+                    f"a space has no field {schema.short_repr(name)}; the fields are {', '.join(FIELDS)}"
                 )
             if not values:
                 raise InputError(f"the space has no value for {name!r}: give one or more")
@@ -111,7 +111,7 @@ class Space:
         n = values["n"]
         values["lanes"] = min(values["lanes"], n)
         values["bus_bytes"] = max(values["bus_bytes"], n, 4)
-        taps = min(values["depthwise_taps"], n // 2, DEPTHWISE_TAPS)
+        taps = min(values["depthwise_taps"], n // 2, MAX_DEPTHWISE_TAPS)
         values["depthwise_taps"] = taps if taps >= 2 else 0
         if values["int4"] == 2 and not (4 <= n <= 32 and values["bus_bytes"] == n):
             values["int4"] = 1

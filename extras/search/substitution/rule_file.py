@@ -38,7 +38,7 @@ def read(path: str | Path = CARRIED) -> tuple[Rule, ...]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None
         raise RuleError(
-            f"{path} is of format {schema.shown(found)}, not {FORMAT!r}: make it anew with `weft rules --find`"
+            f"{path} is of format {schema.short_repr(found)}, not {FORMAT!r}: make it anew with `weft rules --find`"
         )
     rules = data.get("rules")
     if not isinstance(rules, list):
@@ -76,7 +76,7 @@ def _rule(item: object, where: str) -> Rule:
         "rising",
         "bound",
     }:
-        raise RuleError(f"{where} is {schema.shown(item)}, not an object with 'left' and 'right'")
+        raise RuleError(f"{where} is {schema.short_repr(item)}, not an object with 'left' and 'right'")
     rising, bound = item.get("rising", []), item.get("bound", False)
     if (
         not isinstance(rising, list)
@@ -87,7 +87,7 @@ def _rule(item: object, where: str) -> Rule:
     sides = []
     for side in ("left", "right"):
         if not isinstance(item[side], str):
-            raise RuleError(f"{where}: {side!r} is {schema.shown(item[side])}, not the text of a term")
+            raise RuleError(f"{where}: {side!r} is {schema.short_repr(item[side])}, not the text of a term")
         try:
             sides.append(parsed(item[side]))
         except TermError as error:

@@ -20,9 +20,9 @@ from weft.boards.link import session
 from weft.boards.link.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.link.host import BoardDevice
 from weft.boards.link.polled import PATIENCE
-from weft.hdl.control.counters import Watch
+from weft.hdl.control.counters import HangDetector
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.memmap import VERSION, Counter, Listed, Reg, Status, base_register, counter_register
+from weft.hdl.isa.memmap import VERSION, Counter, ListProgress, Reg, Status, base_register, counter_register
 from weft.sim.device import Device, DeviceError
 
 
@@ -155,7 +155,7 @@ def test_a_list() -> None:
         device.start(0x40)
         device.wait()
         model.set(Reg.LISTED, 3 | 1 << 31)
-        assert device.listed() == Listed(3, at_descriptor=True)
+        assert device.listed() == ListProgress(3, at_descriptor=True)
         model.result = Status.DONE | Status.OPCODE_ERROR
         for start, words in (
             (device.start_list, r"^descriptor 3 of the list: what memory holds there is no descriptor$"),
@@ -285,7 +285,7 @@ def test_a_hang_is_noticed_without_counters_of_stalls(
 
 
 def test_a_hang_of_the_vector_unit_is_noticed_late(device: BoardDevice, model: BoardModel) -> None:
-    longest = Watch(CONFIG, 0).longest
+    longest = HangDetector(CONFIG, 0).longest
     model.duration, model.step = 1 << 30, longest // 100
     model.moving = {Counter.CYCLES, Counter.VEC_BUSY}
     device.start(0)

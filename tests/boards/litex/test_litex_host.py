@@ -16,7 +16,7 @@ import weft
 from weft.boards.link.polled import PATIENCE
 from weft.boards.litex.host import LitexDevice
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.memmap import Counter, Listed, Reg, Status, counter_register
+from weft.hdl.isa.memmap import Counter, ListProgress, Reg, Status, counter_register
 from weft.run.stream import stream
 from weft.sim.device import Device, DeviceError
 
@@ -67,7 +67,7 @@ def test_lists_hold_addresses_of_the_system() -> None:
         for name, array in program.run(inputs).outputs.items():
             assert np.array_equal(result.outputs[name], array)
     assert model.starts == 1
-    assert device.listed() == Listed(3)
+    assert device.listed() == ListProgress(3)
 
 
 def test_writes_get_lost(model: LitexModel) -> None:

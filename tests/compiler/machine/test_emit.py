@@ -12,7 +12,7 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.machine.emit import Box, Emitter
 from weft.compiler.machine.memory import INPUTS, Constants, Ring, TensorRef
 from weft.compiler.machine.target import COUNT_MAX, Target
-from weft.hdl.checker.extents import Dram, dram
+from weft.hdl.checker.extents import DramAccess, dram_accesses
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -34,7 +34,7 @@ def drawn(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
 def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[int, int]]:
     """For each vector at the start of a pixel, the DRAM byte and how many of the pixel's bytes go there."""
     load.check()
-    (reads,) = dram(load, config)
+    (reads,) = dram_accesses(load, config)
     found = {}
     for row in range(load.rows):
         start = offset + row * load.row_pitch + row // load.line * load.skip
@@ -46,7 +46,7 @@ def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[
     return found
 
 
-def _contains(reads: Dram, first: int, length: int) -> bool:
+def _contains(reads: DramAccess, first: int, length: int) -> bool:
     return reads.low <= first and first + length <= reads.high
 
 

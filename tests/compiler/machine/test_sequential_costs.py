@@ -11,7 +11,7 @@ from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.compiler.machine.target import SequentialCosts, Target
 from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
-from weft.hdl.isa.config import block
+from weft.hdl.isa.config import parameter_block
 from weft.hdl.isa.memmap import Counter
 from weft.sim.timing import SequentialTimingDevice
 
@@ -36,7 +36,7 @@ class Bench:
         """Beyond those of an empty program."""
         n = self.n
         device = SequentialTimingDevice(self.config, 1 << 16, latency=LATENCY)
-        device.write(PARAMETERS, block(*(np.full(n, value) for value in (0, 40_000, 26)), n))
+        device.write(PARAMETERS, parameter_block(*(np.full(n, value) for value in (0, 40_000, 26)), n))
         device.write(CODE, b"".join(item.encode() for item in (*program, End())))
         device.start(CODE)
         device.wait()

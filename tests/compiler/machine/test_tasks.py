@@ -12,7 +12,7 @@ from support.repeated import repeated
 
 from weft.compiler.machine.tasks import ADDRESSES, Task, Tasks
 from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD
-from weft.hdl.checker.extents import dram, on_chip
+from weft.hdl.checker.extents import dram_accesses, on_chip_accesses
 from weft.hdl.isa import Instruction, IsaError, Load, Memory, Mm, Softmax, Store, Vec
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS
@@ -53,13 +53,13 @@ def ranges(item: Instruction) -> list[tuple[bool, int, int, int, int]]:
     """Whether it is written, the space, the first address, one past the last, and the step of what the program checker
     sees."""
     found = []
-    for access in on_chip(item, TINY):
+    for access in on_chip_accesses(item, TINY):
         cells = np.arange(1 << 16)[access.cells]
         if access.memory in SPACES and cells.size:
             first, *others = cells.tolist()
             step = math.gcd(*(cell - first for cell in others)) or 1
             found.append((access.write, SPACES[access.memory], first, int(cells[-1]) + 1, step))
-    return found + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram(item, TINY)]
+    return found + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram_accesses(item, TINY)]
 
 
 def apart(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:

@@ -8,7 +8,7 @@ from support.tflite_models import Model
 
 import weft
 from weft.compiler.ir.graph import CompileError
-from weft.hdl.isa.encoding import pack
+from weft.hdl.isa.encoding import pack_int4
 
 SHAPES = {"FULLY_CONNECTED": (7, 45), "CONV_2D": (7, 3, 3, 5)}
 
@@ -20,7 +20,7 @@ def model(operator: str, dtype: str, *, channels: bool = True, cut: int | None =
     source = made.tensor((1, 8, 8, 5) if conv else (4, 45), "int8", 0.05, 3)
     result = made.tensor((1, 6, 6, 7) if conv else (4, 7), "int8", 0.0503, -2)
     values = rng.integers(-8, 8, shape).astype(np.int8)
-    data = pack(values) if dtype == "int4" else values.tobytes()
+    data = pack_int4(values) if dtype == "int4" else values.tobytes()
     scale = rng.uniform(0.01, 0.03, shape[0] if channels else 1)
     weights = made.tensor(shape, dtype, scale, np.zeros(scale.size, int), data=data[:cut])
     bias = made.tensor(

@@ -13,7 +13,7 @@ from support.axi_models import Steady, channels, check_errors, pauses
 from support.mostly_long import mostly_long
 from support.unit_bench import start, stream_get, stream_put
 
-from weft.hdl.bus.axi import AxiManager, readers
+from weft.hdl.bus.axi import AxiManager, reader_ids
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -25,7 +25,7 @@ class Bench(unit_bench.Bench):
 
     def __init__(self, dut, *, stall: float) -> None:
         super().__init__(dut, stall=stall)
-        self.width, self.readers = self.config.bus_bytes, list(readers(self.config))
+        self.width, self.readers = self.config.bus_bytes, list(reader_ids(self.config))
         self.confirmed = self.read_beats = self.write_beats = self.errors = 0
         self.first_beat: dict[str, int] = {}
         self.last_beat: dict[str, int] = {}
@@ -163,7 +163,7 @@ async def bench_full_rate(dut):
 @cocotb.test()
 async def bench_errors(dut):
     """Every response other than OKAY is reported, once."""
-    names = readers(Config.from_dict(bench_parameters()["config"]))
+    names = reader_ids(Config.from_dict(bench_parameters()["config"]))
     await start(
         dut,
         **{f"{name}__request__valid": 0 for name in names},

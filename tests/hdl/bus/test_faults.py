@@ -11,7 +11,7 @@ import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
-from weft.hdl.bus.faults import KEPT, FaultLog
+from weft.hdl.bus.faults import LOGGED_ADDRESSES, FaultLog
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import FaultUnit
 from weft.sim.rtl.bench import bench_parameters, run_bench
@@ -49,7 +49,7 @@ class Source:
         if not failed:
             return None
         # The burst counts until the cycle behind its end, and one that is asked for meanwhile as well.
-        known = len(self.bursts) + ended < KEPT
+        known = len(self.bursts) + ended < LOGGED_ADDRESSES
         return FaultUnit[self.name.upper()], response, oldest if known else None
 
 

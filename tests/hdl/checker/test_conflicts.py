@@ -50,9 +50,9 @@ def one_by_one(count: int, queues: np.ndarray, uses: Uses) -> np.ndarray:
 def cut_at(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Stretches of few uses or many, of few addresses together or many; all addresses, or bounds of ranges alone."""
     for name, values in (
-        ("_STRETCH", [3, 16, 1 << 14]),
-        ("_NARROW", [0, 50, 1 << 17]),
-        ("_DENSE", [10, 1 << 16]),
+        ("_BATCH_USES", [3, 16, 1 << 14]),
+        ("_BATCH_ADDRESSES", [0, 50, 1 << 17]),
+        ("_MAX_DENSE_SIZE", [10, 1 << 16]),
     ):
         monkeypatch.setattr(module, name, int(rng.choice(values)))
 
@@ -71,7 +71,7 @@ def test_ranges_of_several_steps_are_never_taken_for_less(seed: int, monkeypatch
     """Nor for more than all between their ends."""
     rng = np.random.default_rng(1000 + seed)
     cut_at(monkeypatch, rng)
-    monkeypatch.setattr(module, "_ADDRESSES", int(rng.choice([100, 1 << 22])))
+    monkeypatch.setattr(module, "_MAX_SPLIT_ADDRESSES", int(rng.choice([100, 1 << 22])))
     count, queues, uses = drawn(rng, [1, 1, 2, 3, 3, int(rng.integers(1, 40))])
     found = conflicts(count, uses)
     whole = one_by_one(count, queues, dataclasses.replace(uses, step=np.ones_like(uses.step)))
@@ -91,7 +91,7 @@ def test_a_vector_of_each_pixel_is_no_other_one() -> None:
     assert conflicts(3, dataclasses.replace(uses, step=np.ones(3, np.int64)))[2, Queue.VEC] == 1
 
 
-def test_stretches_of_many_pieces_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_many_pieces_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     count = 1500
     task, start = np.arange(count), rng.integers(0, 500, count)
@@ -101,6 +101,6 @@ def test_stretches_of_many_pieces_are_halved(monkeypatch: pytest.MonkeyPatch) ->
         0 * task + 1,
     )  # fmt: skip
     whole = conflicts(count, uses)
-    monkeypatch.setattr(module, "_PIECES", 1000)
-    assert len(list(module._stretches(uses))) > 1
+    monkeypatch.setattr(module, "_MAX_PIECES", 1000)
+    assert len(list(module._batches(uses))) > 1
     assert np.array_equal(conflicts(count, uses), whole)

@@ -8,7 +8,7 @@ import random
 import pytest
 from support.verdicts import refusal
 
-from weft.hdl.checker.extents import Dram
+from weft.hdl.checker.extents import DramAccess
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
@@ -71,7 +71,7 @@ def test_a_number_in_a_base_register() -> None:
 @pytest.mark.parametrize(
     ("pieces", "addresses", "message"),
     [
-        ([Extent("a", 8, 0, 4)], {}, "a is behind base register 8; there are 8"),
+        ([Extent("a", 8, 0, 4)], {}, "a has base register 8, but there are 8"),
         ([Extent("a", 1, -4, 4)], {}, "a: 4 bytes at offset -4 are not in memory, which ends at 4294967296"),
         ([Extent("a", 1, 0, -4)], {}, "a: -4 bytes at offset 0 are not in memory, which ends at 4294967296"),
         ([Extent("a", 1, 1 << 32, 1)], {},
@@ -112,7 +112,7 @@ def test_accesses_against_sets() -> None:
         memory = Extents(random_pieces(rng, 60), {})
         row, pixel = (rng.randint(1, 3), rng.randint(-6, 6)), (rng.randint(1, 3), rng.randint(1, 4))
         loops = (row, pixel, (rng.randint(1, 4), 1))
-        access = Dram(rng.randrange(3), rng.randrange(-2, 40), loops, rng.random() < 0.5)
+        access = DramAccess(rng.randrange(3), rng.randrange(-2, 40), loops, rng.random() < 0.5)
         touched = {
             access.offset + sum(index * stride for index, (_, stride) in zip(indices, loops, strict=True))
             for indices in itertools.product(*(range(count) for count, _ in loops))
@@ -170,22 +170,22 @@ NARROW = "load base=3 int4=1 run=8 length=16 dst_vector=1 "
         (NARROW + "rows=2 row_pitch=5 skip=3 dst_row=2", None),
         (NARROW + "rows=2 line=2 row_pitch=16 skip=3 dst_row=2", None),
         (NARROW + "rows=2 row_pitch=5 skip=4 dst_row=2",
-         "'row_pitch' and 'skip' 9 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+         "'row_pitch' and 'skip' 9 is no multiple of the bus width of 8 bytes, which 'int4' needs"),
         (NARROW + "rows=2 line=2 row_pitch=4 dst_row=2",
-         "'row_pitch' 4 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
-        (NARROW + "offset=4", "'offset' 4 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+         "'row_pitch' 4 is no multiple of the bus width of 8 bytes, which 'int4' needs"),
+        (NARROW + "offset=4", "'offset' 4 is no multiple of the bus width of 8 bytes, which 'int4' needs"),
         (NARROW + "offset=24 / " + NARROW + "offset=8 / " + NARROW + "offset=12",
-         "'offset' 12 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+         "'offset' 12 is no multiple of the bus width of 8 bytes, which 'int4' needs"),
         (NARROW + "offset=32 / load base=1 int4=1 run=4 length=8",
-         "base register 1 260 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+         "base register 1 260 is no multiple of the bus width of 8 bytes, which 'int4' needs"),
         ("load base=3 int4=1 run=33 length=66 dst_vector=1",
          "reads bytes 0 to 32 of base register 3, which leaves output 'y' (bytes 0 to 31)"),
         ("load base=3 int4=1 run=8388609",
          "'run' 8388609 is more than the 8388608 bytes that 'int4' takes"),
         ("load base=3 int4=1 paged=1 table=2",
-         "'int4' needs to know where rows begin, which 'paged' does not tell"),
+         "'int4' and 'paged' exclude each other, because rows must start at known addresses"),
         ("load base=3 int4=1 run=4 pixels=20000 pitch=7 length=1 dst_pixel=0",
-         "the pixels of a row end 139986 bytes behind what 'run' loads; at most 131072 may be filled"),
+         "the pixels of a row end 139986 bytes after the bytes of 'run'; at most 131072 may be filled"),
     ],
 )  # fmt: skip
 def test_values_of_4_bits(text: str, message: str | None) -> None:
@@ -214,6 +214,6 @@ def test_blocks_of_values_of_4_bits(text: str, message: str | None) -> None:
 
 def test_a_configuration_without_values_of_4_bits() -> None:
     with pytest.raises(
-        ProgramError, match=r"'int4' must be 0, as .* widens no values of 4 bits \('int4' is 0\)$"
+        ProgramError, match=r"'int4' must be 0, because .* expands no 4-bit values \('int4' is 0\)$"
     ):
         check(assemble(NARROW + "\nend"), TINY)

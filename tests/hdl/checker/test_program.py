@@ -12,7 +12,7 @@ import pytest
 from support.repeated import repeated
 from support.verdicts import refusal
 
-from weft.hdl.checker.extents import dram, on_chip
+from weft.hdl.checker.extents import dram_accesses, on_chip_accesses
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Reduce, Store, Vec
 from weft.hdl.isa.code import assemble, disassemble
@@ -101,7 +101,7 @@ REFUSED = {
     "deadlock: instruction 0 (LOAD) waits for semaphore 1, but instruction 1 (MM), which signals it, cannot start "
     "before": "load wait=s1 signal=s0 / mm wait=s0 signal=s1",
     "deadlock: instruction 0 (LOAD) waits for semaphore 1, but instruction 5 (MM), which signals it, is not fetched "
-    "before, as instruction queues hold 4": "load wait=s1 / load / load / load / load / mm signal=s1 a=9 b=9",
+    "before: queues hold 4 instructions": "load wait=s1 / load / load / load / load / mm signal=s1 a=9 b=9",
     "instruction 255 (LOAD) may signal semaphore 0 beyond its largest count 255": "load signal=s0 dst=99 /" * 256,
     "instruction 256 (LOAD) may signal semaphore 0 beyond its largest count 255":
         "load signal=s0 dst=99 / mm wait=s0 /" + "load signal=s0 dst=99 /" * 255,
@@ -113,7 +113,7 @@ REFUSED = {
     "instruction 0 (LOAD): two vectors go to one scratchpad address":
         "load pixels=2 length=12 dst_pixel=2 dst_vector=1",
     "instruction 0 (STORE): 'pitch' 3 is less than 'length' 4": "store pixels=2 pitch=3 length=4",
-    "instruction 0 (LOAD): the pixels of a row end 131073 bytes behind what 'run' loads; at most 131072 may be filled":
+    "instruction 0 (LOAD): the pixels of a row end 131073 bytes after the bytes of 'run'; at most 131072 may be filled":
         "load pixels=3 pitch=65535 length=4 run=1 dst_pixel=1",
     "instruction 0 (VEC): 'ry' and 'rx' are 1 and 2, but without a reduction they must be 1": "vec rx=2",
     "instruction 0 (VEC): 'reduce' is 3, outside 0 to 2": "vec reduce=3",
@@ -210,10 +210,10 @@ def test_extents(extents: dict[int, int], message: str | None) -> None:
         " / store base=2 offset=90 length=10 wait=s0"
     )
     if message is None:
-        check(text, TINY, extents=Extents.behind(extents))
+        check(text, TINY, extents=Extents.from_sizes(extents))
         return
     with pytest.raises(ProgramError) as caught:
-        check(text, TINY, extents=Extents.behind(extents))
+        check(text, TINY, extents=Extents.from_sizes(extents))
     assert str(caught.value) == message
 
 
@@ -332,9 +332,9 @@ def touched(i: Instruction, n: int) -> tuple[set, set]:
 def test_accesses_against_loops(seed: int) -> None:
     instruction = random_access(random.Random(seed))
     got: tuple[set, set] = (set(), set())
-    for access in on_chip(instruction, TINY):
+    for access in on_chip_accesses(instruction, TINY):
         got[access.write].update((access.memory.name, int(cell)) for cell in np.arange(1024)[access.cells])
-    for memory in dram(instruction, TINY):
+    for memory in dram_accesses(instruction, TINY):
         table = np.zeros(100, np.int32)
         memory.cells(table, 0)[...] = 1
         got[memory.write].update((memory.base, int(cell)) for cell in np.flatnonzero(table))

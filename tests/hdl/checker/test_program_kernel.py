@@ -73,7 +73,7 @@ COMPARED = MicroOp(op=Op.LT, **READ)
 @pytest.mark.parametrize(
     ("ops", "message"),
     [
-        ((MicroOp(op=Op.ADD, a=2, b_immediate=1, **WRITE),), "number 0 .* register 2, which none"),
+        ((MicroOp(op=Op.ADD, a=2, b_immediate=1, **WRITE),), "number 0 .* register 2, which no earlier"),
         ((FILLED, MicroOp(op=Op.ADD, a=3, b=4, **WRITE)), "number 1 .* register 4"),
         ((FILLED, MicroOp(op=Op.MAX, a=6, b=5, **WRITE)), "number 1 .* register 5"),
         ((FILLED, MicroOp(op=Op.SUB, a=4, b=4, shift=1, **WRITE)), "number 1 .* register 4"),
@@ -92,7 +92,7 @@ COMPARED = MicroOp(op=Op.LT, **READ)
              MicroOp(op=Op.ADD, a=2, b_immediate=1, **WRITE)),
             "number 0 .* register 1",
         ),
-        ((FILLED, MicroOp(op=Op.SELECT, a=3, b_immediate=1, **WRITE)), "number 1 .* is SELECT, but none in front"),
+        ((FILLED, MicroOp(op=Op.SELECT, a=3, b_immediate=1, **WRITE)), "number 1 .* is SELECT, but no earlier one"),
         ((FILLED, MicroOp(op=Op.SUB, a=4, b=4, d=4), MicroOp(op=Op.ADD, a=4, b=3, **WRITE)), ""),
         ((FILLED, MicroOp(op=Op.RSUB, a=4, b=4, d=4), MicroOp(op=Op.ADD, a=4, b=3, **WRITE)), ""),
         ((FILLED, MicroOp(op=Op.INDEX, a=4, b=3, **WRITE)), ""),

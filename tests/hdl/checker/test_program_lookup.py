@@ -56,8 +56,8 @@ def test_refused(message: str, text: str) -> None:
         ("lookup", "instruction 0 (LOOKUP): the configuration has no look-up tables ('lookup_tables' is 0)"),
         *(
             (f"vec {field}=1 dst=20 params=80",
-             f"instruction 0 (VEC): {field!r} must be 0, as the configuration has no look-up tables ('lookup_tables' is"
-             " 0)")
+             f"instruction 0 (VEC): {field!r} must be 0, because the configuration has no look-up tables"
+             " ('lookup_tables' is 0)")
             for field in ("lookup", "table")
         ),
     ],

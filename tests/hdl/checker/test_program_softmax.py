@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from support.verdicts import refusal
 
-from weft.hdl.checker.extents import dram, on_chip
+from weft.hdl.checker.extents import dram_accesses, on_chip_accesses
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
 from weft.hdl.isa import Instruction
 from weft.hdl.isa.code import assemble
@@ -56,7 +56,7 @@ REFUSED = {
     "instruction 0 (LOAD): two vectors go to one scratchpad address": "load transpose=1",
     "instruction 0 (SOFTMAX): two rows of scores have one row state":
         "softmax oy=2 ox=3 state_oy=2 state_ox=1 params=80",
-    "instruction 0 (SOFTMAX): 'first' starts row states anew, which 'final' only reads":
+    "instruction 0 (SOFTMAX): 'first' resets row states, which 'final' only reads":
         "softmax first=1 final=1 params=80",
     "instruction 0 (SOFTMAX): 'state' reads row state 64, but there are 64":
         "softmax state=60 ox=5 state_ox=1 params=80",
@@ -99,7 +99,7 @@ def test_refused(message: str, text: str) -> None:
         ("normalise", "instruction 0 (NORMALISE): the configuration has no softmax ('probability_bits' is 0)"),
         ("table", "instruction 0 (TABLE): the configuration has no softmax ('probability_bits' is 0)"),
         *(
-            (text, f"instruction 0 ({text.split()[0].upper()}): {field!r} must be 0, as the configuration has no"
+            (text, f"instruction 0 ({text.split()[0].upper()}): {field!r} must be 0, because the configuration has no"
                    " softmax ('probability_bits' is 0)")
             for text, field in (
                 ("mm zero=1", "zero"), ("mm align=1", "align"), ("mm alignment=1", "alignment"),
@@ -121,7 +121,9 @@ def test_zero_points_need_9_bit_activations() -> None:
     check(program("mm align=1"), narrow)
     with pytest.raises(ProgramError) as caught:
         check(program("mm zero=-128"), narrow)
-    assert str(caught.value) == "instruction 0 (MM): 'zero' must be 0, as 'probability_bits' is 7 and not 8"
+    assert (
+        str(caught.value) == "instruction 0 (MM): 'zero' must be 0, because 'probability_bits' is 7 and not 8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,9 @@ def test_zero_points_need_9_bit_activations() -> None:
     [
         (44, {4: 5}, None),
         (43, {4: 5}, "reads bytes 40 to 43 of base register 5, which leaves table (bytes 0 to 42)"),
-        (44, {5: 4}, "base register 4 holds no pages that are named by base register 5"),
-        (44, {4: 3}, "base register 4 holds no pages that are named by base register 5"),
-        (44, {}, "base register 4 holds no pages that are named by base register 5"),
+        (44, {5: 4}, "base register 4 has no pages with base register 5 as their page table"),
+        (44, {4: 3}, "base register 4 has no pages with base register 5 as their page table"),
+        (44, {}, "base register 4 has no pages with base register 5 as their page table"),
     ],
 )
 def test_extents_of_pages(table: int, pages: dict[int, int], message: str | None) -> None:
@@ -145,7 +147,7 @@ def cells(text: str) -> set[tuple[str, str, bool, int]]:
     """Every access of one instruction: memory, operand, whether it writes, address."""
     instruction = program(text)[0]
     found = set()
-    for access in on_chip(instruction, TINY):
+    for access in on_chip_accesses(instruction, TINY):
         addresses = range(access.memory.size(TINY))
         chosen = addresses[access.cells] if isinstance(access.cells, slice) else access.cells
         found |= {(access.memory.name, access.field, access.write, int(cell)) for cell in chosen}
@@ -204,5 +206,5 @@ def test_accesses_of_transposed_and_paged_loads() -> None:
             [v + at for at in (40, 32, 24) for v in range(0, 8, 2)] + [v + 100 for v in written],
         )
     )
-    (entry,) = dram(program(text)[0], TINY)
+    (entry,) = dram_accesses(program(text)[0], TINY)
     assert (entry.base, entry.low, entry.high, entry.write) == (6, 20, 24, False)

@@ -78,8 +78,8 @@ def test_an_order_that_the_queues_mend_and_the_sequential_core_does_not() -> Non
     ]
     check(program, CONFIG)
     assert refused(program) == (
-        "instruction 0 (STORE) waits for semaphore 0, which no instruction in front of it has signalled: "
-        "the sequential core carries out instructions in the order of the program"
+        "instruction 0 (STORE) waits for semaphore 0, which no earlier instruction has signalled: "
+        "the sequential core executes instructions in program order"
     )
     stored = [run(device, program) for device in (
         GoldenDevice(CONFIG, MEMORY), SequentialTimingDevice(CONFIG, MEMORY)

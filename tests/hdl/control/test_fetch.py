@@ -23,7 +23,7 @@ from weft.hdl.isa import (
     Queue,
     ReadRegisters,
     SetRegisters,
-    registers,
+    register_fields,
 )
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.loops import slots
@@ -207,7 +207,7 @@ def draw(depth: int, words: int) -> list[Node]:
         what = random.random()
         if what < 0.5:
             kind = INSTRUCTIONS[Opcode(random.choice(bench_parameters()["opcodes"]))]
-            fields = {name: random.randrange(16) for name in registers(kind.OPCODE)}
+            fields = {name: random.randrange(16) for name in register_fields(kind.OPCODE)}
             nodes.append(kind(wait=random.randrange(1 << 16), **fields))
         elif what < 0.7:
             numbers = [register for register in range(16) if register != 1 and not 8 <= register < 12]
@@ -264,7 +264,7 @@ async def bench_loops(dut: Any) -> None:
         assert bench.errors == 0
         for (index, held), values in zip(order, bench.values, strict=True):
             item = program[index]
-            named = [held[getattr(item, name)] for name in registers(item.OPCODE)]
+            named = [held[getattr(item, name)] for name in register_fields(item.OPCODE)]
             found = values[1:] if item.QUEUE is Queue.VEC else values
             if item.QUEUE is Queue.LOAD and not bench_parameters()["softmax"]:
                 named = named[:1]

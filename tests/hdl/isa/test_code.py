@@ -23,7 +23,7 @@ from weft.hdl.isa import (
     limits,
     places,
 )
-from weft.hdl.isa.code import Code, mask, pack
+from weft.hdl.isa.code import Code, field_mask, pack
 
 SEEDS = range(5)
 
@@ -85,7 +85,7 @@ def test_mask_covers_the_fields_named(opcode: Opcode) -> None:
         chosen = tuple(rng.sample(names, rng.randint(0, len(names))))
         one, other = drawn(rng, opcode), drawn(rng, opcode)
         mixed = dataclasses.replace(one, **{name: getattr(other, name) for name in chosen})
-        bits = mask(opcode, chosen)
+        bits = field_mask(opcode, chosen)
         one_word, other_word = Code.of([one]).words, Code.of([other]).words
         assert np.array_equal((one_word & ~bits) | (other_word & bits), Code.of([mixed]).words)
 

@@ -24,7 +24,7 @@ from weft.hdl.isa import (
     Queue,
     decode,
     limits,
-    registers,
+    register_fields,
 )
 from weft.hdl.isa.config import PRESETS
 
@@ -104,13 +104,13 @@ def test_words_that_are_no_instruction(word: bytes, message: str) -> None:
 def test_registers_beyond_those_of_the_host_need_loops() -> None:
     plain = PRESETS["tiny"]
     for opcode, kind in INSTRUCTIONS.items():
-        for name in registers(opcode):
+        for name in register_fields(opcode):
             for number in range(PROGRAM_REGISTERS):
                 instruction = kind(**{name: number})
                 reason = instruction.unsupported(plain)
                 assert instruction.unsupported(plain.replace(loops=1)) is None
                 assert (reason is None) == (number < BASES and kind.REQUIRES is not Feature.LOOPS)
-    assert {opcode.name: registers(opcode) for opcode in Opcode if registers(opcode)} == {
+    assert {opcode.name: register_fields(opcode) for opcode in Opcode if register_fields(opcode)} == {
         "LOAD": ("base", "table"), "STORE": ("base",), "SOFTMAX": ("register",), "LOOP": ("register",),
         "READ": ("base",),
     }  # fmt: skip

@@ -11,9 +11,9 @@ from weft.hdl.isa import BASES, IsaError
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.program_lists import (
     DESCRIPTOR_BYTES,
-    LIST_MOST,
     MARK,
-    MOST,
+    MAX_LIST_PROGRAMS,
+    MAX_RECORDED_CYCLES,
     Descriptor,
     Record,
     check_list,
@@ -47,17 +47,19 @@ def test_lists_survive_their_bytes(width: int) -> None:
 
 def test_records_survive_their_bytes_and_stay_at_their_largest() -> None:
     frame = Descriptor(0, [0] * BASES).encode()[:48]
-    for cycles, memory in ((0, 0), (12, 3), (MOST, MOST)):
+    for cycles, memory in ((0, 0), (12, 3), (MAX_RECORDED_CYCLES, MAX_RECORDED_CYCLES)):
         assert Record.decode(frame + Record(True, cycles, memory).encode()) == Record(True, cycles, memory)
-    assert Record.decode(frame + Record(True, MOST + 5, 1).encode()) == Record(True, MOST, 1)
+    assert Record.decode(frame + Record(True, MAX_RECORDED_CYCLES + 5, 1).encode()) == Record(
+        True, MAX_RECORDED_CYCLES, 1
+    )
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(IsaError, match=f"^a list has 1 to {LIST_MOST} programs, not 0$"):
+    with pytest.raises(IsaError, match=f"^a list has 1 to {MAX_LIST_PROGRAMS} programs, not 0$"):
         encode_list([], CONFIG)
     with pytest.raises(IsaError, match=r"^program 1 of the list: address 0x42 is no multiple of 4 bytes$"):
         encode_list([(0, [0] * BASES), (0x42, [0] * BASES)], CONFIG)
-    with pytest.raises(IsaError, match=r"^a descriptor has values of 8 base registers, not of 3$"):
+    with pytest.raises(IsaError, match=r"^a descriptor has 8 base registers, not 3$"):
         encode_list([(0, [0] * 3)], CONFIG)
     for program, bases in ((1 << 32, [0] * 8), (-4, [0] * 8)):
         with pytest.raises(
@@ -66,9 +68,9 @@ def test_what_is_refused() -> None:
             Descriptor(program, bases).encode()
     with pytest.raises(IsaError, match=r"^the base register 7 of a descriptor cannot be -1: it is 32 bits$"):
         Descriptor(0, [0] * 7 + [-1]).encode()
-    with pytest.raises(IsaError, match=r"^no descriptor begins with 0x00000000$"):
+    with pytest.raises(IsaError, match=r"^a descriptor cannot begin with 0x00000000$"):
         Descriptor.decode(bytes(64))
-    with pytest.raises(IsaError, match=rf"^no descriptor begins with {MARK | 2:#010x}$"):
+    with pytest.raises(IsaError, match=rf"^a descriptor cannot begin with {MARK | 2:#010x}$"):
         Descriptor.decode((MARK | 2).to_bytes(4, "little").ljust(64, b"\0"))
 
 

@@ -7,7 +7,7 @@ from cocotb.triggers import FallingEdge
 from support.softmax_model import divide, wrap
 from support.unit_bench import start
 
-from weft.hdl.isa.operands import DIVISION
+from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, Divider
 from weft.sim.rtl.bench import run_bench
 
@@ -102,7 +102,7 @@ async def bench_throughput(dut):
     await bench.begin()
     for size in (32, 31, 24):
         cycles = await bench.run([(1 << size) - 1] * 50, 40000, 3, -5, patience=0)
-        assert cycles <= 50 * (DIVISION + 1) + 15
+        assert cycles <= 50 * (DIVISION_LATENCY + 1) + 15
 
 
 def test_divide():

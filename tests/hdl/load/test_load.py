@@ -38,7 +38,7 @@ def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int
         start = (bases[op.base] + entry + op.offset + row * op.row_pitch + row // op.line * op.skip) % (
             1 << 32
         )
-        values = memory[start : start + op.taken]
+        values = memory[start : start + op.row_bytes]
         if op.blocks:
             values = unpack_groups(values.view(np.uint8), n).ravel()
         elif op.int4:

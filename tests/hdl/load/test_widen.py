@@ -12,7 +12,7 @@ from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import GROUP, unpack_groups
+from weft.hdl.isa.encoding import GROUP_WORDS, unpack_groups
 from weft.hdl.load.transpose import Widener
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -98,7 +98,7 @@ async def bench_groups(dut):
             beats = [(bytes(group[at : at + n]), True) for at in range(0, len(group), n)]
             expected = [bytes(word) for word in unpack_groups(group, n)[0].view(np.uint8)]
             cycles += await exchange(dut, n, beats, expected, pause=pause, refuse=refuse, group=True)
-            words += GROUP + 1
+            words += GROUP_WORDS + 1
         assert pause or refuse or cycles == words
 
 

@@ -8,7 +8,7 @@ from support.vec_bench import BLOCKS, Bench, Model, random_lookup, random_vec
 
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.operands import VEC_EARLY, vec_overhead
+from weft.hdl.isa.operands import VEC_EARLY_OVERHEAD, vec_overhead
 from weft.hdl.vector.vec import VecUnit
 from weft.sim.rtl.bench import run_bench
 
@@ -143,7 +143,7 @@ async def bench_throughput(dut):
             assert models[0].steps == cycles
             constant = vec_overhead(bench.config)
             early = source == Source.ACCUMULATOR and not vec.add
-            between = VEC_EARLY if early else constant
+            between = VEC_EARLY_OVERHEAD if early else constant
             assert bench.accepted[1] - bench.accepted[0] == cycles + between
             assert bench.finished - bench.accepted[1] <= cycles + constant + 3
     for lookup in [random_lookup(bench.rng, bench.config)] if bench.config.lookup_tables else []:

@@ -14,7 +14,7 @@ from support.vec_bench import Bench, Model, model, random_lookup, random_vec
 from weft.hdl.isa import Kernel, Microcode, MicroOp
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.kernel import Op
-from weft.hdl.isa.operands import KERNEL_RESULT, kernel_least
+from weft.hdl.isa.operands import KERNEL_LATENCY, kernel_min_cycles
 from weft.hdl.vector.vec import VecUnit
 from weft.sim.rtl.bench import run_bench
 
@@ -26,9 +26,9 @@ CONFIGS = {
     "one lane of eight": TINY.replace(n=8, lanes=1, bus_bytes=8, lookup_tables=0),
     "two lanes of sixteen": TINY.replace(n=16, lanes=2, bus_bytes=16),
 }
-OVERHEAD = KERNEL_RESULT + 3
-"""Cycles from accepting a kernel to accepting the next instruction, beside its slots and `kernel_least` before them:
-one to begin, two through the skid buffer and the request."""
+OVERHEAD = KERNEL_LATENCY + 3
+"""Cycles from accepting a kernel to accepting the next instruction, beside its slots and `kernel_min_cycles` before
+them: one to begin, two through the skid buffer and the request."""
 MOST = 20_000
 """Cycles of a kernel at most: reciprocals of many elements take long."""
 
@@ -208,14 +208,16 @@ async def bench_throughput(dut):
         bench.accepted = []
         models = await bench.run([instruction, instruction])
         taken = bench.accepted[1] - bench.accepted[0]
-        assert taken == models[0].steps + kernel_least(bench.config.groups) + OVERHEAD + _idle(bench, ops, oy)
+        assert taken == models[0].steps + kernel_min_cycles(bench.config.groups) + OVERHEAD + _idle(
+            bench, ops, oy
+        )
 
 
 def _idle(bench, ops, oy):
     """Slots of the last micro-operation behind its last issue do not count."""
     rows = (oy - 1) % 8 + 1
     groups = bench.config.groups
-    return -max(0, kernel_least(groups) - rows * groups)
+    return -max(0, kernel_min_cycles(groups) - rows * groups)
 
 
 def test_kernel():

@@ -202,7 +202,7 @@ def test_blocks_of_values_of_4_bits_have_factors() -> None:
     ):
         run(device, dataclasses.replace(op, run=192))
     with pytest.raises(
-        DeviceError, match="'blocks' must be 0, as the configuration's LOAD multiplies no blocks"
+        DeviceError, match="'blocks' must be 0, because the configuration's LOAD has no block factors"
     ):
         run(GoldenDevice(PRESETS["small"], MEMORY), op)
 
@@ -239,7 +239,8 @@ def test_round_half_even_is_exact(shift: int) -> None:
         (Lookup(table=4), 4, "look-up table 4 is outside the 4 of its memory"),
         (Vec(lookup=1, table=2), 2, "look-up table 2 is outside the 2 of its memory"),
         (Lookup(), 0, "the configuration has no look-up tables ('lookup_tables' is 0)"),
-        (Vec(lookup=1), 0, "'lookup' must be 0, as the configuration has no look-up tables ('lookup_tables' is 0)"),
+        (Vec(lookup=1), 0,
+         "'lookup' must be 0, because the configuration has no look-up tables ('lookup_tables' is 0)"),
     ],
 )  # fmt: skip
 def test_look_up_tables_that_are_not_there(instruction: Instruction, tables: int, message: str) -> None:

@@ -180,7 +180,7 @@ def test_refused(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> No
     ids=lambda item: item.OPCODE.name,
 )
 def test_without_loops_there_are_none(instruction: Instruction) -> None:
-    with pytest.raises(DeviceError, match=r"programs are straight lists of instructions \('loops' is 0\)$"):
+    with pytest.raises(DeviceError, match=r"has no loops and registers \('loops' is 0\)$"):
         run(GoldenDevice(PRESETS["tiny"], 1 << 15), instruction)
 
 
@@ -191,7 +191,7 @@ def test_without_loops_there_are_none(instruction: Instruction) -> None:
 )
 def test_without_loops_there_are_the_registers_of_the_host(instruction: Instruction) -> None:
     with pytest.raises(
-        DeviceError, match=r"' is (8|9|15), and there are 8 base registers, as the configuration's"
+        DeviceError, match=r"' is (8|9|15), and there are 8 base registers, because the configuration"
     ):
         run(GoldenDevice(PRESETS["tiny"], 1 << 15), instruction)
 

@@ -119,8 +119,11 @@ def test_errors() -> None:
         "distance 4, but vectors have 4": [MicroOp(swap=3), end],
         "looks up table 4": [MicroOp(op=Op.TABLE, immediate=4), end],
         "result of LT": [MicroOp(op=Op.LT, d_memory=1), end],
-        "has target 1: loops start behind the one before, from 0 to 0": [MicroOp(again=1, target=1), end],
-        "has target 0: loops start behind the one before, from 1 to 1": [
+        "has target 1: a loop must start after the previous loop, from 0 to 0": [
+            MicroOp(again=1, target=1),
+            end,
+        ],
+        "has target 0: a loop must start after the previous loop, from 1 to 1": [
             MicroOp(again=1),
             MicroOp(again=1),
             end,

@@ -258,6 +258,7 @@ def test_softmax_is_an_option(instruction: Instruction) -> None:
 
 def test_zero_points_need_9_bit_activations() -> None:
     with pytest.raises(
-        DeviceError, match=r"^instruction 0 \(MM\): 'zero' must be 0, as 'probability_bits' is 7 and not 8$"
+        DeviceError,
+        match=r"^instruction 0 \(MM\): 'zero' must be 0, because 'probability_bits' is 7 and not 8$",
     ):
         run(GoldenDevice(TINY.replace(probability_bits=7), MEMORY), Mm(zero=-128))

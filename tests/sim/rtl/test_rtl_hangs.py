@@ -8,7 +8,7 @@ import pytest
 from support.deaf_memory import DeafCore
 
 from weft.hdl.checker.program import check
-from weft.hdl.control.counters import FILL_AHEAD, Watch
+from weft.hdl.control.counters import MAX_FILL_BEFORE, HangDetector
 from weft.hdl.core import Core
 from weft.hdl.isa import FILL_MAX, End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS
@@ -145,14 +145,14 @@ def test_a_long_program_does_not_hang(name: str) -> None:
         "fill": Load(pixels=pixels, length=N, pitch=N, dst_pixel=1),
         "transpose": Load(pixels=pixels, length=N, pitch=N, transpose=1, dst_row=N, dst_vector=1),
     }.get(name, Load())
-    quiet = Watch(CONFIG, 0).quiet
+    quiet = HangDetector(CONFIG, 0).quiet
     with RtlDevice(CONFIG, MEMORY, sequential=True, **options) as device:
         device.write(PROGRAM, assemble(program))
         device.start(PROGRAM)
         device.wait()
         counters = device.counters()
     if name in ("fill", "transpose"):
-        gaps = (FILL_AHEAD + FILL_MAX) // CONFIG.bus_bytes
+        gaps = (MAX_FILL_BEFORE + FILL_MAX) // CONFIG.bus_bytes
         assert (quiet - gaps) / 8 < counters[Counter.LOAD_BUSY] <= quiet - gaps
         assert counters[Counter.LOAD_MEMORY] < 100
     elif name != "stalls":
@@ -173,7 +173,7 @@ def test_the_longest_gap_between_pixels_is_no_hang(sequential: bool) -> None:
             either.wait()
         assert device.read(0, MEMORY) == golden.read(0, MEMORY)
         cycles = device.counters()[Counter.LOAD_BUSY]
-    watch = Watch(CONFIG, 0, sequential=sequential)
+    watch = HangDetector(CONFIG, 0, sequential=sequential)
     assert cycles < watch.quiet
     assert sequential or cycles >= FILL_MAX // CONFIG.bus_bytes
 

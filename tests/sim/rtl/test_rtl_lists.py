@@ -14,7 +14,7 @@ from support.random_programs import MEMORY, PROGRAM, Generator
 
 from weft.hdl.isa import End, Load, Store
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import RESPONSES, START, START_LIST, Counter, Listed, Reg, Status
+from weft.hdl.isa.memmap import RESPONSES, START, START_LIST, Counter, ListProgress, Reg, Status
 from weft.hdl.isa.program_lists import MARK, Record, encode_list, pitch
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.device import DeviceError
@@ -149,7 +149,7 @@ def errors(seeds: Iterable[int]) -> Tally[str]:
                     assert status(device) == Status.DONE | Status.BUS_ERROR
                     _check_ended(made, device, golden, listed, broken=place is not None and not reads)
                     if place is not None:
-                        assert listed == Listed(place, at_descriptor=reads)
+                        assert listed == ListProgress(place, at_descriptor=reads)
                     found["descriptor" if listed.at_descriptor else "program"] += 1
                 device.mend_memory()
                 assert made.run(device) == expected, f"seed {seed}"
@@ -171,7 +171,7 @@ def _break_somewhere(device: RtlDevice, made: ProgramList, pick: random.Random) 
 
 
 def _check_ended(
-    made: ProgramList, device: RtlDevice, golden: GoldenDevice, listed: Listed, *, broken: bool = False
+    made: ProgramList, device: RtlDevice, golden: GoldenDevice, listed: ListProgress, *, broken: bool = False
 ) -> None:
     """The records of those that are done, and what those wrote whose place does not run again. Where the next record is
     `broken`, some of it may be there."""
@@ -258,7 +258,7 @@ def test_what_is_wrong_in_a_list() -> None:
             target.start_list(made.address)
             with pytest.raises(DeviceError, match=r"^descriptor 3 of the list: "):
                 target.wait()
-            assert target.listed() == Listed(3, at_descriptor=True)
+            assert target.listed() == ListProgress(3, at_descriptor=True)
         for target in (golden, device):
             assert made.run(target) == made.run(golden)
 
@@ -276,7 +276,7 @@ def test_each_program_begins_without_semaphores(kind: Any) -> None:
     with pytest.raises(DeviceError, match=r"deadlock: instruction 0 \(STORE\)|the program hangs"):
         device.wait()
     if kind is not TimingDevice:
-        assert device.listed() == Listed(1)
+        assert device.listed() == ListProgress(1)
     device.close()
 
 
@@ -318,7 +318,7 @@ def test_a_program_by_itself_behind_a_list() -> None:
         device.write(0x100, End().encode())
         device.start(0x100)
         device.wait()
-        assert device.listed() == Listed(2)
+        assert device.listed() == ListProgress(2)
         device.write(0x100, Load(wait=1).encode())
         device.start(0x100)
         device.stop()

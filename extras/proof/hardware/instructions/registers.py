@@ -10,7 +10,15 @@ from amaranth.lib.memory import Memory
 
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.control.sequencer import BACK, CONTROL, FIRST_VALUE, HEAD, SLOT_BITS, WORD, Sequencer
+from weft.hdl.control.sequencer import (
+    BACK_WORD,
+    CONTROL_INSTRUCTIONS,
+    FIRST_VALUE_WORD,
+    HEAD_BITS,
+    SLOT_BITS,
+    WORD,
+    Sequencer,
+)
 from weft.hdl.isa import (
     BASES,
     WORD_BITS,
@@ -68,7 +76,10 @@ class RegistersBench(Bench):
         self.free_inputs(m, "bases", "parts")
         bases = self.constant(m, 32 * BASES, "bases")
         m.d.comb += dut.bases.as_value().eq(bases)
-        self.part, self.route = self.free(WORD_BITS, "part"), self.free(len(Queue) + len(CONTROL), "route")
+        self.part, self.route = (
+            self.free(WORD_BITS, "part"),
+            self.free(len(Queue) + len(CONTROL_INSTRUCTIONS), "route"),
+        )
         m.d.comb += [
             dut.parts.valid.eq(self.free(1, "part_valid")),
             dut.parts.payload.part.data.eq(self.part),
@@ -93,14 +104,15 @@ class RegistersBench(Bench):
         self.at, self.left, self.loading = (
             self.peek(name, width) for name, width in (("at", 4), ("left", 4), ("loading", 5))
         )
-        self.head, self.place = self.peek("head", HEAD), self.peek("place", 32)
+        self.head, self.place = self.peek("head", HEAD_BITS), self.peek("place", 32)
         m.d.sync += (started := Signal(name="started")).eq(started | dut.start)
         self.assume(~dut.start | (~valid & ~dut.jump & ~dut.reads & (self.loading == 0)))
         self.assume(started | dut.start | ~valid)
         self.go = valid & (self.loading == 0) & ~dut.jump
         self.started, self.waits = started, waits
         self.kinds = {
-            kind: self.route[len(Queue) + number] & ~dut.reads for number, kind in enumerate(CONTROL)
+            kind: self.route[len(Queue) + number] & ~dut.reads
+            for number, kind in enumerate(CONTROL_INSTRUCTIONS)
         }
         read = ReadRegisters.layout()(self.part)
         is_read = valid & self.kinds[ReadRegisters]
@@ -140,14 +152,16 @@ class RegistersBench(Bench):
     def _changes(self) -> list[Any]:
         """When a register changes, which one, and what it becomes of what it was."""
         slots = SetRegisters.layout()(self.part)
-        slot = (self.word - FIRST_VALUE)[:3]
+        slot = (self.word - FIRST_VALUE_WORD)[:3]
         register, mode, value = (
             Array(Value.cast(slots[f"{name}{k}"]).as_unsigned() for k in range(SLOTS))[slot]
             for name in ("register", "mode", "value")
         )
-        self.in_slot = self.go & self.slotted & (self.word >= FIRST_VALUE) & (self.word < FIRST_VALUE + SLOTS)
+        self.in_slot = (
+            self.go & self.slotted & (self.word >= FIRST_VALUE_WORD) & (self.word < FIRST_VALUE_WORD + SLOTS)
+        )
         # What the unit adds is cut at its own signals, of which is claimed what they are.
-        taken_up, named = self.peek("$signal#4", WORD), self.peek("named__data", WORD)
+        taken_up, named = self.peek("word", WORD), self.peek("named__data", WORD)
         word = self.part.word_select(self.half * READ_WORDS + self.number, WORD)
         reads = self.go & self.dut.reads
         self.claim("the slot's value", ~self.in_slot | (taken_up == value))
@@ -198,7 +212,7 @@ class RegistersBench(Bench):
     def _progress(self, m: Module) -> None:
         """What is kept of an instruction while it is taken up."""
         del m
-        dut, first = self.dut, self.part[FIRST_FIELD : FIRST_FIELD + HEAD]
+        dut, first = self.dut, self.part[FIRST_FIELD : FIRST_FIELD + HEAD_BITS]
         waits = self.waits
         self.claim(
             "begins with the first word", (self.at == 0) | dut.reads | dut.jump | (waits & self.slotted)
@@ -206,8 +220,8 @@ class RegistersBench(Bench):
         self.claim("word after word", dut.reads | dut.jump | (self.at == self.word))
         inside = waits & self.slotted & (self.word != 0)
         self.claim("a word of SET or NEXT", (self.word == 0) | (inside & ~dut.reads))
-        for word in range(1, FIRST_VALUE + SLOTS):
-            kept = first >> (max(word - FIRST_VALUE, 0) * SLOT_BITS)
+        for word in range(1, FIRST_VALUE_WORD + SLOTS):
+            kept = first >> (max(word - FIRST_VALUE_WORD, 0) * SLOT_BITS)
             self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == kept))
         settled = self.peek("settled", 1)
         self.claim(
@@ -218,7 +232,8 @@ class RegistersBench(Bench):
         )
         self.claim("taken but when there is one", ~dut.parts.ready | self.go)
         self.cover(
-            "the last slot", self.in_slot & (self.word == FIRST_VALUE + SLOTS - 1) & (self.values[0] != 0)
+            "the last slot",
+            self.in_slot & (self.word == FIRST_VALUE_WORD + SLOTS - 1) & (self.values[0] != 0),
         )
 
     def _queued(self, m: Module) -> None:
@@ -244,8 +259,8 @@ class RegistersBench(Bench):
         place, target = Signal(32, name="program_counter"), Signal(32, name="expected_target")
         due, reads = Signal(name="jump_is_due"), Signal(name="reading")
         skips = self.taken & kinds[LoopStart] & (self.looked.as_signed() <= 0)
-        backs = self.go & kinds[LoopNext] & (self.word == BACK)
-        self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE + SLOTS))
+        backs = self.go & kinds[LoopNext] & (self.word == BACK_WORD)
+        self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE_WORD + SLOTS))
         step, following = Signal(32, name="step"), self.following
         m.d.comb += [
             step.eq(WORD_BYTES),

@@ -14,7 +14,7 @@ from weft.extras.proof.hardware.kernel.order import OrderBench
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa import Source
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.kernel import MOST_VECTORS, SOURCES, STRIP_ROWS, TARGETS
+from weft.hdl.isa.kernel import MAX_COLUMN_VECTORS, SOURCES, STRIP_ROWS, TARGETS
 
 _ADDED = len(OPERANDS)
 _CIRCLES = ("position", "strip_base", "block_base", "step_ob", "step_oy", "step_ox")
@@ -81,7 +81,7 @@ class AddressesBench(OrderBench):
 
     def _read_and_written(self, m: Module, rows: list[tuple[Value, Value]]) -> None:
         slot, op = self.dut.slot, self.op
-        self.assume(~op.d_memory | (op.d < MOST_VECTORS * len(TARGETS)))
+        self.assume(~op.d_memory | (op.d < MAX_COLUMN_VECTORS * len(TARGETS)))
         asks = self.real & op.a_memory
         in_scratchpad = (self.fields.source == Source.SCRATCHPAD) | (op.a % len(SOURCES) != 0)
         self._while_on("source", self.peek("$signal#15", 1) == self.fields.source)

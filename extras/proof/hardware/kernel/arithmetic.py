@@ -13,8 +13,8 @@ from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.kernel import COMPARISONS, LEAST, MULTIPLIER_BITS, Op
-from weft.hdl.isa.operands import KERNEL_RESULT, READ_LATENCY
+from weft.hdl.isa.kernel import COMPARISONS, INT32_MIN, MULTIPLIER_BITS, Op
+from weft.hdl.isa.operands import KERNEL_LATENCY, READ_LATENCY
 from weft.hdl.vector.kernel import KernelLanes
 from weft.hdl.vector.kernel_sequence import issue_layout
 
@@ -22,7 +22,7 @@ KERNEL_SMALLEST = SMALLEST.replace(kernel=16, lookup_tables=2)
 """The smallest configuration with the kernel engine."""
 CHOSEN = READ_LATENCY + 2
 """Cycles from an issue to its operands."""
-BEHIND = KERNEL_RESULT - CHOSEN
+BEHIND = KERNEL_LATENCY - CHOSEN
 """Cycles from these to the result."""
 _LOW = MULTIPLIER_BITS - 1
 """Bits of the first factor that the unit multiplies in one piece; it has to be known to cut the proof there."""
@@ -74,7 +74,7 @@ class PlainBench(LanesBench):
             self._lane(m, lane)
 
     def _lane(self, m: Module, lane: int) -> None:
-        issue, last = self.issued(m, CHOSEN), self.issued(m, KERNEL_RESULT)
+        issue, last = self.issued(m, CHOSEN), self.issued(m, KERNEL_LATENCY)
         a, b = (self.lane(name, lane).as_signed() for name in ("first", "second"))
         shifted = (a << issue.op.shift)[:32].as_signed()  # S
         number = issue.column * self.config.n + self.element(issue, lane)
@@ -156,19 +156,19 @@ class RoundingBench(LanesBench):
         nearest = half_even(m, product, shift, f"nearest{lane}")
         value = Signal(signed(_PRODUCT + 1), name=f"value{lane}")
         m.d.comb += value.eq(Mux(op.floor, product >> shift, nearest))
-        most = -LEAST - 1
-        limited = Mux(value > most, most, Mux(value < LEAST, LEAST, value))[:32].as_signed()
-        last = self.issued(m, KERNEL_RESULT)
+        most = -INT32_MIN - 1
+        limited = Mux(value > most, most, Mux(value < INT32_MIN, INT32_MIN, value))[:32].as_signed()
+        last = self.issued(m, KERNEL_LATENCY)
         multiplied = last.valid & (last.op.op == Op.MUL)
         result = self.lane("$signal#0", lane).as_signed()
         due = ago(m, limited, cycles, f"result{lane}")
         self.claim(f"MUL of lane {lane}", implies(multiplied, result == due))
-        for name, seen in {"largest": most, "least": LEAST, "some": 77}.items():
+        for name, seen in {"largest": most, "least": INT32_MIN, "some": 77}.items():
             self.cover(f"MUL of lane {lane} {name}", multiplied & (result == seen))
 
 
 class ResultBench(LanesBench):
-    """From results to where they go: a vector, a register or the predicate, `KERNEL_RESULT` cycles behind the issue.
+    """From results to where they go: a vector, a register or the predicate, `KERNEL_LATENCY` cycles behind the issue.
 
     The results of serial operations come from the divider, when they are there. Assumed, of the micro-operation that is
     there: results of these operations and of comparisons do not go to memory, as the checker sees to. That the results
@@ -178,7 +178,7 @@ class ResultBench(LanesBench):
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        last = self.issued(m, KERNEL_RESULT)
+        last = self.issued(m, KERNEL_LATENCY)
         op = last.op
         compares = Cat(op.op == kind for kind in COMPARISONS).any()
         serial = (op.op == Op.RECIPROCAL) | (op.op == Op.RSQRT)

@@ -11,7 +11,7 @@ from weft.extras.proof.hardware.cuts import CutBench
 from weft.hdl.isa import Kernel, MicroOp
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
-from weft.hdl.isa.operands import kernel_least, kernel_serial
+from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 from weft.hdl.vector.kernel_sequence import KernelSequence
 from weft.hdl.vector.vec_streams import is_kind, view
 
@@ -139,7 +139,7 @@ class CourseBench(CutBench):
         """Issues of the micro-operation, one for each lane group of each row of the strip, or for each row; and slots
         since it began, and since its last issue, if it is serial."""
         dut, config = self.dut, self.config
-        self.least = kernel_least(config.groups)
+        self.least = kernel_min_cycles(config.groups)
         self.row, self.group = (
             Signal(range(STRIP_ROWS), name="row"),
             Signal(range(max(config.groups, 2)), name="group"),
@@ -147,7 +147,7 @@ class CourseBench(CutBench):
         self.todo, self.steps, self.real = (Signal(name=name) for name in ("todo", "steps", "issues"))
         self.serial, self.uniform = Signal(name="serial"), Signal(name="uniform")
         waits = {
-            (uniform, root): kernel_serial(
+            (uniform, root): kernel_serial_cycles(
                 1 if uniform else config.lanes, config.groups if uniform else 1, root=root
             )
             for uniform in (False, True)

@@ -12,7 +12,7 @@ from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
-from weft.hdl.isa.operands import KERNEL_DIVISION, KERNEL_ROOT
+from weft.hdl.isa.operands import KERNEL_DIVISION_CYCLES, KERNEL_ROOT_CYCLES
 from weft.hdl.vector.kernel_divide import KernelDivide
 
 _BITS = 16
@@ -63,12 +63,14 @@ class DivideBench(Bench):
     def _schedule(self, m: Module) -> None:
         """The steps of each element, and when results are written; they are what the unit counts."""
         dut, config = self.dut, self.config
-        steps = KERNEL_DIVISION + KERNEL_ROOT
+        steps = KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES
         self.index, self.step = Signal(range(max(config.lanes, 2))), Signal(range(steps))
         self.works = Signal()
         writes = Signal(range(config.groups + 1))
         self.last = Signal(name="last_step")
-        m.d.comb += self.last.eq(self.works & (self.step == Mux(self.root, steps - 1, KERNEL_DIVISION - 1)))
+        m.d.comb += self.last.eq(
+            self.works & (self.step == Mux(self.root, steps - 1, KERNEL_DIVISION_CYCLES - 1))
+        )
         whole = self.last & (self.uniform | (self.index == config.lanes - 1))
         self.assume(~dut.valid | ~(self.works | writes.any()))
         with m.If(writes.any()):
@@ -88,7 +90,7 @@ class DivideBench(Bench):
         more = Mux(self.uniform, 1, config.lanes - self.index)
         self.claim("left", left == Mux(self.works, more, 0))
         self.claim("writing", self.peek("writing", len(writes)) == writes)
-        self.claim("steps", self.step <= Mux(self.root, steps - 1, KERNEL_DIVISION - 1))
+        self.claim("steps", self.step <= Mux(self.root, steps - 1, KERNEL_DIVISION_CYCLES - 1))
         self.claim("index", (self.index < config.lanes) & ~(self.uniform & self.index.any()))
         self.claim("one by one", ~(self.works & writes.any()))
         self.claim("root", self.peek("root", 1) == self.root)
@@ -154,7 +156,7 @@ class DivideBench(Bench):
         self.claim("top bit of a root", implies(begun, (base >> highest[:4])[0]))
 
     def _divided(self, m: Module) -> None:
-        start = Mux(self.root, _READY + KERNEL_ROOT, _READY)
+        start = Mux(self.root, _READY + KERNEL_ROOT_CYCLES, _READY)
         divides = self.ready & (self.step >= start)
         rest, quotient = (self.peek("$signal" + _NAMES[name], width) for name, width in (
             ("rest", 17), ("quotient", _BITS)))  # fmt: skip
@@ -228,5 +230,5 @@ def properties() -> Iterator[Property]:
             "step by step; all lanes are written once, when they are complete, where the micro-operation says.",
             partial(_divide, config),
             Induction(3),
-            cover=2 * (KERNEL_DIVISION + KERNEL_ROOT) + 8,
+            cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
         )

@@ -18,7 +18,7 @@ from weft.extras.proof.hardware.kernel.arithmetic import (
 from weft.extras.proof.hardware.kernel.operands import OperandsBench
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.operands import KERNEL_RESULT
+from weft.hdl.isa.operands import KERNEL_LATENCY
 
 _PARTS: dict[type[LanesBench], tuple[str, str]] = {
     OperandsBench: (
@@ -69,7 +69,7 @@ def properties() -> Iterator[Property]:
             f"{name}, 2 lanes",
             claim,
             partial(_bench, kind, KERNEL_SMALLEST),
-            Induction(KERNEL_RESULT + 2),
+            Induction(KERNEL_LATENCY + 2),
             part=True,
         )
     yield Property(
@@ -78,6 +78,6 @@ def properties() -> Iterator[Property]:
         "Operands, results and where these go follow from the micro-operation that is issued, by its definition, in "
         "the documented cycle and for all values; a product is multiplied exactly, in two parts.",
         partial(_bench, WholeBench, KERNEL_SMALLEST.replace(lanes=1)),
-        Induction(KERNEL_RESULT + 2),
+        Induction(KERNEL_LATENCY + 2),
         proven=("divide",),
     )

@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.kernel.arithmetic import CHOSEN, LanesBench, place
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.hdl.isa.kernel import LEAST, SERIAL, SOURCES
+from weft.hdl.isa.kernel import INT32_MIN, SERIAL, SOURCES
 from weft.hdl.isa.operands import READ_LATENCY
 
 
@@ -61,14 +61,14 @@ class OperandsBench(LanesBench):
         vector = Mux(op.unsigned, byte, byte.as_signed())
         behind = issue.tail & (dut.tail != 0) & (self.element(issue, lane) >= dut.tail)
         read = Mux(of_accumulator, row.as_signed(), vector)
-        read = Mux(behind, Mux(op.fill, LEAST, 0), read)
+        read = Mux(behind, Mux(op.fill, INT32_MIN, 0), read)
         due = Mux(op.a_memory, read, register.as_signed())[:32]
         first = self.lane("first", lane)
         self.claim(f"first of lane {lane}", first == ago(m, due, 1, f"first{lane}"))
         was = ago(m, op.a_memory & issue.valid, 1, f"read{lane}", reset=True)
         filled = was & ago(m, behind & op.fill, 1, f"filled{lane}", reset=True)
         if lane or self.config.groups > 1:  # a row has one element at least
-            self.cover(f"filled in lane {lane}", filled & (first.as_signed() == LEAST))
+            self.cover(f"filled in lane {lane}", filled & (first.as_signed() == INT32_MIN))
         unsigned = was & ago(m, op.unsigned & ~behind & ~of_accumulator, 1, f"unsigned{lane}", reset=True)
         self.cover(f"an unsigned byte in lane {lane}", unsigned & (first == 200))
 

@@ -18,10 +18,10 @@ from weft.hdl.isa.operands import KERNEL_SPACING
 class SpacingBench(OrderBench):
     """One row of strips, any one, is watched: the slots since it was issued last, in whichever micro-operation.
 
-    The lanes read registers `READ_LATENCY` cycles behind an issue, and write them in cycle `KERNEL_RESULT`; `latencies`
-    tells that so many slots are enough. A slot takes a cycle or more, so that in cycles issues are as far apart at
-    least. Elements are exchanged between lane groups of a row only, so that what is claimed of the first one of a row
-    is enough for all. The order of micro-operations is claimed as well, as induction starts from it.
+    The lanes read registers `READ_LATENCY` cycles behind an issue, and write them in cycle `KERNEL_LATENCY`;
+    `latencies` tells that so many slots are enough. A slot takes a cycle or more, so that in cycles issues are as far
+    apart at least. Elements are exchanged between lane groups of a row only, so that what is claimed of the first one
+    of a row is enough for all. The order of micro-operations is claimed as well, as induction starts from it.
     """
 
     def _watch(self, m: Module) -> None:

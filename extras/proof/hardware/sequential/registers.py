@@ -11,7 +11,7 @@ from weft.extras.proof.hardware.property import Property
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.control.control import fault_word
-from weft.hdl.control.counters import SETTLING
+from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.isa import BASES
 from weft.hdl.isa.memmap import MAGIC, VERSION, WATCHDOG_BITS, Counter, Reg, Status, counter_register
 from weft.hdl.sequential.control import Control
@@ -137,7 +137,7 @@ def properties() -> Iterator[Property]:
         "Address and data of a write are taken together, those for data memory when it takes them, and answered once, "
         "in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a run is on.",
         WritesBench,
-        cover=2 * SETTLING,
+        cover=2 * SETTLING_CYCLES,
         proven=("state",),
     )
     yield Property(
