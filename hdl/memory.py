@@ -1,4 +1,4 @@
-"""The scratchpad: banks of vector memory, each with one read and one write port, behind fixed priorities."""
+"""The scratchpad and the accumulator: banked memories with one read and one write port a bank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from weft.hdl.lib.ports import ALIGNMENT_BITS, scratchpad_read, scratchpad_write
 
 
 def grants(valid: list[Value], bank: list[Value]) -> list[Value]:
-    """Ready of each client, highest priority first: no client before it wants the same bank."""
+    """Return `ready` of each client: no client of higher priority requests the same bank.
+
+    Clients are in order of priority, highest first.
+    """
     return [
         ~Cat(*(valid[j] & (bank[j] == bank[i]) for j in range(i))).any() if i else Const(1)
         for i in range(len(valid))
@@ -23,23 +26,24 @@ def grants(valid: list[Value], bank: list[Value]) -> list[Value]:
 
 
 class Scratchpad(wiring.Component):
-    """Banked memory of vectors of ``n`` bytes; the high bits of an address choose the bank.
+    """Scratchpad: banked memory of vectors of ``n`` bytes with fixed priorities between its clients.
 
-    A client is granted in the cycle it asks unless one before it asks for the same bank, so client 0 never waits.
-    A read in the same cycle as a write to the same address returns the old vector or the new one.
+    The high bits of an address select the bank. A request is granted in the same cycle unless a client of higher
+    priority requests the same bank, so client 0 never waits. A read in the same cycle as a write to the same address
+    returns the old vector or the new vector.
 
     Parameters
     ----------
     config : Config
     readers, writers : int
-        Number of read and write clients; a smaller index has priority.
+        Numbers of read and write clients. A smaller index has priority.
 
     Members
     -------
     read : In(scratchpad_read(config)).array(readers)
     write : In(scratchpad_write(config)).array(writers)
     wrong : Out(1)
-        With `parity` only: in the cycle before, a vector stood at an output that had changed since it was written.
+        Only with `parity`: the vector at an output one cycle ago had changed since it was written.
     """
 
     def __init__(self, config: Config, *, readers: int, writers: int) -> None:
@@ -67,8 +71,9 @@ class Scratchpad(wiring.Component):
         for bank in range(self.config.scratchpad_banks):
             memory = Memory(shape=width, depth=self.config.scratchpad_depth, init=[])
             m.submodules[f"bank{bank}"] = memory
-            reading, writing = memory.read_port(), memory.write_port()
-            # Registers on the way in as well, as a bank is spread over many block RAMs.
+            reading = memory.read_port()
+            writing = memory.write_port()
+            # Registers at the inputs too, because a bank is spread over many block RAMs.
             for sides, port_banks, inner in (
                 (self.read, read_bank, reading),
                 (self.write, write_bank, writing),
@@ -83,10 +88,11 @@ class Scratchpad(wiring.Component):
             vector, changed = coding.decode(output)
             outputs.append(vector)
             if coding.checked:
-                wrong.append(changed & _later(m, reading.en, 2, f"valid{bank}"))
+                wrong.append(changed & _delay(m, reading.en, 2, f"valid{bank}"))
         if coding.checked:
             m.d.sync += self.wrong.eq(Cat(wrong).any())
 
+        # Each client selects its bank's output by the bank of its request, `READ_LATENCY` cycles later.
         for index, (port, bank) in enumerate(zip(self.read, read_bank, strict=True)):
             for stage in range(READ_LATENCY):
                 delayed = Signal.like(bank, name=f"bank{index}_{stage}")
@@ -99,15 +105,14 @@ class Scratchpad(wiring.Component):
         return m
 
 
-def _later(m: Module, signal: Value, cycles: int, name: str) -> Value:
-    """A bit so many cycles later."""
+def _delay(m: Module, signal: Value, cycles: int, name: str) -> Value:
     stages = Signal(cycles, name=name)
     m.d.sync += stages.eq(Cat(signal, stages))
     return stages[-1]
 
 
 def _select(asks: list[Value], sources: list[Value]) -> Value:
-    """The source of the first client that asks, else of the last."""
+    """Return the source of the first client that asks; the last source if none asks."""
     chosen = sources[-1]
     for ask, source in reversed(list(zip(asks[:-1], sources[:-1], strict=True))):
         chosen = Mux(ask, source, chosen)
@@ -115,14 +120,14 @@ def _select(asks: list[Value], sources: list[Value]) -> Value:
 
 
 def accumulator_write(config: Config) -> wiring.Signature:
-    """The port of the array, seen from the array. Never refused.
+    """Return the write port of the accumulator, seen from the array. It is always granted.
 
-    ``psums`` go to row ``address`` in a cycle where ``valid`` is 1, overwriting it or, without ``overwrite``, adding
-    to it modulo 2**32. A row must not be added to within `rmw_latency` cycles of the last write to it.
+    In a cycle in which ``valid`` is 1, ``psums`` overwrite row ``address`` or, without ``overwrite``, are added to it
+    modulo 2**32. A row must not be added to within `rmw_latency` cycles of the last write to it.
 
-    With softmax the row has an ``alignment`` from -31 to 31: the old content, 0 where it is overwritten, is shifted
-    right by that many bits before the addition if it is positive, else psums are by its negative, both arithmetically
-    and rounded (`rsh` of `weft.hdl.isa`).
+    With softmax the row has an ``alignment`` from -31 to 31. If it is positive, the old content (0 if overwritten) is
+    shifted right by that many bits before the addition; if it is negative, psums are shifted right by its magnitude.
+    Both shifts are arithmetic and rounded (`rsh` of `weft.hdl.isa`).
     """
     members: dict[str, wiring.Member] = {
         "valid": Out(1),
@@ -136,11 +141,11 @@ def accumulator_write(config: Config) -> wiring.Signature:
 
 
 class Accumulator(wiring.Component):
-    """Banks with one read and one write port each; the bank is the high bits of the address.
+    """Accumulator: banked memory of rows of int32 sums, which adds or writes a row of the array in every cycle.
 
-    A row from the array that adds takes its bank's read port in the cycle of its arrival, and everybody's write port
-    `rmw_latency` - 1 cycles later. Reads get what remains, so a reader of a bank that the array is not adding into
-    is never refused.
+    An address's high bits select the bank. A row that is added takes the read port of its bank in the cycle in which it
+    arrives, and the write port `rmw_latency` - 1 cycles later. Other reads get the remaining cycles of a read port: a
+    read of a bank to which the array is not adding is never refused.
 
     Parameters
     ----------
@@ -152,7 +157,7 @@ class Accumulator(wiring.Component):
     read : In(ports.accumulator_read(config))
         Lane j of a row is bits ``32 * j`` and up.
     wrong : Out(1)
-        With `parity` only: in the cycle before, a row stood at an output that had changed since it was written.
+        Only with `parity`: the row at an output one cycle ago had changed since it was written.
     """
 
     def __init__(self, config: Config) -> None:
@@ -186,28 +191,31 @@ class Accumulator(wiring.Component):
                 shape=coding.width(config.widths.row), depth=config.accumulator_depth, init=[]
             )
             m.submodules[f"bank{bank}"] = ram
-            fetch, store = ram.read_port(), ram.write_port()
-            take, wanted = Signal(name=f"take{bank}"), Signal(name=f"wanted{bank}")
+            fetch = ram.read_port()
+            store = ram.write_port()
+            take = Signal(name=f"take{bank}")
+            wanted = Signal(name=f"wanted{bank}")
             m.d.sync += [
                 wanted.eq(take | (self.read.valid & (read_bank == bank))),
                 fetch.addr.eq(Mux(take, self.write.address[:inner], self.read.address[:inner])),
             ]
             m.d.comb += [
                 take.eq(adds & (write_bank == bank)),
-                # Nobody may read the row that is being written. Saying so spares synthesis the logic that
-                # would return its old content from memories that cannot.
+                # The row that is being written is never read. This comparison makes it visible to synthesis, which
+                # otherwise adds logic for memories that do not return the old content.
                 fetch.en.eq(wanted & ~(store.en & (fetch.addr == store.addr))),
                 store.en.eq(done & (address[inner:] == bank)),
                 store.addr.eq(address[:inner]),
                 store.data.eq(coding.encode(total)),
             ]
-            # A register right behind the memory, as the memory alone takes half of a 100 MHz cycle.
+            # A register directly at the memory, because the memory alone takes half of a 100 MHz cycle.
             if coding.checked:
                 wrong.append(self._check(m, coding, fetch, output, bank))
             else:
                 m.d.sync += output.eq(fetch.data)
         if coding.checked:
             m.d.sync += self.wrong.eq(Cat(wrong).any())
+        # The reader selects the output of the bank that it addressed `READ_LATENCY` cycles ago.
         read_banks = [Signal.like(read_bank, name=f"read_bank{stage}") for stage in range(READ_LATENCY)]
         m.d.sync += Cat(*read_banks).eq(Cat(read_bank, *read_banks))
         m.d.comb += self.read.data.eq(outputs[read_banks[-1]])
@@ -215,8 +223,7 @@ class Accumulator(wiring.Component):
 
     @staticmethod
     def _check(m: Module, coding: Coding, fetch: memory.ReadPort, output: Signal, bank: int) -> Value:
-        """Take the row that was read to the output, and its parity to where it is checked; returns whether it is
-        wrong."""
+        """Drive the output with the row that was read, and check its parity. Returns a flag: the row is wrong."""
         row = Signal(len(fetch.data), name=f"coded{bank}", reset_less=True)
         valid = Signal(2, name=f"valid{bank}")
         m.d.sync += [row.eq(fetch.data), valid.eq(Cat(fetch.en, valid))]
@@ -225,8 +232,10 @@ class Accumulator(wiring.Component):
         return changed & valid[-1]
 
     def _add(self, m: Module, outputs: Array) -> tuple[Signal, Signal, Signal]:
-        """Delay the incoming row until its old value stands at the banks' outputs, and add. Returns what to write,
-        from registers: valid, address, row."""
+        """Delay the incoming row until its old value is at the outputs of the banks, and add.
+
+        Returns valid, address and row of the write, all registers.
+        """
         config = self.config
         inner = (config.accumulator_depth - 1).bit_length()
         valid: Value = self.write.valid
@@ -255,17 +264,18 @@ class Accumulator(wiring.Component):
                 valid, address = following_valid, following_address
         else:
             sums = [(old.word_select(j, 32) + psum)[:32] for j, psum in enumerate(psums)]
-        done, done_address = Signal(), Signal.like(self.write.address)
+        done = Signal()
+        done_address = Signal.like(self.write.address)
         total = Signal(config.widths.row, reset_less=True)
         m.d.sync += [done.eq(valid), done_address.eq(address), total.eq(Cat(*sums))]
         return done, done_address, total
 
     @staticmethod
     def _align(m: Module, old: Value, psums: list[Value], small: Value, amount: Value) -> list[Value]:
-        """Sums of the columns two cycles later, with `psums` (if `small`) or `old` shifted right by `amount`.
+        """Return the sums of the columns, two cycles later: `psums` (if `small`) or `old` is shifted right by `amount`.
 
-        A cycle to choose what to shift, one to shift it. The shift keeps a bit below the point: added to a 1 at the
-        same place, it rounds through the adder's carry.
+        The first cycle selects the operand to shift, the second shifts it. The shift keeps one bit below the binary
+        point: a 1 added at that bit rounds the sum by the adder's carry.
         """
         distance = Signal.like(amount, name="distance", reset_less=True)
         m.d.sync += distance.eq(amount)

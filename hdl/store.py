@@ -1,4 +1,7 @@
-"""The store unit: scratchpad to DRAM. Requests run ahead of data, and data ahead of confirmations."""
+"""The store unit, which copies data from the scratchpad to DRAM.
+
+Requests run ahead of data, and data ahead of confirmations.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,11 @@ from weft.hdl.lib.queues import SkidBuffer, register_or_fifo
 
 
 def vector_layout(config: Config) -> data.StructLayout:
-    """A vector on its way to DRAM: its low ``count`` bytes go to ``pointer`` (address modulo a page) and on;
-    ``last``: of its run."""
+    """Return the layout of a vector on its way to DRAM.
+
+    Its low ``count`` bytes are written from ``pointer`` on, an address modulo a page. ``last``: the last vector of its
+    run.
+    """
     return data.StructLayout(
         {
             "pointer": (PAGE - 1).bit_length(),
@@ -31,16 +37,21 @@ def vector_layout(config: Config) -> data.StructLayout:
 
 
 def _rotated_layout(config: Config) -> data.StructLayout:
-    """A vector rotated to its place: the lanes that it fills, those from its first one on (``here``), whether it
-    reaches the end of the beat (``full``) or beyond (``spill``)."""
+    """Return the layout of a vector that is rotated to its place in the beat.
+
+    ``lanes``: mask of the bytes that it fills. ``here``: mask of the bytes from its first byte to the end of the beat.
+    ``full``: it reaches the end of the beat. ``spill``: it continues in the next beat.
+    """
     flags = dict.fromkeys(("full", "spill", "last", "block_end"), 1)
     width = config.bus_bytes
     return data.StructLayout({"data": 8 * width, "lanes": width, "here": width, **flags})
 
 
 class Packer(wiring.Component):
-    """Packs runs of vectors into write beats: a vector in and a beat out per cycle, and a further cycle where a run
-    ends in the beat after its last vector's first byte. The vectors of a run are contiguous in memory.
+    """Packer of runs of vectors into write beats: one vector in and one beat out a cycle.
+
+    It takes one more cycle if the last vector of a run crosses into another beat. The vectors of a run are contiguous
+    in memory.
 
     Parameters
     ----------
@@ -50,7 +61,7 @@ class Packer(wiring.Component):
     -------
     vector : In(stream of vector_layout(config))
     beat : Out(stream of bus_write_data(config))
-        Cut into the same bursts as `weft.hdl.bus.axi.BurstSplitter` cuts the runs.
+        Cut into the bursts into which `weft.hdl.bus.axi.BurstSplitter` cuts the runs.
     """
 
     def __init__(self, config: Config) -> None:
@@ -69,7 +80,7 @@ class Packer(wiring.Component):
         vector, beat = self.vector.payload, self.beat.payload
         offset = vector.pointer[:align]
 
-        # First stage: the vector rotated to its place in the beat, around the end into the next one.
+        # First stage: rotate the vector to its place in the beat; bytes past the end wrap into the next beat.
         m.submodules.stage = stage = SkidBuffer(_rotated_layout(self.config))
         wide = stage.i.payload
         mask = Cat(*(vector.count > lane for lane in range(self.config.n)))
@@ -87,10 +98,12 @@ class Packer(wiring.Component):
         ]
         rotated, lanes, here = stage.o.payload.data, stage.o.payload.lanes, stage.o.payload.here
         full, spill, last = stage.o.payload.full, stage.o.payload.spill, stage.o.payload.last
-        valid, block_end, taken = stage.o.valid, stage.o.payload.block_end, Signal()
+        valid = stage.o.valid
+        block_end = stage.o.payload.block_end
+        taken = Signal()
         m.d.comb += stage.o.ready.eq(taken)
 
-        # Second stage: the rotated bytes join what earlier vectors left of the beat.
+        # Second stage: merge the rotated bytes with the bytes of earlier vectors in the same beat.
         residue = Signal(8 * width)
         strobe = Signal(width)
         flush = Signal()
@@ -115,7 +128,7 @@ class Packer(wiring.Component):
         return m
 
     def _rotate(self, m: Module, name: str, value: Value, offset: Value, unit: int) -> Value:
-        """`value` in a bus word, rotated up by `offset` units of `unit` bits."""
+        """Return `value` in a bus word, rotated up by `offset` units of `unit` bits."""
         size = unit * self.config.bus_bytes
         for bit in range(len(offset)):
             extended = Signal(size, name=f"{name}_in{bit}")
@@ -129,22 +142,25 @@ class Packer(wiring.Component):
 
 
 DESCRIPTORS = 4
-"""Instructions whose data may wait behind the requests, where queues are that deep."""
+"""Instructions whose requests may run ahead of their data, unless `Config.queue_depth` is less."""
 UNCONFIRMED = 8
-"""Instructions that may wait for memory to confirm them, where queues are half as deep."""
+"""Instructions that may wait for memory to confirm them, unless twice `Config.queue_depth` is less."""
 BURSTS = 32
-"""Bursts on their way, at most."""
+"""Maximum number of unconfirmed bursts."""
 READS = READ_LATENCY + 2
-"""Vectors on their way from the scratchpad; covers the read latency and the queue behind it."""
+"""Vectors in flight from the scratchpad; covers the read latency and the queue after it."""
 
 _POINTER = (PAGE - 1).bit_length()
 _TAG = 1 + SEMAPHORES
-"""Bits that go with a run: whether it is the last one of its instruction, and that one's signal mask."""
+"""Bits of a run's tag: the flag of an instruction's last run, and the signal mask of the instruction."""
 
 
 def read_layout(config: Config) -> data.StructLayout:
-    """A descriptor of one instruction for the reader. ``merged``: a row is one run, not each pixel. ``tail``: lanes of
-    a pixel's last vector. ``pointer``: DRAM address modulo a page, by which vectors are aligned."""
+    """Return the layout of the reader's descriptor of one instruction.
+
+    ``merged``: each row is one run; otherwise each pixel is. ``tail``: lanes of a pixel's last vector. ``pointer``:
+    DRAM address modulo a page, to which vectors are aligned.
+    """
     loops, address = ("rows", "pixels", "vectors"), config.widths.scratchpad_address
     return data.StructLayout(
         {
@@ -162,7 +178,7 @@ def read_layout(config: Config) -> data.StructLayout:
 
 
 class StoreRequests(wiring.Component):
-    """Turns store instructions into runs of bytes for the bus and descriptors for the reader.
+    """Converter of store instructions into runs of bytes for the bus and descriptors for the reader.
 
     Parameters
     ----------
@@ -174,7 +190,7 @@ class StoreRequests(wiring.Component):
     bases or values
         See `weft.hdl.lib.pipeline.register_port`.
     run : Out(stream of run_layout(17))
-        The tag is 0, and for the last run of an instruction 1 (bit 0) with its signal mask (above).
+        In an instruction's last run, bit 0 of the tag is 1 and the bits above are the signal mask. Otherwise it is 0.
     read : Out(stream of read_layout(config))
     busy : Out(1)
     """
@@ -203,7 +219,7 @@ class StoreRequests(wiring.Component):
             first.eq(register_value(self, Store, "base", op.base, self.config) + op.offset),
             merged.eq((op.pitch == op.length) | (op.pixels == 1)),
         ]
-        # A row's bytes, pixels * length, come from adding shifted lengths: no multiplier, and hidden by data.
+        # The bytes of a row, pixels * length, by shifting and adding: it needs no multiplier, and data hides its time.
         factor = Signal(16)
         counted = Signal()  # factor == 0
         addend = Signal(32)
@@ -263,7 +279,7 @@ class StoreRequests(wiring.Component):
 
 
 class StoreReader(wiring.Component):
-    """Reads the vectors of instructions in order, a vector per cycle, with what the packer has to know about each.
+    """Reader of an instruction's vectors from the scratchpad, one vector a cycle, for the packer.
 
     Parameters
     ----------
@@ -297,14 +313,14 @@ class StoreReader(wiring.Component):
         m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=READS)
         op = Signal(read_layout(self.config))
         port = self.scratchpad
-        credits = Signal(range(READS + 1), init=READS)  # room in the queue that no read on its way will take
+        credits = Signal(range(READS + 1), init=READS)  # places in the queue that no read in flight will take
         granted, taken = port.valid & port.ready, self.vector.valid & self.vector.ready
         m.d.sync += credits.eq(credits - granted + taken)
-        # A refused read must not reach back to the address generator in the same cycle.
+        # Back-pressure of a refused read must not reach the address generator in the same cycle.
         request = data.StructLayout({"address": len(port.address), "vector": layout})
         m.submodules.skid = ahead = SkidBuffer(request)
         stage = Signal(layout)
-        go = Signal()  # take what is to be read; from a register, as many others hang on it
+        go = Signal()  # take the next descriptor; a register because of its fan-out
         m.d.comb += [
             ahead.i.valid.eq(nest.active),
             ahead.i.payload.address.eq(nest.values.src),
@@ -320,11 +336,12 @@ class StoreReader(wiring.Component):
             ahead.o.ready.eq(port.ready & (credits != 0)),
             stage.eq(ahead.o.payload.vector),
         ]
-        # The nest stands still in that cycle.
+        # The nest does not step while `go` is 1.
         m.d.sync += go.eq(~go & self.read.valid & (~nest.active | (nest.step & nest.last_all)))
         with m.If(go):
             m.d.sync += op.eq(self.read.payload)
 
+        # Delay the vector's description by the latency of its read.
         valid = granted
         for index in range(READ_LATENCY):
             following = Signal(layout, name=f"stage{index}")
@@ -345,8 +362,9 @@ class StoreReader(wiring.Component):
 
 
 class StoreUnit(wiring.Component):
-    """Executes `Store` instructions. An instruction is signalled once memory has confirmed all of its bursts; the
-    next ones run meanwhile.
+    """Store unit: executes `Store` instructions, which copy rows of the scratchpad to DRAM.
+
+    An instruction is signalled when memory has confirmed all of its bursts. Later instructions run in the meantime.
 
     Parameters
     ----------
@@ -360,9 +378,9 @@ class StoreUnit(wiring.Component):
         See `weft.hdl.lib.pipeline.register_port`; read when an instruction is accepted.
     scratchpad : Out(scratchpad_read(config))
     bus : Out(bus_write(config))
-        A burst's beats come after its request. It needs the confirmations in order of request.
+        The beats of a burst follow its request. Confirmations must arrive in the order of requests.
     stall_memory, stall_port : Out(1)
-        The unit waits in this cycle for the bus, for a scratchpad bank.
+        The unit waits for the bus, or for a scratchpad bank, in this cycle.
     """
 
     def __init__(self, config: Config) -> None:
@@ -411,7 +429,7 @@ class StoreUnit(wiring.Component):
         return m
 
     def _bus(self, m: Module, splitter: BurstSplitter, packer: Packer) -> Signal:
-        """Requests, beats and confirmations; returns whether an instruction waits for confirmations."""
+        """Connect requests, beats and confirmations. Returns a flag: an instruction waits for confirmations."""
         counter = range(2 * BURSTS)
         unconfirmed = min(UNCONFIRMED, 2 * self.config.queue_depth)
         done = data.StructLayout({"burst": counter, "signal": SEMAPHORES})
@@ -419,12 +437,15 @@ class StoreUnit(wiring.Component):
         request, beat = self.bus.request, self.bus.beat
         asked = Signal(counter)
         confirmed = Signal(counter)
-        ahead = Signal(counter)  # bursts whose request is out but not all of their data
-        some = Signal()  # there are such
+        ahead = Signal(counter)  # requested bursts whose data is not yet complete
+        some = Signal()  # ahead != 0
         after = Signal(counter)
-        few, space = Signal(), Signal()  # a cycle old, so with one to spare
+        # Both comparisons are one cycle old, so each leaves one place in reserve.
+        few = Signal()
+        space = Signal()
         allowed = Signal()
         ends = Signal()
+        # `send`: a burst is requested. `sent`: its last beat has left.
         send, sent = request.valid & request.ready, beat.valid & beat.ready & beat.payload.last
         m.d.comb += [
             after.eq(asked + 1),
@@ -448,6 +469,7 @@ class StoreUnit(wiring.Component):
         ]
         with m.If(send ^ sent):
             m.d.sync += some.eq(send | (ahead != 1))
+        # The oldest instruction is done when as many bursts are confirmed as were requested up to its end.
         head = Signal(done)
         m.d.comb += [
             head.eq(queue.r_data),

@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Instruction, Queue
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.pipeline import named, queued_layout
+from weft.hdl.lib.pipeline import needed_values, queued_layout
 
 
 class Semaphores(wiring.Component):
@@ -90,7 +90,7 @@ class Dispatcher(wiring.Component):
     def __init__(self, config: Config, kinds: Sequence[type[Instruction]]) -> None:
         self._kinds = tuple(kinds)
         self._depth = config.queue_depth
-        self._named = named(self._kinds, config) if config.loops else []
+        self._named = needed_values(self._kinds, config) if config.loops else []
         layout = self._kinds[0].layout()
         super().__init__(
             {

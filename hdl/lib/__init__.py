@@ -1,1 +1,1 @@
-"""Components that have nothing to do with the machine: FIFOs, delays, loop nests, ports."""
+"""Building blocks shared by the units: queues, delay lines, loop nests, port signatures, arithmetic."""

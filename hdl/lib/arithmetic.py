@@ -1,4 +1,4 @@
-"""Serial division: the reciprocal of a row's sum, and what the zero point of V takes from the row."""
+"""Serial divider for NORMALISE, multiplier blocks of the FPGA families, and parity coding of memories."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ from weft.hdl.isa.config import Config, ConfigError
 from weft.hdl.isa.operands import DIVISION_LATENCY
 
 LEAD = 3
-"""Cycles from `Divider.issue` to `Divider.take`, at least."""
+"""Minimum number of cycles from `Divider.issue` to `Divider.take`."""
 QUOTIENT_BITS = 16
 _SUM_BITS = 32
-_READ = 2
+_SUM_LATENCY = 2
 """Cycles from a row's address to its sum."""
 
 RESULT = data.StructLayout({"mantissa": QUOTIENT_BITS, "shift": signed(8), "bias": signed(32)})
-"""``r``, ``E + exponent`` and ``-z`` modulo 2**32 of `weft.hdl.isa.Normalise`."""
+"""In the terms of `weft.hdl.isa.Normalise`: ``r``, ``E + exponent``, and ``-z`` modulo 2**32."""
 
 
 class Divider(wiring.Component):
-    """Works ahead: it divides for the next row while the vectors of one are under way, and meanwhile normalises the sum
-    of the row after that.
+    """Serial divider that computes the reciprocal of a row's sum, and the bias due to the zero point of V.
+
+    It works two rows ahead: while the vectors of one row are in flight, it divides for the next row and normalises the
+    sum of the row after that.
 
     Members
     -------
     start : In(1)
-        A new instruction. Its rows are there from the next cycle on.
+        Begin a new instruction, whose rows are available from the next cycle on.
     scale, exponent, v_zero : In
-        Fields of the instruction, from the cycle after `start` to the last result.
+        Fields of the instruction, stable from the cycle after `start` to the last result.
     row : In(1)
-        There is a current row.
+        High while there is a current row.
     sum : In(32)
         ``l`` of the row that was current two cycles ago.
     step : Out(1)
-        The next row shall be current from the next cycle on.
+        Request to make the next row current from the next cycle on.
     ready : Out(1)
-        A row may be issued: its result will be there `LEAD` cycles later.
+        A row may be issued: its result will be valid `LEAD` cycles later.
     issue : In(1)
-        Issue it; only when `ready`.
+        Issue the row. Only while `ready`.
     take : In(1)
-        `result` is read in this cycle, and need not stay: once for every row, at least `LEAD` cycles after `issue`.
+        `result` is read in this cycle and may change afterwards. Once for each row, at least `LEAD` cycles after
+        `issue`.
     result : Out(RESULT)
     """
 
@@ -67,15 +70,19 @@ class Divider(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        operand, size = Signal(_SUM_BITS, reset_less=True), Signal(range(_SUM_BITS + 1), reset_less=True)
+        operand = Signal(_SUM_BITS, reset_less=True)
+        size = Signal(range(_SUM_BITS + 1), reset_less=True)
         normal = self._normalise(m, operand, size)
 
-        left, occupied, issued = Signal(range(DIVISION_LATENCY + 1)), Signal(), Signal()
+        left = Signal(range(DIVISION_LATENCY + 1))
+        occupied = Signal()
+        issued = Signal()
         changes = Signal()
         m.d.comb += [
             self.step.eq(normal & (~occupied | self.take)),
             changes.eq(self.start | self.step | self.take | self.issue),
         ]
+        # `occupied`: a row is in the divider. `issued`: its result has been requested. `left`: remaining steps.
         with m.If(self.take):
             m.d.sync += occupied.eq(0)
         with m.If(self.issue):
@@ -86,7 +93,7 @@ class Divider(wiring.Component):
             m.d.sync += left.eq(left - 1)
         with m.If(self.start):
             m.d.sync += [left.eq(0), occupied.eq(0)]
-        # occupied & ~issued & (left <= LEAD), from a register: it holds up a loop nest.
+        # occupied & ~issued & (left <= LEAD), computed a cycle early: a register, because a loop nest waits for it.
         m.d.sync += self.ready.eq(~changes & occupied & ~issued & (left <= LEAD + 1))
         with m.If(self.step):
             m.d.sync += self.result.shift.eq(size + self.exponent)
@@ -95,16 +102,21 @@ class Divider(wiring.Component):
         return m
 
     def _normalise(self, m: Module, operand: Signal, size: Signal) -> Signal:
-        """Read the sum of the current row and shift it until its top bit is set, or nothing of it is left; returns
-        whether it is, a register as loop nests hang on it."""
-        age, fetched, normal = Signal(range(_READ + 1)), Signal(), Signal()
+        """Read the sum of the current row, and shift it left until its top bit is set or it is exhausted.
+
+        Returns the flag of completion, a register because loop nests depend on it.
+        """
+        age = Signal(range(_SUM_LATENCY + 1))
+        fetched = Signal()
+        normal = Signal()
         with m.If(self.start | self.step):
             m.d.sync += [age.eq(0), fetched.eq(0), normal.eq(0)]
         with m.Elif(self.row & ~fetched):
             m.d.sync += age.eq(age + 1)
-            with m.If(age == _READ):
+            with m.If(age == _SUM_LATENCY):
                 m.d.sync += [fetched.eq(1), operand.eq(self.sum), size.eq(_SUM_BITS), normal.eq(self.sum[-1])]
         with m.Elif(fetched & ~normal):
+            # Shift by a byte while the top byte is 0, then bit by bit.
             with m.If(operand[-8:].any()):
                 m.d.sync += [operand.eq(operand << 1), size.eq(size - 1), normal.eq(operand[-2])]
             with m.Else():
@@ -116,11 +128,14 @@ class Divider(wiring.Component):
         return normal
 
     def _divide(self, m: Module, operand: Signal, left: Signal) -> None:
-        """``floor(scale * 2**16 / top)`` for ``scale < top``, restoring in radix 4, and 0 for a sum of 0."""
+        """Compute ``floor(scale * 2**16 / top)`` for ``scale < top``, or 0 for a sum of 0, by restoring division in
+        radix 4."""
         bits = QUOTIENT_BITS + 1
-        top, rest = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
+        top = Signal(bits, reset_less=True)
+        rest = Signal(bits, reset_less=True)
         triple = Signal(bits + 2, reset_less=True)
         quotient = self.result.mantissa
+        # Each step finds a digit from 0 to 3: the last multiple of `top` whose difference is not negative wins.
         following: Value = (rest << 2)[:bits]
         digit: Value = Const(0, 2)
         for value, multiple in enumerate((top, top << 1, triple), start=1):
@@ -134,8 +149,9 @@ class Divider(wiring.Component):
             m.d.sync += [rest.eq(following), quotient.eq((quotient << 2) | Mux(top[-1], digit, 0))]
 
     def _multiply(self, m: Module, left: Signal) -> None:
-        """``-v_zero * rsh(sum, 8)`` modulo 2**32, from the top bit of v_zero on, which is negative."""
-        factor, zero = Signal(_SUM_BITS - 7, reset_less=True), Signal(len(self.v_zero), reset_less=True)
+        """Compute ``-v_zero * rsh(sum, 8)`` modulo 2**32, one bit of `v_zero` a cycle from its sign bit down."""
+        factor = Signal(_SUM_BITS - 7, reset_less=True)
+        zero = Signal(len(self.v_zero), reset_less=True)
         product = self.result.bias
         term = Mux(zero[-1], factor, 0)
         with m.If(self.step):
@@ -148,34 +164,38 @@ class Divider(wiring.Component):
 
 
 WideBlock = Callable[[Value, Value, Signal], Instance]
-"""``block(a, b, product)`` multiplies two signed values of up to 18 bits; `product`, the low bits, follows three cycles
-later."""
+"""``block(a, b, product)`` multiplies two signed values of up to 18 bits. The low bits of the result appear in
+`product` three cycles later."""
 DualBlock = Callable[[Value, Value, Value, Value], Instance]
-"""``block(a, b, hold_b, products)`` multiplies the signed byte `a` by the two signed bytes of `b`; `products`, twice
-16 bits, follow two cycles later. Operands are registers inside; that of `b` keeps its content where `hold_b` is 1."""
+"""``block(a, b, hold_b, products)`` multiplies the signed byte `a` by each of the two signed bytes of `b`. Two products
+of 16 bits appear in `products` two cycles later. The block registers its operands; `hold_b` stalls the register of
+`b`."""
 
 NarrowBlock = Callable[[Value, Value, Signal], Instance]
-"""``block(a, b, product)`` multiplies two signed values of up to 9 bits; `product`, the low bits, follows two cycles
-after `a`, and one cycle after `b`: registers inside take `a` and the product."""
+"""``block(a, b, product)`` multiplies two signed values of up to 9 bits. The low bits of the result appear in `product`
+two cycles after `a` and one cycle after `b`: the block registers `a` and the product."""
 
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Multiplier blocks that synthesis does not infer from a product, at most one of `wide` and `dual`.
+    """Multiplier blocks of an FPGA family that have to be instantiated, because synthesis does not infer them.
+
+    At most one of `wide` and `dual` is given.
 
     Parameters
     ----------
     family : str
         Name of the FPGA family, for messages.
     wide : WideBlock, optional
-        Makes a block whose one product holds the products of two weights with an activation.
+        Makes a block whose single product packs the products of two weights with one activation.
     dual : DualBlock, optional
-        Makes a block that multiplies two weights by an activation of 8 bits. The array takes all blocks that there
-        are: the pipelined core then requantises without multipliers, unless it has softmax.
+        Makes a block that multiplies two weights by an activation of 8 bits. The array takes all blocks of the FPGA:
+        the pipelined core then requantises without multipliers, unless it has softmax.
     narrow : NarrowBlock, optional
-        Makes a block with one product. The sequential core's array takes `narrow_blocks` of them, as many as the
-        smallest FPGA of the family has; its other products, and those of the pipelined core, are inferred.
+        Makes a block with one product, for the array of the sequential core. Its remaining products, and all
+        products of the pipelined core, are inferred.
     narrow_blocks : int
+        Number of `narrow` blocks to instantiate: as many as the smallest FPGA of the family has.
     """
 
     family: str
@@ -185,11 +205,11 @@ class Multipliers:
     narrow_blocks: int = 0
 
     def narrow_count(self, products: int) -> int:
-        """How many of a sequential core's `products` are in blocks, `narrow` or inferred."""
+        """Return how many of a sequential core's `products` use a multiplier block, instantiated or inferred."""
         return min(products, self.narrow_blocks) if self.narrow else products
 
     def check(self, config: Config) -> None:
-        """Raise `ConfigError` if no array of these blocks can have the activations of `config`."""
+        """Raise `ConfigError` if an array of these blocks cannot multiply the activations of `config`."""
         if self.dual and config.wide_activations:
             raise ConfigError(
                 f"configuration field 'probability_bits' must be 7 or 0 for {self.family}, whose multipliers take "
@@ -198,31 +218,30 @@ class Multipliers:
 
 
 INFERRED = Multipliers("any family")
-"""Synthesis infers all multipliers."""
+"""For families whose multipliers synthesis infers from products."""
 
 
 class Coding:
-    """How a memory keeps its words: with `parity` of the configuration a bit more for every `group` bits, else as they
-    are.
+    """Parity coding of memory words: one more bit for each `group` bits, if the configuration has `parity`.
 
-    Parity is even, so that a memory of zeros is right.
+    Parity is even, so that a memory of zeros is valid.
     """
 
     def __init__(self, config: Config, group: int) -> None:
         self.checked, self.group = bool(config.parity), group
 
     def width(self, width: int) -> int:
-        """Bits of a word of `width` bits, a multiple of the group, in memory."""
+        """Return the bits that memory needs for a word of `width` bits, which is a multiple of the group."""
         return width + width // self.group if self.checked else width
 
     def encode(self, word: Value) -> Value:
-        """What memory is given for `word`."""
+        """Return the encoding of `word`, to be written to memory."""
         if not self.checked:
             return word
         return Cat(Cat(part, part.xor()) for part in _parts(word, self.group))
 
     def decode(self, word: Value) -> tuple[Value, Value]:
-        """The word that was kept, and whether a bit of it, or any odd number of bits in a group, has changed."""
+        """Return the word of an encoding, and a flag: an odd number of bits in some group has changed."""
         if not self.checked:
             return word, Const(0)
         parts = _parts(word, self.group + 1)
@@ -231,5 +250,5 @@ class Coding:
 
 def _parts(word: Value, size: int) -> list[Value]:
     if len(word) % size:
-        raise ValueError(f"{len(word)} bits are no multiple of {size}")
+        raise ValueError(f"the word's width must be a multiple of {size} bits, not {len(word)}")
     return [word[at : at + size] for at in range(0, len(word), size)]

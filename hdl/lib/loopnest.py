@@ -1,4 +1,4 @@
-"""Nested loop counters with address trackers: the address generator of every unit."""
+"""Nested loop counters with address trackers, the address generator of every unit."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from weft.hdl.isa.config import Config
 
 
 class LoopNest(wiring.Component):
-    """A nest of counted loops, and values that move by a stride per iteration of each loop.
+    """Nest of counted loops, with trackers: values that move by a stride in each iteration of a loop.
 
-    A tracker's value is ``base + sum over its loops of index * stride``, modulo ``2**width``; every tracker
-    costs one adder and one register per loop that moves it, whatever the depth of the nest.
+    A tracker's value is ``base + sum over its loops of index * stride``, modulo ``2**width``. A tracker costs one
+    adder, and one register for each loop that moves it, whatever the depth of the nest.
 
     Parameters
     ----------
     loops : mapping of str to int
-        Loop names, outermost first, and the width of each one's count.
+        Loop names, outermost first, and the widths of their counts.
     trackers : mapping of str to (int, mapping of str to int)
-        For each tracker its width, and the width of the signed stride for each loop that moves it. A loop
-        that is left out does not move it. A tracker without strides has no member in `strides`.
+        For each tracker its width, and the width of the signed stride of each loop that moves it. Loops that are not
+        listed do not move it. A tracker without strides has no member in `strides`.
 
     Members
     -------
     load : In(1)
-        Take `counts`, `bases` and `strides`, and stand on the first iteration in the next cycle. Wins over
-        `step`, so it may come together with the last step (no idle cycle between two nests).
+        Take `counts`, `bases` and `strides`, and be at the first iteration in the next cycle. Overrides `step`, so
+        that it may coincide with the last step: no idle cycle between two nests.
     step : In(1)
-        Go to the next iteration; after the last one, become inactive. Only while `active`.
+        Advance to the next iteration; after the last iteration, become inactive. Only while `active`.
     counts : In(struct of loop: unsigned)
         Iterations, at least 1.
     bases : In(struct of tracker: unsigned)
     strides : In(struct of tracker: struct of loop: signed)
     active : Out(1)
-        There is a current iteration; the outputs below describe it.
+        There is a current iteration, which the outputs below describe.
     values : Out(struct of tracker: unsigned)
-        From registers.
+        Registers.
     first, last : Out(struct of loop: 1)
-        The loop is in its first, its last iteration. From registers.
+        The loop is in its first or last iteration. Registers.
     last_all : Out(1)
-        The very last iteration: the AND of `last`. From a register.
+        The last iteration of the nest: the AND of `last`. A register.
     """
 
     def __init__(
@@ -85,9 +85,11 @@ class LoopNest(wiring.Component):
         )
 
     def take(self, instruction: data.View, **counts: int) -> list[Any]:
-        """Statements that wire `counts`, `bases` and `strides` to fields of `instruction`, where a count is
-        named like its loop (unless given in `counts`), a base like its tracker, and a stride
-        ``{tracker}_{loop}``."""
+        """Return statements that connect `counts`, `bases` and `strides` to fields of `instruction`.
+
+        The field of a count is named like its loop (unless given in `counts`), a base like its tracker, and a stride
+        ``{tracker}_{loop}``.
+        """
         statements = [
             self.counts[loop].eq(counts[loop] if loop in counts else instruction[loop]) for loop in self.loops
         ]
@@ -104,17 +106,20 @@ class LoopNest(wiring.Component):
         return m
 
     def _counters(self, m: Module) -> Signal:
-        """The counters; returns, outermost first, whether the next step is one of that loop (one-hot, a register, as
-        trackers hang on it)."""
+        """Build the counters. Returns which loop the next step advances, one-hot, with the outermost loop in bit 0.
+
+        It is a register, because all trackers depend on it.
+        """
         names = list(self.loops)
         with m.If(self.load):
             m.d.sync += self.active.eq(1)
         with m.Elif(self.step & self.last_all):
             m.d.sync += self.active.eq(0)
         moves = Signal(len(names))
-        lasts = []  # whether the loop is in its last iteration after a step
+        lasts = []  # each loop's `last` after a step
         for loop, move in zip(names, self._advance(m, moves), strict=True):
             lasts.append(self._counter(m, loop, *move))
+        # On a load the first iteration is also the last if the count is 1.
         singles = [self.counts[loop] == 1 for loop in names]
         for enable, flags in ((self.load, singles), (self.step & ~self.load, lasts)):
             with m.If(enable):
@@ -122,7 +127,7 @@ class LoopNest(wiring.Component):
         return moves
 
     def _advance(self, m: Module, moves: Signal) -> list[tuple[Value, Value]]:
-        """For each loop, whether a step takes it to its next iteration, and whether back to its first one."""
+        """Return two flags for each loop: a step advances it to its next iteration; a step resets it to its first."""
         outer = [Const(0), *(moves[:k].any() for k in range(1, len(moves)))]
         return [(moves[k], outer[k] | self.last_all) for k in range(len(moves))]
 
@@ -130,8 +135,9 @@ class LoopNest(wiring.Component):
         width, count = self.loops[loop], self.counts[loop]
         reload = Signal(width, name=f"reload_{loop}", reset_less=True)
         left = Signal(width, name=f"left_{loop}", reset_less=True)  # iterations after the next one
-        # Counts of 1 and 2, and whether the next iteration is the last one, so that no comparison comes before a flag.
-        single, double = (Signal(name=f"{name}_{loop}", reset_less=True) for name in ("single", "double"))
+        # Flags: the count is 1, the count is 2, the next iteration is the last. No comparison then precedes `last`.
+        single = Signal(name=f"single_{loop}", reset_less=True)
+        double = Signal(name=f"double_{loop}", reset_less=True)
         near = Signal(name=f"near_{loop}", reset_less=True)
         with m.If(self.load):
             m.d.sync += [
@@ -152,13 +158,15 @@ class LoopNest(wiring.Component):
         return Mux(back, single, Mux(onward, near, self.last[loop]))
 
     def _tracker(self, m: Module, name: str, moves: Signal) -> None:
-        """One level register per loop that moves the tracker: its value where all loops further in are at 0.
-        A step of loop k gives level k its stride, and all levels further in the same sum. When the outermost
-        loop does not move the tracker, a level without a stride holds the base to come back to."""
+        """Build one tracker: for each loop that moves it a level register, its value where all inner loops are at 0.
+
+        A step of loop k adds its stride to level k, and copies the sum to all inner levels. If the outermost loop does
+        not move the tracker, one more level without a stride holds the base to return to.
+        """
         width, own = self.trackers[name]
         base = not own or next(iter(self.loops)) not in own
         levels = [Signal(width, name=f"{name}_base", reset_less=True)] if base else []
-        # As moves are one-hot, the operands of the adder are ORs of masked terms.
+        # Moves are one-hot, so the adder's operands are ORs of masked terms.
         left, right, written = Const(0, width), Const(0, signed(width)), Const(0, len(own) + base)
         for (loop, _width), move in zip(self.loops.items(), moves, strict=True):
             kept = len(levels)
@@ -182,23 +190,23 @@ class LoopNest(wiring.Component):
 
 
 def _moves(last: list[Value]) -> Value:
-    """Of loops, outermost first, the innermost one that is not in its last iteration, one-hot."""
+    """Return, one-hot, the innermost loop that is not in its last iteration; loops are given outermost first."""
     return Cat(*(~last[k] & Cat(*last[k + 1 :]).all() for k in range(len(last))))
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Loops around some operands of an instruction, in the order in which a unit goes through them.
+    """Loops around some operands of an instruction, in the order in which a unit iterates over them.
 
     Parameters
     ----------
     kind : type of Instruction
     loops : tuple of str
-        Outermost first. Loops that an operand does not have do not move its address.
+        Outermost first. A loop that an operand does not have does not move its address.
     operands : tuple of str
-        Each has an address that the nest keeps; behind it come the coordinates of its bounds.
+        The nest tracks the address of each operand, followed by the coordinates of its bounds.
     own : mapping of str to Count
-        Loops that only the unit has, and their iterations.
+        Iteration counts of loops that the unit adds to those of the instruction.
     """
 
     kind: type[Instruction]
@@ -207,25 +215,26 @@ class Walk:
     own: Mapping[str, Count] = field(default_factory=dict)
 
     def count(self, loop: str) -> str | Count:
-        """Iterations of a loop: a field, or what is computed."""
+        """Return the iterations of a loop: the name of a field, or a computed `Count`."""
         if loop in self.own:
             return self.own[loop]
         return next(item.count for operand in self._all() for item in operand.loops if item.name == loop)
 
     def values(self) -> Iterator[tuple[str, Operand | Bound]]:
-        """The addresses and coordinates that the nest keeps, by the field with their first value."""
+        """Yield the addresses and coordinates that the nest tracks, each with the field that holds its first value."""
         for name in self.operands:
-            operand = next(self._named(name))
+            operand = next(self._operands_named(name))
             yield name, operand
             for bound in operand.bounds:
                 yield bound.name, bound
 
     def counters(self, config: Config) -> dict[str, int]:
-        """The loops with the width of each one's count, for `weft.hdl.lib.loopnest.LoopNest`."""
+        """Return the loops and the widths of their counts, as `LoopNest` takes them."""
         return {loop: self._count_width(self.count(loop), config) for loop in self.loops}
 
     def trackers(self, config: Config) -> dict[str, tuple[int, dict[str, int]]]:
-        """The addresses and coordinates with their widths, and the width of the stride for each loop that moves one."""
+        """Return the addresses and coordinates with their widths and the widths of their strides, as `LoopNest` takes
+        them."""
         return {name: self._tracker(name, value, config) for name, value in self.values()}
 
     def _tracker(self, name: str, value: Operand | Bound, config: Config) -> tuple[int, dict[str, int]]:
@@ -233,7 +242,7 @@ class Walk:
         if isinstance(value, Bound):
             fields = places(self.kind.OPCODE)
             return fields[name].width, {loop: fields[str(stride)].width for loop, stride in moved.items()}
-        width = max(operand.memory.width(config) for operand in self._named(name))
+        width = max(operand.memory.width(config) for operand in self._operands_named(name))
         return width, dict.fromkeys(moved, width)
 
     def _count_width(self, count: str | Count, config: Config) -> int:
@@ -243,7 +252,7 @@ class Walk:
 
     def _all(self) -> Iterator[Operand]:
         for name in self.operands:
-            yield from self._named(name)
+            yield from self._operands_named(name)
 
-    def _named(self, name: str) -> Iterator[Operand]:
+    def _operands_named(self, name: str) -> Iterator[Operand]:
         return (operand for operand in self.kind.OPERANDS if operand.name == name)

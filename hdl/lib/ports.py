@@ -1,4 +1,4 @@
-"""Signatures that the units share: memory ports, bus requests, the instruction interface."""
+"""Signatures that the units share: memory ports, bus requests, the interface of instructions."""
 
 from amaranth.hdl import unsigned
 from amaranth.lib import data, stream, wiring
@@ -8,13 +8,15 @@ from weft.hdl.isa import SEMAPHORES, WORD_BITS, Instruction
 from weft.hdl.isa.config import Config
 
 ALIGNMENT_BITS = 6
-"""Width of an alignment, signed."""
+"""An alignment is a signed shift."""
 
 
 class ReadPort(wiring.Signature):
-    """A read port, seen from the client. A request is granted in the cycle where ``valid`` and ``ready`` are both 1;
-    its ``data`` stands exactly `READ_LATENCY` cycles later, for one cycle. ``ready`` may depend on ``valid`` and
-    ``address`` (arbitration is combinational); ``valid`` must not depend on ``ready``.
+    """Read port, seen from the client.
+
+    A request is granted in the cycle in which ``valid`` and ``ready`` are both 1. Its ``data`` is valid exactly
+    `READ_LATENCY` cycles later, for one cycle. ``ready`` may depend on ``valid`` and ``address`` (arbitration is
+    combinational); ``valid`` must not depend on ``ready``.
     """
 
     def __init__(self, address_width: int, data_width: int) -> None:
@@ -29,8 +31,10 @@ class ReadPort(wiring.Signature):
 
 
 class WritePort(wiring.Signature):
-    """A write port, seen from the client. A word is written in the cycle where ``valid`` and ``ready`` are both 1, and
-    a read granted in the next cycle or later returns it.
+    """Write port, seen from the client.
+
+    A word is written in the cycle in which ``valid`` and ``ready`` are both 1. A read that is granted in the next
+    cycle or later returns it.
     """
 
     def __init__(self, address_width: int, data_width: int) -> None:
@@ -57,18 +61,19 @@ def accumulator_read(config: Config) -> ReadPort:
 
 
 def alignment_read(config: Config) -> ReadPort:
-    """Always granted. Data is a signed shift, as `weft.hdl.isa.Softmax` writes it."""
+    """Return the read port of the alignments, always granted. Data is a signed shift, written by
+    `weft.hdl.isa.Softmax`."""
     return ReadPort((config.alignments - 1).bit_length(), ALIGNMENT_BITS)
 
 
 def alignment_write(config: Config) -> WritePort:
-    """Always granted."""
+    """Return the write port of the alignments, always granted."""
     return WritePort((config.alignments - 1).bit_length(), ALIGNMENT_BITS)
 
 
 # Annotations must be real objects here: `data.Struct` reads them.
 class BusFault(data.Struct):
-    """The first error that memory answered with, see `weft.hdl.isa.memmap.Fault`. All 0: there was none."""
+    """First error response of memory, see `weft.hdl.isa.memmap.Fault`; all 0 if there was no error."""
 
     address: unsigned(32)  # type: ignore[valid-type]
     unit: unsigned(3)  # type: ignore[valid-type]
@@ -77,7 +82,7 @@ class BusFault(data.Struct):
 
 
 class BusRequest(data.Struct):
-    """A burst of ``beats`` (1 to 256) bus words from ``address`` on (a multiple of the bus width).
+    """Burst of ``beats`` (1 to 256) bus words that begins at ``address``, a multiple of the bus width.
 
     It never crosses a boundary of 4 KiB.
     """
@@ -87,19 +92,19 @@ class BusRequest(data.Struct):
 
 
 def bus_write_data(config: Config) -> data.StructLayout:
-    """A write beat: data, a strobe bit per byte, and whether it is the last of its burst."""
+    """Return the layout of a write beat: data, a strobe bit for each byte, and the flag of a burst's last beat."""
     return data.StructLayout({"data": config.widths.bus, "strobe": config.bus_bytes, "last": 1})
 
 
 def bus_read(config: Config) -> wiring.Signature:
-    """The bus as a reader sees it: requests out, beats in, in order of request."""
+    """Return the bus seen from a reader: requests out, and beats in, in the order of the requests."""
     return wiring.Signature(
         {"request": Out(stream.Signature(BusRequest)), "beat": In(stream.Signature(config.widths.bus))}
     )
 
 
 def bus_write(config: Config) -> wiring.Signature:
-    """The bus as a writer sees it: requests and their beats out, and a pulse for every burst that memory confirmed."""
+    """Return the bus seen from a writer: requests and their beats out, and a pulse for each confirmed burst in."""
     return wiring.Signature(
         {
             "request": Out(stream.Signature(BusRequest)),
@@ -110,18 +115,20 @@ def bus_write(config: Config) -> wiring.Signature:
 
 
 def part_layout(config: Config) -> data.StructLayout:
-    """A part of an instruction on its way to a queue: as many bits as the bus has, up to the whole word. `index`, 0 for
-    the low bits, counts up."""
+    """Return the layout of a part of an instruction on its way to a queue.
+
+    A part has the width of the bus, at most that of an instruction. `index` counts up from 0, the low bits.
+    """
     width = min(config.widths.bus, WORD_BITS)
     return data.StructLayout({"data": width, "index": range(max(WORD_BITS // width, 2))})
 
 
 def unit(instruction: type[Instruction]) -> dict[str, wiring.Member]:
-    """Members that every unit has.
+    """Return the members that every unit has.
 
-    ``instruction`` : stream of instructions whose semaphores have been taken; the unit may accept the next before the
-    last is done. ``signal`` : for one cycle, the signal mask of an instruction whose effects are all visible (0
-    otherwise). ``busy`` : 1 from accepting an instruction to signalling the last one.
+    ``instruction`` : stream of instructions whose semaphores have been taken. The unit may accept an instruction before
+    the previous instruction is done. ``signal`` : for one cycle, the signal mask of an instruction whose effects are
+    all visible, else 0. ``busy`` : 1 from the acceptance of an instruction to the signal of the last instruction.
     """
     return {
         "instruction": In(stream.Signature(instruction.layout())),

@@ -1,4 +1,4 @@
-"""Queues that the library lacks: in block memory, for what is too deep for distributed memory; and of one word."""
+"""Queues that Amaranth's library lacks: a FIFO in block RAM, a FIFO of one word, and a skid buffer."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 BLOCK_RAM = {"ram_style": "block"}
-"""Attributes of a memory that synthesis is to put into block RAM, however small it is."""
+"""Attributes that make synthesis put a memory into block RAM, however small it is."""
 
 
 class BlockFifo(wiring.Component):
-    """Words come out in the order they went in, two cycles later at the earliest; one goes in and one out a cycle.
+    """FIFO in block RAM: one word in and one word out a cycle, with a latency of two cycles.
 
     Parameters
     ----------
     shape : shape
     depth : int
-        Words in memory, a power of two; one more stands at the output.
+        Words in memory, a power of two. The output register holds one more word.
 
     Members
     -------
     i : In(stream of shape)
     o : Out(stream of shape)
-        Straight from the memory, which on most parts is too slow for much logic behind it.
+        Directly from the memory, which on most FPGAs leaves little time for logic in the same cycle.
     """
 
     def __init__(self, shape: ShapeLike, depth: int) -> None:
         if depth < 2 or depth & depth - 1:
-            raise ValueError(f"the depth of a queue in block memory is a power of two from 2 on, not {depth}")
+            raise ValueError(
+                f"the depth of a queue in block RAM must be a power of two, at least 2, not {depth}"
+            )
         self.shape = shape
         self.depth = depth
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
@@ -38,19 +40,22 @@ class BlockFifo(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.ram = ram = Memory(shape=self.shape, depth=self.depth, init=[], attrs=BLOCK_RAM)
-        store, fetch = ram.write_port(), ram.read_port()
-        # One bit more than an address: how often they wrapped tells full from empty.
-        written, read = Signal(range(2 * self.depth)), Signal(range(2 * self.depth))
+        store = ram.write_port()
+        fetch = ram.read_port()
+        # One bit more than an address: the parity of the wraps distinguishes full from empty.
+        written = Signal(range(2 * self.depth))
+        read = Signal(range(2 * self.depth))
         top = len(written) - 1
-        same, read_next = Signal(), Signal()
+        same = Signal()
+        read_next = Signal()
         m.d.comb += [
             same.eq(written[:top] == read[:top]),
             self.i.ready.eq(~same | (written[top] == read[top])),
             store.en.eq(self.i.valid & self.i.ready),
             store.addr.eq(written),
             store.data.eq(self.i.payload),
-            # A word is never read in the cycle that writes it; saying it with addresses spares synthesis the logic
-            # that would return the old word from memories that cannot.
+            # A word is never read in the cycle that writes it. The comparison of addresses makes this visible to
+            # synthesis, which otherwise adds logic for memories that do not return the old word.
             read_next.eq((written != read) & (~self.o.valid | self.o.ready)),
             fetch.en.eq(read_next & ~(store.en & same)),
             fetch.addr.eq(read),
@@ -65,14 +70,14 @@ class BlockFifo(wiring.Component):
 
 
 def register_or_fifo(width: int, depth: int) -> SyncFIFO | SyncFIFOBuffered:
-    """A queue in distributed memory; if it holds only one word, a register."""
+    """Return a FIFO in distributed memory; a register if the depth is one word."""
     return SyncFIFO(width=width, depth=depth) if depth > 1 else SyncFIFOBuffered(width=width, depth=depth)
 
 
 class SkidBuffer(wiring.Component):
-    """Two entries: one transfer a cycle, one cycle of latency, and no path from `o` to `i`.
+    """Stream register with two entries: one transfer a cycle, one cycle of latency, and no path from `o` to `i`.
 
-    It stands where a refusal would otherwise go through several units in one cycle.
+    It is used where back-pressure would otherwise pass through several units in one cycle.
 
     Parameters
     ----------
@@ -93,6 +98,7 @@ class SkidBuffer(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         i, o = self.i, self.o
+        # The second entry, filled when `o` stalls. While it is full, `i` stalls.
         kept = Signal.like(Value.cast(o.payload), name="kept", reset_less=True)
         full = Signal()
         move = Signal()

@@ -1,1 +1,1 @@
-"""The load unit: DRAM to scratchpad."""
+"""The load unit, which copies data from DRAM to the scratchpad."""

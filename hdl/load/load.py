@@ -1,4 +1,7 @@
-"""The load unit: DRAM to scratchpad. Requests run ahead of unpacking, across instructions."""
+"""The load unit, which copies data from DRAM to the scratchpad.
+
+Requests run ahead of unpacking, also across instructions.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from weft.hdl.load.transpose import Transposer, Widener
 from weft.hdl.load.unpack import Unpacker, unpack_layout
 
 ENTRY_BYTES = 4
-OUTSTANDING = 2
-"""Entries on their way or waiting, at most: that of the instruction in the register and that of the one behind it."""
+OUTSTANDING_ENTRIES = 2
+"""Entries requested and not yet used: of the instruction in the register, and of the instruction at the input."""
 
 
 class PageReader(wiring.Component):
-    """A register for one instruction, between the queue and what executes it.
+    """Register between queue and execution that adds page-table entries to the addresses of load instructions.
 
-    The entry of a paged instruction is requested while it still stands at the input, so two entries can be on their
-    way while the instruction before them loads. They are taken off the bus as soon as they come, and so never stand
-    in the way of data that a load waits for.
+    The entry of a paged instruction is requested while the instruction is still at the input, so that two entries can
+    be outstanding while earlier instructions load. Entries are accepted from the bus as soon as they arrive, and so
+    never block data that a load waits for.
 
     Parameters
     ----------
@@ -41,9 +44,9 @@ class PageReader(wiring.Component):
         See `weft.hdl.lib.pipeline.register_port`.
     bus : Out(bus_read(config))
     located : Out(stream of Load)
-        The instructions, with the entry as part of ``offset``.
+        The instructions, with the entry added to ``offset``.
     busy : Out(1)
-        There is an instruction in the register.
+        The register holds an instruction.
     """
 
     def __init__(self, config: Config) -> None:
@@ -60,11 +63,13 @@ class PageReader(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.entries = entries = SyncFIFO(width=8 * ENTRY_BYTES, depth=OUTSTANDING)
+        m.submodules.entries = entries = SyncFIFO(width=8 * ENTRY_BYTES, depth=OUTSTANDING_ENTRIES)
         op, located = self.instruction.payload, self.located.payload
-        asked = Signal()  # for the entry of the instruction at the input
-        held, lacks = Signal(), Signal()  # an instruction is in the register; it lacks its entry
-        accept, add = Signal(), Signal()
+        asked = Signal()  # the entry of the instruction at the input has been requested
+        held = Signal()  # the register holds an instruction
+        lacks = Signal()  # the instruction in the register waits for its entry
+        accept = Signal()
+        add = Signal()
         self._ask(m, asked, accept, entries)
         m.d.comb += [
             self.busy.eq(held),
@@ -83,7 +88,7 @@ class PageReader(wiring.Component):
         return m
 
     def _ask(self, m: Module, asked: Signal, accept: Signal, entries: SyncFIFO) -> None:
-        """Request the word with the entry, and pick the entry out of it when it comes."""
+        """Request the bus word that contains the entry, and extract the entry when the word arrives."""
         op, request, beat = self.instruction.payload, self.bus.request, self.bus.beat
         address = Signal(32)
         align, word = (self.config.bus_bytes - 1).bit_length(), (ENTRY_BYTES - 1).bit_length()
@@ -92,7 +97,7 @@ class PageReader(wiring.Component):
             address.eq(register_value(self, Load, "table", op.table, self.config) + (op.page << word)),
             issue.eq(self.instruction.valid & op.paged & ~asked & ~request.valid),
             request.payload.beats.eq(1),
-            beat.ready.eq(1),  # there is room for all that is outstanding
+            beat.ready.eq(1),  # the queue has room for all outstanding entries
             entries.w_en.eq(beat.valid),
         ]
         with m.If(issue):
@@ -109,7 +114,8 @@ class PageReader(wiring.Component):
         if align == word:
             m.d.comb += entries.w_data.eq(beat.payload)
             return
-        m.submodules.places = places = SyncFIFO(width=align - word, depth=OUTSTANDING)
+        # The bus is wider than an entry: store the position of each requested entry in its bus word.
+        m.submodules.places = places = SyncFIFO(width=align - word, depth=OUTSTANDING_ENTRIES)
         m.d.comb += [
             places.w_en.eq(issue),
             places.w_data.eq(address[word:align]),
@@ -119,18 +125,18 @@ class PageReader(wiring.Component):
 
 
 DESCRIPTORS = 4
-"""Instructions whose data may be on its way, where queues are that deep."""
+"""Instructions whose data may be outstanding, unless `Config.queue_depth` is less."""
 BURST_BEATS = 64
-"""Short enough that an instruction fetch is not kept waiting for long behind a load."""
+"""Short enough that an instruction fetch does not wait for long behind a load."""
 AHEAD_BEATS = 128
-"""Beats on their way above which no further burst is asked for; covers the latency of memory."""
+"""Outstanding beats from which on no further burst is requested; covers the latency of memory."""
 
 
 class LoadRequests(wiring.Component):
-    """Turns load instructions into runs of bytes for the bus and descriptors for the unpacker.
+    """Converter of load instructions into runs of bytes for the bus and descriptors for the unpacker.
 
-    When pixels of more than one vector overlap, the unpacker would have to go back in the run for each pixel. Instead
-    every row is read once per vector of a pixel, and unpacked with pixels as the inner loop.
+    If pixels of more than one vector overlap, the unpacker would have to go back in the run at each pixel. Instead
+    every row is read once for each vector of a pixel, and unpacked with pixels as the inner loop.
 
     Parameters
     ----------
@@ -140,8 +146,8 @@ class LoadRequests(wiring.Component):
     -------
     instruction : In(stream of Load)
     bases : In(32).array(8)
-        Base registers, read when an instruction is accepted. Without loops only; with them ``offset`` has what the base
-        register holds added.
+        Base registers, read when an instruction is accepted. Only without loops; with loops, ``offset`` already
+        includes the base register's value.
     run : Out(stream of run_layout())
     unpack : Out(stream of unpack_layout(config))
     """
@@ -167,8 +173,12 @@ class LoadRequests(wiring.Component):
             m.d.comb += first.eq(register_value(self, Load, "base", op.base, self.config) + op.offset)
 
         address = Signal(32)
-        pitch, jump = Signal(32), Signal(32)  # to the next row, of this line and of the next
-        rows, line, line_reload = Signal(12), Signal(12), Signal(12)  # after the current one, as are passes
+        pitch = Signal(32)  # bytes to the next row of the line
+        jump = Signal(32)  # bytes to the first row of the next line
+        # Rows, rows of the line and passes that follow the current one.
+        rows = Signal(12)
+        line = Signal(12)
+        line_reload = Signal(12)
         passes = Signal(16)
         passes_reload = Signal(16)
         m.d.comb += [
@@ -176,6 +186,7 @@ class LoadRequests(wiring.Component):
             self.unpack.valid.eq(~self.run.valid & self.instruction.valid),
             self.run.payload.address.eq(address),
         ]
+        # One run for each row; if pixels overlap, one for each vector of a pixel.
         overlap = self._describe(m, first)
         factors = Mux(op.blocks, op.run >> FACTORS_SHIFT, 0) if config.blocks else 0
         with m.If(self.instruction.valid & self.instruction.ready):
@@ -210,7 +221,7 @@ class LoadRequests(wiring.Component):
     def _describe(self, m: Module, first: Signal) -> Signal:
         op, unpack, n = self.instruction.payload, self.unpack.payload, self.config.n
         shift = self._shift
-        rest = Signal(16)  # bytes of a pixel in vectors before the last
+        rest = Signal(16)  # bytes of a pixel in all vectors but the last
         vectors = Signal(16)
         overlap = Signal()
         m.d.comb += [
@@ -243,7 +254,7 @@ class LoadRequests(wiring.Component):
         return overlap
 
     def _describe_run(self, m: Module) -> None:
-        """The run in bytes of the row, and for values of 4 bits in whole words."""
+        """Drive the size of the run: in bytes, or for values of 4 bits rounded up to whole words."""
         op, unpack = self.instruction.payload, self.unpack.payload
         size, last = op.run, op.run - 1
         if self.config.int4:
@@ -257,7 +268,7 @@ class LoadRequests(wiring.Component):
 
 
 class LoadUnit(wiring.Component):
-    """Executes `Load` instructions.
+    """Load unit: executes `Load` instructions, which copy rows of DRAM to the scratchpad.
 
     Parameters
     ----------
@@ -271,10 +282,10 @@ class LoadUnit(wiring.Component):
         See `weft.hdl.lib.pipeline.register_port`; read when an instruction is accepted.
     bus : Out(bus_read(config))
     page : Out(bus_read(config))
-        For entries of page tables; with softmax only.
+        For entries of page tables. Only with softmax.
     scratchpad : Out(scratchpad_write(config))
     stall_memory, stall_port : Out(1)
-        The unit waits in this cycle for a beat, for a scratchpad bank.
+        The unit waits for a beat, or for a scratchpad bank, in this cycle.
     """
 
     def __init__(self, config: Config) -> None:
@@ -298,7 +309,7 @@ class LoadUnit(wiring.Component):
         m.submodules.unpacker = unpacker = Unpacker(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)
         m.submodules.queue = queue = register_or_fifo(unpack_layout(self.config).size, depth)
-        # In distributed memory, where the unpacker's asking for a beat moves an index instead of a bus word.
+        # Distributed memory, so that `ready` of the unpacker advances an index instead of enabling a bus word.
         m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
         wiring.connect(m, requests.run, splitter.run)
         waiting = self._instructions(m, requests)
@@ -320,9 +331,11 @@ class LoadUnit(wiring.Component):
         ]
 
         self._widen(m, beats, unpacker)
+        # Limit the beats that are requested but not yet received.
         ahead = Signal(range(AHEAD_BEATS + 2 * BURST_BEATS + 1))
-        request, allowed = self.bus.request, Signal()
-        m.d.sync += allowed.eq(ahead < AHEAD_BEATS)  # a cycle old: one burst may slip through
+        request = self.bus.request
+        allowed = Signal()
+        m.d.sync += allowed.eq(ahead < AHEAD_BEATS)  # one cycle old, so one burst too many may pass
         asked = Mux(request.valid & request.ready, request.payload.beats, 0)
         m.d.sync += ahead.eq(ahead + asked - (self.bus.beat.valid & self.bus.beat.ready))
         m.d.comb += [
@@ -333,8 +346,8 @@ class LoadUnit(wiring.Component):
         return m
 
     def _instructions(self, m: Module, requests: LoadRequests) -> Value:
-        """Bring instructions to `requests`, with their addresses from page tables; returns whether one is held up."""
-        instruction = self._based(m) if self.config.loops else wiring.flipped(self.instruction)
+        """Connect instructions to `requests`, by way of page tables. Returns a flag: an instruction is on the way."""
+        instruction = self._add_base(m) if self.config.loops else wiring.flipped(self.instruction)
         if not self.config.softmax:
             wiring.connect(m, instruction, requests.instruction)
             return Const(0)
@@ -345,8 +358,8 @@ class LoadUnit(wiring.Component):
         m.d.comb += pass_registers(self, pages, self.config)
         return pages.busy
 
-    def _based(self, m: Module) -> stream.Interface:
-        """The instructions, with what their base register holds as part of ``offset``."""
+    def _add_base(self, m: Module) -> stream.Interface:
+        """Return the instructions with the value of their base register added to ``offset``."""
         based = stream.Signature(Load.layout()).create(path=("based",))
         op = self.instruction.payload
         first = register_value(self, Load, "base", op.base, self.config)
@@ -359,7 +372,7 @@ class LoadUnit(wiring.Component):
         return based
 
     def _widen(self, m: Module, beats: SyncFIFO, unpacker: Unpacker) -> None:
-        """Bring beats to the unpacker, which says of each whether it holds values of 4 bits."""
+        """Connect beats to the unpacker, by way of a widener if LOAD has values of 4 bits."""
         if not self.config.int4:
             m.d.comb += [
                 unpacker.beat.payload.eq(beats.r_data),
@@ -379,7 +392,7 @@ class LoadUnit(wiring.Component):
         ]
 
     def _vectors(self, m: Module, vector: wiring.PureInterface) -> Value:
-        """Bring the stream `vector` to the scratchpad; returns whether one, or a signal, is on the way."""
+        """Connect the stream `vector` to the scratchpad. Returns a flag: a vector or a signal is on the way."""
         port = self.scratchpad
         if self.config.softmax:
             m.submodules.transposer = transposer = Transposer(self.config)

@@ -1,4 +1,8 @@
-"""The transposer: groups of N vectors on their way from the unpacker to the scratchpad, rows to columns."""
+"""The transposer and the widener of the load unit.
+
+The transposer turns rows of groups of N vectors into columns, on their way from unpacker to scratchpad. The widener
+expands values of 4 bits.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ from weft.hdl.load.unpack import vector_layout
 
 
 class Transposer(wiring.Component):
-    """Writes vectors to the scratchpad, those to be transposed by way of two buffers of N pixels.
+    """Writer of vectors to the scratchpad that can transpose groups of N pixels, in two buffers.
 
-    A pixel is up to `Config.transposed_vectors` vectors, so that what LOAD reads of a row lies together in memory. A
-    buffer has N bytes per lane for each of them. Byte j of a vector of pixel i is at word i of lane (i + j) mod N, so
-    that neither a vector nor a column has two bytes in the same lane: vectors are rotated on their way in, columns on
-    their way out. One buffer fills while the other one empties, a vector a cycle each. A vector that is not transposed
-    takes one cycle, after waiting for the buffers to be empty: vectors leave in order of instructions.
+    A pixel has up to `Config.transposed_vectors` vectors, so that LOAD reads contiguous bytes of a row. A buffer has N
+    bytes a lane for each of these vectors. Byte j of a vector of pixel i is at word i of lane (i + j) mod N, so that
+    neither a vector nor a column has two bytes in the same lane: vectors are rotated when they are written, columns
+    when they are read. One buffer fills while the other drains, at a vector a cycle each. A vector that is not
+    transposed takes one cycle, after both buffers are empty: vectors leave in the order of instructions.
 
     Parameters
     ----------
@@ -34,17 +38,16 @@ class Transposer(wiring.Component):
     vector : In(stream of vector_layout(config))
     scratchpad : Out(scratchpad_write(config))
     signal : Out(16)
-        For one cycle after an instruction's last vector was written, its signal mask.
+        Signal mask of an instruction, for the cycle after its last vector was written.
     busy : Out(1)
-        Vectors that were accepted, or a signal, are on their way.
+        Accepted vectors, or a signal, are on the way.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         address = config.widths.scratchpad_address
-        self._panel = range(
-            config.transposed_vectors
-        )  # of the vectors of a group, those at one place in their pixels
+        # A panel is all vectors of a group that have the same index in their pixels.
+        self._panel = range(config.transposed_vectors)
         self._group = data.StructLayout(
             {
                 "address": address,
@@ -67,19 +70,22 @@ class Transposer(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         depth = 2 * len(self._panel) * self.config.n
-        # As distributed memory, lanes take twice the LUTs of all else here, and their wires are long.
+        # Block RAM: in distributed memory the lanes would take twice the LUTs of all the rest, with long wires.
         lanes = [Memory(shape=8, depth=depth, init=[], attrs=BLOCK_RAM) for _ in range(self.config.n)]
         for index, lane in enumerate(lanes):
             m.submodules[f"lane{index}"] = lane
         vector, port = self.vector.payload, self.scratchpad
-        advance = Signal()  # everything on the way out
+        advance = Signal()  # the read pipeline advances
         full = Signal(2)
         groups = Array(Signal(self._group, name=f"group{buffer}") for buffer in range(2))
         filled, padding = self._fill(m, lanes, full, groups)
         emptied, leaving, valid, column, turned = self._empty(m, lanes, full, groups, advance)
         m.d.sync += full.eq((full | filled) & ~emptied)
 
-        underway, plain, signal = Signal(), Signal(), Signal(SEMAPHORES)
+        # Vectors that are not transposed bypass the buffers, but only when these are empty.
+        underway = Signal()
+        plain = Signal()
+        signal = Signal(SEMAPHORES)
         m.d.comb += [
             advance.eq(~port.valid | port.ready),
             underway.eq(full.any() | padding | leaving),
@@ -99,89 +105,109 @@ class Transposer(wiring.Component):
         return m
 
     def _fill(self, m: Module, lanes: list[Memory], full: Signal, groups: Array) -> tuple[Value, Signal]:
-        """Take vectors that are to be transposed, and fill up their last group. Returns which buffer gets its last
-        vector in this cycle, as a mask, and whether vectors of fill are being written."""
+        """Write vectors to be transposed into a buffer, and pad the last group with fill.
+
+        Returns a mask of the buffer that gets its last vector in this cycle, and a flag: fill is being written.
+        """
         n, vector = self.config.n, self.vector.payload
-        target, index = Signal(), Signal(range(n))
-        panel, panels = Signal(self._panel), Signal(self._panel)  # of the pixel, and its last one
-        take, write, end, last = Signal(), Signal(), Signal(), Signal()
-        padding, fill = Signal(), Signal(8)
-        fresh, following = Signal(init=1), Signal(self.config.widths.scratchpad_address)
+        target = Signal()
+        index = Signal(range(n))
+        fill_panel = Signal(self._panel)
+        panels = Signal(self._panel)  # the last panel of a pixel
+        take = Signal()
+        write = Signal()
+        pixel_end = Signal()
+        fill_last = Signal()
+        padding = Signal()
+        fill = Signal(8)
+        fresh = Signal(init=1)
+        following = Signal(self.config.widths.scratchpad_address)
         address = Signal.like(following)
         m.d.comb += [
             take.eq(self.vector.valid & vector.transpose & ~full.bit_select(target, 1) & ~padding),
             write.eq(take | padding),
-            end.eq(Mux(padding, panel == panels, vector.pixel_end)),
-            last.eq(write & end & (index == n - 1)),
+            pixel_end.eq(Mux(padding, fill_panel == panels, vector.pixel_end)),
+            fill_last.eq(write & pixel_end & (index == n - 1)),
             address.eq(Mux(fresh, vector.address, following)),
         ]
         with m.If(vector.transpose):
             m.d.comb += self.vector.ready.eq(take)
-        m.d.sync += target.eq(target ^ last)
+        m.d.sync += target.eq(target ^ fill_last)
         with m.If(write):
-            m.d.sync += [index.eq(index + end), panel.eq(Mux(end, 0, panel + 1))]
+            m.d.sync += [index.eq(index + pixel_end), fill_panel.eq(Mux(pixel_end, 0, fill_panel + 1))]
         with m.If(take):
             m.d.sync += [
                 fresh.eq(vector.last),
                 fill.eq(vector.fill),
-                padding.eq(vector.last & ~last),
-                panels.eq(panel),
-                groups[target].panels.eq(panel),
+                padding.eq(vector.last & ~fill_last),
+                panels.eq(fill_panel),
+                groups[target].panels.eq(fill_panel),
                 groups[target].signal.eq(vector.signal),
             ]
-            with m.If((index == 0) & (panel == 0)):
+            with m.If((index == 0) & (fill_panel == 0)):
                 m.d.sync += [
                     following.eq(address + vector.dst_group),
                     groups[target].address.eq(address),
                     groups[target].step.eq(vector.dst_vector),
                     groups[target].jump.eq(vector.dst_pixel),
                 ]
-        with m.Elif(last):
+        with m.Elif(fill_last):
             m.d.sync += padding.eq(0)
         rotated = self._rotate(m, Mux(padding, fill.replicate(n), vector.data), index, "in")
         for lane, memory in enumerate(lanes):
             store = memory.write_port()
             m.d.comb += [
                 store.en.eq(write),
-                store.addr.eq(Cat(index, panel, target)),
+                store.addr.eq(Cat(index, fill_panel, target)),
                 store.data.eq(rotated.word_select(lane, 8)),
             ]
-        return Cat(last & ~target, last & target), padding
+        return Cat(fill_last & ~target, fill_last & target), padding
 
     def _empty(
         self, m: Module, lanes: list[Memory], full: Signal, groups: Array, advance: Signal
     ) -> tuple[Value, Value, Signal, data.View, Value]:
-        """Read the columns of full buffers. Returns which buffer is read for the last time, as a mask; whether a
-        column is on its way; and valid, description and bytes of the one that has come."""
+        """Read the columns of full buffers.
+
+        Returns a mask of the buffer that is read for the last time in this cycle; a flag: a column is on the way; and
+        valid, description and bytes of the column that has been read.
+        """
         n, bits = self.config.n, (self.config.n - 1).bit_length()
-        source, index, panel = Signal(), Signal(range(n)), Signal(self._panel)
-        read, end, last = Signal(), Signal(), Signal()
-        following, start = (
-            Signal(self.config.widths.scratchpad_address, name=name) for name in ("following", "start")
-        )
-        group, column = Signal(self._group, name="group"), Signal(self._column, name="column")
+        source = Signal()
+        column_index = Signal(range(n))
+        panel = Signal(self._panel)
+        read = Signal()
+        column_end = Signal()
+        empty_last = Signal()
+        following = Signal(self.config.widths.scratchpad_address)
+        start = Signal(self.config.widths.scratchpad_address)
+        group = Signal(self._group, name="group")
+        column = Signal(self._column, name="column")
         m.d.comb += [
             read.eq(full.bit_select(source, 1) & advance),
-            end.eq(index == n - 1),
-            last.eq(read & end & (panel == group.panels)),
+            column_end.eq(column_index == n - 1),
+            empty_last.eq(read & column_end & (panel == group.panels)),
             group.eq(groups[source]),
-            column.turn.eq(index),
-            column.address.eq(Mux((index == 0) & (panel == 0), group.address, following)),
-            column.signal.eq(Mux(last, group.signal, 0)),
+            column.turn.eq(column_index),
+            column.address.eq(Mux((column_index == 0) & (panel == 0), group.address, following)),
+            column.signal.eq(Mux(empty_last, group.signal, 0)),
         ]
-        m.d.sync += [index.eq(index + read), source.eq(source ^ last)]
+        m.d.sync += [column_index.eq(column_index + read), source.eq(source ^ empty_last)]
         with m.If(read):
-            m.d.sync += following.eq(Mux(end, start, column.address + group.step))
-            with m.If(index == 0):
+            m.d.sync += following.eq(Mux(column_end, start, column.address + group.step))
+            with m.If(column_index == 0):
                 m.d.sync += start.eq(column.address + group.jump)
-            with m.If(end):
+            with m.If(column_end):
                 m.d.sync += panel.eq(Mux(panel == group.panels, 0, panel + 1))
+        # Byte `column_index` of pixel i is in lane (i + column_index) mod N, at word i.
         fetched = []
         for lane, memory in enumerate(lanes):
             fetch = memory.read_port()
-            m.d.comb += [fetch.en.eq(advance), fetch.addr.eq(Cat((lane - index)[:bits], panel, source))]
+            m.d.comb += [
+                fetch.en.eq(advance),
+                fetch.addr.eq(Cat((lane - column_index)[:bits], panel, source)),
+            ]
             fetched.append(fetch.data)
-        # Behind the memory's own register another one, as that of a block memory is not fast enough to rotate from.
+        # A second register behind the memory's own, whose clock-to-output time leaves too little for the rotation.
         held = Signal(self.config.widths.vector, reset_less=True)
         valids = Signal(2)
         columns = [Signal(self._column, name=f"column{stage}", reset_less=True) for stage in range(2)]
@@ -193,11 +219,11 @@ class Transposer(wiring.Component):
                 columns[1].eq(columns[0]),
             ]
         turned = self._rotate(m, held, columns[1].turn, "out", left=False)
-        return Cat(last & ~source, last & source), valids.any(), valids[1], columns[1], turned
+        return Cat(empty_last & ~source, empty_last & source), valids.any(), valids[1], columns[1], turned
 
     @staticmethod
     def _rotate(m: Module, value: Value, lanes: Value, name: str, *, left: bool = True) -> Value:
-        """`value`, its bytes rotated by `lanes`, up (`left`) or down."""
+        """Rotate the bytes of `value` by `lanes`, up if `left`, else down."""
         for bit in range(len(lanes)):
             stage = Signal(len(value), name=f"{name}{bit}")
             distance = 8 << bit
@@ -208,14 +234,15 @@ class Transposer(wiring.Component):
 
 
 class Widener(wiring.Component):
-    """Passes bus words on as they are, or each as two words: those of the values in its lower and in its upper half.
+    """Converter of bus words of 4-bit values into words of bytes; other words pass unchanged.
 
-    The low nibble of a byte is the first of its two values, which are signed. Words pass in the cycle they come in.
-    `narrow` may change only between words, behind both parts of the one before.
+    A word of 4-bit values becomes two words: first the values of its lower half, then those of its upper half. The low
+    nibble of a byte is the first of two signed values. Words pass combinationally. `narrow` may change only between
+    words, after both halves of a word have passed.
 
-    With `blocks`, words are in groups. The first word of a group has factors and does not pass; it takes a cycle. Each
-    of the `GROUP_WORDS` words that come of the others is multiplied by the next one of the factors, which are used in
-    turn.
+    With `blocks`, words come in groups. The first word of a group holds factors: it does not pass, and takes one
+    cycle. The words that follow become `GROUP_WORDS` words, each of which is multiplied by the next of the factors, in
+    rotation.
 
     Parameters
     ----------
@@ -226,9 +253,9 @@ class Widener(wiring.Component):
     narrow : In(1)
         The word at the input holds values of 4 bits.
     blocks : In(1)
-        It belongs to a group, too, or is the first one of a group. Only where LOAD has blocks.
+        The word belongs to a group, or holds the factors of a group. Only if LOAD has blocks.
     wanted : In(1)
-        With `blocks`: words of the run are still to come, so that the next group's factors may be taken.
+        With `blocks`: more words of the run follow, so that the factors of the next group may be taken.
     beat : In(stream of bus words)
     wide : Out(stream of bus words)
     """
@@ -243,13 +270,11 @@ class Widener(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        upper = Signal()  # half of the word: the lower one has been taken
+        upper = Signal()  # the lower half has passed, the upper half is next
         word, half = self.beat.payload, self.config.widths.bus // 2
         chosen = Mux(upper, word[half:], word[:half])
         halved = self.narrow & self.wide.valid & self.wide.ready
-        factors, widened = (
-            self._groups(m, halved, chosen) if self.config.blocks else (0, self._widened(chosen))
-        )
+        factors, widened = self._groups(m, halved, chosen) if self.config.blocks else (0, self._widen(chosen))
         whole = self.wide.ready & (upper | ~self.narrow)
         m.d.comb += [
             self.wide.valid.eq(self.beat.valid & ~factors),
@@ -261,10 +286,12 @@ class Widener(wiring.Component):
         return m
 
     def _groups(self, m: Module, halved: Value, chosen: Value) -> tuple[Value, Value]:
-        """Keep factors and use them in turn. Returns whether the word at the input has some, and the values in half a
-        word as bytes."""
-        left = Signal(range(GROUP_WORDS + 1))  # words of the group that are still to come
-        begin = Signal(init=1)  # there are none; in a register, as all of LOAD waits for it
+        """Store factors and use them in rotation.
+
+        Returns a flag: the word at the input holds factors; and the values of half a word as bytes.
+        """
+        left = Signal(range(GROUP_WORDS + 1))  # remaining words of the group
+        begin = Signal(init=1)  # left == 0; a register, because the whole unit waits for it
         kept = Signal(self.config.widths.bus)
         first = Signal()
         m.d.comb += first.eq(self.blocks & begin)
@@ -273,17 +300,18 @@ class Widener(wiring.Component):
         with m.Elif(halved & self.blocks):
             m.d.sync += [left.eq(left - 1), begin.eq(left == 1), kept.eq(kept.rotate_right(8))]
         nibbles = [chosen[at : at + 4].as_signed() for at in range(0, len(chosen), 4)]
-        products = Cat(*(self._multiplied(m, nibble, kept[:8].as_signed()) for nibble in nibbles))
-        return first, Mux(self.blocks, products, self._widened(chosen))
+        products = Cat(*(self._multiply(m, nibble, kept[:8].as_signed()) for nibble in nibbles))
+        return first, Mux(self.blocks, products, self._widen(chosen))
 
     @staticmethod
-    def _multiplied(m: Module, value: Value, factor: Value) -> Value:
-        """A value of 4 bits times a factor, rounded and saturated to a byte.
+    def _multiply(m: Module, value: Value, factor: Value) -> Value:
+        """Return a 4-bit value times a factor, rounded and saturated to a byte.
 
-        It is the sum of two adders' results, one for each half of the value. A multiplier block would be far from the
-        bus on the chip, and without a register in it it would take most of the cycle.
+        Three adders: one for each half of the value, and their sum. A multiplier block would be far from the bus on
+        the chip, and without an internal register it would take most of the cycle.
         """
-        low, high = Signal(signed(11)), Signal(signed(12))
+        low = Signal(signed(11))
+        high = Signal(signed(12))
         half = 1 << FACTOR_FRACTION_BITS - 1
         m.d.comb += [
             low.eq(Mux(value[0], factor, 0) + (Mux(value[1], factor, 0) << 1)),
@@ -295,7 +323,7 @@ class Widener(wiring.Component):
         return Mux(within, rounded[:8], Cat((~rounded[-1]).replicate(7), rounded[-1]))
 
     @staticmethod
-    def _widened(values: Value) -> Value:
-        """Signed values of 4 bits as bytes."""
+    def _widen(values: Value) -> Value:
+        """Sign-extend values of 4 bits to bytes."""
         nibbles = [values[at : at + 4] for at in range(0, len(values), 4)]
         return Cat(*(Cat(nibble, nibble[-1].replicate(4)) for nibble in nibbles))

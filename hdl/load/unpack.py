@@ -1,4 +1,4 @@
-"""The unpacker: a stream of bus beats into vectors of the scratchpad."""
+"""The unpacker, which cuts a stream of bus beats into vectors for the scratchpad."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.loopnest import LoopNest
 
 VECTORS = 5
-"""Vectors between the decision to cut one and the output: as many as the cycles that one takes, so that a vector leaves
-in every cycle."""
+"""Vectors between the decision to cut a vector and the output: the latency in cycles, so that a vector leaves in every
+cycle."""
 
 
 def unpack_layout(config: Config) -> data.StructLayout:
-    """A descriptor of one instruction for the unpacker.
+    """Return the layout of the unpacker's descriptor of one instruction.
 
     A row is unpacked in one pass over its run, with loops ``outer`` (pixels) and ``inner`` (vectors of a pixel); or,
-    with ``split``, in one pass per vector of a pixel: ``outer`` counts vectors and passes, ``inner`` pixels.
+    with ``split``, in one pass for each vector of a pixel: ``outer`` counts vectors and passes, ``inner`` pixels.
 
-    ``align``: the first row's address, modulo the bus width, as are ``align_row`` and ``align_line``: bytes from a row
-    to the next one of its line, and to the next line. ``line_last``: rows of a line - 1. ``end``: before + run.
-    ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of the last
-    pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
-    ``transpose``, with softmax only: pixels are to be transposed. ``int4``, where LOAD has it: words of the bus are to
-    be widened. Rows begin with whole words then, and `run_last` is that of whole words, twice as many as come.
-    ``blocks``, where LOAD has those: words are in groups behind their factors, which do not count here.
+    Modulo the bus width: ``align``, the first row's address; ``align_row``, bytes from a row to the next row of its
+    line; ``align_line``, bytes from the last row of a line to the next line. ``line_last``: rows of a line - 1.
+    ``end``: before + run. ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a
+    pixel before the last pass. ``step_inner``: bytes from a vector to the next. ``step_outer``: the same at the end of
+    ``inner``.
+
+    ``transpose``, only with softmax: transpose the pixels. ``int4``, if LOAD has it: widen the bus words; rows then
+    begin with whole words, and `run_last` counts widened words, two for each word of the bus. ``blocks``, if LOAD has
+    it: words come in groups after their factors, which are not counted here.
     """
     align = (config.bus_bytes - 1).bit_length()
     address = config.widths.scratchpad_address
@@ -65,12 +67,12 @@ def unpack_layout(config: Config) -> data.StructLayout:
 
 
 def vector_layout(config: Config) -> data.StructLayout:
-    """A vector for the scratchpad.
+    """Return the layout of a vector for the scratchpad.
 
-    ``signal``: for the last vector of an instruction, its signal mask, else 0. With softmax also ``last`` of the
-    instruction and ``pixel_end``, the last of its pixel, the fill byte, whether to ``transpose``, and what
-    `weft.hdl.load.transpose` makes addresses from: the strides of groups, of a pixel's vectors and of their bytes, and
-    ``address``, which is right only in the first vector of an instruction that transposes.
+    ``signal``: the signal mask of an instruction in its last vector, else 0. With softmax also ``last``, the last
+    vector of an instruction; ``pixel_end``, the last vector of a pixel; ``fill``; ``transpose``; and the strides from
+    which `weft.hdl.load.transpose` computes addresses: of groups, of the vectors of a pixel, and of their bytes. If an
+    instruction transposes, ``address`` is valid only in its first vector.
     """
     address = config.widths.scratchpad_address
     layout: dict[str, int] = {"address": address, "data": config.widths.vector, "signal": SEMAPHORES}
@@ -81,9 +83,12 @@ def vector_layout(config: Config) -> data.StructLayout:
 
 
 def pass_layout(config: Config) -> data.StructLayout:
-    """The start of a pass over a run, in beats: ``front`` beats before the run that hold only fill, then
-    ``beats`` of the run. The next vector starts ``skip`` beats and ``position`` bytes after the window; fill ends
-    ``lead`` bytes and the run ``left`` bytes after the vector's first byte."""
+    """Return the layout of the state at the start of a pass over a run.
+
+    ``front`` beats that hold only fill are followed by ``beats`` beats of the run. The next vector starts ``skip``
+    beats and ``position`` bytes after the window. Fill ends ``lead`` bytes, and the run ``left`` bytes, after the first
+    byte of the vector.
+    """
     align = (config.bus_bytes - 1).bit_length()
     return data.StructLayout(
         {
@@ -98,8 +103,9 @@ def pass_layout(config: Config) -> data.StructLayout:
 
 
 class PassWalker(wiring.Component):
-    """Computes the start of every pass of an instruction, two ahead of the unpacker: `following` comes a cycle after
-    what it is computed from, and both move on together.
+    """Generator of the start of every pass of an instruction, two passes ahead of the unpacker.
+
+    `following` is registered one cycle after the counters that it is computed from; both advance together.
 
     Parameters
     ----------
@@ -111,10 +117,11 @@ class PassWalker(wiring.Component):
         Take `unpack`; `following` describes its first pass two cycles later.
     unpack : In(unpack_layout(config))
     step : In(1)
-        `following` is taken, and describes the pass after that in the next cycle. Also in the cycle after `start`.
+        `following` is used in this cycle, and describes the next pass in the next cycle. Also 1 in the cycle after
+        `start`.
     following : Out(pass_layout(config))
     fresh : Out(1)
-        With `following`: its pass begins with a beat of the run.
+        The pass that `following` describes begins with a beat of the run.
     """
 
     def __init__(self, config: Config) -> None:
@@ -133,7 +140,7 @@ class PassWalker(wiring.Component):
         m = Module()
         op = Signal(unpack_layout(self.config))
         done = Signal(16)  # bytes of a pixel that earlier passes have unpacked
-        line = Signal(12)  # rows of the line after the current one
+        line = Signal(12)  # remaining rows of the line
         described = self._describe(m, op, done)
         with m.If(self.start):
             m.d.sync += [op.eq(self.unpack), done.eq(0), line.eq(self.unpack.line_last)]
@@ -150,9 +157,9 @@ class PassWalker(wiring.Component):
         return m
 
     def _describe(self, m: Module, op: data.View, done: Signal) -> list[Any]:
-        """What brings the start of the pass that the registers stand for to `following`."""
+        """Return statements that assign the start of the current pass to `following`."""
         align_bits = (self.config.bus_bytes - 1).bit_length()
-        origin = Signal(signed(18))  # of the row's first byte, from the first beat of its run
+        origin = Signal(signed(18))  # position of the row's first byte, from the first beat of its run
         ahead = Signal(17)
         following = self.following
         m.d.comb += [
@@ -171,14 +178,14 @@ class PassWalker(wiring.Component):
 
 
 class Unpacker(wiring.Component):
-    """Cuts vectors out of runs, a vector per cycle.
+    """Cutter of runs of bus beats into vectors, one vector a cycle.
 
-    The window is two beats wide: a register, and the beat that waits at the input. What to do with them is decided a
-    cycle before it is done, and depends on whoever takes the vectors through a count of free places only: neither the
-    wide registers nor a refusal are behind the decision.
+    The window is two beats wide: a register, and the beat at the input. Each action is decided a cycle before it is
+    carried out. The decision depends on the receiver of the vectors only through a count of free places, so neither
+    the wide registers nor back-pressure are on its path.
 
-    Where no beat of a pass is left with its last vector, the first beat of the next pass comes into the window in that
-    cycle: rows of whole beats take no cycle more than they have beats.
+    If the last vector of a pass uses up the beats of the pass, the first beat of the next pass enters the window in the
+    same cycle: rows of whole beats take as many cycles as they have beats.
 
     Parameters
     ----------
@@ -188,15 +195,15 @@ class Unpacker(wiring.Component):
     -------
     unpack : In(stream of unpack_layout(config))
     beat : In(stream of bus words)
-        The beats of every run, exactly.
+        Exactly the beats of every run.
     vector : Out(stream of vector_layout(config))
     busy : Out(1)
     narrow : Out(1)
-        Where LOAD has values of 4 bits: the beat that is taken next holds them.
+        If LOAD has values of 4 bits: the next beat to be taken holds such values.
     blocks : Out(1)
-        Where LOAD has blocks of them: it belongs to a group, or is the factors in front of one.
+        If LOAD has blocks: the next beat belongs to a group, or holds the factors of a group.
     wanted : Out(1)
-        With `blocks`: beats of the run are still to come.
+        With `blocks`: more beats of the run follow.
     stall_memory : Out(1)
         The unpacker waits for a beat.
     """
@@ -224,48 +231,51 @@ class Unpacker(wiring.Component):
         at = Signal(pass_layout(self.config))
         align_bits = (self.config.bus_bytes - 1).bit_length()
 
-        # The state: an instruction is active; a pass of it runs (vectors to emit) or drains (beats to drop), or
-        # neither while the walker computes the first.
+        # State: an instruction is active. A pass of it runs (vectors to emit), drains (beats to drop), or neither
+        # while the walker computes the first pass.
         active = Signal()
         running = Signal()
         draining = Signal()
         wait = Signal(2)
-        # Flags over the counters in `at`, kept beside them for the sake of timing.
+        # Comparisons of the counters in `at`, kept in registers for the sake of timing.
         front = Signal()
-        outside = Signal()  # front | ~some: the next beat is outside the run and need not come
+        outside = Signal()  # front | ~some: the next beat is outside the run, so no beat is needed
         near = Signal()  # the next vector starts in the window's first beat
         some = Signal()
         single = Signal()
         alone = Signal()  # the next vector lies in one beat
-        # Steps of no whole beat, and of one: compared ahead of the first vector.
-        hops_inner, hops_outer = Signal(2), Signal(2)
-        # What happens in this cycle.
+        # Flags of steps of zero whole beats and of one, compared before the first vector.
+        hops_inner = Signal(2)
+        hops_outer = Signal(2)
+        # Actions in this cycle.
         have = Signal()
-        carry, none, one = Signal(), Signal(), Signal()
-        room = Signal(init=1)  # for a vector more; a register
+        carry = Signal()
+        none = Signal()
+        one = Signal()
+        room = Signal(init=1)  # there is room for one more vector; a register
         emit = Signal()
         shift = Signal()
         pop = Signal()
-        cut_last = Signal()  # the next vector is the last one of its pass
-        early = Signal()  # the beat at the input is the first one of the next pass, which begins with it
+        cut_last = Signal()  # the next vector is the last vector of its pass
+        early = Signal()  # the beat at the input is the first beat of the next pass
         pass_end = Signal()
-        empty = Signal()  # where the pass ends or drains: no beat is left after this cycle
+        empty = Signal()  # if the pass ends or drains: no beat of it is left after this cycle
         finish = Signal()
         follow = Signal()
         step = Signal(16)
         moved = Signal(len(at.skip) + align_bits)
-        crosses = Signal()  # the next vector starts in another beat than this one
+        crosses = Signal()  # the next vector starts in another beat than the current vector
         m.d.comb += [
             have.eq(outside | self.beat.valid),
             emit.eq((running & near & room) & (outside | self.beat.valid | alone)),
             step.eq(Mux(nest.last.inner, op.step_outer, op.step_inner)),
-            # Position and beats to skip in one sum, with the beat that leaves the window now.
+            # One sum of position and beats to skip, including the beat that leaves the window now.
             moved.eq(step + Cat(at.position, have.replicate(len(at.skip)))),
             carry.eq((at.position + step[:align_bits])[-1]),
             none.eq(Mux(nest.last.inner, hops_outer[0], hops_inner[0])),
             one.eq(Mux(nest.last.inner, hops_outer[1], hops_inner[1])),
             crosses.eq(~none | carry),
-            # `emit` comes late, so whatever else there is to know is known beside it.
+            # `emit` arrives late in the cycle, so everything else is computed in parallel to it.
             cut_last.eq(nest.last.inner & (op.split | nest.last.outer)),
             pass_end.eq(emit & cut_last),
             shift.eq((have & (draining | (running & ~near))) | (emit & (have & (cut_last | crosses)))),
@@ -284,7 +294,8 @@ class Unpacker(wiring.Component):
         m.d.sync += wait.eq(Cat(walker.start, wait[0]))
         for hops, length in ((hops_inner, op.step_inner), (hops_outer, op.step_outer)):
             m.d.sync += hops.eq(Cat(length[align_bits:] == 0, length[align_bits:] == 1))
-        most = self.config.bus_bytes - self.config.n
+        most = self.config.bus_bytes - self.config.n  # highest position of a vector within one beat
+        # Start the next pass, or advance the counters of the current pass.
         with m.If(follow):
             m.d.sync += [
                 at.eq(walker.following),
@@ -307,7 +318,7 @@ class Unpacker(wiring.Component):
                 m.d.sync += [
                     at.position.eq(moved[:align_bits]),
                     alone.eq(moved[:align_bits] <= most),
-                    # Down to 0; not as a multiplexer, of which synthesis makes a reset, behind more logic.
+                    # Saturated at 0. Not a multiplexer: synthesis would turn it into a reset with more logic.
                     at.lead.eq((at.lead - step) & (at.lead > step).replicate(len(at.lead))),
                     at.left.eq((at.left - step) & (at.left > step).replicate(len(at.left))),
                     at.skip.eq(moved >> align_bits),
@@ -346,7 +357,7 @@ class Unpacker(wiring.Component):
         return m
 
     def _rotate(self, m: Module, window: Value, position: Value) -> Value:
-        """The vector at byte `position` of the window."""
+        """Return the vector at byte `position` of the window."""
         for bit in reversed(range(len(position))):
             stage = Signal(8 * (self.config.n + (1 << bit) - 1), name=f"rotate{bit}")
             m.d.comb += stage.eq(Mux(position[bit], window[8 << bit :], window))
@@ -354,7 +365,7 @@ class Unpacker(wiring.Component):
         return window
 
     def _mask(self, at: data.View, limit: Value) -> Value:
-        """The lanes that hold bytes of the run and of the pixel."""
+        """Return a mask of the lanes that hold bytes of the run and of the pixel."""
         bits = (self.config.n - 1).bit_length()
         lead, left = at.lead[:bits], at.left[:bits]
         far, long = at.lead[bits:].any(), at.left[bits:].any()
@@ -364,16 +375,23 @@ class Unpacker(wiring.Component):
     def _cut(
         self, m: Module, emit: Value, shift: Value, at: data.View, limit: Value, op: data.View, nest: LoopNest
     ) -> tuple[Value, Value]:
-        """Do what was decided, in the cycles after: move the window and rotate it; fill in, on the way to the queue.
-        Returns whether there is a vector for it, and the vector."""
+        """Carry out the decision in the cycles that follow: shift the window, rotate it, and insert fill.
+
+        Returns valid and value of the vector for the queue.
+        """
         n, config = self.config.n, self.config
         layout = data.StructLayout(
             dict(vector_layout(config).members) | {"data": n, "fill": 8}  # as `data`, valid lanes
         )
-        shifts, emits, cuts = Signal(), Signal(), Signal()
-        low, high = (Signal(config.widths.bus, name=name, reset_less=True) for name in ("low", "high"))
+        # The window shifts and rotates one cycle after the decision; fill is inserted another cycle later.
+        shifts = Signal()
+        emits = Signal()
+        cuts = Signal()
+        low = Signal(config.widths.bus, reset_less=True)
+        high = Signal(config.widths.bus, reset_less=True)
         position = Signal.like(at.position, reset_less=True)
-        decided, described = (Signal(layout, name=name, reset_less=True) for name in ("decided", "described"))
+        decided = Signal(layout, reset_less=True)
+        described = Signal(layout, reset_less=True)
         rotated = Signal(8 * n, reset_less=True)
         m.d.sync += [
             Cat(shifts, emits, cuts).eq(Cat(shift, emit, emits)),
@@ -404,9 +422,10 @@ class Unpacker(wiring.Component):
         return cuts, vector.as_value()
 
     def _queue(self, m: Module, emit: Value, room: Signal, cut: Value, vector: Value) -> Value:
-        """Bring vectors to the output; returns whether one is on its way."""
+        """Connect vectors to the output by way of a queue. Returns a flag: a vector is on the way."""
         m.submodules.queue = queue = SyncFIFO(width=len(vector), depth=VECTORS - 1)
         output = self.vector
+        # Free places in queue and pipeline, counted at the decision to emit.
         free = Signal(range(VECTORS + 1), init=VECTORS)
         following = Signal(range(VECTORS + 1))
         m.d.comb += [
@@ -415,7 +434,7 @@ class Unpacker(wiring.Component):
             queue.r_en.eq(~output.valid | output.ready),
             following.eq(free - emit + (output.valid & output.ready)),
         ]
-        # A register, because a word of distributed memory comes late and fans out to all lanes of the transposer.
+        # A register, because the output of distributed memory is late and fans out to all lanes of the transposer.
         with m.If(queue.r_en):
             m.d.sync += [output.valid.eq(queue.r_rdy), Value.cast(output.payload).eq(queue.r_data)]
         m.d.sync += [free.eq(following), room.eq(following != 0)]

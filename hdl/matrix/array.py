@@ -1,4 +1,4 @@
-"""The systolic array: N x N multipliers, weight stationary, weights double buffered."""
+"""The systolic array: N x N multipliers, weight-stationary, with double-buffered weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 from weft.hdl.matrix.pe import DualRow, PackedRow, PairRow, PeRow
 
 FLAGS = ("valid", "depthwise", "start")
-"""What comes with a row of A, in this order."""
+"""Flags that enter with a row of A, in this order."""
 _VALID, _DEPTHWISE, _START = range(3)
 
 
-def delayed(m: Module, value: Value, cycles: int, name: str) -> Value:
-    """`value`, `cycles` later, through one packed shift register."""
+def delay(m: Module, value: Value, cycles: int, name: str) -> Value:
+    """Delay `value` by `cycles` in one packed shift register."""
     if not cycles:
         return value
     line = Signal(len(value) * cycles, name=name, reset_less=True)
@@ -28,11 +28,11 @@ def delayed(m: Module, value: Value, cycles: int, name: str) -> Value:
 
 
 class _Flags:
-    """`FLAGS` of the rows of A that are in the array: what they were so many cycles ago, from `least` on."""
+    """Delay line of `FLAGS`, whose input is already `least` cycles old."""
 
     def __init__(self, m: Module, flags: Value, least: int, most: int, name: str) -> None:
         self.width, self.least = len(flags), least
-        # Stray values would only be taken into sums that nobody reads.
+        # No reset: undefined flags only affect sums that are not read.
         line = Signal(self.width * (most - least), name=name, reset_less=True)
         self.line = Cat(flags, line)
         if len(line):
@@ -48,12 +48,12 @@ class _Flags:
 def sums_along_rows(
     m: Module, rows: Sequence[PeRow | PairRow], flags: Value, leaving: Sequence[Value], taps: int
 ) -> list[Value]:
-    """Add the path to the array's `rows`.
+    """Add the depthwise path, which sums along the rows of the array instead of along its columns.
 
     Parameters
     ----------
     m : Module
-        Where rows are connected to each other already; what is added here takes precedence.
+        Already connects the rows to each other; assignments that are added here take precedence.
     rows : sequence of PeRow or PairRow
     flags : Value
         `FLAGS` of the row of A that enters the first row.
@@ -64,7 +64,7 @@ def sums_along_rows(
     Returns
     -------
     list of Value
-        The same, or the sums of the rows with these numbers where a row of A is for this path.
+        `leaving`, or for a depthwise row of A the sums along the rows, where row k of the array replaces column k.
     """
     first = rows[0]
     step = 2 // first.width
@@ -73,16 +73,16 @@ def sums_along_rows(
     passing = _Flags(m, flags, 0, end, "flags")
     sums: list[Value] = []
     for r, row in enumerate(rows):
-        # Registers of its own for each row of the array keep fan-out low.
+        # Each row of the array has its own registers, which keeps fan-out low.
         least = r + groups[0] + first.due
         near = Signal(len(flags), name=f"near{r}", reset_less=True)
         m.d.sync += near.eq(passing.all(least - 1))
         along = _Flags(m, near, least, r + groups[-1] + first.due + 2, f"along{r}")
         for tap, g in enumerate(groups):
-            _from_the_left(m, rows, r, (g, step if tap else 0), along)
+            _add_from_left(m, rows, r, (g, step if tap else 0), along)
         last = row.sums(m, groups[-1])[0]
         lateness = len(rows) - 1 - r - groups[-1] + r // first.width
-        sums.append(delayed(m, last, lateness, f"wait{r}"))
+        sums.append(delay(m, last, lateness, f"wait{r}"))
     return [
         Mux(
             passing.at(len(rows) - 1 + g + first.cycles, _DEPTHWISE),
@@ -93,11 +93,13 @@ def sums_along_rows(
     ]
 
 
-def _from_the_left(
+def _add_from_left(
     m: Module, rows: Sequence[PeRow | PairRow], r: int, place: tuple[int, int], flags: _Flags
 ) -> None:
-    """Let a group of row `r` add to what the group `step` ahead of it had for the row of A before; to nothing if `step`
-    is 0, or if that was in another line."""
+    """Make group g of row `r` add to the sum that group ``g - step`` had for the previous row of A.
+
+    It adds to 0 if `step` is 0, or if the previous row of A was in another line.
+    """
     (g, step), row = place, rows[r]
     entry = r + g + row.due
     parts = row.even(row.above[g])
@@ -106,7 +108,7 @@ def _from_the_left(
     for index, ((into, lag), (down, _), (along, _)) in enumerate(zip(parts, north, west, strict=True)):
         held: Value = Value.cast(0)
         if step:
-            # The sum stands `step - 1` cycles ahead of the one in which this group wants that of the row of A before.
+            # The sum is valid `step - 1` cycles before this group needs it, and belongs to the previous row of A.
             stages = [
                 Signal(len(along), name=f"held{r}_{g}_{index}_{stage}", reset_less=True)
                 for stage in range(step)
@@ -120,7 +122,7 @@ def _from_the_left(
 def _row_of(
     multipliers: Multipliers,
 ) -> tuple[type[PeRow] | type[PairRow], tuple[Callable[..., Instance], ...]]:
-    """The class of the array's rows, and the block that it takes if synthesis does not infer its multipliers."""
+    """Return the class of the array's rows, and as its further arguments the multiplier block, if there is any."""
     if multipliers.wide:
         return PackedRow, (multipliers.wide,)
     if multipliers.dual:
@@ -129,45 +131,45 @@ def _row_of(
 
 
 def array_latency(config: Config, multipliers: Multipliers = INFERRED) -> int:
-    """Cycles from a row of A to its row of C."""
+    """Return the cycles from a row of A to its row of C."""
     row, _ = _row_of(multipliers)
-    # Element N-1 enters N-1 cycles late, and the last group is as many cycles behind the first as there are others.
+    # Element N-1 enters N-1 cycles after element 0, and each group of columns is one cycle behind the previous group.
     return config.n - 1 + config.n // row.width - 1 + row.cycles
 
 
 class Array(wiring.Component):
-    """Multiplies rows of A by a tile of weights: ``c[j] = sum_k a[k] * B[j][k]``.
+    """Systolic array that multiplies rows of A by a tile of weights: ``c[j] = sum_k a[k] * B[j][k]``.
 
-    A tile's N words of B enter in N consecutive cycles, word 0 with `latch`. Rows of A enter in any cycles, the first
-    one of a tile with `swap`; from that row on, products use the weights that were sent last. With word 0 of tile t
-    in cycle w(t) and the first row of tile t in cycle s(t)::
+    The N words of B of a tile enter in N consecutive cycles, word 0 with `latch`. Rows of A enter in any cycle, the
+    first row of a tile with `swap`; from that row on, products use the weights that were sent last. With word 0 of
+    tile t in cycle w(t) and the first row of tile t in cycle s(t)::
 
         s(t) >= w(t) + N      the weights have arrived in every column before the swap
-        w(t+1) >= s(t)        the weights before them have been taken
+        w(t+1) >= s(t)        the previous weights have been taken
 
-    With `Config.depthwise_taps` there is another path, see `weft.hdl.matrix.array`: for rows with `depthwise`, row k of
-    the array adds up the products of element k with the words of B for taps, of this row of A and of those ahead of it
-    since the last one with `start`, and that is element k of the row of C.
+    With `Config.depthwise_taps` there is a second path, see `sums_along_rows`. For rows with `depthwise`, row k of the
+    array sums the products of element k and the words of B of the taps, over this row of A and the rows before it, back
+    to the last row with `start`. The sum is element k of the row of C.
 
     Parameters
     ----------
     config : Config
     multipliers : Multipliers
-        `weft.hdl.isa.config.ConfigError` if they cannot make up the array.
+        Raises `weft.hdl.isa.config.ConfigError` if they do not support the configuration.
 
     Attributes
     ----------
     latency : int
-        Cycles from a row of A to its row of C: ``2 * N + 1``, for pairs of columns ``3/2 * N`` and a few.
+        Cycles from a row of A to its row of C: ``2 * N + 1``; for pairs of columns ``3/2 * N`` plus a constant.
 
     Members
     -------
     a : In(config.widths.activation * N)
-        Row of A: element k is field k, signed, -255 at least.
+        Row of A: element k is field k, signed, at least -255.
     swap : In(1)
-        The row is the first one of a tile.
+        The row is the first row of a tile.
     valid, depthwise, start : In(1)
-        With `Config.depthwise_taps` only: there is a row; it is one for the other path; it is the first one of a line.
+        Only with `Config.depthwise_taps`: there is a row; it takes the second path; it is the first row of a line.
     b : In(8 * N)
         Word of B: element k is byte k, signed.
     latch : In(1)
@@ -194,11 +196,12 @@ class Array(wiring.Component):
         m = Module()
         n, widths = self.config.n, self.config.widths
         kind, blocks = _row_of(self.multipliers)
+        # Row r multiplies element r of the contraction, so its operands enter r cycles late.
         rows = [kind(n, widths.activation, widths.psum, *blocks) for _ in range(n)]
         for r, row in enumerate(rows):
             m.submodules[f"row{r}"] = row
             entry = Cat(self.a.word_select(r, widths.activation), self.b.word_select(r, 8))
-            m.d.comb += Cat(row.a, row.b).eq(delayed(m, entry, r, f"skew{r}"))
+            m.d.comb += Cat(row.a, row.b).eq(delay(m, entry, r, f"skew{r}"))
         m.d.comb += [rows[0].latch.eq(self.latch), rows[0].swap.eq(self.swap)]
         for row, below in pairwise(rows):
             m.d.comb += [below.latch.eq(row.latch_below), below.swap.eq(row.swap_below)]
@@ -207,6 +210,7 @@ class Array(wiring.Component):
         if self.config.depthwise_taps:
             flags = Cat(self.valid, self.depthwise, self.start)
             leaving = sums_along_rows(m, rows, flags, leaving, self.config.depthwise_taps)
-        columns = [delayed(m, value, len(leaving) - 1 - g, f"deskew{g}") for g, value in enumerate(leaving)]
+        # Earlier groups wait for the last group, so that a row of C leaves in one cycle.
+        columns = [delay(m, value, len(leaving) - 1 - g, f"deskew{g}") for g, value in enumerate(leaving)]
         m.d.comb += self.c.as_value().eq(Cat(*columns))
         return m

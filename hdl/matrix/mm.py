@@ -1,4 +1,4 @@
-"""The matrix unit: executes `Mm` instructions on the systolic array."""
+"""The matrix unit, which executes `Mm` instructions on the systolic array, and the memory of alignments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from weft.hdl.matrix.mm_rows import ROW_LATENCY, RowIssuer, WeightLoader
 from weft.hdl.memory import accumulator_write
 
 IN_FLIGHT = 16
-"""More instructions than can be between acceptance and signal: each takes at least N cycles to issue, and signals
-2 * N + 11 cycles later at most."""
+"""Exceeds the number of instructions between acceptance and signal: each takes at least N cycles to issue, and signals
+at most 2 * N + 11 cycles later."""
 
 
 class MmUnit(wiring.Component):
-    """Two sequencers around the array: one streams weights a tile ahead, across instructions, the other the rows.
+    """Matrix unit: executes `Mm` instructions, which multiply matrices on the systolic array.
 
-    Without refused reads, a tile takes max(rows, N) cycles and nothing is lost between tiles or between
-    instructions. The row that follows on the heels of another one to the same row of C waits for it.
+    Two sequencers feed the array: one streams weights a tile ahead, also across instructions, the other streams rows.
+    Without refused reads, a tile takes max(rows, N) cycles, with no idle cycle between tiles or instructions. A row
+    that adds to a row of C waits if that row of C is still in the accumulator's pipeline.
 
     Parameters
     ----------
@@ -41,16 +42,16 @@ class MmUnit(wiring.Component):
     a : Out(ports.scratchpad_read(config))
         Rows of A.
     b : Out(ports.scratchpad_read(config))
-        Words of B: must be granted in every cycle, ``ready`` is not looked at.
+        Words of B. Must be granted in every cycle: ``ready`` is ignored.
     c : Out(accumulator_write(config))
     alignments : Out(ports.alignment_read(config))
-        With softmax only.
+        Only with softmax.
     row : Out(1)
         A row of A enters the array.
     write : Out(1)
         A row of C is written to the accumulator's memory.
     stall_weights, stall_port : Out(1)
-        A row of A waits for its tile's weights; for a grant, or for an earlier write to its row of C.
+        A row of A waits for the weights of its tile; or for a grant, or an earlier write to its row of C.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
@@ -103,9 +104,12 @@ class MmUnit(wiring.Component):
         return m
 
     def _accept(self, m: Module, weights: WeightLoader, rows: RowIssuer) -> None:
-        """The weights take an instruction as soon as they can, the rows later or in the same cycle; only then is it
-        off the stream."""
-        taken = Signal()  # by the weights, not yet by the rows
+        """Pass instructions to both sequencers.
+
+        The weight loader takes an instruction as soon as it can, the row issuer in the same cycle or later. The
+        instruction leaves the stream when the row issuer takes it.
+        """
+        taken = Signal()  # the weight loader has taken the instruction, the row issuer has not
         m.d.comb += [
             weights.load.eq(self.instruction.valid & ~taken & weights.free),
             self.instruction.ready.eq(rows.free & (taken | weights.free)),
@@ -117,7 +121,7 @@ class MmUnit(wiring.Component):
             m.d.sync += taken.eq(1)
 
     def _finish(self, m: Module, rows: RowIssuer, array: Array) -> None:
-        """Give each row of C its destination when it leaves the array, and signal when the last one is visible."""
+        """Join each row of C with its destination when it leaves the array, and signal when the last row is visible."""
         latency = ROW_LATENCY + array.latency
         valid = Signal(latency)
         m.submodules.destinations = destinations = Delay(len(rows.destination.as_value()), latency)
@@ -133,8 +137,10 @@ class MmUnit(wiring.Component):
         if self.config.softmax:
             m.submodules.alignment = alignment = Delay(len(rows.alignment), latency - READ_LATENCY)
             m.d.comb += [alignment.i.eq(rows.alignment), self.c.alignment.eq(alignment.o)]
+        # A write is visible to reads `rmw_latency` cycles after it enters the accumulator; only then signal it.
         visible = rmw_latency(self.config)
-        writes, lasts = Signal(visible), Signal(visible)
+        writes = Signal(visible)
+        lasts = Signal(visible)
         masks = Signal(visible * SEMAPHORES)
         done = self.c.valid & destination.last
         m.d.sync += [
@@ -152,7 +158,7 @@ class MmUnit(wiring.Component):
 
 
 class Alignments(wiring.Component):
-    """A memory of ``config.alignments`` signed shifts. Nobody waits for it.
+    """Memory of ``config.alignments`` signed shifts, whose ports are always granted.
 
     A read in the same cycle as a write to the same address returns the old alignment.
 
@@ -190,7 +196,8 @@ class Alignments(wiring.Component):
             store.data.eq(self.write.data),
         ]
         for name in ("mm", "vec"):
-            port, fetch = getattr(self, name), memory.read_port()
+            port = getattr(self, name)
+            fetch = memory.read_port()
             output = Signal(ports.ALIGNMENT_BITS, name=f"output_{name}", reset_less=True)
             m.d.comb += [port.ready.eq(1), port.data.eq(output)]
             m.d.sync += [fetch.en.eq(port.valid), fetch.addr.eq(port.address), output.eq(fetch.data)]

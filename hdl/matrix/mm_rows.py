@@ -1,4 +1,4 @@
-"""The activation half of the matrix unit: fetches rows of A, and says where each row of C goes."""
+"""The sequencers of the matrix unit: issue of the rows of A, and loading of the tiles of B."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from weft.hdl.lib.loopnest import LoopNest, Walk
 from weft.hdl.lib.queues import SkidBuffer
 
 ROW_LATENCY = READ_LATENCY + 1
-"""Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding and
-subtract the zero point."""
+"""Cycles from the issue of a row to its entry into the array: the scratchpad's latency, and one cycle to insert padding
+and subtract the zero point."""
 
 WALK = Walk(Mm, ("nt", "ky", "kx", "kc", "oy", "ox"), ("a", "c"))
 
 
 def destination(config: Config) -> data.StructLayout:
-    """The destination of a row: its accumulator row, whether it overwrites that, and, for the last row of an
-    instruction, `last` and the semaphores to give."""
+    """Return the layout of a row's destination: accumulator row, `overwrite`, and for an instruction's last row `last`
+    and the signal mask."""
     return data.StructLayout(
         {"address": config.widths.accumulator_address, "overwrite": 1, "last": 1, "signal": SEMAPHORES}
     )
 
 
 def _row(config: Config) -> data.StructLayout:
-    """A row of A on its way from the address generator: whether it lies in the tensor or is `fill`, whether it is the
-    first of a tile of B."""
+    """Return the layout of a row of A from the address generator.
+
+    ``inside``: the row is in the tensor; otherwise it is ``fill``. ``first``: it is the first row of a tile of B.
+    """
     layout: dict[str, ShapeLike] = {
         "inside": 1,
         "first": 1,
@@ -48,12 +50,11 @@ def _row(config: Config) -> data.StructLayout:
 
 
 class RowIssuer(wiring.Component):
-    """Walks the rows of A in two stages: the address generator, and, behind a skid buffer, a register of the row to
-    issue.
+    """Issuer of the rows of A, in two stages: address generator, and behind a skid buffer a register of the next row.
 
-    A row is issued in a cycle where its scratchpad read is granted (at once if it lies in the padding), the weights
-    are ready if it is the first of a tile, and, if it adds to a row of C, the last `rmw_latency` - 1 cycles did not
-    issue the same row of C. It enters the array `ROW_LATENCY` cycles later.
+    A row is issued in a cycle in which three conditions hold. Its scratchpad read is granted (padding needs no read).
+    If it is the first row of a tile, the weights are ready. If it adds to a row of C, no row to the same row of C was
+    issued in the last `rmw_latency` - 1 cycles. The row enters the array `ROW_LATENCY` cycles later.
 
     Parameters
     ----------
@@ -65,26 +66,26 @@ class RowIssuer(wiring.Component):
     load : In(1)
         Take `instruction`. Only while `free`.
     free : Out(1)
-        No instruction in the address generator, or it leaves in this cycle.
+        The address generator has no instruction, or finishes it in this cycle.
     weights : In(1)
         The first row of a tile may be issued.
     swap : Out(1)
-        It is.
+        The first row of a tile is issued.
     read : Out(ports.scratchpad_read(config))
     issued : Out(1)
-        A row is issued, bound for `destination`.
+        A row is issued, whose row of C goes to `destination`.
     destination : Out(destination(config))
     a : Out(config.widths.activation * N)
     a_swap, a_valid : Out(1)
         Row of A, for the array.
     a_depthwise, a_start : Out(1)
-        With `Config.depthwise_taps` only: the instruction's `depthwise`, and whether it is the first row of a line.
+        Only with `Config.depthwise_taps`: the instruction's `depthwise`; the row is the first row of a line.
     alignments : Out(ports.alignment_read(config))
-        With softmax only.
+        Only with softmax.
     alignment : Out(signed(6))
-        With softmax only: that of the row issued `READ_LATENCY` cycles ago, 0 for an instruction without.
+        Only with softmax: alignment of the row issued `READ_LATENCY` cycles ago, 0 if the instruction has none.
     stall_weights, stall_port : Out(1)
-        A row is not issued, because of weights, or for any other reason.
+        A row waits for weights; or for any other reason.
     """
 
     def __init__(self, config: Config) -> None:
@@ -114,18 +115,23 @@ class RowIssuer(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.nest = nest = LoopNest(WALK.counters(self.config), WALK.trackers(self.config))
-        h, w, pad = Signal(16), Signal(16), Signal(signed(8))
-        signal, accumulate = Signal(SEMAPHORES), Signal()
-        held = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}
+        h = Signal(16)
+        w = Signal(16)
+        pad = Signal(signed(8))
+        signal = Signal(SEMAPHORES)
+        accumulate = Signal()
+        settings = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}
         if self.config.wide_activations:
-            held["zero"] = zero = Signal(signed(8))
+            zero = Signal(signed(8))
+            settings["zero"] = zero
         if self.config.depthwise_taps:
-            held["depthwise"] = depthwise = Signal()
+            depthwise = Signal()
+            settings["depthwise"] = depthwise
         m.d.comb += [*nest.take(self.instruction), nest.load.eq(self.load)]
         with m.If(self.load):
-            m.d.sync += [register.eq(self.instruction[name]) for name, register in held.items()]
+            m.d.sync += [register.eq(self.instruction[name]) for name, register in settings.items()]
 
-        # A refused row must not reach back to the address generator in the same cycle.
+        # Back-pressure of a refused row must not reach the address generator in the same cycle.
         m.submodules.skid = ahead = SkidBuffer(_row(self.config))
         m.d.comb += [
             ahead.i.valid.eq(nest.active),
@@ -149,7 +155,9 @@ class RowIssuer(wiring.Component):
                 ahead.i.payload.depthwise.eq(depthwise),
                 ahead.i.payload.start.eq(nest.first.ox),
             ]
-        valid, step, row = Signal(), Signal(), Signal(_row(self.config))
+        valid = Signal()
+        step = Signal()
+        row = Signal(_row(self.config))
         following = ahead.o.payload
         m.d.comb += [
             ahead.o.ready.eq(~valid | self.issued),
@@ -162,6 +170,7 @@ class RowIssuer(wiring.Component):
             m.d.sync += valid.eq(0)
         inside, first = row.inside, row.first
 
+        # Issue: padding needs no grant. `swap` accompanies the first row of a tile.
         clear = Signal()
         m.d.comb += [
             clear.eq(valid & ~self._revisit(m, step, following.destination) & (self.weights | ~first)),
@@ -178,13 +187,15 @@ class RowIssuer(wiring.Component):
         return m
 
     def _revisit(self, m: Module, step: Signal, following: data.View) -> Signal:
-        """Whether the row to issue adds to a row of C that is still on its way through the accumulator.
+        """Return a flag: the row to issue adds to a row of C that is still in the accumulator's pipeline.
 
-        Compared as the row enters the issue register, off the path that issues it: bit d of `near` says that it was
-        issued d + 1 cycles ago, and a register of its own whether any bit of that is set.
+        Addresses are compared when the row enters the issue register, off the critical path. Bit d of `near`: the row
+        of C was issued d + 1 cycles ago. `any_near` registers the OR of all bits.
         """
         latency = rmw_latency(self.config)
-        near, following_near, any_near = Signal(latency - 1), Signal(latency - 1), Signal()
+        near = Signal(latency - 1)
+        following_near = Signal(latency - 1)
+        any_near = Signal()
         current, c = self.destination.address, following.address
         matches = [self.issued & (c == current)]
         issued, target = self.issued, current
@@ -199,7 +210,7 @@ class RowIssuer(wiring.Component):
         return any_near
 
     def _fetch(self, m: Module, row: data.View) -> None:
-        """Carry the issued row along with its read, replace it if it lies in the padding, and subtract ``zero``."""
+        """Delay the issued row by the latency of its read, replace padding, and subtract ``zero``."""
         wide, taps = self.config.wide_activations, self.config.depthwise_taps
         along = Cat(row.depthwise, row.start) if taps else Cat()
         source: Value = Cat(self.issued, self.swap, row.inside, row.fill, along, row.zero if wide else Cat())
@@ -219,12 +230,14 @@ class RowIssuer(wiring.Component):
         m.d.sync += self.a.eq(vector)
 
     def _align(self, m: Module, nest: LoopNest, ahead: SkidBuffer, valid: Signal, row: data.View) -> None:
-        """Read the alignment of the row to issue for as long as that stands, so that no grant is on the way.
+        """Read the alignment of the row to issue, in every cycle until it is issued: the grant is not on the path.
 
-        `entry` counts with the loop nest, and starts again for each output tile.
+        `entry` counts with the loop nest, and restarts at each output tile.
         """
         width = len(self.alignments.address)
-        start, entry, align = Signal(width), Signal(width), Signal()
+        start = Signal(width)
+        entry = Signal(width)
+        align = Signal()
         again = Cat(*(nest.last[loop] for loop in WALK.loops if loop != "nt")).all()
         with m.If(self.load):
             m.d.sync += [
@@ -233,6 +246,7 @@ class RowIssuer(wiring.Component):
             ]
         with m.Elif(nest.step):
             m.d.sync += entry.eq(Mux(again, start, entry + 1))
+        # Rows without alignment get 0; the flag is delayed by the latency of the read.
         flights = Signal(READ_LATENCY)
         m.d.sync += flights.eq(Cat(row.aligned, flights))
         m.d.comb += [
@@ -247,11 +261,11 @@ WEIGHTS_WALK = Walk(Mm, ("nt", "ky", "kx", "kc", "row"), ("b",))
 
 
 class WeightLoader(wiring.Component):
-    """Reads the N words of each tile of B in consecutive cycles, and sends them to the array as they come.
+    """Loader of weights: reads the N words of each tile of B in consecutive cycles and sends them to the array.
 
-    Word 0 of a tile is requested in the cycle after the swap of the tile before it was issued, or later; a swap may
-    be issued from the cycle on in which the last word is requested. As a row of A enters the array one cycle later
-    after its issue than a word of B, this is as tight as the array allows: N cycles a tile.
+    Word 0 of a tile is requested at the earliest in the cycle after the swap of the previous tile. A swap may be issued
+    from the cycle on in which the last word is requested. A row of A enters the array one cycle more after its issue
+    than a word of B, so this is as tight as the array allows: N cycles a tile.
 
     Parameters
     ----------
@@ -263,13 +277,13 @@ class WeightLoader(wiring.Component):
     load : In(1)
         Take `instruction`. Only while `free`.
     free : Out(1)
-        No instruction, or the last word of it is requested in this cycle.
+        There is no instruction, or its last word is requested in this cycle.
     ready : Out(1)
         A swap to the next tile may be issued in this cycle.
     swap : In(1)
-        It is.
+        A swap to the next tile is issued.
     read : Out(ports.scratchpad_read(config))
-        The words of a tile must not be refused: `ready` is not looked at.
+        Reads must be granted in every cycle: `ready` is ignored.
     b : Out(8 * N)
     latch : Out(1)
         For the array.
@@ -302,11 +316,11 @@ class WeightLoader(wiring.Component):
         m.d.comb += [
             *nest.take(self.instruction, row=n),
             nest.load.eq(self.load),
-            # Registers only: the swap of this cycle depends on the grant of the row's read, which depends on this.
+            # From registers only: `swap` depends on the grant of the row's read, which depends on this request.
             self.read.valid.eq(nest.active & ~(nest.first.row & loaded)),
             self.read.address.eq(nest.values.b),
             nest.step.eq(self.read.valid),
-            # A tile has two words at least, so its last one never waits.
+            # A tile has at least two words, so its last word never waits.
             last.eq(nest.active & nest.last.row),
             self.free.eq(~nest.active | nest.last_all),
             self.ready.eq(loaded | last),

@@ -1,4 +1,4 @@
-"""One row of processing elements: all multiplications by one element of the contraction."""
+"""Rows of processing elements, each of which multiplies by one element of the contraction."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from amaranth.lib.wiring import In, Out
 
 
 class PeRow(wiring.Component):
-    """Row r of the array: multiplies the activations' element r by the weights of all columns.
+    """Row r of the array, which multiplies element r of the activations by the weights of all columns.
 
-    In column c, weights and activations pass one column a cycle, `latch` takes two cycles a column, `swap` one. So
-    a latch pulse that comes with a tile's word 0 meets word c exactly in column c and stores it in the shadow
-    register; a swap pulse that comes with a tile's first activation makes the shadow the active weight for that
-    activation and those behind it. A weight may be latched in the cycle in which the shadow is taken.
+    Weights, activations and `swap` move one column a cycle, `latch` one column in two cycles. A latch pulse that enters
+    with word 0 of a tile therefore meets word c in column c, and stores it in the shadow register. A swap pulse that
+    enters with the first activation of a tile makes the shadow the active weight, for that activation and all later
+    ones. A weight may be latched in the cycle in which the shadow is taken.
 
     Parameters
     ----------
@@ -28,26 +28,25 @@ class PeRow(wiring.Component):
     Attributes
     ----------
     width, groups : int
-        Columns that activations reach together (`weft.hdl.matrix.pe` has two), and how many such groups there
-        are.
+        Columns of a group, which an activation reaches in the same cycle (here 1), and the number of groups.
     cycles : int
-        From an activation's entry to what `sums` returns, for group 0; group g is g cycles later.
+        Cycles from an activation's entry to the result of `sums`, for group 0; group g is g cycles later.
     due : int
-        From an activation's entry to the cycle in which `above` is added to its product, for group 0.
+        Cycles from an activation's entry to the addition of `above` to its product, for group 0.
 
     Members
     -------
     a : In(signed(activation_width))
-        Activation, -255 at least.
+        Activation, at least -255.
     b : In(8)
         Weight byte.
     latch, swap : In(1)
     above : In(signed(psum_width)).array(columns)
-        Partial sums of the row above. Column c's for the activation of cycle t is due in cycle t + c + 2.
+        Partial sums of the row above. For the activation of cycle t, column c reads it in cycle t + c + 2.
     below : Out(signed(psum_width)).array(columns)
-        `above` plus the product. Column c's for the activation of cycle t stands in cycle t + c + 3.
+        `above` plus the product. For the activation of cycle t, column c is valid in cycle t + c + 3.
     latch_below, swap_below : Out(1)
-        The pulses one cycle later, for the row below.
+        The pulses, delayed by one cycle for the row below.
     """
 
     width = 1
@@ -73,39 +72,41 @@ class PeRow(wiring.Component):
 
     @staticmethod
     def even(sums: Value) -> list[tuple[Value, int]]:
-        """The parts of what a group hands down that make up its first column, and how many cycles each is behind."""
+        """Return the parts of a group's `below` that make up its first column, each with its delay in cycles."""
         return [(sums, 0)]
 
     def sums(self, m: Module, group: int) -> list[Value]:
-        """The columns' sums from what the array's last row hands down."""
+        """Return the sums of a group's columns, from `below` of the array's last row."""
         return [self.below[group]]
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         n, width = self.groups, self.activation_width
-        # Bit slices of one wide register each: what stands at column c's output is slice c.
-        # Data needs no reset: nothing is done with what no pulse announced.
-        a, b = Signal(width * n, reset_less=True), Signal(8 * n, reset_less=True)
-        latch, swap = Signal(2 * n), Signal(n)
+        # Each is one wide shift register; slice c is the output of column c. Data needs no reset, because it has no
+        # effect without a pulse.
+        a_stages = Signal(width * n, reset_less=True)
+        b_stages = Signal(8 * n, reset_less=True)
+        latch_stages = Signal(2 * n)
+        swap_stages = Signal(n)
         m.d.sync += [
-            a.eq(Cat(self.a, a)),
-            b.eq(Cat(self.b, b)),
-            latch.eq(Cat(self.latch, latch)),
-            swap.eq(Cat(self.swap, swap)),
+            a_stages.eq(Cat(self.a, a_stages)),
+            b_stages.eq(Cat(self.b, b_stages)),
+            latch_stages.eq(Cat(self.latch, latch_stages)),
+            swap_stages.eq(Cat(self.swap, swap_stages)),
         ]
-        m.d.comb += [self.latch_below.eq(latch[0]), self.swap_below.eq(swap[0])]
+        m.d.comb += [self.latch_below.eq(latch_stages[0]), self.swap_below.eq(swap_stages[0])]
         for c in range(n):
             shadow = Signal(8, name=f"shadow{c}", reset_less=True)
             active = Signal(signed(8), name=f"active{c}", reset_less=True)
-            # As 255 * 128 is below 2**15, the ninth bit of activations does not make products wider.
+            # 16 bits suffice for activations of 9 bits too: 255 * 128 is below 2**15.
             product = Signal(signed(16), name=f"product{c}", reset_less=True)
             psum = Signal(signed(self.psum_width), name=f"psum{c}", reset_less=True)
-            with m.If(latch[2 * c - 1] if c else self.latch):
-                m.d.sync += shadow.eq(b.word_select(c - 1, 8) if c else self.b)
-            with m.If(swap[c - 1] if c else self.swap):
+            with m.If(latch_stages[2 * c - 1] if c else self.latch):
+                m.d.sync += shadow.eq(b_stages.word_select(c - 1, 8) if c else self.b)
+            with m.If(swap_stages[c - 1] if c else self.swap):
                 m.d.sync += active.eq(shadow)
             m.d.sync += [
-                product.eq(a.word_select(c, width).as_signed() * active),
+                product.eq(a_stages.word_select(c, width).as_signed() * active),
                 psum.eq(self.above[c] + product),
             ]
             m.d.comb += self.below[c].eq(psum)
@@ -113,17 +114,17 @@ class PeRow(wiring.Component):
 
 
 SPLIT = 9
-"""Bits from one weight to the other in a packed multiplication. With 10, an 18-bit operand would not hold two weights
-of which one is -128; with 9, `_HIGH` needs another bit."""
+"""Bits between the two weights in a packed multiplication. With 10, an 18-bit operand cannot hold two weights if the
+upper weight is -128; with 9, `_HIGH` needs one more bit."""
 _HIGH = 16 - SPLIT
-"""Bits of the lower weight's product that overlap the upper one's."""
+"""Bits of the lower weight's product that overlap the upper weight's product."""
 
 
 class PairRow(wiring.Component):
-    """A row that does what `weft.hdl.matrix.pe.PeRow` does, by pairs of columns; a pair is a `group` of the array.
+    """Row of the array like `PeRow` that multiplies by pairs of columns; a pair is a group.
 
-    Weights and activations pass one pair a cycle, `swap` with them; `latch` takes three cycles a pair, so that it
-    meets words 2p and 2p + 1, which are p cycles behind it and one more, in pair p.
+    Weights, activations and `swap` move one pair a cycle, `latch` one pair in three cycles. A latch pulse therefore
+    meets words 2p and 2p + 1 in pair p, in consecutive cycles.
 
     Parameters
     ----------
@@ -138,18 +139,18 @@ class PairRow(wiring.Component):
     ----------
     width, groups : int
         2, and the number of pairs.
-    passed : data.StructLayout
-        What a pair hands down.
+    sums_layout : data.StructLayout
+        Layout of a pair's partial sums.
     cycles : int
-        From an activation's entry to what `sums` returns, for pair 0; pair p is p cycles later.
+        Cycles from an activation's entry to the result of `sums`, for pair 0; pair p is p cycles later.
     due : int
-        From an activation's entry to the cycle in which `above` is added to its product, for pair 0.
+        Cycles from an activation's entry to the addition of `above` to its product, for pair 0.
 
     Members
     -------
     a, b, latch, swap, latch_below, swap_below
-        See `weft.hdl.matrix.pe.PeRow`.
-    above : In(passed).array(groups), below : Out(passed).array(groups)
+        See `PeRow`.
+    above : In(sums_layout).array(groups), below : Out(sums_layout).array(groups)
     """
 
     width = 2
@@ -169,73 +170,78 @@ class PairRow(wiring.Component):
                 "b": In(8),
                 "latch": In(1),
                 "swap": In(1),
-                "above": In(self.passed).array(self.groups),
-                "below": Out(self.passed).array(self.groups),
+                "above": In(self.sums_layout).array(self.groups),
+                "below": Out(self.sums_layout).array(self.groups),
                 "latch_below": Out(1),
                 "swap_below": Out(1),
             }
         )
 
     @property
-    def passed(self) -> data.StructLayout:
+    def sums_layout(self) -> data.StructLayout:
         raise NotImplementedError
 
     @staticmethod
     def even(sums: data.View) -> list[tuple[Value, int]]:
-        """The parts of what a pair hands down that make up its first column, and how many cycles each is behind."""
+        """Return the parts of a pair's `below` that make up its first column, each with its delay in cycles."""
         raise NotImplementedError
 
     def sums(self, m: Module, group: int) -> list[Value]:
-        """The columns' sums from what the array's last row hands down; adds to `m`."""
+        """Return the sums of a pair's columns, from `below` of the array's last row; adds logic to `m`."""
         raise NotImplementedError
 
     def _pair(self, m: Module, p: int, entering: Value, a: Value, weights: list[Signal], swap: Value) -> None:
         """Multiply and add: drive ``below[p]``.
 
-        `a` is the register that takes the activation `entering`; the weights to use with it are `weights` in a cycle
-        where `swap` is 1, and those of before in any other.
+        `a` is the register of the activation, whose input is `entering`. In a cycle in which `swap` is 1, the active
+        weights become `weights`; otherwise they stay.
         """
         raise NotImplementedError
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         n, width = self.groups, self.activation_width
-        a, b = Signal(width * n, reset_less=True), Signal(8 * n, reset_less=True)
-        latch, swap = Signal(3 * n), Signal(n)
+        a_stages = Signal(width * n, reset_less=True)
+        b_stages = Signal(8 * n, reset_less=True)
+        latch_stages = Signal(3 * n)
+        swap_stages = Signal(n)
         m.d.sync += [
-            a.eq(Cat(self.a, a)),
-            b.eq(Cat(self.b, b)),
-            latch.eq(Cat(self.latch, latch)),
-            swap.eq(Cat(self.swap, swap)),
+            a_stages.eq(Cat(self.a, a_stages)),
+            b_stages.eq(Cat(self.b, b_stages)),
+            latch_stages.eq(Cat(self.latch, latch_stages)),
+            swap_stages.eq(Cat(self.swap, swap_stages)),
         ]
-        m.d.comb += [self.latch_below.eq(latch[0]), self.swap_below.eq(swap[0])]
+        m.d.comb += [self.latch_below.eq(latch_stages[0]), self.swap_below.eq(swap_stages[0])]
         for p in range(n):
+            # Word 2p of a tile is latched first, word 2p + 1 one cycle later.
             shadow = [Signal(signed(8), name=f"shadow{2 * p + c}", reset_less=True) for c in range(2)]
             for c in range(2):
-                with m.If(latch[3 * p + c - 1] if p or c else self.latch):
-                    m.d.sync += shadow[c].eq(b.word_select(p - 1, 8) if p else self.b)
-            entering = a.word_select(p - 1, width) if p else self.a
-            self._pair(m, p, entering, a.word_select(p, width), shadow, swap[p - 1] if p else self.swap)
+                with m.If(latch_stages[3 * p + c - 1] if p or c else self.latch):
+                    m.d.sync += shadow[c].eq(b_stages.word_select(p - 1, 8) if p else self.b)
+            entering = a_stages.word_select(p - 1, width) if p else self.a
+            self._pair(
+                m, p, entering, a_stages.word_select(p, width), shadow, swap_stages[p - 1] if p else self.swap
+            )
         return m
 
 
 class PackedRow(PairRow):
-    """For wide blocks: one multiplies both weights of a pair, ``w1 * 2**SPLIT + w0``, by the activation.
+    """Row of wide blocks, each of which multiplies both weights of a pair, ``w1 * 2**SPLIT + w0``, by the activation.
 
-    The product p holds ``w0 * a`` modulo ``2**SPLIT``, and above it ``w1 * a + h``, h being the rest of ``w0 * a``:
-    `_HIGH` bits and signed, so the low bits of ``w1 * a``, multiplied in logic, tell what it is. Exact for all bytes
-    and any activation from -255 to 255.
+    The product p holds ``w0 * a`` modulo ``2**SPLIT``, and above it ``w1 * a + h``, where h is the rest of ``w0 * a``:
+    signed, with `_HIGH` bits. The low bits of ``w1 * a``, multiplied in logic, therefore give h. This is exact for all
+    bytes and all activations from -255 to 255.
 
-    Rows add up the parts of p and h; only below the last one is h taken out of the one and put into the other. The
-    sums of h are a cycle behind.
+    Rows accumulate both parts of p, and h, separately. Only after the last row is h subtracted from the upper sum and
+    added to the lower sum. The sums of h are one cycle later than the others.
     """
 
-    # The activation's register, three in the multiplier, the sum of h's register and its own, and one for `sums`.
+    # Registers: the activation's, three in the multiplier, h, the sum of h, and one in `sums`.
     cycles = 7
     due = 4
 
     @property
-    def passed(self) -> data.StructLayout:
+    def sums_layout(self) -> data.StructLayout:
         carries = self.psum_width - 16
         return data.StructLayout(
             {"upper": self.psum_width, "lower": SPLIT + carries, "high": signed(_HIGH + carries)}
@@ -252,7 +258,7 @@ class PackedRow(PairRow):
         m.submodules[f"multiplier{p}"] = self.block(a.as_signed(), packed, product)
         low = self._low_product(m, a, active[1], p)
         high = Signal(signed(_HIGH), name=f"high{p}", reset_less=True)
-        sums = Signal(self.passed, name=f"sums{p}", reset_less=True)
+        sums = Signal(self.sums_layout, name=f"sums{p}", reset_less=True)
         m.d.sync += [
             high.eq(product[SPLIT : SPLIT + _HIGH] - low),
             sums.upper.eq(above.upper + product[SPLIT:].as_signed()),
@@ -267,7 +273,7 @@ class PackedRow(PairRow):
 
     @staticmethod
     def _low_product(m: Module, a: Value, weight: Value, p: int) -> Signal:
-        """``a * weight`` modulo ``2**_HIGH``, three registers later like a multiplier's."""
+        """Return ``a * weight`` modulo ``2**_HIGH``, with the three cycles of latency of a multiplier block."""
 
         def register(value: Value, width: int, name: str) -> Signal:
             result = Signal(width, name=f"{name}{p}", reset_less=True)
@@ -303,7 +309,7 @@ class PackedRow(PairRow):
 
 
 class DualRow(PairRow):
-    """For dual blocks: one multiplies both weights of a pair, and keeps activation, weights and products.
+    """Row of dual blocks, each of which multiplies both weights of a pair, and registers operands and products.
 
     Activations are 8 bits wide.
     """
@@ -312,13 +318,13 @@ class DualRow(PairRow):
     due = 2
 
     @property
-    def passed(self) -> data.StructLayout:
+    def sums_layout(self) -> data.StructLayout:
         return data.StructLayout({"even": signed(self.psum_width), "odd": signed(self.psum_width)})
 
     def _pair(self, m: Module, p: int, entering: Value, a: Value, weights: list[Signal], swap: Value) -> None:
         products = Signal(data.ArrayLayout(signed(16), 2), name=f"products{p}")
         m.submodules[f"multiplier{p}"] = self.block(entering, Cat(*weights), ~swap, products.as_value())
-        sums = Signal(self.passed, name=f"sums{p}", reset_less=True)
+        sums = Signal(self.sums_layout, name=f"sums{p}", reset_less=True)
         m.d.sync += [
             sums.even.eq(self.above[p].even + products[0]),
             sums.odd.eq(self.above[p].odd + products[1]),

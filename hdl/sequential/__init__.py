@@ -1,1 +1,1 @@
-"""A small core for small parts: one instruction at a time, under a microprogram."""
+"""The sequential core for small FPGAs, which runs one instruction at a time under a microprogram."""

@@ -1,4 +1,4 @@
-"""The assembler of the microprogram, and the loops that instructions have in common."""
+"""The assembler of the microprogram, and the loops that instructions share."""
 
 from __future__ import annotations
 
@@ -21,51 +21,52 @@ class Function(enum.IntEnum):
     AND = 4
     MIN = 5
     MAX = 6
-    ROUND = 7  # a + b, plus 1 if what `Port.PRODUCT` or `Port.RAW` lost rounds up
-    FIELD = 8  # the next bits of the instruction; the width takes the place of the unit
+    ROUND = 7  # a + b, plus 1 if the bits that `Port.PRODUCT` or `Port.RAW` lost round up
+    FIELD = 8  # the next bits of the instruction; `out` encodes the width
 
 
 class Source(enum.IntEnum):
     MEMORY = 0
-    INDEXED = (
-        1  # data memory at the index register, its lowest bit ored with that of the operand; or see `Lane`
-    )
+    # Data memory at the index register, whose lowest bit is ORed with the operand's lowest bit; or see `Lane`.
+    INDEXED = 1
     CONSTANT = 2
     PORT = 3
 
 
 class Port(enum.IntEnum):
-    """Ports of the units, which a word can read."""
+    """Ports of the units, from which a word can read."""
 
-    ACCUMULATOR = 0  # of the processor
+    ACCUMULATOR = 0  # the processor's accumulator
     WORD = 1  # the next 32 bits from memory
-    PRODUCT = 2  # of `Multiplier`, when it is done, saturated
-    RAW = 3  # the same modulo 2**32; rounded, halves go up
+    PRODUCT = 2  # result of `Multiplier`, saturated; waits until it is ready
+    RAW = 3  # result of `Multiplier` modulo 2**32; `Function.ROUND` rounds it half up
     ELEMENT = 4  # the current column of the accumulator row or scratchpad vector read last
     BYTE = 5  # the current column of the scratchpad vector
     SUM = 6  # the current column of the array's last row of sums
     APPEND = 7  # the processor's accumulator shifted left by 8, and `BYTE` below it
-    TABLE = 8  # the table's entry
-    EXPONENT = 9  # bits 18 to 23 of the processor's accumulator; with kernels only
+    TABLE = 8  # the table entry
+    EXPONENT = 9  # bits 18 to 23 of the processor's accumulator; only with kernels
 
 
 class Out(enum.IntEnum):
-    """Inputs of the units, to which the result of a word can go."""
+    """Inputs of the units, to which a word can send its result."""
 
     NONE = 0
     INDEX = 1
     MULTIPLICAND = 2
-    SHIFT = 3  # of the next start
-    MULTIPLY = 5  # start, by the result; if no shift was given, that is the bits from 24 on
-    MULTIPLY_ADD = 6  # the same, added to the last product
+    SHIFT = 3  # shift of the next start
+    MULTIPLY = 5  # start with this multiplier; the shift is bits 24 and up if none was set
+    MULTIPLY_ADD = 6  # as MULTIPLY, and add the last product
     COLUMN = 7
-    PUSH = 8  # a byte to the vector under way
-    SCRATCHPAD_WRITE = 9  # the vector, to this address
-    BYTE_WRITE = 10  # its first byte, to the current column of this address; and turn it
+    PUSH = 8  # append a byte to the vector being assembled
+    SCRATCHPAD_WRITE = 9  # write the vector to this address
+    BYTE_WRITE = (
+        10  # write the vector's first byte to the current column of this address, and rotate the vector
+    )
     SCRATCHPAD_READ = 11
     ACCUMULATOR_READ = 12
-    ACCUMULATOR_WRITE = 13  # this to the current column of the row at `C`, and go to the next column
-    SOURCE = 14  # what `ELEMENT` reads: 1 the scratchpad
+    ACCUMULATOR_WRITE = 13  # write the current column of the row at `C`, and go to the next column
+    SOURCE = 14  # source of `ELEMENT`: 0 accumulator, 1 scratchpad
     A = 15
     A_STEP = 16
     READ_A = 17  # read the vector at `A`, and step
@@ -75,14 +76,14 @@ class Out(enum.IntEnum):
     X = 21
     X_STEP = 22
     BOUND = 23
-    ROW_VALID = 24  # take the range check of `X` for that of the row
-    ROWS = 25  # start that many
-    MODE = 26  # of rows: bit 0: no sums are written, bits 8 to 15: pad, 16 to 23: zero
+    ROW_VALID = 24  # store the range check of `X` as that of the row
+    ROWS = 25  # start this number of rows
+    MODE = 26  # mode of rows, see `Rows.set_mode`
     TABLE_ADDRESS = 27
-    TABLE_WRITE = 28  # and go to the next entry
-    MEMORY = 29  # see `MemoryOut`, by the operand's upper bits
+    TABLE_WRITE = 28  # write a table entry, and go to the next entry
+    MEMORY = 29  # see `MemoryOut`, which the operand selects
     COLUMN_NEXT = 30
-    BITS = 31  # the word that `FIELD` takes apart
+    BITS = 31  # set the word from which `FIELD` takes bits
 
 
 class MemoryOut(enum.IntEnum):
@@ -93,14 +94,14 @@ class MemoryOut(enum.IntEnum):
     SKIP = 2
     LENGTH = 3
     FILL = 4
-    GATHER = 5  # bytes of memory to the vector
-    SCATTER = 6  # bytes of the vector read last to memory
+    GATHER = 5  # append bytes of memory to the vector
+    SCATTER = 6  # write bytes of the vector read last to memory
     FLUSH = 7
     FINISH = 8
     EVENTS = 9
-    OPERATION = 10  # the first word of a micro-operation, which says what `Lane` means; with kernels only
-    MULTIPLY_SIGNED = 11  # as `Out.MULTIPLY`, by the low 18 bits, signed; with kernels only
-    NARROW = 12  # bytes that are gathered hold two values of 4 bits; with these only
+    OPERATION = 10  # set the first word of a micro-operation, which `Lane` refers to; only with kernels
+    MULTIPLY_SIGNED = 11  # as `Out.MULTIPLY`, by the low 18 bits, signed; only with kernels
+    NARROW = 12  # gathered bytes hold two values of 4 bits; only if LOAD has these
 
 
 class Condition(enum.IntEnum):
@@ -111,29 +112,27 @@ class Condition(enum.IntEnum):
     COLUMN_ZERO = 4
     IN_RANGE = 5
     ROWS_DONE = 6
-    MEMORY_IDLE = 7  # nothing on its way
-    MOVED = 8  # gathered or scattered
+    MEMORY_IDLE = 7  # no transfer is outstanding
+    MOVED = 8  # gather or scatter is done
     LENGTH_ZERO = 9
-    LANES_ZERO = (
-        10  # behind a word that went to the `next` lane: that is the first one again; with kernels only
-    )
+    LANES_ZERO = 10  # the `next` of the word before wrapped to lane 0; only with kernels
 
 
 @dataclass(frozen=True)
 class Index:
-    """Data memory at the index register; `odd` chooses the upper one of a pair."""
+    """Operand in data memory at the index register; `odd` selects the upper word of a pair."""
 
     odd: int = 0
 
 
 class Part(enum.IntEnum):
-    """What a kernel works on, in data memory; with kernels only. The index register says of which row and lane."""
+    """Operands of kernels in data memory; the index register selects row and lane. Only with kernels."""
 
     FIRST = 1  # register `a` of the micro-operation, or with `a_memory` the staged vector
-    SECOND = 2  # register `b` at the lane that `swap` exchanges it with, or the immediate number
+    SECOND = 2  # register `b`, with the lane that `swap` exchanges, or the immediate
     RESULT = 3  # register `d`, or with `d_memory` the staged vector
     PREDICATE = 4
-    STAGED = 5  # a vector of a lane each, the same for all rows
+    STAGED = 5  # one vector, shared by all rows
 
 
 PART_BITS = 3
@@ -141,27 +140,27 @@ PART_BITS = 3
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane of a `Part`; with `next` the index register goes to the next lane, and from the last one to the first."""
+    """Operand in a lane of a `Part`; with `next` the index register advances to the next lane, modulo their number."""
 
     part: Part
     next: bool = False
 
     @property
     def number(self) -> int:
-        """As an operand: above the lowest bit the part, then `next`."""
+        """Return the encoding as an operand: the part above the lowest bit, then `next`."""
         return self.part << 1 | self.next << 1 + PART_BITS
 
 
 PORTS, CONDITIONS = len(Port) - 1, len(Condition) - 1
-"""Ports and conditions that there are without kernels."""
+"""Numbers of ports and conditions without kernels."""
 Operand = str | int | Port | Index | Lane
 
 WIDTHS = (1, 2, 3, 7, 8, 12, 16, 24, 32, 4)
-"""Widths of fields of instructions, by their number in a word of the microprogram."""
+"""Widths of instruction fields; a word of the microprogram holds the index."""
 FUNCTION_BITS, SOURCE_BITS, OUT_BITS, CONDITION_BITS = 4, 2, 5, 4
 OPERAND_LOW = 1 + FUNCTION_BITS + SOURCE_BITS + 1 + OUT_BITS
-"""Bit that operand or target start from. Below, from bit 0: 1 for a jump; then function, source, write, out, or
-condition, negation, call, return."""
+"""Lowest bit of operand or target. Below it, from bit 0: 1 for a jump; then function, source, write, out, or for a
+jump condition, negation, call, return."""
 
 
 @dataclass
@@ -172,13 +171,13 @@ class _Word:
 
 @dataclass
 class Assembler:
-    """Collects words. Names of variables get addresses in the order of `variables`, labels when they are met.
+    """Assembler of words of the microprogram. Variables get addresses in the order of their first use.
 
     Attributes
     ----------
     operand_bits : int
     variables : dict of str to int
-        Those that all instructions share.
+        Addresses of the variables that all instructions share.
     groups_start : int
         Address of the first variable of a group.
     """
@@ -194,8 +193,10 @@ class Assembler:
     _unique: int = 0
 
     def group(self, variables: dict[str, int] | None) -> None:
-        """From here on, variables that are new belong to this group: groups share their addresses, so only one of them
-        is in use at a time. None for those that all instructions share."""
+        """Set the group of new variables; None for variables that all instructions share.
+
+        Groups share their addresses, so only one group is in use at a time.
+        """
         self._group = variables
 
     def variable(self, name: str) -> int:
@@ -211,17 +212,17 @@ class Assembler:
         return self._group[name]
 
     @property
-    def known(self) -> int:
-        """Words that variables take which all instructions share."""
+    def shared_words(self) -> int:
+        """Words of data memory up to the last variable that all instructions share."""
         return self._next
 
     @property
-    def used(self) -> int:
-        """Words of data memory that variables take."""
+    def used_words(self) -> int:
+        """Words of data memory up to the last variable."""
         return max(self._next, self._end)
 
     def label(self, name: str | None = None) -> str:
-        """Mark the next word; a name is made up if none is given."""
+        """Place a label at the next word and return its name, which is new if none is given."""
         if name is None:
             self._unique += 1
             name = f".{self._unique}"
@@ -230,15 +231,15 @@ class Assembler:
         self._labels[name] = len(self._words)
         return name
 
-    def fresh(self) -> str:
-        """A name for a label to come."""
+    def new_label(self) -> str:
+        """Return a new name, for a label to be placed later."""
         self._unique += 1
         return f".{self._unique}"
 
     def op(
         self, function: Function, operand: Operand = 0, *, out: Out = Out.NONE, write: bool = False
     ) -> None:
-        """A word that calculates."""
+        """Append a word that calculates."""
         source, value = self._operand(operand)
         mask = (1 << self.operand_bits) - 1
         bits = (
@@ -272,10 +273,10 @@ class Assembler:
     def sub(self, operand: Operand, out: Out = Out.NONE) -> None:
         self.op(Function.SUB, operand, out=out)
 
-    def low(self, operand: Operand, out: Out = Out.NONE) -> None:
+    def minimum(self, operand: Operand, out: Out = Out.NONE) -> None:
         self.op(Function.MIN, operand, out=out)
 
-    def high(self, operand: Operand, out: Out = Out.NONE) -> None:
+    def maximum(self, operand: Operand, out: Out = Out.NONE) -> None:
         self.op(Function.MAX, operand, out=out)
 
     def st(self, operand: str | Index | Lane, out: Out = Out.NONE) -> None:
@@ -285,7 +286,7 @@ class Assembler:
         self.op(Function.KEEP, out=out)
 
     def memory(self, out: MemoryOut) -> None:
-        """Give the accumulator to the memory unit."""
+        """Send the accumulator to the memory unit."""
         self.op(Function.KEEP, int(out), out=Out.MEMORY)
 
     def advance(self, name: str, step: Operand) -> None:
@@ -298,7 +299,7 @@ class Assembler:
         self.st(target)
 
     def take(self, width: int, target: str, *, signed: bool = False) -> None:
-        """Take the next field of the instruction to a variable."""
+        """Store the next field of the instruction in a variable."""
         bits = (
             int(Function.FIELD) << 1
             | int(signed) << 2 + FUNCTION_BITS
@@ -311,9 +312,9 @@ class Assembler:
     def fields(
         self, kind: type[Instruction], names: dict[str, str], first: int = 0, last: int | None = None
     ) -> None:
-        """Take fields behind the opcode apart, to variables of the names ``f.<field>``; `names` renames some.
+        """Store the fields after the opcode in variables ``f.<field>``; `names` renames some fields.
 
-        `first` and `last` choose some of them, as indices of a slice do.
+        `first` and `last` select a range of fields, like the indices of a slice.
         """
         members = [item for item in kind.layout().members.items() if item[0] not in ("opcode", "reserved")]
         for name, shape in members[first:last]:
@@ -329,8 +330,10 @@ class Assembler:
         call: bool = False,
         back: bool = False,
     ) -> None:
-        """Go to `target` on a condition, or behind the last call. A call has no condition: the processor keeps where
-        it returns to before it knows one."""
+        """Append a jump to `target`, or with `back` to the word after the last call.
+
+        A call must be unconditional, because the processor stores the return address before it knows the condition.
+        """
         if call and condition is not Condition.ALWAYS:
             raise ValueError(f"a call of {target!r} cannot depend on {condition.name}")
         at = 1 + CONDITION_BITS
@@ -341,15 +344,15 @@ class Assembler:
         self.jump(target, call=True)
 
     def back(self) -> None:
-        """Return to behind the last call."""
+        """Append a return to the word after the last call."""
         self.jump("", back=True)
 
     def wait(self, condition: Condition, *, unless: bool = False) -> None:
-        """Stay here until `condition` holds."""
+        """Append a jump to itself until `condition` holds."""
         self.jump(self.label(), condition, unless=not unless)
 
     def assemble(self) -> list[int]:
-        """All words."""
+        """Return all words, with their targets resolved."""
         words = []
         for word in self._words:
             target = self._labels[word.target] if word.target else 0
@@ -358,7 +361,7 @@ class Assembler:
 
 
 class Micro(Assembler):
-    """An assembler with what the parts of the microprogram share."""
+    """Assembler with the constants, blocks and loops that the parts of the microprogram share."""
 
     def __init__(self, config: Config, operand_bits: int, groups_start: int = 1 << 12) -> None:
         super().__init__(operand_bits, groups_start=groups_start)
@@ -367,13 +370,16 @@ class Micro(Assembler):
         self.blocks: dict[str, int] = {}
 
     def constant(self, value: int) -> str:
-        """A variable that nobody writes, for a constant that no word holds."""
+        """Return a read-only variable that holds a constant too wide for a word's operand."""
         name = f"={value}"
         self.constants[self.variable(name)] = value & 0xFFFFFFFF
         return name
 
     def index(self, name: str, words: int = 1) -> None:
-        """Point the index register to an entry of a block, `words` (1 or 2) each, by its number in the accumulator."""
+        """Point the index register to the entry of a block whose number is in the accumulator.
+
+        An entry has `words` words, 1 or 2.
+        """
         entries = {"states": self.config.row_states, "alignments": self.config.alignments}[name]
         self.op(Function.AND, self.constant(entries - 1))
         if words == 2:
@@ -381,7 +387,7 @@ class Micro(Assembler):
         self.add(self.constant_block(name), Out.INDEX)
 
     def constant_block(self, name: str) -> str:
-        """A variable that nobody writes, for the first word of a block of data memory."""
+        """Return a read-only variable that holds the address of a block of data memory."""
         variable = f"@{name}"
         self.constants[self.variable(variable)] = self.blocks.get(name, 0)
         return variable
@@ -393,9 +399,9 @@ class Micro(Assembler):
         self.ld(Index())
 
     def loop(self, count: str, body: Callable[[], None], moves: Sequence[tuple[str, str, str]] = ()) -> None:
-        """`body`, as often as variable `count` says; before, variables are set, and moved after each turn.
+        """Append a loop that repeats `body` as often as variable `count` says.
 
-        `moves` holds variable, what it is set to, and its stride.
+        Each of `moves` names a variable, its initial value, and the stride that is added after each iteration.
         """
         left = f"{count}.left"
         for name, start, _ in moves:
@@ -409,11 +415,14 @@ class Micro(Assembler):
         self.advance(left, -1)
         self.jump(again, Condition.ZERO, unless=True)
 
-    def walk(self, loop: str, body: Callable[[], None], moved: Mapping[str, tuple[str, ...]]) -> None:
-        """`body` as often as field `loop` of the instruction says, with the addresses and coordinates that the loop
-        moves: ``value.loop`` starts from the value in the next loop further out, and moves by ``value_loop``."""
+    def walk(self, loop: str, body: Callable[[], None], values: Mapping[str, tuple[str, ...]]) -> None:
+        """Append a loop that repeats `body` as often as field `loop` of the instruction says.
+
+        It moves addresses and coordinates, given with the loops that move them: ``value.loop`` starts from the value in
+        the next outer loop, and moves by ``value_loop``.
+        """
         moves = []
-        for value, loops in moved.items():
+        for value, loops in values.items():
             if loop in loops:
                 outer = loops[: loops.index(loop)]
                 start = f"{value}.{outer[-1]}" if outer else f"f.{value}"
@@ -421,19 +430,19 @@ class Micro(Assembler):
         self.loop(f"f.{loop}", body, moves)
 
 
-def moved(kind: type[Instruction], *names: str) -> dict[str, tuple[str, ...]]:
-    """The loops that move each of some operands of an instruction, outermost first, and then their coordinates."""
+def loops_of(kind: type[Instruction], *names: str) -> dict[str, tuple[str, ...]]:
+    """Return the loops, outermost first, that move the named operands of an instruction and their coordinates."""
     operands = [next(operand for operand in kind.OPERANDS if operand.name == name) for name in names]
-    found = {operand.name: tuple(loop.name for loop in operand.loops) for operand in operands}
-    return found | {bound.name: bound.loops for operand in operands for bound in operand.bounds}
+    loops = {operand.name: tuple(loop.name for loop in operand.loops) for operand in operands}
+    return loops | {bound.name: bound.loops for operand in operands for bound in operand.bounds}
 
 
 BODIES: dict[type[Instruction], Callable[[Micro], None]] = {}
-"""By instruction, the function that writes its words. Its fields are variables by then."""
+"""For each kind of instruction the function that writes its words. The fields are already in variables."""
 
 
-def carries_out(kind: type[Instruction]) -> Callable[[Callable[[Micro], None]], Callable[[Micro], None]]:
-    """Decorate the function that writes the words for instructions of a kind."""
+def implements(kind: type[Instruction]) -> Callable[[Callable[[Micro], None]], Callable[[Micro], None]]:
+    """Return a decorator for the function that writes the words of an instruction."""
 
     def register(body: Callable[[Micro], None]) -> Callable[[Micro], None]:
         BODIES[kind] = body
@@ -443,19 +452,19 @@ def carries_out(kind: type[Instruction]) -> Callable[[Callable[[Micro], None]], 
 
 
 _DISTANCES = 2048
-"""Distances from the exponent below which softmax has an entry."""
+"""Softmax has table entries for distances from the exponent below this."""
 
 
 def first_lookup(config: Config) -> int:
-    """The number of the first entry of look-up tables."""
+    """Return the index of the first entry of the look-up tables."""
     return config.table_depth if config.softmax else 0
 
 
 def entries(config: Config) -> int:
-    """Entries of all tables."""
+    """Return the number of entries of all tables."""
     return first_lookup(config) + LOOKUP_ENTRIES * config.lookup_tables
 
 
 def address_step(config: Config) -> int:
-    """What addresses grow by from one entry to the next."""
+    """Return the distance between the addresses of consecutive entries."""
     return _DISTANCES // config.table_depth if config.softmax else 1

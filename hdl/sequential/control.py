@@ -1,4 +1,4 @@
-"""The AXI4-Lite subordinate: `weft.hdl.control.control.Control` with its registers in the processor's data memory."""
+"""The AXI4-Lite subordinate of the sequential core, which keeps registers in the processor's data memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from weft.hdl.lib.ports import BusFault
 _WORD_BITS = ADDRESS_BITS - 2
 _COUNTERS = Reg.COUNTER >> 2
 PROGRAM = Reg.PROGRAM >> 2
-"""Word of data memory that holds the program's address."""
+"""Word of data memory with the program's address."""
 BASE = Reg.BASE >> 2
-"""Word of data memory that holds the first base register."""
+"""Word of data memory with the first base register."""
 REGISTERS = 16
-"""Words of data memory that the bus can reach."""
+"""Words of data memory that are accessible from the bus."""
 
 
 class Control(wiring.Component):
-    """Run state as in `weft.hdl.control.control.Control`; responses are always OKAY.
+    """AXI4-Lite subordinate of the sequential core: registers, and the run state of `weft.hdl.control.control.Control`.
+
+    Responses are always OKAY.
 
     Parameters
     ----------
     config : Config
     counted : sequence of Counter
-        The counters there are; others read 0.
+        The counters that are implemented; the others read 0.
     stops : bool
         See `weft.hdl.control.control.RunState`. Without it FAULT_ADDRESS, FAULT and WATCHDOG read 0.
 
@@ -46,7 +48,7 @@ class Control(wiring.Component):
     failed : Out(1)
         There was an error on the bus since the last start.
     counter_complete : In(1)
-        What passes in `weft.hdl.control.counters.Counters` is whole.
+        `counter_value` of `weft.hdl.control.counters.Counters` is complete.
     write_valid, write_ready, write_address, write_data, write_strobe
     read_valid, read_ready, read_address, read_data
         To data memory, see `weft.hdl.sequential.processor.Processor`.
@@ -96,7 +98,7 @@ class Control(wiring.Component):
         return m
 
     def _write(self, m: Module, state: RunState) -> None:
-        """Take address and data together. READY is a register: 1 once a register of the microprogram is written."""
+        """Accept address and data together. READY is a register: it is 1 after the write to data memory, if any."""
         address = self.s_axi_awaddr[2:]
         both = Signal()
         kept = Signal()
@@ -128,7 +130,10 @@ class Control(wiring.Component):
 
     def _read(self, m: Module, state: RunState) -> None:
         address = Signal(_WORD_BITS)
-        simple, in_counters, passes, kept = Signal(32), Signal(), Signal(), Signal()
+        simple = Signal(32)
+        in_counters = Signal()
+        passes = Signal()
+        kept = Signal()
         values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
@@ -155,6 +160,7 @@ class Control(wiring.Component):
         ]
         with m.If(self.s_axi_rready):
             m.d.sync += self.s_axi_rvalid.eq(0)
+        # KEPT waits one cycle for data memory; CHOOSE waits for a counter to pass, or for a grant of data memory.
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.s_axi_arready.eq(~self.s_axi_rvalid)

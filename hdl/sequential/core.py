@@ -1,4 +1,4 @@
-"""The sequential core: its units, wired together."""
+"""The sequential core, which connects its units, and its scratchpad."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.hdl.sequential.processor import Processor
 
 
 class Scratchpad(wiring.Component):
-    """Vectors of N bytes; one port reads, another writes what was pushed.
+    """Scratchpad of the sequential core: vectors of N bytes with a read port, and a write port fed byte by byte.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ class Scratchpad(wiring.Component):
     -------
     read, read_address : In(1), In
     vector : Out(8 * N)
-        In the cycle after `read`, until the next one.
+        Valid from the cycle after `read` until the next `read`.
     push, byte : In(1), In(8)
-        Append a byte to the vector that is made; N bytes are a whole one.
+        Append a byte to the vector being assembled, which has N bytes.
     write, write_address : In(1), In
-        Write it.
+        Write the assembled vector.
     write_byte, column : In(1), In(range(N))
-        Write its first byte to this column only, and turn the vector by one.
+        Write only the assembled vector's first byte, to this column, and rotate the vector by one byte.
     wrong : Out(1)
-        With `parity` only: the vector had changed since it was written; in the cycle after `read`.
+        Only with `parity`: the vector had changed since it was written. Valid in the cycle after `read`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -74,12 +74,13 @@ class Scratchpad(wiring.Component):
         coding = Coding(config, 8)
         size = coding.width(8)
         m.submodules.memory = memory = Memory(shape=config.n * size, depth=config.scratchpad_size, init=[])
-        read, write = memory.read_port(), memory.write_port(granularity=size)
-        made = Signal(config.widths.vector, reset_less=True)
+        read = memory.read_port()
+        write = memory.write_port(granularity=size)
+        assembled = Signal(config.widths.vector, reset_less=True)
         with m.If(self.push):
-            m.d.sync += made.eq(Cat(made[8:], self.byte))
+            m.d.sync += assembled.eq(Cat(assembled[8:], self.byte))
         with m.Elif(self.write_byte):
-            m.d.sync += made.eq(Cat(made[8:], made[:8]))
+            m.d.sync += assembled.eq(Cat(assembled[8:], assembled[:8]))
         vector, changed = coding.decode(read.data)
         if coding.checked:
             known = Signal()
@@ -90,7 +91,7 @@ class Scratchpad(wiring.Component):
             read.addr.eq(self.read_address),
             self.vector.eq(vector),
             write.addr.eq(self.write_address),
-            write.data.eq(coding.encode(Mux(self.write_byte, made[:8].replicate(config.n), made))),
+            write.data.eq(coding.encode(Mux(self.write_byte, assembled[:8].replicate(config.n), assembled))),
             write.en.eq(Mux(self.write, (1 << config.n) - 1, Mux(self.write_byte, 1 << self.column, 0))),
         ]
         return m
@@ -100,11 +101,11 @@ COUNTED = (
     Counter.CYCLES, Counter.ARRAY_ACTIVE, Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.LOAD_BUSY,
     Counter.LOAD_MEMORY, Counter.MM_BUSY, Counter.VEC_BUSY, Counter.STORE_BUSY, Counter.STORE_MEMORY,
 )  # fmt: skip
-"""Counters that there are; others read 0."""
+"""Counters that the core implements; the others read 0."""
 
 
 def check_config(config: Config) -> None:
-    """Raise `ConfigError` if the sequential core cannot have this configuration."""
+    """Raise `ConfigError` if the sequential core does not support the configuration."""
     if config.loops:
         raise ConfigError(
             f"the sequential core runs straight programs only: configuration field 'loops' is {config.loops}, not 0"
@@ -125,27 +126,26 @@ def check_config(config: Config) -> None:
 
 
 class SequentialCore(wiring.Component):
-    """Runs the programs of `weft.hdl.core.Core` one instruction after the other: much smaller, and slower.
+    """Sequential core: runs the programs of `weft.hdl.core.Core` one instruction at a time, in much less logic.
 
-    Instructions run in the order in which they are fetched, and semaphores are not looked at. So a program must be
-    in an order that its semaphores allow, as those of the compiler are.
+    Instructions run in the order in which they are fetched, and semaphores are ignored. The order of a program must
+    therefore satisfy its semaphores, as the compiler's programs do.
 
     Parameters
     ----------
     config : Config
-        `lanes` and `queue_depth` make no difference, nor does the number of banks.
+        `lanes`, `queue_depth` and the numbers of banks have no effect.
     multipliers : Multipliers
         See `weft.hdl.core.Core`.
     stops : bool
-        See `weft.hdl.control.control.RunState`. A run is stopped in the midst of an instruction, as soon as memory
-        owes no answer; after an error memory is asked for nothing more. Can be spared where memory always answers, and
-        never with an error.
+        See `weft.hdl.control.control.RunState`. A run stops within an instruction, when no response of memory is
+        outstanding; after an error no more requests are made. Not needed if memory always responds, without errors.
 
     Members
     -------
     m_axi_*, s_axi_*, irq
-        See `weft.hdl.core.Core`. All bursts have one beat. Of the stalls there are LOAD_MEMORY and STORE_MEMORY; the
-        other counters of stalls, and ARRAY_WINDOW, stay 0.
+        See `weft.hdl.core.Core`. All bursts have one beat. Of the stall counters only LOAD_MEMORY and STORE_MEMORY
+        count; the others, and ARRAY_WINDOW, stay 0.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED, *, stops: bool = True) -> None:
@@ -159,7 +159,7 @@ class SequentialCore(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         outer = Module()
         outer.submodules.control = control = Control(self.config, COUNTED, stops=self.stops)
-        # All that carries instructions out, which a stop resets.
+        # The module of all units that execute instructions, which a stop resets.
         m = Module() if self.stops else outer
         abort = Signal()
         wrong = Signal(len(ParityMemory))
@@ -179,8 +179,10 @@ class SequentialCore(wiring.Component):
     def _machine(
         self, m: Module, control: Control, wrong: Signal
     ) -> tuple[Processor, Mover, Rows, dict[MemoryOut, Any]]:
-        """Everything but registers and counters, with the strobes of the memory unit. It drives `wrong`, by
-        `ParityMemory`."""
+        """Add all units but registers and counters, and return them with the strobes of the memory unit.
+
+        Drives `wrong`, which is indexed by `ParityMemory`.
+        """
         config, program = self.config, Microprogram(self.config)
         m.submodules.processor = processor = Processor(
             program.words,
@@ -252,14 +254,15 @@ class SequentialCore(wiring.Component):
     def _accumulator(
         self, m: Module, rows: Rows, wrong: Signal, write: Signal, column: Signal, result: Signal
     ) -> Value:
-        """The accumulator; returns the row read last."""
+        """Add the accumulator. Returns the row that was read last."""
         config = self.config
         coding = Coding(config, 32)
         size = coding.width(32)
         m.submodules.accumulator = memory = Memory(
             shape=config.n * size, depth=2 * config.accumulator_size, init=[]
         )
-        reader, writer = memory.read_port(), memory.write_port(granularity=size)
+        reader = memory.read_port()
+        writer = memory.write_port(granularity=size)
         row, changed = coding.decode(reader.data)
         if coding.checked:
             known = Signal()
@@ -314,10 +317,11 @@ class SequentialCore(wiring.Component):
         ]
 
     def _table(self, m: Module, strobes: dict[Target, Signal], result: Signal) -> Signal:
-        """The tables; returns the entry at the address given last."""
+        """Add the memory of tables. Returns the entry at the address that was set last."""
         depth, step = assembler.entries(self.config), assembler.address_step(self.config)
         m.submodules.table = memory = Memory(shape=8, depth=depth, init=[])
-        reader, writer = memory.read_port(), memory.write_port()
+        reader = memory.read_port()
+        writer = memory.write_port()
         at = Signal(range(depth))
         with m.If(strobes[Target.TABLE_ADDRESS]):
             m.d.sync += at.eq(result >> (step.bit_length() - 1))
@@ -337,7 +341,9 @@ class SequentialCore(wiring.Component):
         strobes: dict[Target, Signal], state: tuple[Any, Any, Any, Any],
     ) -> None:  # fmt: skip
         vector, row, column, table = state
-        source, byte, element = Signal(), Signal(8), Signal(signed(32))
+        source = Signal()
+        byte = Signal(8)
+        element = Signal(signed(32))
         with m.If(strobes[Target.SOURCE]):
             m.d.sync += source.eq(processor.result)
         m.d.comb += [
@@ -365,7 +371,7 @@ class SequentialCore(wiring.Component):
     def _control(
         self, m: Module, control: Control, processor: Processor, strobes: dict[MemoryOut, Any]
     ) -> None:
-        """Start the processor, and let the host reach its data memory."""
+        """Start the processor, and give the host access to its data memory."""
         started = Signal()
         for name in ("write", "read"):
             for part in ("valid", "address"):
@@ -384,9 +390,10 @@ class SequentialCore(wiring.Component):
         self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows,
         strobes: dict[MemoryOut, Any],
     ) -> Signal:  # fmt: skip
-        """What registers and counters are told. Returns which unit is busy."""
+        """Connect registers and counters. Returns a mask of the busy unit, indexed by `Queue`."""
         m.submodules.counters = counters = Counters(COUNTED, bits=16)
-        busy, waits = Signal(len(Queue)), Signal()
+        busy = Signal(len(Queue))
+        waiting = Signal()
         with m.If(strobes[MemoryOut.EVENTS]):
             m.d.sync += busy.eq(processor.result)
         m.d.comb += [
@@ -409,18 +416,20 @@ class SequentialCore(wiring.Component):
             Counter.WRITE_BEATS: mover.write_beat,
         }
         counted |= {Counter[f"{queue.name}_BUSY"]: busy[queue] for queue in Queue}
-        # A cycle late: a unit is busy for longer than that behind its last word.
-        m.d.sync += waits.eq(processor.waits & mover.waits)
-        m.d.comb += control.moves.eq(~waits)
+        # One cycle late, which is harmless: a unit stays busy for longer than that after its last word.
+        m.d.sync += waiting.eq(processor.waits & mover.waits)
+        m.d.comb += control.moves.eq(~waiting)
         counted |= {
-            Counter[f"{queue.name}_MEMORY"]: busy[queue] & waits for queue in (Queue.LOAD, Queue.STORE)
+            Counter[f"{queue.name}_MEMORY"]: busy[queue] & waiting for queue in (Queue.LOAD, Queue.STORE)
         }
         m.d.comb += [counters.event[counter].eq(event) for counter, event in counted.items()]
         return busy
 
     def _stop(self, m: Module, control: Control, mover: Mover, abort: Signal, busy: Signal) -> None:
-        """Ask memory for nothing more, and once it owes nothing, end the run. What instruction that was in can be seen
-        until the next one."""
+        """Stop a run: hold back requests, and end the run when no response of memory is outstanding.
+
+        `fault` keeps the unit of the interrupted instruction until the next start.
+        """
         m.d.sync += abort.eq(control.stop & mover.quiet & ~abort)
         unit = Signal(FaultUnit, init=FaultUnit.FETCH)
         with m.If(busy[Queue.LOAD]):

@@ -1,8 +1,8 @@
 """The microprogram of MICROCODE and KERNEL; `weft.hdl.sequential.micro_kernel_ops` has the operations.
 
-A micro-operation is taken apart once for a strip of rows. Then each row goes through the same steps: a vector from
-memory is staged, as are registers that are to be shifted; the operation's own loop goes over the lanes; and what goes
-to memory, which was staged, too, is written. The operation calls ``kernel.row``, which returns once for every row.
+A micro-operation is decoded once for a strip of rows. Then each row takes the same steps. Operands from memory, and
+registers to be shifted, are staged. The operation's loop iterates over the lanes. A staged result is written to memory.
+The operation calls ``kernel.row``, which returns once for each row.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from weft.hdl.sequential.assembler import (
     Out,
     Part,
     Port,
-    carries_out,
+    implements,
 )
-from weft.hdl.sequential.micro_kernel_ops import byte_left, dispatch, keep, shifted
-from weft.hdl.sequential.micro_vector import LEAST, times
+from weft.hdl.sequential.micro_kernel_ops import byte_left, dispatch, shift_right, store_lane
+from weft.hdl.sequential.micro_vector import LEAST, multiply_by
 
 _FIRST_BITS = micro_places()["target"].position
-"""Bits of a micro-operation that are its first word."""
+"""Bits of a micro-operation in its first word."""
 _A_MEMORY = 1 << micro_places()["a_memory"].position
-"""The bit that says that the first operand is staged."""
+"""Bit of the first word: the first operand is staged."""
 _SPLIT = {
     "op": {"op.low": 1, "op.high": 3},
     "shift": {"shift.bits": 3, "shift.bytes": 3},
     "a": {"a": 2, "from.behind": 1},
     "d": {"d": 1, "to.behind": 2},
-    # The processor has these.
+    # The processor decodes these fields itself.
     "b_immediate": {"trash": 1},
     "b": {"trash": 3},
     "swap": {"trash": 3},
 }
-"""Fields that are taken in parts, the lowest one first."""
+"""Fields that are stored in parts, lowest bits first."""
 _OPERANDS = (*SOURCES, *TARGETS)
 
 
-@carries_out(Microcode)
+@implements(Microcode)
 def microcode(m: Micro) -> None:
-    """`weft.hdl.isa.Microcode`: of a micro-operation, two words are kept. The first one has its bits up to ``end``, the
-    second one the immediate number, and the target from bit 24 on."""
+    """Write `weft.hdl.isa.Microcode`, which stores a micro-operation in two words.
+
+    The first word has the bits up to ``end``. The second has the immediate, with the target from bit 24 on.
+    """
     _entry(m, "f.entry", "to")
 
     def op() -> None:
@@ -65,18 +67,18 @@ def microcode(m: Micro) -> None:
 
 
 def _entry(m: Micro, number: str, target: str) -> None:
-    """The address of the words of a micro-operation."""
+    """Store the address of a micro-operation's words in `target`."""
     m.ld(number)
     m.add(Port.ACCUMULATOR)
     m.add(m.constant_block("microcode"))
     m.st(target)
 
 
-@carries_out(Kernel)
+@implements(Kernel)
 def kernel(m: Micro) -> None:
-    """`weft.hdl.isa.Kernel`: strips of rows."""
+    """Write `weft.hdl.isa.Kernel`: the loops over blocks and strips of rows."""
     _entry(m, "f.start", "first")
-    part = m.fresh()
+    part = m.new_label()
     m.ld("f.tail")
     m.sub(m.config.n)
     m.jump(part, Condition.ZERO, unless=True)
@@ -89,8 +91,8 @@ def kernel(m: Micro) -> None:
             m.copy(f"{name}.strip", f"f.{name}")
         strip = m.label()
         m.ld("rows.left")
-        m.low(STRIP_ROWS)
-        times(m, m.config.n)
+        m.minimum(STRIP_ROWS)
+        multiply_by(m, m.config.n)
         m.st("rows.end")
         m.copy("at", "first")
         m.call("kernel.columns")
@@ -98,9 +100,9 @@ def kernel(m: Micro) -> None:
         m.label("kernel.strip")
         for name in _OPERANDS:
             m.ld(f"f.{name}_oy")
-            times(m, STRIP_ROWS)
+            multiply_by(m, STRIP_ROWS)
             m.op(Function.ADD, f"{name}.strip", write=True)
-        done = m.fresh()
+        done = m.new_label()
         m.advance("rows.left", -STRIP_ROWS)
         m.jump(done, Condition.NEGATIVE)
         m.jump(strip, Condition.ZERO, unless=True)
@@ -113,7 +115,7 @@ def kernel(m: Micro) -> None:
 
 
 def _columns(m: Micro) -> None:
-    """The first column is the current one."""
+    """Write the routine that makes the first column the current column."""
     m.label("kernel.columns")
     m.copy("columns.left", "f.ox")
     for name in _OPERANDS:
@@ -123,7 +125,7 @@ def _columns(m: Micro) -> None:
 
 
 def _operation(m: Micro) -> None:
-    """A micro-operation for all rows of the strip, and which one follows."""
+    """Write the code of a micro-operation for all rows of the strip, and the choice of the next one."""
     m.label("kernel.op")
     m.ld("at", Out.INDEX)
     m.copy("word", Index())
@@ -144,8 +146,9 @@ def _operation(m: Micro) -> None:
 
 
 def _reads(m: Micro) -> None:
-    """The first row's vector of the first operand in memory, and what becomes of its elements."""
-    nothing, mask, whole, there = m.fresh(), m.fresh(), m.fresh(), m.fresh()
+    """Prepare reads of the first operand from memory: the first row's address, and the masks of its elements."""
+    nothing, mask, whole, there = m.new_label(), m.new_label(), m.new_label(), m.new_label()
+    # ``staged``: the first word with `a_memory` set, for operations on a staged first operand.
     m.copy("staged", "word")
     m.ld("shift.bits")
     m.add("shift.bytes")
@@ -169,6 +172,7 @@ def _reads(m: Micro) -> None:
     m.copy("mask", 255)
     m.label(mask)
     m.copy("behind", 0)
+    # Only the last column may have invalid elements.
     m.ld("columns.left")
     m.sub(1)
     m.jump(whole, Condition.ZERO, unless=True)
@@ -177,8 +181,8 @@ def _reads(m: Micro) -> None:
 
 
 def _writes(m: Micro) -> None:
-    """The first row's vector of the result in memory."""
-    nothing = m.fresh()
+    """Prepare writes of the result to memory: the first row's address."""
+    nothing = m.new_label()
     m.ld("d_memory")
     m.jump(nothing, Condition.ZERO)
     _choose(m, "d", "to", TARGETS)
@@ -186,12 +190,14 @@ def _writes(m: Micro) -> None:
 
 
 def _choose(m: Micro, number: str, address: str, names: tuple[str, ...]) -> None:
-    """The address of an operand by its number, and its step from row to row. All but the first one are in the
-    scratchpad."""
-    there = m.fresh()
+    """Select the address of an operand by its number, and its step from row to row.
+
+    All operands but the first are in the scratchpad.
+    """
+    there = m.new_label()
     m.ld(number)
     for index, name in enumerate(names):
-        other = m.fresh()
+        other = m.new_label()
         if name != names[-1]:
             m.jump(other, Condition.ZERO, unless=True)
         m.copy(f"{address}.step", f"f.{name}_oy")
@@ -207,8 +213,8 @@ def _choose(m: Micro, number: str, address: str, names: tuple[str, ...]) -> None
 
 
 def _follow(m: Micro) -> None:
-    """Choose the micro-operation behind this one."""
-    straight, last = m.fresh(), m.fresh()
+    """Select the next micro-operation."""
+    straight, last = m.new_label(), m.new_label()
     m.ld("again")
     m.jump(straight, Condition.ZERO)
     m.ld("columns.left")
@@ -219,7 +225,7 @@ def _follow(m: Micro) -> None:
         m.advance(f"{name}.column", f"f.{name}_ox")
     m.advance("element", m.config.n)
     m.ld("second")
-    shifted(m, 24)
+    shift_right(m, 24)
     m.op(Function.AND, 255)
     m.add(Port.ACCUMULATOR)
     m.add("first")
@@ -235,10 +241,10 @@ def _follow(m: Micro) -> None:
 
 
 def _row(m: Micro) -> None:
-    """Make a row's operands ready, and return; behind the last row, the micro-operation is done."""
+    """Write the routine that prepares a row's operands and returns; after the last row, the micro-operation is done."""
     m.label("kernel.row")
     m.copy("row", 0)
-    row, ready = m.label(), m.fresh()
+    row, ready = m.label(), m.new_label()
     m.ld("prepares")
     m.jump(ready, Condition.ZERO)
     m.ld("word")
@@ -251,13 +257,13 @@ def _row(m: Micro) -> None:
     m.ld("row", Out.INDEX)
     m.back()
     m.label("kernel.write")
-    registers = m.fresh()
+    registers = m.new_label()
     m.ld("d_memory")
     m.jump(registers, Condition.ZERO)
     again = m.label()
     m.ld(Lane(Part.STAGED, next=True))
-    m.low(127)
-    m.high(-128, Out.PUSH)
+    m.minimum(127)
+    m.maximum(-128, Out.PUSH)
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.ld("to", Out.SCRATCHPAD_WRITE)
     m.advance("to", "to.step")
@@ -269,8 +275,8 @@ def _row(m: Micro) -> None:
 
 
 def _stage(m: Micro) -> None:
-    """The row's vector in memory."""
-    nothing, rows, there = m.fresh(), m.fresh(), m.fresh()
+    """Stage the row's vector from memory."""
+    nothing, rows, there = m.new_label(), m.new_label(), m.new_label()
     m.ld("a_memory")
     m.jump(nothing, Condition.ZERO)
     m.ld("from.source", Out.SOURCE)
@@ -289,8 +295,8 @@ def _stage(m: Micro) -> None:
     m.op(Function.AND, "mask")
     m.st(Lane(Part.STAGED, next=True), Out.COLUMN_NEXT)
     m.jump(again, Condition.LANES_ZERO, unless=True)
-    # Elements behind the row's end.
-    zero = m.fresh()
+    # Replace elements beyond the end of the row.
+    zero = m.new_label()
     m.ld("behind", Out.INDEX)
     m.jump(nothing, Condition.ZERO)
     m.ld("fill")
@@ -298,18 +304,18 @@ def _stage(m: Micro) -> None:
     m.ld(m.constant(LEAST))
     m.label(zero)
     again = m.label()
-    keep(m, Part.STAGED)
+    store_lane(m, Part.STAGED)
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.label(nothing)
 
 
 def _shift(m: Micro) -> None:
-    """The first operand shifted to the left, which is staged then: a pass over the lanes for each byte and bit."""
+    """Shift the first operand to the left into the staged vector, in one pass over the lanes for each byte and bit."""
     for name, body in (
         ("shift.bytes", lambda: byte_left(m)),
         ("shift.bits", lambda: m.add(Port.ACCUMULATOR)),
     ):
-        done, more = m.fresh(), m.fresh()
+        done, more = m.new_label(), m.new_label()
         m.ld(name)
         m.jump(done, Condition.ZERO)
         m.st("passes")
@@ -317,7 +323,7 @@ def _shift(m: Micro) -> None:
         again = m.label()
         m.ld(Lane(Part.FIRST))
         body()
-        keep(m, Part.STAGED)
+        store_lane(m, Part.STAGED)
         m.jump(again, Condition.LANES_ZERO, unless=True)
         m.ld("staged")
         m.memory(MemoryOut.OPERATION)

@@ -1,7 +1,7 @@
-"""The operations of kernels in the microprogram: a loop over the lanes of a row each.
+"""The operations of kernels in the microprogram, each of which is a loop over the lanes of a row.
 
-Each one calls ``kernel.row``, behind which it is for every row of the strip, and goes on with ``kernel.write`` behind
-its loop: see `weft.hdl.sequential.micro_kernel`.
+An operation calls ``kernel.row``, which returns once for each row of the strip, and ends its loop with a jump to
+``kernel.write``, see `weft.hdl.sequential.micro_kernel`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from weft.hdl.sequential.assembler import (
     Port,
     address_step,
 )
-from weft.hdl.sequential.micro_vector import lookup_table, times
+from weft.hdl.sequential.micro_vector import lookup_table, multiply_by
 
 _TOP_BITS = 17
 _DIGITS = 16
 
 
-def shifted(m: Micro, places: str | int) -> None:
-    """Shift the accumulator right, arithmetic."""
+def shift_right(m: Micro, places: str | int) -> None:
+    """Shift the accumulator right, arithmetically."""
     m.out(Out.MULTIPLICAND)
     m.ld(places, Out.SHIFT)
     m.ld(1, Out.MULTIPLY)
     m.ld(Port.RAW)
 
 
-def normalised(m: Micro) -> None:
-    """Shift ``t``, which is not 0, to the left until its highest bit is set: ``bits`` are those it had. The accumulator
-    holds it, too."""
-    normal, divide = m.fresh(), m.fresh()
+def normalise_left(m: Micro) -> None:
+    """Shift ``t``, which is not 0, to the left until its top bit is set, and set ``bits`` to the bits that it had.
+
+    The result is also in the accumulator.
+    """
+    normal, divide = m.new_label(), m.new_label()
     m.copy("bits", 32)
     m.label(normal)
     m.ld("t")
@@ -51,16 +53,16 @@ def normalised(m: Micro) -> None:
     m.label(divide)
 
 
-def top(m: Micro) -> None:
-    """The top 17 bits of the accumulator to ``t``."""
-    shifted(m, 32 - _TOP_BITS)
+def take_top_bits(m: Micro) -> None:
+    """Store the top 17 bits of the accumulator in ``t``."""
+    shift_right(m, 32 - _TOP_BITS)
     m.op(Function.AND, m.constant((1 << _TOP_BITS) - 1))
     m.st("t")
 
 
-def digits(m: Micro) -> None:
-    """Append 16 digits of ``rest / t`` to ``r``."""
-    digit = m.fresh()
+def append_digits(m: Micro) -> None:
+    """Append 16 binary digits of ``rest / t`` to ``r``."""
+    digit = m.new_label()
     m.copy("digits", _DIGITS)
     m.label(digit)
     m.ld("r")
@@ -69,13 +71,15 @@ def digits(m: Micro) -> None:
     m.ld("rest")
     m.add(Port.ACCUMULATOR)
     m.st("rest")
-    _subtracted(m, "t", digit)
+    _subtract(m, "t", digit)
 
 
-def _subtracted(m: Micro, amount: str, digit: str) -> None:
-    """Take `amount` from the rest, which the accumulator holds, if that leaves no less than 0: then the last digit of
-    ``r`` is 1. Go on at `digit` if there are more of ``digits``."""
-    less = m.fresh()
+def _subtract(m: Micro, amount: str, digit: str) -> None:
+    """Subtract `amount` from the rest, which is in the accumulator, if the difference is not negative.
+
+    In this case the last digit of ``r`` becomes 1. Continue at `digit` while ``digits`` remain.
+    """
+    less = m.new_label()
     m.sub(amount)
     m.jump(less, Condition.NEGATIVE)
     m.st("rest")
@@ -85,30 +89,31 @@ def _subtracted(m: Micro, amount: str, digit: str) -> None:
     m.jump(digit, Condition.ZERO, unless=True)
 
 
-def root(m: Micro) -> None:
-    """Twice the square root of ``t``, which `normalised` made, to ``t``, and half of ``bits``.
+def square_root(m: Micro) -> None:
+    """Set ``t``, which `normalise_left` has shifted, to twice its square root, and halve ``bits``.
 
-    Odd ``bits`` first become one more, and ``t`` is halved.
+    If ``bits`` is odd, it is first incremented and ``t`` halved.
     """
-    even, digit = m.fresh(), m.fresh()
+    even, digit = m.new_label(), m.new_label()
     m.ld("bits")
     m.op(Function.AND, 1)
     m.jump(even, Condition.ZERO)
     m.advance("bits", 1)
     m.ld("t")
-    shifted(m, 1)
+    shift_right(m, 1)
     m.op(Function.AND, m.constant((1 << 31) - 1))
     m.st("t")
     m.label(even)
     m.ld("bits")
-    shifted(m, 1)
+    shift_right(m, 1)
     m.st("bits")
     m.copy("r", 0)
     m.st("rest")
     m.copy("digits", _DIGITS)
     m.label(digit)
+    # Shift the next two bits of ``t`` into the rest.
     for _ in range(2):
-        zero = m.fresh()
+        zero = m.new_label()
         m.ld("rest")
         m.op(Function.ADD, "rest", write=True)
         m.ld("t")
@@ -123,7 +128,7 @@ def root(m: Micro) -> None:
     m.add(1)
     m.st("trial")
     m.ld("rest")
-    _subtracted(m, "trial", digit)
+    _subtract(m, "trial", digit)
     m.ld("r")
     m.add(Port.ACCUMULATOR)
     m.st("t")
@@ -140,11 +145,11 @@ def byte_left(m: Micro) -> None:
 
 
 def dispatch(m: Micro) -> None:
-    """Go to the operation: first by all bits of its number but the lowest."""
+    """Write the jumps to the operations, selected first by all bits of the opcode but the lowest."""
     kinds = [op for op in Op if op is not Op.TABLE or m.config.lookup_tables]
     for half in range(len(Op) + 1 >> 1):
         pair = [op for op in kinds if op >> 1 == half]
-        other = m.fresh()
+        other = m.new_label()
         m.ld("op.high")
         m.sub(half)
         m.jump(other, Condition.ZERO, unless=True)
@@ -166,52 +171,55 @@ def _label(op: Op) -> str:
 
 
 def _lanes(m: Micro, body: Callable[[], None]) -> None:
-    """`body` for each lane, and then the next row."""
+    """Write a loop of `body` over the lanes, which then continues with the next row."""
     again = m.label()
     body()
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.jump("kernel.write")
 
 
-def keep(m: Micro, part: Part = Part.RESULT) -> None:
-    """The accumulator is the result of this lane; go to the next one."""
+def store_lane(m: Micro, part: Part = Part.RESULT) -> None:
+    """Store the accumulator as this lane's result, and advance to the next lane."""
     m.st(Lane(part, next=True))
 
 
-def _combined(first: Lane, function: Function, second: Lane) -> Callable[[Micro], None]:
+def _binary(first: Lane, function: Function, second: Lane) -> Callable[[Micro], None]:
     def body(m: Micro) -> None:
         m.ld(first)
         m.op(function, second)
-        keep(m)
+        store_lane(m)
 
     return body
 
 
 def _less(m: Micro) -> None:
-    """The predicate is anything but 0 where it holds."""
+    """Store a predicate that is non-zero if the first operand is less."""
     m.ld(_A)
-    m.low(_B)
+    m.minimum(_B)
     m.sub(_B)
-    keep(m, Part.PREDICATE)
+    store_lane(m, Part.PREDICATE)
 
 
 def _equal(m: Micro) -> None:
-    """The difference becomes -1, 0 or 1, then 0 or 1, and then -1 where it was 0."""
+    """Store a predicate that is -1 if the operands are equal, else 0.
+
+    The difference is clamped to -1, 0 or 1, reduced to its lowest bit, and decremented.
+    """
     m.ld(_A)
     m.sub(_B)
-    m.high(-1)
-    m.low(1)
+    m.maximum(-1)
+    m.minimum(1)
     m.op(Function.AND, 1)
     m.sub(1)
-    keep(m, Part.PREDICATE)
+    store_lane(m, Part.PREDICATE)
 
 
 _SIMPLE = {
-    Op.ADD: _combined(_A, Function.ADD, _B),
-    Op.SUB: _combined(_A, Function.SUB, _B),
-    Op.RSUB: _combined(_B, Function.SUB, _A),
-    Op.MIN: _combined(_A, Function.MIN, _B),
-    Op.MAX: _combined(_A, Function.MAX, _B),
+    Op.ADD: _binary(_A, Function.ADD, _B),
+    Op.SUB: _binary(_A, Function.SUB, _B),
+    Op.RSUB: _binary(_B, Function.SUB, _A),
+    Op.MIN: _binary(_A, Function.MIN, _B),
+    Op.MAX: _binary(_A, Function.MAX, _B),
     Op.LT: _less,
     Op.EQ: _equal,
 }
@@ -222,7 +230,7 @@ def _select(m: Micro) -> None:
     m.call("kernel.row")
 
     def body() -> None:
-        second, there = m.fresh(), m.fresh()
+        second, there = m.new_label(), m.new_label()
         m.ld(Lane(Part.PREDICATE))
         m.jump(second, Condition.ZERO)
         m.ld(_A)
@@ -230,14 +238,14 @@ def _select(m: Micro) -> None:
         m.label(second)
         m.ld(_B)
         m.label(there)
-        keep(m)
+        store_lane(m)
 
     _lanes(m, body)
 
 
 def _index(m: Micro) -> None:
     m.label(_label(Op.INDEX))
-    _unshifted(m)
+    _ignore_shift(m)
     m.call("kernel.row")
     m.ld("element")
     m.sub(1)
@@ -246,13 +254,13 @@ def _index(m: Micro) -> None:
     def body() -> None:
         m.advance("count", 1)
         m.add(_B)
-        keep(m)
+        store_lane(m)
 
     _lanes(m, body)
 
 
-def _unshifted(m: Micro) -> None:
-    """The first operand is taken as it is."""
+def _ignore_shift(m: Micro) -> None:
+    """Clear the shift of the first operand."""
     m.copy("shift.bytes", 0)
     m.st("shift.bits")
     m.copy("prepares", "a_memory")
@@ -260,7 +268,7 @@ def _unshifted(m: Micro) -> None:
 
 def _table(m: Micro) -> None:
     m.label(_label(Op.TABLE))
-    _unshifted(m)
+    _ignore_shift(m)
     m.copy("f.table", "immediate")
     lookup_table(m, LOOKUP_ENTRIES // 2)  # an element of 0 has the entry in the middle
     m.st("entries")
@@ -268,29 +276,29 @@ def _table(m: Micro) -> None:
 
     def body() -> None:
         m.ld(_A)
-        m.low(127)
-        m.high(-128)
-        times(m, address_step(m.config))
+        m.minimum(127)
+        m.maximum(-128)
+        multiply_by(m, address_step(m.config))
         m.add("entries", Out.TABLE_ADDRESS)
         m.ld(Port.TABLE)
-        # Its sign.
+        # Sign-extend the byte.
         m.add(128)
         m.op(Function.AND, 255)
         m.sub(128)
-        keep(m)
+        store_lane(m)
 
     _lanes(m, body)
 
 
 def _multiply(m: Micro) -> None:
-    """While the product is made, the kind of rounding is found out."""
-    plain, down = m.fresh(), m.fresh()
+    """Write MUL, which selects the rounding while the product is computed."""
+    plain, down = m.new_label(), m.new_label()
     m.label(_label(Op.MUL))
     m.ld("shift.bytes")
-    times(m, 8)
+    multiply_by(m, 8)
     m.add("shift.bits")
     m.st("shift")
-    _unshifted(m)
+    _ignore_shift(m)
     m.ld("scaled")
     m.jump(plain, Condition.ZERO)
     m.ld(63)
@@ -303,34 +311,34 @@ def _multiply(m: Micro) -> None:
     m.ld(Port.EXPONENT)
     m.op(Function.AND, "scale")
     m.add("shift")
-    m.low(63, Out.SHIFT)
+    m.minimum(63, Out.SHIFT)
     m.ld(_B)
     m.memory(MemoryOut.MULTIPLY_SIGNED)
     m.ld("floor")
     m.jump(down, Condition.ZERO, unless=True)
     m.ld(0)
     m.op(Function.ROUND, Port.PRODUCT)
-    keep(m)
+    store_lane(m)
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.jump("kernel.write")
     m.label(down)
     m.ld(Port.PRODUCT)
-    keep(m)
+    store_lane(m)
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.jump("kernel.write")
 
 
 def _divide(m: Micro) -> None:
-    """RECIPROCAL and RSQRT."""
+    """Write RECIPROCAL and RSQRT."""
     for op, is_root in ((Op.RECIPROCAL, 0), (Op.RSQRT, 1)):
         m.label(_label(op))
         m.copy("root", is_root)
         if not is_root:
             m.jump("kernel.serial")
     m.label("kernel.serial")
-    _unshifted(m)
+    _ignore_shift(m)
     m.call("kernel.row")
-    again, positive, one, rooted = m.label(), m.fresh(), m.fresh(), m.fresh()
+    again, positive, one, rooted = m.label(), m.new_label(), m.new_label(), m.new_label()
     m.copy("packed", m.constant(_QUOTIENT))
     m.ld(_A)
     m.st("value")
@@ -343,16 +351,16 @@ def _divide(m: Micro) -> None:
     m.sub("value")
     m.st("t")
     m.label(positive)
-    normalised(m)
+    normalise_left(m)
     m.ld("root")
     m.jump(rooted, Condition.ZERO, unless=True)
     m.ld("t")
-    top(m)
+    take_top_bits(m)
     m.jump("kernel.digits")
     m.label(rooted)
-    root(m)
+    square_root(m)
     m.label("kernel.digits")
-    _packed(m)
+    _pack(m)
     m.label("kernel.quotient")
     m.ld("unsigned")
     m.jump(one, Condition.ZERO)
@@ -365,15 +373,15 @@ def _divide(m: Micro) -> None:
 
 def _result(m: Micro) -> None:
     m.ld("packed")
-    keep(m)
+    store_lane(m)
 
 
-def _packed(m: Micro) -> None:
-    """Divide by ``t``: the quotient, with the sign of ``value``, below the exponent."""
-    positive = m.fresh()
+def _pack(m: Micro) -> None:
+    """Divide by ``t``, and pack the quotient, with the sign of ``value``, below the exponent."""
+    positive = m.new_label()
     m.copy("r", 0)
     m.copy("rest", m.constant(1 << 16))
-    digits(m)
+    append_digits(m)
     m.ld("value")
     m.jump(positive, Condition.NEGATIVE, unless=True)
     m.ld(0)
@@ -386,6 +394,6 @@ def _packed(m: Micro) -> None:
     m.ld("bits")
     for _ in range(2):
         byte_left(m)
-    times(m, 1 << MULTIPLIER_BITS - 16)
+    multiply_by(m, 1 << MULTIPLIER_BITS - 16)
     m.add("r")
     m.st("packed")

@@ -1,4 +1,4 @@
-"""The microprogram of LOAD and STORE."""
+"""The microprogram of LOAD, STORE and MM."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weft.hdl.sequential.assembler import (
     Micro,
     Out,
     Port,
-    carries_out,
-    moved,
+    implements,
+    loops_of,
 )
 
 
-@carries_out(Load)
+@implements(Load)
 def load(m: Micro) -> None:
-    """`weft.hdl.isa.Load`: a vector is gathered from memory and fill bytes, then written."""
+    """Write `weft.hdl.isa.Load`: gather each vector from memory and fill bytes, then write it."""
     m.base("f.base")
     m.add("f.offset")
     m.st("row")
@@ -34,9 +34,10 @@ def load(m: Micro) -> None:
     if m.config.softmax:
         m.copy("member", 0)
     _choose(m)
+    # ``row``: address of the row in memory. ``dst.row``: its first vector. ``line``: remaining rows of the line.
     m.loop("f.rows", lambda: _row(m))
     if m.config.softmax:
-        # What is left of the last group are pixels without a byte from memory.
+        # The remaining pixels of the last group have no bytes from memory.
         m.ld(0)
         m.memory(MemoryOut.REMAIN)
         m.label("load.fill")
@@ -59,14 +60,14 @@ def load(m: Micro) -> None:
 
 
 def _choose(m: Micro) -> None:
-    """Set ``long``: whether `_short` will not do."""
+    """Set ``long`` to non-zero if `_short` cannot be used."""
     m.ld("f.length")
     m.sub(m.config.n)
-    m.high(0)
+    m.maximum(0)
     m.st("long")
     m.ld("f.pitch")
     m.sub("f.length")
-    skip = m.fresh()
+    skip = m.new_label()
     m.jump(skip, Condition.ZERO)
     m.ld(1)
     m.label(skip)
@@ -77,7 +78,7 @@ def _choose(m: Micro) -> None:
 
 
 def _row(m: Micro) -> None:
-    long = m.fresh()
+    long = m.new_label()
     m.copy("at", 0)
     m.ld("long")
     m.jump(long, Condition.ZERO, unless=True)
@@ -85,16 +86,17 @@ def _row(m: Micro) -> None:
     _short(m)
     m.label(long)
     m.loop("f.pixels", lambda: _pixel(m), [("dst.pixel", "dst.row", "f.dst_pixel")])
+    # Move to the next row, or to the first row of the next line.
     m.label("load.row")
     m.advance("row", "f.row_pitch")
-    within = m.fresh()
+    within = m.new_label()
     m.advance("line", -1)
     m.jump(within, Condition.ZERO, unless=True)
     m.copy("line", "f.line")
     m.advance("row", "f.skip")
     m.label(within)
     if m.config.softmax:
-        skip = m.fresh()
+        skip = m.new_label()
         m.ld("f.transpose")
         m.jump(skip, Condition.ZERO, unless=True)
         m.advance("dst.row", "f.dst_row")
@@ -104,8 +106,8 @@ def _row(m: Micro) -> None:
 
 
 def _short(m: Micro) -> None:
-    """Pixels of a vector each, one behind the other: the next one is on its way while one is written."""
-    again, last = m.fresh(), m.fresh()
+    """Write the loop over contiguous pixels of one vector each; the next pixel is gathered while one is written."""
+    again, last = m.new_label(), m.new_label()
     m.copy("dst.pixel", "dst.row")
     m.copy("f.pixels.left", "f.pixels")
     m.ld("f.length")
@@ -128,9 +130,9 @@ def _short(m: Micro) -> None:
 
 
 def _pixel(m: Micro) -> None:
-    """One pixel of any length; what follows it directly in memory is read on without a new address."""
+    """Write the code of a pixel of any length; a contiguous pixel continues without a new address."""
     m.copy("dst.vector", "dst.pixel")
-    same = m.fresh()
+    same = m.new_label()
     m.ld("at")
     m.jump("load.open", Condition.ZERO)
     m.ld("f.pitch")
@@ -146,8 +148,9 @@ def _pixel(m: Micro) -> None:
 
 
 def _vectors(m: Micro) -> None:
-    """The vectors of a pixel; one is written while the next one is on its way."""
-    again, last, transposed = m.fresh(), m.fresh(), m.fresh()
+    """Write the loop over the vectors of a pixel; the next vector is gathered while one is written."""
+    again, last, transposed = m.new_label(), m.new_label(), m.new_label()
+    # The gather of each vector overlaps the write of the previous vector.
     m.memory(MemoryOut.GATHER)
     if m.config.softmax:
         m.ld("f.transpose")
@@ -169,8 +172,8 @@ def _vectors(m: Micro) -> None:
 
 
 def _page(m: Micro) -> None:
-    """Add the page table's entry to the address."""
-    skip = m.fresh()
+    """Add the entry of the page table to the address."""
+    skip = m.new_label()
     m.ld("f.paged")
     m.jump(skip, Condition.ZERO)
     m.base("f.table")
@@ -187,13 +190,13 @@ def _page(m: Micro) -> None:
 
 
 def _open(m: Micro) -> None:
-    """Read on at byte ``at`` of the row."""
+    """Write the routine that starts reading at byte ``at`` of the row."""
     m.label("open")
     m.ld(0)
     m.memory(MemoryOut.REMAIN)
     m.ld("at")
     m.sub("f.before")
-    m.high(0)
+    m.maximum(0)
     m.st("into")
     if m.config.int4:
         m.jump("open.whole", Condition.ZERO)
@@ -206,11 +209,11 @@ def _open(m: Micro) -> None:
     m.memory(MemoryOut.ADDRESS)
     m.ld("f.run")
     m.sub("into")
-    m.high(0)
+    m.maximum(0)
     m.memory(MemoryOut.REMAIN)
     m.ld("f.before")
     m.sub("at")
-    m.high(0)
+    m.maximum(0)
     m.memory(MemoryOut.SKIP)
     m.back()
     if m.config.int4:
@@ -218,7 +221,7 @@ def _open(m: Micro) -> None:
 
 
 def _open_narrow(m: Micro) -> None:
-    """The same of values of 4 bits, of which ``into`` lie in front: they are gathered, and written nowhere."""
+    """Write the variant of `_open` for values of 4 bits: gather and discard the first ``into`` values."""
     m.label("open.narrow")
     m.ld("row")
     m.wait(Condition.MEMORY_IDLE)
@@ -229,7 +232,7 @@ def _open_narrow(m: Micro) -> None:
     m.memory(MemoryOut.SKIP)
     again = m.label()
     m.ld("into")
-    m.low(m.config.n)
+    m.minimum(m.config.n)
     m.memory(MemoryOut.LENGTH)
     m.memory(MemoryOut.GATHER)
     m.sub("into")
@@ -244,10 +247,10 @@ def _open_narrow(m: Micro) -> None:
 
 
 def _scatter(m: Micro) -> None:
-    """Write the vectors of a pixel as a column of its group, of which the first is on its way."""
+    """Write the routine that stores the vectors of a pixel as a column of its group; the first is being gathered."""
     m.label("load.scatter")
     m.copy("dst.pixel", "dst.row")
-    vector, member = m.label(), m.fresh()
+    vector, member = m.label(), m.new_label()
     m.wait(Condition.MOVED)
     m.ld("member", Out.COLUMN)
     m.copy("bytes", m.config.n)
@@ -261,7 +264,7 @@ def _scatter(m: Micro) -> None:
     m.memory(MemoryOut.GATHER)
     m.advance("dst.pixel", "f.dst_pixel")
     m.jump(vector)
-    more = m.fresh()
+    more = m.new_label()
     m.label(member)
     m.advance("member", 1)
     m.sub(m.config.n)
@@ -272,9 +275,9 @@ def _scatter(m: Micro) -> None:
     m.back()
 
 
-@carries_out(Store)
+@implements(Store)
 def store(m: Micro) -> None:
-    """`weft.hdl.isa.Store`: a vector is read, then its bytes go to memory; every pixel starts anew."""
+    """Write `weft.hdl.isa.Store`: read each vector, then send its bytes to memory; each pixel sets a new address."""
     m.base("f.base")
     m.add("f.offset")
     m.st("row")
@@ -306,13 +309,13 @@ def store(m: Micro) -> None:
 
 
 _WEIGHTS = 8
-"""Columns of weights that are taken without asking whether there are more."""
+"""Columns of weights that are loaded between two tests for the end."""
 
 
-@carries_out(Mm)
+@implements(Mm)
 def mm(m: Micro) -> None:
-    """`weft.hdl.isa.Mm`: for every tile its weights, then runs of rows; with ``align`` a row at a time."""
-    operands = moved(Mm, "a", "b", "c")
+    """Write `weft.hdl.isa.Mm`: load the weights of each tile, then start runs of rows; with ``align`` single rows."""
+    operands = loops_of(Mm, "a", "b", "c")
     _mode(m)
     m.ld("f.x_ox", Out.X_STEP)
     m.ld("f.a_ox", Out.A_STEP)
@@ -330,12 +333,12 @@ def mm(m: Micro) -> None:
             m.jump(again, Condition.COLUMN_ZERO, unless=True)
         m.ld("f.a_ox", Out.A_STEP)
         m.walk("oy", rows, operands)
-        # The next steps of the contraction add up.
+        # All steps of the contraction after the first add to the accumulator.
         m.wait(Condition.ROWS_DONE)
         m.ld("mode", Out.MODE)
 
     def rows() -> None:
-        # What comes behind a start goes on while rows do.
+        # The code after a start of rows runs while the rows do.
         m.wait(Condition.ROWS_DONE)
         m.ld("y.oy", Out.X)
         m.ld("f.h", Out.BOUND)
@@ -345,7 +348,7 @@ def mm(m: Micro) -> None:
         m.ld("f.w", Out.BOUND)
         m.ld("a.oy", Out.A)
         if m.config.softmax:
-            m.back()  # to the next word but one, or to `mm.align`
+            m.back()  # to `mm.rows` by way of the word after the call, or to `mm.align`
             m.label("mm.plain")
             m.call("mm.tiles")
         m.ld("f.ox", Out.ROWS)
@@ -373,7 +376,7 @@ def mm(m: Micro) -> None:
 
 
 def _mode(m: Micro) -> None:
-    """``mode`` for steps of the contraction, ``mode.first`` for the first one of a tile."""
+    """Set ``mode`` for all steps of the contraction, and ``mode.first`` for the first step of a tile."""
     m.ld("f.zero" if m.config.wide_activations else 0)
     m.op(Function.AND, 255)
     _next_byte(m)
@@ -399,7 +402,7 @@ def _next_byte(m: Micro) -> None:
 
 
 def _align(m: Micro) -> None:
-    """Rows one by one: their sums and what is in the accumulator, shifted."""
+    """Write the loop over single rows, which shifts either their sums or the accumulator, and adds."""
     m.label("mm.aligned")
     m.call("mm.tiles")
     m.jump("mm.align")
@@ -415,13 +418,14 @@ def _align(m: Micro) -> None:
     m.ld(Index())
     m.st("shift")
     m.wait(Condition.ROWS_DONE)
-    # It stands on the next one already.
+    # `C` has already moved to the next row.
     m.ld("c.row", Out.C)
     m.ld(0, Out.COLUMN)
     m.out(Out.ACCUMULATOR_READ)
     m.ld(0, Out.SOURCE)
     column = m.label()
-    negative, write = m.fresh(), m.fresh()
+    negative, write = m.new_label(), m.new_label()
+    # A positive alignment shifts the accumulator, a negative alignment shifts the sum.
     m.ld("shift")
     m.jump(negative, Condition.NEGATIVE)
     m.st("places")

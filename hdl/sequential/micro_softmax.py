@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from weft.hdl.isa import Normalise, Softmax
-from weft.hdl.sequential.assembler import Condition, Function, Index, Micro, Out, Port, carries_out
-from weft.hdl.sequential.micro_kernel_ops import digits, normalised, shifted, top
+from weft.hdl.sequential.assembler import Condition, Function, Index, Micro, Out, Port, implements
+from weft.hdl.sequential.micro_kernel_ops import append_digits, normalise_left, shift_right, take_top_bits
 from weft.hdl.sequential.micro_vector import LEAST, push, read
 
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256
 _SHIFT_MAX = 31
 _ANYWHERE = 1 << 24
-"""More columns than a row of scores has."""
+"""Exceeds the number of columns of a row of scores."""
 
 
-@carries_out(Softmax)
+@implements(Softmax)
 def softmax(m: Micro) -> None:
-    """`weft.hdl.isa.Softmax`: ``y`` counts the columns up to the length, ``x`` those up to the diagonal."""
+    """Write `weft.hdl.isa.Softmax`: ``y`` counts the columns up to the length, ``x`` the columns up to the diagonal."""
     m.call("parameters")
-    absolute, there, done, there_is = m.fresh(), m.fresh(), m.fresh(), m.fresh()
+    absolute, there, done, there_is = m.new_label(), m.new_label(), m.new_label(), m.new_label()
     m.ld("f.relative")
     m.jump(absolute, Condition.ZERO)
     m.base("f.register")
@@ -29,11 +29,12 @@ def softmax(m: Micro) -> None:
     for field, limit in (("f.length", "f.y"), ("f.diagonal", "f.x")):
         m.ld(field)
         m.add("start")
-        m.low(m.constant((1 << 15) - 1))
-        m.high(m.constant(-(1 << 15)))
+        m.minimum(m.constant((1 << 15) - 1))
+        m.maximum(m.constant(-(1 << 15)))
         if limit == "f.x":
             m.add(1)
         m.st(limit)
+    # The limits move against the columns: N less in each group; the diagonal moves by 1 in each row.
     m.copy("f.s_ob", 0)
     m.st("f.y_oy")
     m.st("f.x_ob")
@@ -51,28 +52,28 @@ def softmax(m: Micro) -> None:
     m.jump("softmax.body")
 
 
-@carries_out(Normalise)
+@implements(Normalise)
 def normalise(m: Micro) -> None:
-    """`weft.hdl.isa.Normalise`."""
+    """Write `weft.hdl.isa.Normalise`."""
     m.copy("f.s_ox", 0)
     m.call("outputs")
     m.jump("normalise.body")
 
 
-def shared(m: Micro) -> None:
-    """Routines to which the loops of `weft.hdl.sequential.micro_vector` jump."""
+def write_shared(m: Micro) -> None:
+    """Write the routines to which the loops of `weft.hdl.sequential.micro_vector` jump."""
     _softmax_body(m)
     _normalise_body(m)
     _halve(m)
 
 
 def _softmax_body(m: Micro) -> None:
-    """Probabilities of a row's group: first all logits and their maximum, then the table."""
+    """Write the body of a group of scores: all logits and their maximum, then the probabilities."""
     m.label("softmax.next")
     m.call("output")
     m.label("softmax.body")
     m.ld("x.ox")
-    m.low("y.oy")
+    m.minimum("y.oy")
     m.st("limit")
     m.st("valid")
     read(m, "src.ox")
@@ -80,7 +81,7 @@ def _softmax_body(m: Micro) -> None:
     m.copy("pair", m.constant_block("parameters"))
     m.copy("logit", m.constant_block("logits"))
     m.copy("top", m.constant(_LOWEST * _OCTAVE))
-    again, masked = m.label(), m.fresh()
+    again, masked = m.label(), m.new_label()
     m.ld("pair", Out.INDEX)
     m.ld(Port.ELEMENT)
     m.add(Index(), Out.MULTIPLICAND)
@@ -89,24 +90,25 @@ def _softmax_body(m: Micro) -> None:
     m.ld("logit", Out.INDEX)
     m.ld(0)
     m.op(Function.ROUND, Port.PRODUCT)
-    m.low(m.constant((1 << 15) - 1))
-    m.high(m.constant(-(1 << 15)))
+    m.minimum(m.constant((1 << 15) - 1))
+    m.maximum(m.constant(-(1 << 15)))
     m.st(Index())
     m.st("y")
     m.advance("valid", -1)
     m.jump(masked, Condition.NEGATIVE)
     m.ld("y")
-    m.high("top")
+    m.maximum("top")
     m.st("top")
     m.label(masked)
     m.advance("logit", 1)
     m.out(Out.COLUMN_NEXT)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)
+    # Round the maximum up to a whole octave: the exponent ``e``.
     m.ld("top")
     m.add(_OCTAVE - 1)
     m.op(Function.AND, -_OCTAVE)
     m.st("ceiling")
-    shifted(m, _OCTAVE.bit_length() - 1)
+    shift_right(m, _OCTAVE.bit_length() - 1)
     m.st("e")
     _probabilities(m)
     _state(m)
@@ -118,7 +120,7 @@ def _probabilities(m: Micro) -> None:
     m.copy("valid", "limit")
     m.copy("logit", m.constant_block("logits"))
     m.copy("total", 0)
-    again, nothing, there = m.label(), m.fresh(), m.fresh()
+    again, nothing, there = m.label(), m.new_label(), m.new_label()
     m.ld("logit", Out.INDEX)
     m.advance("valid", -1)
     m.jump(nothing, Condition.NEGATIVE)
@@ -141,12 +143,13 @@ def _probabilities(m: Micro) -> None:
 
 
 def _state(m: Micro) -> None:
-    """The row's state behind the group, and its alignment."""
-    old, final, align = m.fresh(), m.fresh(), m.fresh()
+    """Update the row's state after the group, and store its alignment."""
+    old, final, align = m.new_label(), m.new_label(), m.new_label()
     m.ld("s.ox")
     m.index("states", 2)
     m.copy("m", Index())
     m.copy("l", Index(1))
+    # The state restarts in the first group of an instruction with ``first``.
     m.ld("f.first")
     m.jump(old, Condition.ZERO)
     m.ld("f.ob.left")
@@ -158,11 +161,11 @@ def _state(m: Micro) -> None:
     m.ld("f.final")
     m.jump(final, Condition.ZERO, unless=True)
     m.ld("m")
-    m.high("e")
+    m.maximum("e")
     m.st("peak")
     m.st(Index())
     m.sub("m")
-    m.low(_SHIFT_MAX)
+    m.minimum(_SHIFT_MAX)
     m.st("u")
     m.st("places")
     m.ld("l")
@@ -170,7 +173,7 @@ def _state(m: Micro) -> None:
     m.st("l")
     m.ld("peak")
     m.sub("e")
-    m.low(_SHIFT_MAX)
+    m.minimum(_SHIFT_MAX)
     m.st("v")
     m.st("places")
     m.ld("total")
@@ -185,8 +188,8 @@ def _state(m: Micro) -> None:
     m.label(final)
     m.ld("m")
     m.sub("e")
-    m.high(0)
-    m.low(_SHIFT_MAX)
+    m.maximum(0)
+    m.minimum(_SHIFT_MAX)
     m.label(align)
     m.st("a")
     m.ld("b.ox")
@@ -196,11 +199,11 @@ def _state(m: Micro) -> None:
 
 
 def _normalise_body(m: Micro) -> None:
-    """A vector of a row, whose reciprocal is found ahead of its first one."""
+    """Write the body of a vector of a row; the row's first vector computes the reciprocal."""
     m.label("normalise.next")
     m.call("output")
     m.label("normalise.body")
-    row, plain = m.fresh(), m.fresh()
+    row, plain = m.new_label(), m.new_label()
     m.ld("f.ox.left")
     m.sub("f.ox")
     m.jump(row, Condition.ZERO, unless=True)
@@ -216,8 +219,8 @@ def _normalise_body(m: Micro) -> None:
     m.ld("a")
     m.add("bits")
     m.add("f.exponent")
-    m.high(0)
-    m.low(63)
+    m.maximum(0)
+    m.minimum(63)
     m.st("a")
     read(m, "src.ox")
     m.ld(0, Out.COLUMN)
@@ -232,8 +235,8 @@ def _normalise_body(m: Micro) -> None:
 
 
 def _reciprocal(m: Micro) -> None:
-    """``bits``, ``r`` and ``z``, which is to be added."""
-    none = m.fresh()
+    """Compute ``bits``, ``r``, and ``z``, which is to be added to elements."""
+    none = m.new_label()
     m.ld("s.ox")
     m.index("states", 2)
     m.copy("r", 0)
@@ -242,17 +245,17 @@ def _reciprocal(m: Micro) -> None:
     m.st("l")
     m.st("t")
     m.jump(none, Condition.ZERO)
-    normalised(m)
-    top(m)
+    normalise_left(m)
+    take_top_bits(m)
     m.copy("rest", "f.scale")
-    digits(m)
+    append_digits(m)
     m.label(none)
     _zero_part(m)
 
 
 def _zero_part(m: Micro) -> None:
-    """``z``: what the zero point of V takes from the row, negated, and with what probabilities are stored less."""
-    positive, minus, done = m.fresh(), m.fresh(), m.fresh()
+    """Compute ``z``: the negated contribution of the zero point of V, plus the offset of stored probabilities."""
+    positive, minus, done = m.new_label(), m.new_label(), m.new_label()
     m.copy("places", 8)
     m.ld("l")
     m.call("halve.unsigned")
@@ -280,7 +283,7 @@ def _zero_part(m: Micro) -> None:
 
 
 def _halve(m: Micro) -> None:
-    """``rsh`` of `weft.hdl.isa`: the accumulator shifted right by ``places``, halves up."""
+    """Write the routines of ``rsh`` of `weft.hdl.isa`: shift the accumulator right by ``places``, rounding half up."""
     m.label("halve")
     m.out(Out.MULTIPLICAND)
     m.ld("places", Out.SHIFT)
@@ -288,7 +291,7 @@ def _halve(m: Micro) -> None:
     m.ld(0)
     m.op(Function.ROUND, Port.RAW)
     m.back()
-    # The result for a negative number is 2**(32 - places) too small: twice what -2**31 becomes.
+    # For a number read as negative the result is 2**(32 - places) too small: twice the result for -2**31.
     m.label("halve.unsigned")
     m.jump("halve", Condition.NEGATIVE, unless=True)
     m.out(Out.MULTIPLICAND)

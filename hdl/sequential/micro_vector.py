@@ -1,4 +1,4 @@
-"""The microprogram of VEC, TABLE and LOOKUP, and the loops that all instructions of the VEC queue share."""
+"""The microprogram of VEC, TABLE and LOOKUP, and the loops that the instructions of the VEC queue share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from weft.hdl.sequential.assembler import (
     Out,
     Port,
     address_step,
-    carries_out,
     first_lookup,
-    moved,
+    implements,
+    loops_of,
 )
 
 LEAST = -(1 << 31)
 
 
-@carries_out(Vec)
+@implements(Vec)
 def vec(m: Micro) -> None:
-    """`weft.hdl.isa.Vec`."""
+    """Write `weft.hdl.isa.Vec`."""
     m.call("parameters")
     if m.config.softmax:
         m.copy("f.y_ob", 0)
         m.st("f.x_ob")
     if m.config.lookup_tables:
-        lookup_table(m, LOOKUP_ENTRIES // 2)  # an output of 0 has the entry in the middle
+        lookup_table(m, LOOKUP_ENTRIES // 2)  # an output of 0 selects the middle entry
         m.st("entries")
+    # ``many`` is non-zero if an output has several elements or products: ry + rx - 2 (+ multiply).
     m.ld("f.ry")
     m.add("f.rx")
     m.sub(2)
@@ -46,39 +47,39 @@ def vec(m: Micro) -> None:
     m.jump("vec.plain")
 
 
-@carries_out(Table)
+@implements(Table)
 def table(m: Micro) -> None:
-    """`weft.hdl.isa.Table`."""
+    """Write `weft.hdl.isa.Table`."""
     m.ld(0, Out.TABLE_ADDRESS)
     _fill(m)
 
 
-@carries_out(Lookup)
+@implements(Lookup)
 def lookup(m: Micro) -> None:
-    """`weft.hdl.isa.Lookup`."""
+    """Write `weft.hdl.isa.Lookup`."""
     lookup_table(m, "f.entry")
     m.out(Out.TABLE_ADDRESS)
     _fill(m)
 
 
 def lookup_table(m: Micro, entry: Operand) -> None:
-    """The address of an entry of look-up table ``f.table`` to the accumulator."""
+    """Load the address of an entry of look-up table ``f.table`` into the accumulator."""
     m.ld("f.table")
     m.ld(Port.APPEND)
     m.op(Function.AND, -LOOKUP_ENTRIES)
     m.add(entry)
-    times(m, address_step(m.config))
+    multiply_by(m, address_step(m.config))
     m.add(m.constant(first_lookup(m.config) * address_step(m.config)))
 
 
-def times(m: Micro, factor: int) -> None:
+def multiply_by(m: Micro, factor: int) -> None:
     """Multiply the accumulator by a power of two."""
     for _ in range(factor.bit_length() - 1):
         m.add(Port.ACCUMULATOR)
 
 
 def _fill(m: Micro) -> None:
-    """Bytes of the vectors that `Table` or `Lookup` names, from the table's address on."""
+    """Write the loop that copies the bytes of the instruction's vectors to the table, from its address on."""
 
     def vector() -> None:
         m.ld("from", Out.SCRATCHPAD_READ)
@@ -92,8 +93,8 @@ def _fill(m: Micro) -> None:
     m.loop("f.vectors", vector, [("from", "f.src", one)])
 
 
-def shared(m: Micro) -> None:
-    """Routines of `vec` that others use, too."""
+def write_shared(m: Micro) -> None:
+    """Write the routines of `vec` that other instructions use too."""
     _parameters(m)
     _outputs(m)
     _add(m)
@@ -101,11 +102,12 @@ def shared(m: Micro) -> None:
     _checks(m)
     _plain(m)
     if m.config.lookup_tables:
-        _looked_up(m)
+        _look_up(m)
 
 
 def _parameters(m: Micro) -> None:
-    """Parameters of every column to a pair of words: bias; mantissa, and shift from bit 24 on."""
+    """Write the routine that stores each column's parameters in two words: bias; mantissa, with the shift from bit 24
+    on."""
     m.label("parameters")
     m.ld(-1, Out.A_STEP)
     m.ld(0, Out.COLUMN)
@@ -114,6 +116,7 @@ def _parameters(m: Micro) -> None:
     again = m.label()
     m.ld("f.params")
     m.add(7, Out.A)
+    # The vectors of the block are read backwards, so that the highest byte is appended first.
     for odd in (1, 0):
         for _ in range(4):
             m.out(Out.READ_A)
@@ -126,12 +129,14 @@ def _parameters(m: Micro) -> None:
 
 
 def _outputs(m: Micro) -> None:
-    """The loops over outputs, with addresses of source, destination, a second operand or alignment, and state. They
-    are called, and for every output return to what makes its vector, which in the end jumps to ``output``: unless that
-    calls anything itself, `back` is what it was for the next one."""
-    operands = moved(Vec, "src", "dst", "b")
+    """Write the loops over outputs, with the addresses of source, destination, second operand or alignment, and state.
+
+    The routine is called once. For each output it returns to the body that computes the vector, which ends with a jump
+    to ``output``. Unless the body itself makes calls, the return address stays valid for the next output.
+    """
+    operands = loops_of(Vec, "src", "dst", "b")
     if m.config.softmax:
-        # Softmax counts columns in the coordinates, which therefore move with groups, too.
+        # Softmax counts columns in the coordinates, which therefore also move with groups.
         operands = {name: operands[name] for name in ("src", "dst", "b")} | {
             "s": ("ob", "oy", "ox"),
             "y": ("ob", *operands["y"]),
@@ -156,7 +161,7 @@ def _outputs(m: Micro) -> None:
 
 
 def read(m: Micro, address: str) -> None:
-    """Read a row and a vector, of which `Out.SOURCE` says which is wanted."""
+    """Read both the row and the vector at an address; `Out.SOURCE` selects the one to use."""
     m.ld(address, Out.SCRATCHPAD_READ)
     m.out(Out.C)
     m.out(Out.ACCUMULATOR_READ)
@@ -170,15 +175,15 @@ def _in_range(m: Micro, y: str, x: str, otherwise: str) -> None:
 
 
 def push(m: Micro) -> None:
-    """A byte of the output from the product."""
+    """Append a byte of the output, computed from the product."""
     m.ld("f.zero")
     m.op(Function.ROUND, Port.PRODUCT)
-    m.low("f.high")
-    m.high("f.low", Out.PUSH)
+    m.minimum("f.high")
+    m.maximum("f.low", Out.PUSH)
 
 
-def _done(m: Micro) -> str:
-    """Where to go on behind an output vector."""
+def _end_label(m: Micro) -> str:
+    """Return the label at which to continue after an output vector."""
     return "vec.output" if m.config.lookup_tables else "output"
 
 
@@ -194,8 +199,11 @@ def _next_pair(m: Micro) -> None:
 
 
 def _plain(m: Micro) -> None:
-    """An output vector, of one in range to which nothing is added. While the product of a column is made, the one
-    before it is pushed, and the next one is read: elements are a column ahead of bytes."""
+    """Write the body of an output of a single element in range, without a second operand.
+
+    While a column's product is computed, the previous column's byte is pushed and the next column is read: elements are
+    one column ahead of bytes.
+    """
     m.label("vec.plain")
     m.call("outputs")
     m.label("plain.body")
@@ -220,13 +228,15 @@ def _plain(m: Micro) -> None:
 
 
 def _checks(m: Micro) -> None:
-    """The same where elements may be out of range, or there are several, or a second operand is added. Then both are
-    read for every column: they may be in the same memory."""
+    """Write the body of outputs that may be out of range, or have several elements or a second operand.
+
+    Both operands are read for every column, because they may be in the same memory.
+    """
     m.label("vec.checks")
     m.call("outputs")
     m.jump("checks.body")
     m.label("checks.next")
-    m.call(_done(m))
+    m.call(_end_label(m))
     m.label("checks.body")
     m.ld("many")
     m.jump("vec.many", Condition.ZERO, unless=True)
@@ -247,8 +257,8 @@ def _checks(m: Micro) -> None:
 
 
 def _vec_many(m: Micro) -> None:
-    """The same with reduction, elements out of range, or products of elements, column by column."""
-    least, start = m.fresh(), m.fresh()
+    """Write the body, column by column, of outputs with reductions, elements out of range, or products of elements."""
+    least, start = m.new_label(), m.new_label()
     m.label("vec.many")
     _first_column(m)
     m.ld("f.reduce")
@@ -264,13 +274,13 @@ def _vec_many(m: Micro) -> None:
     m.st("outside")
     one = m.label()
     m.copy("reduced", "first")
-    m.walk("ry", lambda: _row(m), moved(Vec, "src"))
+    m.walk("ry", lambda: _row(m), loops_of(Vec, "src"))
     if m.config.multiply:
         _multiply(m)
     m.ld("reduced")
     m.add(Index(), Out.MULTIPLICAND)
     m.st("value")
-    plain, finish = m.fresh(), m.fresh()
+    plain, finish = m.new_label(), m.new_label()
     m.ld("f.add")
     if m.config.multiply:
         m.sub("f.multiply")
@@ -286,8 +296,8 @@ def _vec_many(m: Micro) -> None:
     m.jump("checks.next")
 
 
-def _looked_up(m: Micro) -> None:
-    """With ``lookup``, the output goes through its table: it is written, read back, and made anew."""
+def _look_up(m: Micro) -> None:
+    """Write the code of ``lookup``: write the output, read it back, and replace its bytes by table entries."""
     m.label("vec.output")
     m.ld("f.lookup")
     m.jump("output", Condition.ZERO)
@@ -296,7 +306,7 @@ def _looked_up(m: Micro) -> None:
     m.ld("dst.ox", Out.SCRATCHPAD_READ)
     again = m.label()
     m.ld(Port.BYTE)
-    times(m, address_step(m.config))
+    multiply_by(m, address_step(m.config))
     m.add("entries", Out.TABLE_ADDRESS)
     m.ld(Port.TABLE, Out.PUSH)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)
@@ -304,8 +314,11 @@ def _looked_up(m: Micro) -> None:
 
 
 def _add(m: Micro) -> None:
-    """Multiply the second operand, then ``value``. With an odd shift, the multiplier takes but half of the former."""
-    plus, even = m.fresh(), m.fresh()
+    """Write the routine that multiplies the second operand, then ``value``, and adds the products.
+
+    With an odd shift, the multiplier halves the first product, so the second operand is doubled before.
+    """
+    plus, even = m.new_label(), m.new_label()
     m.label("add")
     m.ld("b.ox", Out.SCRATCHPAD_READ)
     m.ld(Port.BYTE)
@@ -332,9 +345,11 @@ def _add(m: Micro) -> None:
 
 
 def _multiply(m: Micro) -> None:
-    """With ``multiply``, the product of the element and the second operand, as a b = a (b + 256) - 256 a: multipliers
-    are unsigned."""
-    done = m.fresh()
+    """Write the code of ``multiply``: the product of the element and the second operand.
+
+    It computes a * b as a * (b + 256) - 256 * a, because multipliers are unsigned.
+    """
+    done = m.new_label()
     m.ld("f.multiply")
     m.jump(done, Condition.ZERO)
     m.ld("b.ox", Out.SCRATCHPAD_READ)
@@ -353,10 +368,10 @@ def _multiply(m: Micro) -> None:
 
 
 def _row(m: Micro) -> None:
-    """A row of the reduction, for one column."""
+    """Write the loop over a row of the reduction, for one column."""
 
     def element() -> None:
-        outside, there, total, keep, done = (m.fresh() for _ in range(5))
+        outside, there, total, keep, done = (m.new_label() for _ in range(5))
         _in_range(m, "y.ry", "x.rx", outside)
         read(m, "src.rx")
         m.ld(Port.ELEMENT)
@@ -370,7 +385,7 @@ def _row(m: Micro) -> None:
         m.sub(Reduce.MAX)
         m.jump(total, Condition.ZERO, unless=True)
         m.ld("element")
-        m.high("reduced")
+        m.maximum("reduced")
         m.jump(done)
         m.label(keep)
         m.st("reduced")
@@ -380,4 +395,4 @@ def _row(m: Micro) -> None:
         m.label(done)
         m.st("reduced")
 
-    m.walk("rx", element, moved(Vec, "src"))
+    m.walk("rx", element, loops_of(Vec, "src"))

@@ -1,6 +1,6 @@
-"""The microprogram: fetching, and the loops around what each instruction does.
+"""The microprogram of the sequential core: fetch, decode, and the bodies of all instructions.
 
-Constants of the configuration are part of its words; fields of instructions are variables ``f.<field>``.
+Constants of the configuration are part of its words. Fields of instructions are variables ``f.<field>``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _VECTOR_NAMES = {
     "alignment": "b", "alignment_ob": "b_ob", "alignment_oy": "b_oy", "alignment_ox": "b_ox",
     "state": "s", "state_ob": "s_ob", "state_oy": "s_oy", "state_ox": "s_ox",
 }  # fmt: skip
-"""Names under which fields of the VEC queue share variables: a second address, and a third."""
+"""Names under which Softmax and Normalise share variables with Vec: ``b``, the second address, and ``s``, a third."""
 
 _COMMON = len(dataclasses.fields(VectorInstruction))
 
 
 class Microprogram:
-    """Words of the microprogram and of data memory.
+    """Microprogram of a configuration, and the layout of its data memory.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ class Microprogram:
     words : list of int
     operand_bits : int
     constants : list of int
-        What data memory starts with.
+        Initial content of data memory.
     depth : int
         Words of data memory.
     """
 
     def __init__(self, config: Config) -> None:
-        # The first passes find out how many variables there are, and how many bits operands need.
-        known = _write(Micro(config, 24)).known
+        # The first two passes determine the number of variables and the bits of operands.
+        known = _write(Micro(config, 24)).shared_words
         first = _write(Micro(config, 24, known))
-        blocks, depth = _blocks(config, first.used)
+        blocks, depth = _blocks(config, first.used_words)
         words = len(first.assemble())
         self.operand_bits = max(_LEAST_OPERAND, (depth - 1).bit_length(), (words - 1).bit_length())
         micro = Micro(config, self.operand_bits, known)
@@ -74,11 +74,11 @@ class Microprogram:
         _write(micro)
         self.words = micro.assemble()
         self.depth = depth
-        self.constants = [micro.constants.get(address, 0) for address in range(micro.known)]
+        self.constants = [micro.constants.get(address, 0) for address in range(micro.shared_words)]
 
 
 def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
-    """First words of the blocks, from `start` on, and the depth of data memory."""
+    """Return the addresses of the blocks, from `start` on, and the depth of data memory."""
     sizes = {"parameters": 2 * config.n}
     if config.softmax:
         sizes |= {"logits": config.n, "states": 2 * config.row_states, "alignments": config.alignments}
@@ -95,7 +95,7 @@ def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
 
 
 def _write(m: Micro) -> Micro:
-    """The whole program, the fetch loop first."""
+    """Write the whole program to `m`, beginning with the fetch loop."""
     _boot(m)
     kinds = [kind for kind in INSTRUCTIONS.values() if kind in BODIES and not kind().unsupported(m.config)]
     for name in ("error", "trash", "places", "whole"):
@@ -109,14 +109,14 @@ def _write(m: Micro) -> Micro:
         names = _VECTOR_NAMES if kind in (Softmax, Normalise) else {}
         if issubclass(kind, VectorInstruction):
             m.call("common")
-            m.fields(kind, names, _COMMON, _taken(kind, m.config))
+            m.fields(kind, names, _COMMON, _field_count(kind, m.config))
         else:
-            m.fields(kind, names, 0, _taken(kind, m.config))
-        # Only now is the unit busy: what comes before waits for the fetch.
+            m.fields(kind, names, 0, _field_count(kind, m.config))
+        # The unit counts as busy only from here on, because the code before waits for the fetch.
         if kind.QUEUE is Queue.VEC and kind is not Microcode:
             m.call("start")
         else:
-            if kind is not Microcode:  # whose last fields are for its body
+            if kind is not Microcode:  # the body of Microcode takes the remaining fields
                 m.call("rest")
             _busy(m, kind.QUEUE)
         BODIES[kind](m)
@@ -132,14 +132,14 @@ def _write(m: Micro) -> Micro:
     _rest(m)
     _busy(m, Queue.VEC)
     m.back()
-    micro_vector.shared(m)
+    micro_vector.write_shared(m)
     if m.config.softmax:
-        micro_softmax.shared(m)
+        micro_softmax.write_shared(m)
     return m
 
 
 def _rest(m: Micro) -> None:
-    """Leave what is left of an instruction, until memory is idle."""
+    """Discard the rest of an instruction, and wait until memory is idle."""
     m.ld(0)
     m.memory(MemoryOut.REMAIN)
     m.wait(Condition.MEMORY_IDLE)
@@ -150,8 +150,8 @@ def _busy(m: Micro, queue: Queue) -> None:
     m.memory(MemoryOut.EVENTS)
 
 
-def _taken(kind: type[Instruction], config: Config) -> int:
-    """How many fields are taken: behind the last one that a configuration has, all are 0."""
+def _field_count(kind: type[Instruction], config: Config) -> int:
+    """Return the number of fields to store: all fields after the last one that the configuration has are 0."""
     names = [field.name for field in dataclasses.fields(kind)]
     if kind is Microcode:
         return names.index("op0")
@@ -164,7 +164,7 @@ def _label(kind: type[Instruction]) -> str:
 
 
 def _boot(m: Micro) -> None:
-    """Make the row of zeros, and wait for a program."""
+    """Clear the row of zeros, and wait for a program."""
     m.ld(0b100, Out.MODE)
     m.ld(0, Out.COLUMN)
     clear = m.label()
@@ -191,15 +191,16 @@ def _fetch(m: Micro, kinds: Sequence[type[Instruction]]) -> None:
     m.ld(Port.WORD, Out.BITS)
     m.take(8, "code")
     m.jump("end", Condition.ZERO)
+    # Compare the opcode with all kinds, by repeated subtraction.
     before = 0
     for kind in kinds:  # in order of their opcodes
         m.sub(kind.OPCODE - before)
         m.jump(_label(kind), Condition.ZERO)
         before = kind.OPCODE
     m.ld(1)
-    m.label("end")  # where the accumulator is 0
+    m.label("end")  # jumps to this label arrive with 0 in the accumulator
     m.st("error")
-    m.call("rest")  # and here again
+    m.call("rest")  # leaves 0 in the accumulator
     m.memory(MemoryOut.EVENTS)
     m.ld("error")
     m.memory(MemoryOut.FINISH)

@@ -1,4 +1,4 @@
-"""Bytes between memory and vectors, and words of the program: the AXI4 manager."""
+"""The AXI4 manager of the sequential core, which moves bytes between memory and vectors, and words of the program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from weft.hdl.isa.config import Config
 
 
 class Mover(wiring.Component):
-    """One word of the bus at a time: every burst has one beat, and its answer is always taken at once.
+    """AXI4 manager that moves bytes between memory and vectors, one bus word at a time.
 
-    Reading, `remain` bytes from `address` on are there to be taken, by `gather` or as words of 32 bits; the next bus
-    word is asked for as soon as the one before is used up. Setting `remain` to 0 stops that; `address` must be set
-    only when that is done and `idle` is 1. Writing, bytes gather until a bus word is full, or `flush`.
+    Every burst has one beat, and responses are accepted at once.
+
+    Reads: `remain` bytes from `address` on can be taken, by `gather` or as words of 32 bits. The next bus word is
+    requested as soon as the previous word is used up. Set `remain` to 0 to stop; set `address` only after that, when
+    `idle` is 1. Writes: bytes accumulate until a bus word is full, or until `flush`.
 
     Parameters
     ----------
@@ -25,41 +27,41 @@ class Mover(wiring.Component):
     -------
     axi : Out(axi4_signature(config))
     value : In(32)
-        What the strobes below take.
+        Operand of the strobes below.
     set_address, set_remain, set_skip, set_length, set_fill : In(1)
-        `address` and `remain` as above; ahead of those bytes, `skip` fill bytes. A pixel has `length` bytes.
+        Set `address` and `remain`, see above; `skip`, the number of fill bytes before these bytes; `length`, the bytes
+        of a pixel; and the fill byte.
     set_narrow : In(1)
-        With values of 4 bits only: bytes of memory hold two of them, each of which is gathered as a byte. Behind it
-        `address` must be set.
+        Only with values of 4 bits: bytes of memory hold two values, each of which is gathered as a byte. `address` must
+        be set afterwards.
     gather : In(1)
-        Send N bytes to a vector: a pixel's next bytes, and fill bytes once it has no more.
+        Send N bytes to a vector: the pixel's next bytes, then fill bytes when the pixel has no more.
     scatter : In(1)
-        Write the pixel's next bytes to memory, N at most: those of the columns from 0 on.
+        Write the pixel's next bytes, at most N, to memory: the bytes of the columns from 0 on.
     flush : In(1)
-        Write what has gathered; `address` must be set again behind it.
+        Write the accumulated bytes. `address` must be set afterwards.
     push, byte : Out(1), Out(8)
-        A byte of a vector, its first one first.
+        A byte of a vector, in ascending order of columns.
     column : Out(range(N)), column_byte : In(8)
         The byte to write to memory.
     word, word_valid, word_taken : Out(32), Out(1), In(1)
-        The next 32 bits of memory. Not while gathering.
+        The next 32 bits of memory. Not during `gather`.
     idle : Out(1)
-        Memory has done all it was asked for, and nothing gathered is left to write.
+        All requests are complete, and no accumulated bytes are left to write.
     moved : Out(1)
         `gather` or `scatter` is done.
     length_zero : Out(1)
         No bytes of the pixel are left.
     waits : Out(1)
-        A bus word is on its way, and no byte moves in this cycle.
+        A bus word is outstanding, and no byte moves in this cycle.
     hold : In(1)
-        Ask memory for nothing more.
+        Make no more requests.
     quiet : Out(1)
-        Memory owes no answer.
+        No response is outstanding.
     address : Out(32)
-        Of the bus word that memory was asked for, or will be. After an error it stays that one's if `hold` comes with
-        `error`.
+        Address of the current or next bus word. After an error it stays unchanged if `hold` is set with `error`.
     response : Out(2)
-        That of the last error; no reset changes it.
+        Response of the last error; not reset.
     error, read_beat, write_beat : Out(1)
         As in `weft.hdl.bus.axi.AxiManager`.
     """
@@ -110,14 +112,23 @@ class Mover(wiring.Component):
         for channel in ("aw", "ar"):
             constants = {"size": align, "burst": 1, "cache": 0b0011}  # INCR, normal memory, bufferable
             m.d.comb += [getattr(axi, channel + name).eq(value) for name, value in constants.items()]
-        page, lane = Signal(32 - align, reset_less=True), Signal(align)
+        page = Signal(32 - align, reset_less=True)
+        lane = Signal(align)
         word = Signal(data.ArrayLayout(8, self.config.bus_bytes), reset_less=True)
         strobe = Signal(self.config.bus_bytes)
-        remain, skip, length = Signal(24), Signal(16), Signal(16)
-        # Whether they are zero, from registers: comparing them comes first in long paths.
-        remains, skips, no_length = Signal(), Signal(), Signal(init=1)
-        fill, kept = Signal(8, reset_less=True), Signal(2, reset_less=True)
-        here, reading, writing, step = Signal(), Signal(), Signal(), Signal()
+        remain = Signal(24)
+        skip = Signal(16)
+        length = Signal(16)
+        # Comparisons with zero, in registers because they are at the start of long paths.
+        remains = Signal()
+        skips = Signal()
+        no_length = Signal(init=1)
+        fill = Signal(8, reset_less=True)
+        kept = Signal(2, reset_less=True)
+        here = Signal()
+        reading = Signal()
+        writing = Signal()
+        step = Signal()
         address = Cat(Const(0, align), page)
         m.d.comb += [
             axi.araddr.eq(address),
@@ -137,10 +148,15 @@ class Mover(wiring.Component):
             self.response.eq(kept),
         ]
 
-        # A vector's bytes.
-        left, out = Signal(range(n + 1)), Signal()
-        takes, gives, full = Signal(), Signal(), Signal()
-        inside, from_memory, ends = Signal(), Signal(), Signal()
+        # Bytes of a vector.
+        left = Signal(range(n + 1))
+        out = Signal()
+        takes = Signal()
+        gives = Signal()
+        full = Signal()
+        inside = Signal()
+        from_memory = Signal()
+        ends = Signal()
         byte, whole = self._narrow(m, word[lane], takes) if self.config.int4 else (word[lane], takes)
         wide = align > 2
         last_word = lane[2:].all() if wide else Const(1)
@@ -156,6 +172,7 @@ class Mover(wiring.Component):
             self.column.eq(n - left),
             ends.eq(whole & lane.all() | self.word_taken & last_word),
         ]
+        # A byte moves in each `step`: fill before and after the pixel, else a byte of memory.
         with m.If(step):
             m.d.sync += left.eq(left - 1)
             with m.If(inside):
@@ -179,7 +196,8 @@ class Mover(wiring.Component):
         with m.If(failed):
             m.d.sync += kept.eq(Mux(axi.rvalid, axi.rresp, axi.bresp))
 
-        some, many = Signal(), Signal()
+        some = Signal()
+        many = Signal()
         m.d.comb += [
             some.eq(self.value[: len(length)].any()),
             many.eq(some | self.value[len(length) : len(remain)].any()),
@@ -204,8 +222,9 @@ class Mover(wiring.Component):
         return m
 
     def _narrow(self, m: Module, byte: Value, takes: Signal) -> tuple[Value, Value]:
-        """The next byte for the vector, which may be but half of the `byte` of memory, and whether that is used up."""
-        narrow, upper = Signal(), Signal()
+        """Return the vector's next byte, which may be half of `byte` of memory, and a flag: `byte` is used up."""
+        narrow = Signal()
+        upper = Signal()
         half = Mux(upper, byte[4:], byte[:4])
         with m.If(self.set_narrow):
             m.d.sync += narrow.eq(self.value)
@@ -218,7 +237,7 @@ class Mover(wiring.Component):
     def _read(
         self, m: Module, word: data.View, here: Signal, reading: Signal, ends: Signal, remains: Signal
     ) -> None:
-        """Ask for the next word when there is none."""
+        """Request the next word when there is none."""
         axi = self.axi
         with m.If(axi.arready):
             m.d.sync += axi.arvalid.eq(0)
@@ -240,8 +259,9 @@ class Mover(wiring.Component):
         lane: Signal,
         gives: Signal,
     ) -> None:
-        """Write a word when it is full, or to be flushed."""
-        axi, flushing = self.axi, Signal()
+        """Write a word when it is full or flushed."""
+        axi = self.axi
+        flushing = Signal()
         m.d.comb += full.eq(strobe[-1] | flushing)
         with m.If(gives):
             m.d.sync += [word[lane].eq(self.column_byte), strobe.bit_select(lane, 1).eq(1)]

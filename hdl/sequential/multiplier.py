@@ -1,4 +1,4 @@
-"""One multiplier and shifter, two bits a cycle."""
+"""The arithmetic of the sequential core: a serial multiplier and shifter, and the array of a row of products."""
 
 from __future__ import annotations
 
@@ -10,52 +10,55 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 
 _FIT = 30
-"""Bits of the saturated result but its sign: less than 31, so that rounding up cannot overflow."""
+"""Bits of the saturated result without its sign: less than 31, so that rounding up cannot overflow."""
 
 
 def digits(bits: int, signed_bits: int) -> int:
-    """Digits of two bits that a multiplier takes: the highest bit of the last one is that below it, as a sign is."""
+    """Return the number of two-bit digits of a multiplier; the top bit of the last digit is a sign."""
     return max(bits, signed_bits) // 2 + 1
 
 
 class Multiplier(wiring.Component):
-    """``(multiplicand * multiplier + before) / 2**shift``: a cycle for every digit of the multiplier, see `digits`,
-    then one for every 8 places of `shift`, one for every 2 that are left over, and one for the last.
+    """Serial multiplier and shifter that computes ``(multiplicand * multiplier + addend) / 2**shift``.
 
-    Digits are -1, 0, 1 and 2, so that each takes one sum: what would be 3 or 4 is 4 less, and adds 1 to the next digit.
-    With an odd shift the multiplier is doubled, and shifted by one place more: all shifts are by 2 or 8 places.
+    It takes one cycle for each digit of the multiplier (see `digits`), one for every 8 places of `shift`, one for every
+    2 remaining places, and one at the end.
+
+    Digits are -1, 0, 1 and 2, so that each takes one addition: a digit of 3 or 4 is reduced by 4 and carries 1 into the
+    next digit. With an odd shift the multiplier is doubled and shifted by one more place, so that all shifts are by 2
+    or 8 places.
 
     Parameters
     ----------
     bits : int
-        Of the multiplier.
+        Bits of the multiplier.
     signed_bits : int
-        Of the multiplier with `wide`, or 0: there is no such input, and nothing that only it needs.
+        Bits of the multiplier with `wide`, or 0 for no `wide`.
 
     Members
     -------
     value : In(32)
-        What the strobes below take.
+        Operand of the strobes below.
     set_multiplicand : In(1)
-        Take it from `value`, signed.
+        Set the multiplicand to `value`, signed.
     set_shift, shift : In(1), In(6)
-        Take the shift for the next start.
+        Set the shift of the next start.
     start : In(1)
-        Go, with this multiplier, unsigned. The shift is `shift` if none was set.
+        Start with multiplier `value`, unsigned. The shift is `shift` unless it was set before.
     keep : In(1)
-        With `start`: the last product is ``before``, or half of it if the shift is odd; otherwise that is 0. That
+        With `start`: the addend is the last product, or half of it if the shift is odd; otherwise it is 0. The last
         product must have been shifted by 0.
     wide : In(1)
-        With `start`: the multiplier is signed, and has `signed_bits`; the shift was set. The result is saturated to 32
-        bits, also rounded.
+        With `start`: the multiplier is signed and has `signed_bits` bits; the shift must have been set before. The
+        result is saturated to 32 bits after rounding.
     ready : Out(1)
-        The results below hold.
+        The results below are valid.
     raw : In(1)
+        Do not saturate, and round halves up.
     result : Out(32)
-        Rounded down, and saturated to 31 bits, or with `raw` modulo 2**32.
+        Rounded down, and saturated to 31 bits; with `raw` modulo 2**32.
     round : Out(1)
-        What to add to `result` so that it is rounded to the nearest, halves to the even, or with `raw` up; 0 if it was
-        saturated.
+        Increment of `result` that rounds half to even, with `raw` half up; 0 if it was saturated.
     """
 
     def __init__(self, bits: int, signed_bits: int = 0) -> None:
@@ -80,27 +83,35 @@ class Multiplier(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         multiplicand = Signal(signed(32), reset_less=True)
-        # `low` holds what is left of the multiplier, and from the top the product's low bits.
-        high, low = Signal(signed(34), reset_less=True), Signal(2 * self.digits, reset_less=True)
+        # `low` holds the remaining bits of the multiplier and, entering from the top, the low bits of the product.
+        high = Signal(signed(34), reset_less=True)
+        low = Signal(2 * self.digits, reset_less=True)
         product = Cat(low, high).as_signed()
-        left, shift, going = Signal(range(self.digits + 1)), Signal(6), Signal()
-        guard, sticky = Signal(reset_less=True), Signal(reset_less=True)
+        left = Signal(range(self.digits + 1))
+        remaining_shift = Signal(6)
+        going = Signal()
+        guard = Signal(reset_less=True)
+        sticky = Signal(reset_less=True)
         with m.If(self.set_multiplicand):
             m.d.sync += multiplicand.eq(self.value)
-        multiplies, odd = Signal(), Signal()
-        given = Signal(6)
+        multiplies = Signal()
+        odd = Signal()
+        start_shift = Signal(6)
         m.d.comb += [
             multiplies.eq(left != 0),
             self.ready.eq(~going),
-            given.eq(shift | (Mux(self.wide, 0, self.shift) if self.signed_bits else self.shift)),
-            odd.eq(given[0]),
+            start_shift.eq(
+                remaining_shift | (Mux(self.wide, 0, self.shift) if self.signed_bits else self.shift)
+            ),
+            odd.eq(start_shift[0]),
         ]
         total = self._total(m, multiplies, low, high, multiplicand)
         value: Value = self.value[: self.unsigned_bits]
         if self.signed_bits:
             value = Mux(self.wide, self.value[: self.signed_bits].as_signed(), value)
         with m.If(self.set_shift):
-            m.d.sync += shift.eq(self.shift)
+            m.d.sync += remaining_shift.eq(self.shift)
+        # First all digits of the multiplier, then the shift.
         with m.If(self.start):
             m.d.sync += [
                 going.eq(1),
@@ -108,24 +119,28 @@ class Multiplier(wiring.Component):
                 low.eq(Mux(odd, value << 1, value)),
                 high.eq(Mux(self.keep, product[:34], 0)),
                 Cat(guard, sticky).eq(0),
-                shift.eq(given),
+                remaining_shift.eq(start_shift),
             ]
-        with m.Elif(going & ~multiplies & shift[3:].any()):
+        with m.Elif(going & ~multiplies & remaining_shift[3:].any()):
             m.d.sync += [
                 Cat(low, high).eq(product >> 8),
                 guard.eq(product[7]),
                 sticky.eq(sticky | guard | product[:7].any()),
-                shift[3:].eq(shift[3:] - 1),
+                remaining_shift[3:].eq(remaining_shift[3:] - 1),
             ]
-        with m.Elif(going & (multiplies | shift[:3].any())):
-            # Two places are those of a digit of 0.
+        with m.Elif(going & (multiplies | remaining_shift[:3].any())):
+            # A shift by two places is a digit of 0.
             m.d.sync += [low.eq(Cat(low[2:], total[:2])), high.eq(total >> 2)]
             with m.If(multiplies):
                 m.d.sync += left.eq(left - 1)
             with m.Else():
-                m.d.sync += [guard.eq(product[1]), sticky.eq(sticky | guard | product[0]), shift[0].eq(0)]
-                with m.If(~shift[0]):
-                    m.d.sync += shift[1:3].eq(shift[1:3] - 1)
+                m.d.sync += [
+                    guard.eq(product[1]),
+                    sticky.eq(sticky | guard | product[0]),
+                    remaining_shift[0].eq(0),
+                ]
+                with m.If(~remaining_shift[0]):
+                    m.d.sync += remaining_shift[1:3].eq(remaining_shift[1:3] - 1)
         with m.Else():
             m.d.sync += going.eq(0)
         self._results(m, product, guard, sticky)
@@ -134,9 +149,11 @@ class Multiplier(wiring.Component):
     def _total(
         self, m: Module, multiplies: Signal, low: Signal, high: Signal, multiplicand: Signal
     ) -> Signal:
-        """`high`, and the next digit times the multiplicand."""
-        carry, digit = Signal(), Signal(2)
-        addend, total = Signal(signed(34)), Signal(signed(35))
+        """Return the sum of `high` and the next digit times the multiplicand."""
+        carry = Signal()
+        digit = Signal(2)
+        addend = Signal(signed(34))
+        total = Signal(signed(35))
         with m.If(self.start):
             m.d.sync += carry.eq(0)
         with m.Else():
@@ -153,7 +170,8 @@ class Multiplier(wiring.Component):
         return total
 
     def _results(self, m: Module, product: Value, guard: Signal, sticky: Signal) -> None:
-        sign, fits = product[-1], Signal()
+        sign = product[-1]
+        fits = Signal()
         m.d.comb += [
             fits.eq(self.raw | product[_FIT:].all() | ~product[_FIT:].any()),
             self.result.eq(Mux(fits, product[:32], Cat(Const(1 << _FIT, _FIT + 1), sign))),
@@ -177,10 +195,10 @@ STRIDE = 16
 
 
 class Rows(wiring.Component):
-    """Reads a vector a cycle and adds its products with all weights to a row of the accumulator.
+    """Array of the sequential core: multiplies a vector a cycle by all weights, and adds to a row of the accumulator.
 
-    From reading a vector it takes a cycle to the operands, one to the products, one to their sums, during which the
-    accumulator is read, and one to write that. Rows that follow each other must differ.
+    Pipeline stages after the read of a vector: operands; products; sums, while the accumulator is read; write of the
+    accumulator. Consecutive rows must differ.
 
     Parameters
     ----------
@@ -190,39 +208,40 @@ class Rows(wiring.Component):
     Members
     -------
     value : In(32)
-        What the strobes below take.
+        Operand of the strobes below.
     set_a, set_a_step, set_c, set_c_step, set_x, set_x_step, set_bound : In(1)
-        First vector, row and coordinate, and their strides; a vector is in range if ``0 <= x < bound``.
+        Set the first vector, row and coordinate, and their strides. A vector is in range if ``0 <= x < bound``.
     set_mode : In(1)
-        Bit 0: write no sums; bit 1: take rows of the accumulator for 0; bit 2: write that row of zeros; byte 1: bytes
-        of vectors out of range, byte 2: zero point.
+        Bit 0: do not write sums. Bit 1: replace rows of the accumulator by 0. Bit 2: write the row of zeros. Byte 1:
+        bytes of vectors out of range. Byte 2: zero point.
     set_row_valid : In(1)
-        If the coordinate is out of range now, all vectors are.
+        If the coordinate is out of range in this cycle, all vectors are.
     step_a : In(1)
         Read the vector at `a`, and step.
     start : In(1)
-        That many rows.
+        Start this number of rows.
     weight, weight_column : In(1), In(range(N))
-        The vector read last is this column of weights. Columns come in order, from 0 on.
+        The vector that was read last is this column of weights. Columns come in order, from 0 on.
     vector_address, vector_read : Out, Out(1)
+        Read of the scratchpad.
     vector : In(8 * N)
-        A cycle later.
+        The vector, one cycle later.
     read_c : In(1)
         Read the row at `c`.
     row_address, row_read : Out, Out(1)
-        Of the accumulator.
+        Read of the accumulator.
     row : In(32 * N)
-        A cycle later.
+        The row, one cycle later.
     row_write, row_written, row_data : Out(1), Out, Out(32 * N)
-        Write a row to this address. While no rows are under way, the address is that of `c` a cycle ago.
+        Write a row to address `row_written`. While no rows are in flight, this address is `c` of one cycle ago.
     sums : Out(32 per column)
-        Of the last row.
+        Sums of the last row.
     in_range : Out(1)
         The coordinate is in range.
     active : Out(1)
         A row enters.
     done : Out(1)
-        No row enters. Those under way are done when the next word of the microprogram reaches a unit.
+        No row enters. The rows in flight are complete when the next word of the microprogram reaches a unit.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
@@ -232,7 +251,7 @@ class Rows(wiring.Component):
             "set_a", "set_a_step", "set_c", "set_c_step", "set_x", "set_x_step", "set_bound", "set_mode",
             "set_row_valid", "step_a", "read_c", "start", "weight",
         )  # fmt: skip
-        # One row more, that nobody writes: to overwrite is to add to zeros.
+        # One more row, which stays 0: to overwrite a row is to add to zeros.
         address = widths.accumulator_address + 1
         super().__init__(
             {
@@ -258,19 +277,21 @@ class Rows(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         widths, config = self.config.widths, self.config
-        a, a_step = (
-            Signal(widths.scratchpad_address, name=name, reset_less=True) for name in ("a", "a_step")
-        )
-        c, c_step = (
-            Signal(widths.accumulator_address, name=name, reset_less=True) for name in ("c", "c_step")
-        )
-        x, bound = Signal(16, reset_less=True), Signal(16, reset_less=True)
+        a = Signal(widths.scratchpad_address, reset_less=True)
+        a_step = Signal(widths.scratchpad_address, reset_less=True)
+        c = Signal(widths.accumulator_address, reset_less=True)
+        c_step = Signal(widths.accumulator_address, reset_less=True)
+        x = Signal(16, reset_less=True)
+        bound = Signal(16, reset_less=True)
         x_step = Signal(signed(8), reset_less=True)
-        row_valid, quiet, overwrite, zeros = (
-            Signal(name=name) for name in ("row_valid", "quiet", "overwrite", "zeros")
-        )
-        pad, zero = Signal(signed(8), reset_less=True), Signal(signed(8), reset_less=True)
-        count, stages = Signal(12), Signal(4)
+        row_valid = Signal()
+        quiet = Signal()
+        overwrite = Signal()
+        zeros = Signal()
+        pad = Signal(signed(8), reset_less=True)
+        zero = Signal(signed(8), reset_less=True)
+        count = Signal(12)
+        stages = Signal(4)
         valid = Signal(3)
         m.d.comb += [
             self.active.eq(count != 0),
@@ -310,6 +331,7 @@ class Rows(wiring.Component):
             m.d.comb += byte.eq(Mux(valid[0], self.vector.word_select(k, 8), pad))
             m.d.comb += operands[k].eq(byte - zero if config.wide_activations else byte)
         products = self._products(m, operands)
+        # Sum each column in an adder tree, and add the sum to the row of the accumulator.
         for j in range(config.n):
             total: Value = Const(0)
             terms = [products[j][k] for k in range(config.n)]
@@ -323,7 +345,7 @@ class Rows(wiring.Component):
         return m
 
     def _products(self, m: Module, operands: data.View) -> list[list[Value]]:
-        """Products of column j and byte k, two cycles after the operands."""
+        """Return the products of column j and byte k, two cycles after the operands."""
         n = self.config.n
         products = [
             [Signal(signed(17), name=f"product{j}_{k}", reset_less=True) for k in range(n)] for j in range(n)

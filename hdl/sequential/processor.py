@@ -1,4 +1,4 @@
-"""The processor that runs the microprogram: see `weft.hdl.sequential.assembler`."""
+"""The processor that runs the microprogram, see `weft.hdl.sequential.assembler`."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from weft.hdl.sequential.assembler import Out as Target
 ROW_BITS = (STRIP_ROWS - 1).bit_length()
 _BLOCKS = 2 * REGISTERS
 _PREDICATES, _STAGED = 6, 7
-"""Numbers of blocks; registers have those from `REGISTERS` on."""
+"""Numbers of blocks; registers are blocks `REGISTERS` and up."""
 
 
 def last_words(n: int) -> tuple[int, int]:
-    """Words at the end of data memory in which blocks are numbered, and how many of them, the last ones, they take."""
+    """Return the words at the end of data memory that numbers of blocks address, and how many of them are used."""
     return _BLOCKS * STRIP_ROWS * n, (_BLOCKS - _PREDICATES) * STRIP_ROWS * n
 
 
 def immediate(n: int, depth: int) -> int:
-    """The word of data memory that holds the immediate number."""
+    """Return the address of the immediate operand in data memory."""
     return depth - last_words(n)[0] + (_STAGED * STRIP_ROWS + 1) * n
 
 
 class Operation:
-    """What the processor knows of the micro-operation under way, and the addresses that it makes of that.
+    """Register of the current micro-operation's fields, from which addresses of lanes are computed.
 
     Parameters
     ----------
@@ -55,25 +55,26 @@ class Operation:
     n : int
         Lanes.
     bits : int
-        Of an address of data memory.
-    given, word : Value
-        In this cycle the first word of a micro-operation is given: its bits up to `end`.
+        Bits of an address of data memory.
+    load, word : Value
+        In a cycle with `load`, store `word`, a micro-operation's bits up to `end`.
     """
 
-    def __init__(self, m: Module, n: int, bits: int, given: Value, word: Value) -> None:
+    def __init__(self, m: Module, n: int, bits: int, load: Value, word: Value) -> None:
         self.lane_bits, self.bits = (n - 1).bit_length(), bits
         fields = MicroOp.layout()
         names = ("a_memory", "a", "b_immediate", "b", "swap", "d_memory", "d")
         self.kept = Signal(data.StructLayout({name: fields[name].width for name in names}), name="operation")
         for name in names:
             place = fields[name]
-            with m.If(given):
+            with m.If(load):
                 m.d.sync += self.kept[name].eq(word[place.offset : place.offset + place.width])
 
     def address(self, m: Module, operand: Value, index: Value) -> Value:
-        """The address of a `Lane` of this number."""
+        """Return the address of a `Lane` operand for the lane `index`."""
         lanes, op = self.lane_bits, self.kept
-        lane, row = Signal(lanes, name="lane"), Signal(ROW_BITS, name="lane_row")
+        lane = Signal(lanes, name="lane")
+        row = Signal(ROW_BITS, name="lane_row")
         block = Signal((_BLOCKS - 1).bit_length(), name="lane_block")
         m.d.comb += [lane.eq(index[:lanes]), row.eq(index[lanes : lanes + ROW_BITS])]
         staged = [block.eq(_STAGED), row.eq(0)]
@@ -100,15 +101,15 @@ class Operation:
 
 POSITION_BITS = 5
 COMPARED_BITS = 6
-"""Of addresses: words whose lowest bits differ have nothing to do with each other."""
+"""Low bits of addresses that the hazard check compares; words whose low bits differ are independent."""
 
 
 JUMP_LAYOUT = data.StructLayout({"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1})
-"""Of a word that decides what comes next, the lowest bits; the target is its operand."""
+"""Low bits of a jump; the target is its operand."""
 
 
 def word_layout(operand_bits: int) -> data.StructLayout:
-    """A word of the microprogram that calculates."""
+    """Return the layout of a word of the microprogram that calculates."""
     return data.StructLayout(
         {
             "jump": 1, "function": FUNCTION_BITS, "source": SOURCE_BITS, "write": 1, "out": OUT_BITS,
@@ -118,16 +119,16 @@ def word_layout(operand_bits: int) -> data.StructLayout:
 
 
 def halves(words: int) -> tuple[int, int]:
-    """Words of the two memories of a program of so many."""
+    """Return the depths of the two memories of a program of `words` words."""
     low = 1 << max((words - 1).bit_length(), 1) - 1
     return low, max(words - low, 1)
 
 
 class ProgramMemory(wiring.Component):
-    """Words that never change.
+    """Read-only memory of the microprogram, in two memories.
 
-    There are two memories, as block RAMs have powers of two for depths: a program that is somewhat longer than one
-    would take nearly twice its size, or have a multiplexer of many inputs behind it.
+    Block RAMs have depths of powers of two: a single memory for a program slightly longer than that would take nearly
+    twice its size, or a wide multiplexer.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ class ProgramMemory(wiring.Component):
     Members
     -------
     en, addr, data : In(1), In, Out(width)
-        As those of a read port.
+        As in a read port.
     """
 
     def __init__(self, words: Sequence[int], width: int) -> None:
@@ -151,10 +152,11 @@ class ProgramMemory(wiring.Component):
         half, rest = halves(len(self.words))
         m.submodules.low = low = Memory(shape=self.width, depth=half, init=self.words[:half])
         m.submodules.high = high = Memory(shape=self.width, depth=rest, init=self.words[half:])
-        ports = [memory.read_port() for memory in (low, high)]
+        low_port = low.read_port()
+        high_port = high.read_port()
         chooses_high = Signal()
-        m.d.comb += self.data.eq(Mux(chooses_high, ports[1].data, ports[0].data))
-        for port in ports:
+        m.d.comb += self.data.eq(Mux(chooses_high, high_port.data, low_port.data))
+        for port in (low_port, high_port):
             m.d.comb += [port.en.eq(self.en), port.addr.eq(self.addr)]
         with m.If(self.en):
             m.d.sync += chooses_high.eq(self.addr[-1])
@@ -162,44 +164,46 @@ class ProgramMemory(wiring.Component):
 
 
 class Processor(wiring.Component):
-    """A word is decoded, chooses its operand, and is executed: a word a cycle, but for those that wait for a unit or
-    for a word ahead of them.
+    """Processor that runs the microprogram, one word a cycle, in three stages: decode, select the operand, execute.
+
+    Words may wait for a unit, or for the result of an earlier word.
 
     Parameters
     ----------
     program : sequence of int
-        Words of the microprogram, from where it starts.
+        Words of the microprogram. It starts at the first word.
     operand_bits : int
     memory : sequence of int
-        What data memory starts with.
+        Initial content of data memory.
     depth : int
         Words of data memory, a power of two.
     lanes : int
-        Lanes of what kernels work on, or 0: there are no kernels, and nothing that only they need.
+        Lanes of kernels, or 0 for no kernels.
 
     Members
     -------
     port : In(32).array
-        What can be read, by `Port`; those of the processor itself are ignored.
+        Values to read, indexed by `Port`; the processor's own ports are ignored.
     round : In(1)
-        What `Function.ROUND` adds.
+        Addend of `Function.ROUND`.
     odd : Out(1)
-        Of `Port.PRODUCT` and `Port.RAW`, which share a value, the latter is read, or of `Port.ELEMENT` and `Port.BYTE`.
+        The second port of a pair that shares a value is read: `Port.RAW` (not `Port.PRODUCT`) or `Port.BYTE` (not
+        `Port.ELEMENT`).
     ready : In(1)
-        They hold.
+        `Port.PRODUCT` and `Port.RAW` are valid.
     word_valid : In(1), word_taken : Out(1)
-        `Port.WORD` holds; it is taken in this cycle.
+        `Port.WORD` is valid; it is taken in this cycle.
     flag : In
-        A bit for each `Condition`; those of the processor itself are ignored.
+        A bit for each `Condition`; the processor's own conditions are ignored.
     waits : Out(1)
-        In this cycle nothing goes on but what the memory unit does: a word that needs one from memory stands still, or
-        a jump asks once more whether bytes have moved.
+        The processor only waits for the memory unit in this cycle: for a word of memory, or in a jump that polls for
+        the end of a transfer.
     out : Out(5), operand : Out(operand_bits), result : Out(32)
-        In this cycle, `result` goes to the unit `out`. It is the one after that in which the word was executed.
+        `result` goes to the unit `out` in this cycle, which follows the execution of the word.
     write_valid, write_ready, write_address, write_data, write_strobe
-        Another one writes data memory, when the program does not.
+        Write port of data memory for the host, granted when the program does not write.
     read_valid, read_ready, read_address, read_data
-        Another one reads it: the data are there in the cycle after `read_ready`.
+        Read port of data memory for the host; data follow one cycle after `read_ready`.
     """
 
     def __init__(
@@ -239,17 +243,22 @@ class Processor(wiring.Component):
         width = OPERAND_LOW + self.operand_bits
         m.submodules.program = fetch = self._words(width)
         m.submodules.memory = memory = Memory(shape=32, depth=self.depth, init=self.memory)
-        read, write = memory.read_port(), memory.write_port(granularity=8)
+        read = memory.read_port()
+        write = memory.write_port(granularity=8)
         layout = word_layout(self.operand_bits)
-        decoded, chosen, executed = layout(fetch.data), Signal(layout), Signal(layout)
-        started, index = Signal(), Signal(range(self.depth))
+        decoded = layout(fetch.data)
+        chosen = Signal(layout)
+        executed = Signal(layout)
+        started = Signal()
+        index = Signal(range(self.depth))
         accumulator = Signal(signed(32), reset_less=True)
-        free = Signal()  # the word that chooses its operand goes on
-        stays = Signal()  # the one that is decoded does not
-        asks_again = self._sequence(m, fetch, decoded, started, free & ~stays, accumulator, index)
+        free = Signal()  # the word in the operand stage advances
+        stays = Signal()  # the word in the decode stage does not advance
+        polls = self._sequence(m, fetch, decoded, started, free & ~stays, accumulator, index)
 
-        # Decoding: data memory is read, or left to others.
-        idle, at = Signal(), Signal(range(self.depth))
+        # Decode: read data memory, or leave it to the host.
+        idle = Signal()
+        at = Signal(range(self.depth))
         indexed = ~decoded.jump & (decoded.source == Source.INDEXED) & (decoded.function != Function.FIELD)
         m.d.comb += [
             idle.eq(~started | decoded.jump),
@@ -266,12 +275,13 @@ class Processor(wiring.Component):
             m.d.sync += chosen.operand[: len(at)].eq(at)
         m.d.comb += stays.eq(started & self._hazard(decoded, chosen, executed, indexed))
 
-        # The operand. What is subtracted, or compared, comes inverted.
+        # Operand, inverted if it is to be subtracted or compared.
         result = Signal(32)
         if self.lanes:
             self._lane(m, (decoded, executed), result, index, at, indexed, started & free & ~stays)
         field, field_waits = self._fields(m, chosen, free, executed, result)
-        b, operand = Signal(signed(32)), Signal(signed(32), reset_less=True)
+        b = Signal(signed(32))
+        operand = Signal(signed(32), reset_less=True)
         is_field, is_port = chosen.function == Function.FIELD, chosen.source == Source.PORT
         with m.If(is_field):
             m.d.comb += b.eq(field)
@@ -288,9 +298,10 @@ class Processor(wiring.Component):
             free.eq(~(field_waits | takes_word & ~self.word_valid | takes_product & ~self.ready)),
             self.odd.eq(chosen.operand[0]),
             self.word_taken.eq(free & (takes_word | self._field_takes)),
-            self.waits.eq((takes_word | self._field_takes) & ~self.word_valid | asks_again & free & ~stays),
+            self.waits.eq((takes_word | self._field_takes) & ~self.word_valid | polls & free & ~stays),
         ]
-        carry, subtracts = Signal(), Signal()
+        carry = Signal()
+        subtracts = Signal()
         m.d.comb += subtracts.eq(
             (chosen.function == Function.SUB)
             | (chosen.function == Function.MIN)
@@ -302,7 +313,7 @@ class Processor(wiring.Component):
             executed.eq(Mux(free, chosen, 0)),
         ]
 
-        # Execution. Units get the result from a register.
+        # Execute. Units receive the result from a register, one cycle later.
         m.d.comb += [
             result.eq(self._calculate(m, executed, accumulator, operand, carry)),
             self.result.eq(accumulator),
@@ -323,21 +334,21 @@ class Processor(wiring.Component):
         return m
 
     def _words(self, width: int) -> ProgramMemory:
-        """Where words of so many bits come from."""
+        """Return the memory of the microprogram, with words of `width` bits."""
         return ProgramMemory(self.program, width)
 
     def _hazard(self, decoded: data.View, chosen: data.View, executed: data.View, indexed: Value) -> Value:
-        """Whether the word that is decoded must wait for those ahead of it.
+        """Return a flag: the word in the decode stage must wait for earlier words.
 
-        A jump waits for all that may change its condition; a unit's port, and a field, for what the unit is still to be
-        given; data memory for what is still to be written, or to choose the address.
+        A jump waits for words that may change its condition. A read of a unit's port, or of a field, waits for outputs
+        to units. A read of data memory waits for writes to it, and for changes of the index.
         """
 
         def outputs(word: data.View) -> Value:
             return word.out.any() & (word.function != Function.FIELD)
 
         def moves(word: data.View) -> Value:
-            """What `Source.INDEXED` means, or may."""
+            """The word changes the address of `Source.INDEXED`, or may."""
             index = word.out == Target.INDEX
             return (index | (word.out == Target.MEMORY) if self.lanes else index) & (
                 word.function != Function.FIELD
@@ -346,21 +357,21 @@ class Processor(wiring.Component):
         def busy(word: data.View) -> Value:
             return word.function.any() | word.out.any() | word.write
 
-        always = decoded.function == Condition.ALWAYS  # at the place of a jump's condition
+        always = decoded.function == Condition.ALWAYS  # `function` overlaps a jump's condition
         if self.lanes:
-            # The index register is what it is to be once a word is decoded.
+            # The index register is up to date when a word is decoded.
             always |= decoded.function == Condition.LANES_ZERO
         of_unit = decoded.function > Condition.NEGATIVE
         is_field = decoded.function == Function.FIELD
         reads = (decoded.source[1] == 0) & ~is_field
-        given = outputs(chosen) | outputs(executed)
+        pending = outputs(chosen) | outputs(executed)
         jump = decoded.jump & ~always & (busy(chosen) | busy(executed) | of_unit & self.out.any())
         port = (decoded.source == Source.PORT) & ~is_field & (busy(chosen) | outputs(executed))
         memory = indexed & (moves(chosen) | moves(executed) | chosen.write | executed.write)
         for word in (chosen, executed):
             same = word.operand[:COMPARED_BITS] == decoded.operand[:COMPARED_BITS]
             memory |= reads & word.write & same
-        return jump | ~decoded.jump & (port | is_field & given | memory)
+        return jump | ~decoded.jump & (port | is_field & pending | memory)
 
     def _port(self, number: Signal, accumulator: Signal) -> Signal:
         values = [self.port[index] for index in range(self.ports)]
@@ -374,11 +385,11 @@ class Processor(wiring.Component):
         self, m: Module, words: tuple[data.View, data.View], result: Signal, index: Signal, at: Signal,
         indexed: Value, goes: Value,
     ) -> None:  # fmt: skip
-        """Addresses of kernels' lanes, for the word that is decoded, if it is `indexed`; `goes` if it goes on."""
+        """Drive `at` with a kernel lane's address if the word in the decode stage is `indexed`; `goes`: it advances."""
         decoded, executed = words
         out = (executed.function != Function.FIELD) & (executed.out == Target.MEMORY)
-        given = out & (executed.operand[:4] == MemoryOut.OPERATION)
-        operation = Operation(m, self.lanes, len(at), given, result)
+        load = out & (executed.operand[:4] == MemoryOut.OPERATION)
+        operation = Operation(m, self.lanes, len(at), load, result)
         address = operation.address(m, decoded.operand, index)
         with m.If(indexed & decoded.operand[1 : 1 + PART_BITS].any()):
             m.d.comb += at.eq(address)
@@ -390,9 +401,10 @@ class Processor(wiring.Component):
         self, m: Module, fetch: Any, decoded: data.View, started: Signal, advance: Value, accumulator: Signal,
         index: Signal,
     ) -> Value:  # fmt: skip
-        """Choose the next word; returns whether the current one is decoded again, as the memory unit is not done."""
+        """Select the next word. Returns a flag: the current word is a jump that waits for the memory unit."""
         bits = max((len(self.program) - 1).bit_length(), 1)
-        pc, following = Signal(bits), Signal(bits)
+        pc = Signal(bits)
+        following = Signal(bits)
         back = Signal(bits)
         jump = JUMP_LAYOUT(decoded.as_value()[: JUMP_LAYOUT.size])
         flags = Signal(self.conditions)
@@ -404,7 +416,8 @@ class Processor(wiring.Component):
         ]
         if self.lanes:
             m.d.comb += flags[Condition.LANES_ZERO].eq(~index[: (self.lanes - 1).bit_length()].any())
-        taken, after = Signal(), Signal(bits)
+        taken = Signal()
+        after = Signal(bits)
         m.d.comb += [
             taken.eq(jump.jump & (flags.bit_select(jump.condition, 1) ^ jump.negate)),
             after.eq(pc + 1),
@@ -414,7 +427,7 @@ class Processor(wiring.Component):
         ]
         with m.If(fetch.en):
             m.d.sync += [started.eq(1), pc.eq(fetch.addr)]
-            # Calls have no condition.
+            # Calls are unconditional.
             with m.If(jump.jump & jump.call):
                 m.d.sync += back.eq(after)
         of_memory = (jump.condition == Condition.MEMORY_IDLE) | (jump.condition == Condition.MOVED)
@@ -423,12 +436,19 @@ class Processor(wiring.Component):
     def _fields(
         self, m: Module, chosen: data.View, free: Signal, executed: data.View, result: Signal
     ) -> tuple[Signal, Value]:
-        """The next field of the instruction, and whether to wait for it."""
-        current, position = Signal(32, reset_less=True), Signal(POSITION_BITS)
-        window, bits, field = Signal(64), Signal(32), Signal(32)
+        """Return the next field of the instruction, and a flag: it has to wait for a word of memory."""
+        current = Signal(32, reset_less=True)
+        position = Signal(POSITION_BITS)
+        window = Signal(64)
+        bits = Signal(32)
+        field = Signal(32)
         end = Signal(POSITION_BITS + 1)
-        crosses, ready, is_field = Signal(), Signal(), Signal()
-        width, mask, sign = Signal(range(33)), Signal(32), Signal()
+        crosses = Signal()
+        field_ready = Signal()
+        is_field = Signal()
+        width = Signal(range(33))
+        mask = Signal(32)
+        sign = Signal()
         with m.Switch(chosen.out):
             for number, count in enumerate(WIDTHS):
                 with m.Case(number):
@@ -439,7 +459,7 @@ class Processor(wiring.Component):
             bits.eq(window >> position),
             end.eq(position + width),
             crosses.eq(end[-1]),
-            ready.eq(~is_field | ~crosses | self.word_valid),
+            field_ready.eq(~is_field | ~crosses | self.word_valid),
             field.eq(Mux(chosen.source[1] & sign, bits | ~mask, bits & mask)),
         ]
         self._field_takes = Signal(name="field_takes")
@@ -450,26 +470,28 @@ class Processor(wiring.Component):
                 m.d.sync += current.eq(self.port[Port.WORD])
         with m.If((executed.function != Function.FIELD) & (executed.out == Target.BITS)):
             m.d.sync += [current.eq(result), position.eq(0)]
-        return field, ~ready
+        return field, ~field_ready
 
     def _calculate(self, m: Module, executed: data.View, a: Signal, b: Signal, carry: Signal) -> Signal:
-        """The result of the word. `b` is inverted for what subtracts."""
-        total, result, less = Signal(signed(33)), Signal(32), Signal()
+        """Return the result of the word; `b` is already inverted for subtractions."""
+        total = Signal(signed(33))
+        alu_result = Signal(32)
+        less = Signal()
         m.d.comb += [
             total.eq((Cat(Const(1, 1), Cat(a, a[-1])) + Cat(carry, Cat(b, b[-1])))[1:]),
             less.eq(total[-1]),
         ]
         with m.Switch(executed.function):
             with m.Case(Function.KEEP):
-                m.d.comb += result.eq(a)
+                m.d.comb += alu_result.eq(a)
             with m.Case(Function.LOAD, Function.FIELD):
-                m.d.comb += result.eq(b)
+                m.d.comb += alu_result.eq(b)
             with m.Case(Function.AND):
-                m.d.comb += result.eq(a & b)
+                m.d.comb += alu_result.eq(a & b)
             with m.Case(Function.MIN):
-                m.d.comb += result.eq(Mux(less, a, ~b))
+                m.d.comb += alu_result.eq(Mux(less, a, ~b))
             with m.Case(Function.MAX):
-                m.d.comb += result.eq(Mux(less, ~b, a))
+                m.d.comb += alu_result.eq(Mux(less, ~b, a))
             with m.Default():
-                m.d.comb += result.eq(total)
-        return result
+                m.d.comb += alu_result.eq(total)
+        return alu_result

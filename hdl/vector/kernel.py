@@ -1,4 +1,4 @@
-"""The kernel engine of the vector unit: runs kernels of micro-operations on rows of vectors."""
+"""The kernel engine of the vector unit, which runs kernels of micro-operations on rows of vectors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from weft.hdl.lib import ports
 from weft.hdl.lib.queues import SkidBuffer
 from weft.hdl.vector.kernel_divide import KernelDivide
 from weft.hdl.vector.kernel_sequence import KernelSequence, issue_layout, request_layout
-from weft.hdl.vector.requantise import rounded
+from weft.hdl.vector.requantise import shift_and_round
 from weft.hdl.vector.vec_streams import index_range, results_layout, view
 
 _CHOSEN = READ_LATENCY + 2
 """Cycles from an issue to its operands."""
 _LOW = MULTIPLIER_BITS - 1
-"""Low bits of the first factor that one multiplier takes."""
+"""Low bits of the first factor that one multiplier multiplies."""
 
 
 def table_members(config: Config) -> dict[str, wiring.Member]:
-    """``index`` and ``table`` tell which entries of look-up tables to read, ``entries`` are they; none without them."""
+    """Return the members that read look-up tables; none if there are no tables.
+
+    ``index`` and ``table`` select the ``entries``, which follow two cycles later.
+    """
     if not config.lookup_tables:
         return {}
     lanes = data.ArrayLayout(8, config.lanes)
@@ -33,11 +36,11 @@ def table_members(config: Config) -> dict[str, wiring.Member]:
 
 
 class KernelLanes(wiring.Component):
-    """A rigid pipeline of `KERNEL_LATENCY` cycles from an issue to its result.
+    """Lanes of the kernel engine: a pipeline without back-pressure of `KERNEL_LATENCY` cycles from issue to result.
 
-    The cycles from the issue on: 3 what is read stands at the ports, and registers are addressed; 4 operands are
-    chosen; 5 the first one is shifted, products are made; 6 the operation; 7 to 9 rounding; 10 registers are written.
-    Serial operations leave the pipeline at 5, and their results come when they are done.
+    Cycles after the issue: 3, data from memory is at the ports, and registers are addressed; 4, operands are selected;
+    5, the first operand is shifted, and products are computed; 6, the operation; 7 to 9, rounding; 10, registers are
+    written. Serial operations leave the pipeline at 5, and return their results when they are done.
 
     Parameters
     ----------
@@ -48,19 +51,20 @@ class KernelLanes(wiring.Component):
     -------
     issue : In(issue_layout(config))
     tail : In(8)
-        Elements of the last column, or 0.
+        Number of valid elements in the last column, or 0 if all are valid.
     group : Out(index_range(config))
-        The lane group that is wanted of what the ports show in the next cycle.
+        Lane group to select from the data at the memory ports in the next cycle.
     vectors, rows : In(8 * lanes), In(32 * lanes)
-        It, of the scratchpad's vector and the accumulator's row, `READ_LATENCY` + 1 cycles after the issue.
+        This lane group of the scratchpad's vector and of the accumulator's row, `READ_LATENCY` + 1 cycles after the
+        issue.
     source : In(1)
         The first operand is in the scratchpad.
     index, table : Out(lanes x 8), Out
-        Entries of look-up tables to read; with look-up tables only.
+        Entries of look-up tables to read. Only with look-up tables.
     entries : In(lanes x 8)
-        They, two cycles later.
+        These entries, two cycles later.
     results : Out(results_layout(config))
-        Vectors to write, lane group by lane group.
+        Vectors to write, by lane groups.
     """
 
     def __init__(self, config: Config) -> None:
@@ -87,7 +91,8 @@ class KernelLanes(wiring.Component):
             stages.append(following)
         lanes = data.ArrayLayout(signed(32), self.config.lanes)
         m.submodules.divide = divide = KernelDivide(self.config)
-        result, flags = Signal(lanes, reset_less=True), Signal(self.config.lanes, reset_less=True)
+        result = Signal(lanes, reset_less=True)
+        flags = Signal(self.config.lanes, reset_less=True)
         first, second, predicate = self._operands(m, stages, result, flags, divide)
         chosen = stages[_CHOSEN]
         m.d.comb += [
@@ -105,15 +110,13 @@ class KernelLanes(wiring.Component):
             self.results.index.eq(last.entry.group),
             self.results.dst.eq(last.dst),
         ]
-        m.d.comb += [
-            self.results.bytes[lane].eq(saturated(result[lane])) for lane in range(self.config.lanes)
-        ]
+        m.d.comb += [self.results.bytes[lane].eq(saturate(result[lane])) for lane in range(self.config.lanes)]
         return m
 
     def _operands(
         self, m: Module, stages: list[data.View], result: data.View, flags: Signal, divide: KernelDivide
     ) -> tuple[data.View, data.View, Signal]:
-        """Registers and what was read, as both operands and the predicate of what was issued `_CHOSEN` cycles ago."""
+        """Return both operands and the predicate of the issue of `_CHOSEN` cycles ago, from registers or memory."""
         config, lanes = self.config, self.config.lanes
         asked, chosen, last = stages[READ_LATENCY], stages[READ_LATENCY + 1], stages[KERNEL_LATENCY]
         depth = STRIP_ROWS * config.groups
@@ -121,14 +124,17 @@ class KernelLanes(wiring.Component):
         m.d.comb += self.group.eq(stages[READ_LATENCY - 1].entry.group)
         other = group ^ ((1 << asked.op.swap) >> 1 >> (lanes - 1).bit_length())[: len(group)]
         entry = Signal.like(divide.entry, name="written_entry")
-        writes, written = Signal(), Signal(lanes * 32)
+        writes = Signal()
+        written = Signal(lanes * 32)
         m.d.comb += [
             entry.eq(self._entry(last)),
             writes.eq(last.valid & ~last.op.d_memory & ~_compares(last.op) & ~_serial(last.op)),
             written.eq(result),
         ]
+        # The write of a serial operation never coincides with a write of the pipeline.
         with m.If(divide.write):
             m.d.comb += [writes.eq(1), written.eq(divide.results), entry.eq(divide.entry)]
+        # Two copies of the registers, one for each operand.
         names = [Signal(32 * lanes, name=name) for name in ("register_a", "register_b")]
         reads = (
             self._entry(asked, asked.op.a),
@@ -136,13 +142,15 @@ class KernelLanes(wiring.Component):
         )
         for name, address in zip(names, reads, strict=True):
             m.submodules[name.name] = memory = Memory(shape=32 * lanes, depth=REGISTERS * depth, init=[])
-            store, fetch = memory.write_port(), memory.read_port()
+            store = memory.write_port()
+            fetch = memory.read_port()
             m.d.comb += [
                 store.en.eq(writes), store.data.eq(written), store.addr.eq(entry), fetch.addr.eq(address),
                 name.eq(fetch.data),
             ]  # fmt: skip
         m.submodules.predicates = memory = Memory(shape=lanes, depth=depth, init=[])
-        store, fetch = memory.write_port(), memory.read_port()
+        store = memory.write_port()
+        fetch = memory.read_port()
         bits = len(store.addr)
         m.d.comb += [
             store.en.eq(last.valid & _compares(last.op)),
@@ -153,7 +161,8 @@ class KernelLanes(wiring.Component):
         predicate = Signal(lanes, reset_less=True)
         m.d.sync += predicate.eq(fetch.data)
         layout = data.ArrayLayout(signed(32), lanes)
-        first, second = (Signal(layout, name=name, reset_less=True) for name in ("first", "second"))
+        first = Signal(layout, reset_less=True)
+        second = Signal(layout, reset_less=True)
         for lane in range(lanes):
             m.d.sync += [
                 first[lane].eq(self._first(m, lane, chosen, names[0])),
@@ -162,14 +171,14 @@ class KernelLanes(wiring.Component):
         return first, second, predicate
 
     def _entry(self, issue: data.View, register: Value | None = None, group: Value | None = None) -> Signal:
-        """The address of a register of a lane group of a row."""
+        """Return the address of a register of a lane group of a row."""
         bits = (self.config.groups - 1).bit_length()
         group = issue.entry.group if group is None else group
         register = issue.op.d if register is None else register
         return Cat(group[:bits], issue.entry.row, register)
 
     def _first(self, m: Module, lane: int, issue: data.View, registers: Value) -> Value:
-        """The first operand of a lane."""
+        """Return the first operand of a lane."""
         op = issue.op
         byte = self.vectors.word_select(lane, 8)
         vector = Cat(byte, (byte[7] & ~op.unsigned).replicate(24)).as_signed()
@@ -185,12 +194,12 @@ class KernelLanes(wiring.Component):
         return Mux(op.a_memory, read, registers.word_select(lane, 32).as_signed())
 
     def _element(self, lane: int, issue: data.View) -> Value:
-        """The number of a lane's element in its vector."""
+        """Return the index of a lane's element in its vector."""
         group = issue.entry.group[: (self.config.groups - 1).bit_length()]
         return Cat(Const(lane, (self.config.lanes - 1).bit_length()), group)
 
     def _second(self, m: Module, lane: int, issue: data.View, registers: Value) -> Value:
-        """The second operand of a lane: immediate, or a register whose elements may be exchanged."""
+        """Return the second operand of a lane: an immediate, or a register whose elements may be exchanged."""
         register = Signal(signed(32), name=f"exchanged_{lane}")
         m.d.comb += register.eq(registers.word_select(lane, 32))
         with m.Switch(issue.op.swap):
@@ -209,7 +218,7 @@ class KernelLanes(wiring.Component):
         result: data.View,
         flags: Signal,
     ) -> None:
-        """From operands to results, five cycles later."""
+        """Compute results from operands, five cycles later."""
         op = stages[_CHOSEN].op
         delayed_predicate = Signal.like(predicate, name="delayed_predicate")
         m.d.sync += delayed_predicate.eq(predicate)
@@ -217,14 +226,13 @@ class KernelLanes(wiring.Component):
             m.d.comb += self.table.eq(op.immediate)
         for lane in range(self.config.lanes):
             a, b = first[lane], second[lane]
-            shifted, other = (
-                Signal(signed(32), name=f"{name}_{lane}", reset_less=True) for name in ("shifted", "other")
-            )
+            shifted = Signal(signed(32), name=f"shifted_{lane}", reset_less=True)
+            other = Signal(signed(32), name=f"other_{lane}", reset_less=True)
             m.d.sync += [shifted.eq(Mux(op.shift[5], 0, a << op.shift[:5])), other.eq(b)]
             simple, flag = self._simple(m, lane, stages[_CHOSEN + 1], shifted, other, delayed_predicate[lane])
             product, shift = self._product(m, lane, op, a, b)
-            quotient = rounded(m, product, shift, f"kernel_{lane}", 32, stages[_CHOSEN + 3].op.floor)
-            # Two more cycles, in which products are rounded.
+            quotient = shift_and_round(m, product, shift, f"kernel_{lane}", 32, stages[_CHOSEN + 3].op.floor)
+            # Simple results wait two more cycles, in which products are rounded.
             entry: Value = simple
             for stage in range(2):
                 delayed = Signal(signed(32), name=f"simple_{lane}_{stage}", reset_less=True)
@@ -246,11 +254,11 @@ class KernelLanes(wiring.Component):
                 flags[lane].eq(flag),
             ]
             if self.config.lookup_tables:
-                byte = saturated(a)
+                byte = saturate(a)
                 m.d.comb += self.index[lane].eq(Cat(byte[:7], ~byte[7]))
 
     def _entry_of(self, m: Module, lane: int) -> Value:
-        """The entry of a look-up table, a cycle after it came."""
+        """Return the entry of a look-up table, registered once more."""
         entry = Signal(signed(8), name=f"entry_{lane}", reset_less=True)
         m.d.sync += entry.eq(self.entries[lane])
         return entry
@@ -258,14 +266,17 @@ class KernelLanes(wiring.Component):
     def _simple(
         self, m: Module, lane: int, issue: data.View, shifted: Signal, other: Signal, predicate: Value
     ) -> tuple[Signal, Signal]:
-        """The results of all operations without a product, and of comparisons, a cycle later."""
+        """Return the result of an operation without a product, and the flag of a comparison, one cycle later."""
         op = issue.op
-        result, flag = Signal(signed(32), name=f"simple_{lane}", reset_less=True), Signal(name=f"flag_{lane}")
-        difference, less = Signal(signed(33), name=f"difference_{lane}"), Signal(name=f"less_{lane}")
+        result = Signal(signed(32), name=f"simple_{lane}", reset_less=True)
+        flag = Signal(name=f"flag_{lane}")
+        difference = Signal(signed(33), name=f"difference_{lane}")
+        less = Signal(name=f"less_{lane}")
         index = Cat(self._element(lane, issue), issue.column)
         m.d.comb += [difference.eq(shifted - other), less.eq(difference[-1])]
-        # One adder for ADD, RSUB and INDEX: what is subtracted is inverted, and the bit below carries.
-        turned, added = op.op == Op.RSUB, Signal(signed(33), name=f"added_{lane}")
+        # One adder for ADD, RSUB and INDEX: the subtrahend is inverted, and a bit below the operands carries in.
+        turned = op.op == Op.RSUB
+        added = Signal(signed(33), name=f"added_{lane}")
         addend = Mux(op.op == Op.INDEX, index, shifted ^ turned.replicate(32).as_signed())
         m.d.comb += added.eq(Cat(turned, addend).as_signed() + Cat(turned, other).as_signed())
         chosen = Signal(signed(32), name=f"chosen_{lane}")
@@ -284,12 +295,10 @@ class KernelLanes(wiring.Component):
         return result, flag
 
     def _product(self, m: Module, lane: int, op: data.View, a: Value, b: Value) -> tuple[Signal, Signal]:
-        """The exact product two cycles later, and what it is to be shifted by."""
+        """Return the exact product, and the distance by which to shift it, two cycles later."""
         factor = b[:MULTIPLIER_BITS].as_signed()
-        low, high = (
-            Signal(signed(32 + MULTIPLIER_BITS), name=f"{name}_{lane}", reset_less=True)
-            for name in ("low", "high")
-        )
+        low = Signal(signed(32 + MULTIPLIER_BITS), name=f"low_{lane}", reset_less=True)
+        high = Signal(signed(32 + MULTIPLIER_BITS), name=f"high_{lane}", reset_less=True)
         product = Signal(signed(32 + MULTIPLIER_BITS), name=f"product_{lane}", reset_less=True)
         shift = [Signal(6, name=f"shift_{lane}_{stage}", reset_less=True) for stage in range(2)]
         total = Signal(7, name=f"shift_{lane}")
@@ -313,14 +322,16 @@ def _compares(op: data.View) -> Value:
     return Cat(op.op == kind for kind in COMPARISONS).any()
 
 
-def saturated(value: Value) -> Value:
-    """An int32 as int8: what does not fit becomes the nearest."""
+def saturate(value: Value) -> Value:
+    """Saturate an int32 to int8."""
     fits = value[7:].all() | ~value[7:].any()
     return Mux(fits, value[:8], Cat((~value[-1]).replicate(7), value[-1]))
 
 
 class KernelEngine(wiring.Component):
-    """A sequence of slots, a register for the one that reads next, and lanes behind it that never wait.
+    """Kernel engine: runs kernels of micro-operations on rows of vectors.
+
+    It consists of a sequence of slots, a register of the slot that reads next, and lanes that never wait.
 
     Parameters
     ----------
@@ -330,23 +341,23 @@ class KernelEngine(wiring.Component):
     Members
     -------
     instruction : In(stream of instructions)
-        `Kernel` and `Microcode` only; accepted when there is none.
+        Only `Kernel` and `Microcode`. Accepted while the engine is not `active`.
     active : Out(1)
         There is an instruction.
     finish : In(1)
-        There is none any more from the next cycle on.
+        The instruction is done; `active` becomes 0 in the next cycle.
     mask : Out(SEMAPHORES)
-        What the last instruction signals.
+        Signal mask of the last instruction.
     accumulator : Out(ports.accumulator_read(config))
     scratchpad : Out(ports.scratchpad_read(config))
     stall_port : Out(1)
         A read waits for its grant.
     group, vectors, rows
-        Lane groups of what is read: see `weft.hdl.vector.kernel.KernelLanes`.
+        Lane groups of the data that is read, see `KernelLanes`.
     results : Out(results_layout(config))
-        Vectors to write, lane group by lane group; ``end`` with the last result of an instruction.
+        Vectors to write, by lane groups; ``end`` with the last result of an instruction.
     index, table, entries
-        See `weft.hdl.vector.kernel.KernelLanes`; with look-up tables only.
+        See `KernelLanes`. Only with look-up tables.
     """
 
     def __init__(self, config: Config) -> None:
@@ -372,11 +383,13 @@ class KernelEngine(wiring.Component):
         m = Module()
         m.submodules.sequence = sequence = KernelSequence(self.config)
         m.submodules.lanes = lanes = KernelLanes(self.config)
-        payload, load, source = self.instruction.payload, Signal(), Signal()
+        payload = self.instruction.payload
+        take = Signal()
+        source = Signal()
         m.d.comb += [
             self.instruction.ready.eq(~self.active),
-            load.eq(self.instruction.valid & self.instruction.ready),
-            sequence.load.eq(load),
+            take.eq(self.instruction.valid & self.instruction.ready),
+            sequence.load.eq(take),
             sequence.payload.eq(payload),
             lanes.source.eq(source),
             lanes.vectors.eq(self.vectors),
@@ -388,7 +401,7 @@ class KernelEngine(wiring.Component):
             m.d.comb += self.results.end.eq(1)
         with m.If(self.finish):
             m.d.sync += self.active.eq(0)
-        with m.If(load):
+        with m.If(take):
             m.d.sync += [
                 self.active.eq(1),
                 self.mask.eq(payload.signal),
@@ -405,28 +418,34 @@ class KernelEngine(wiring.Component):
         return m
 
     def _ask(self, m: Module, sequence: KernelSequence, lanes: KernelLanes) -> None:
-        """Read for the next slot, which comes by way of a skid buffer: a refusal reaches no further in its cycle."""
-        request, valid, granted, ready = Signal(request_layout(self.config)), Signal(), Signal(), Signal()
+        """Request the read of the next slot.
+
+        Slots pass a skid buffer, so that back-pressure of a refused read does not reach the sequence in the same cycle.
+        """
+        request = Signal(request_layout(self.config))
+        request_valid = Signal()
+        granted = Signal()
+        ready = Signal()
         m.submodules.skid = ahead = SkidBuffer(request.shape())
         m.d.comb += [
             ahead.i.valid.eq(sequence.valid),
             ahead.i.payload.eq(sequence.slot),
             sequence.ready.eq(ahead.i.ready),
-            ahead.o.ready.eq(~valid | granted),
-            self.scratchpad.valid.eq(valid & request.ask_scratchpad),
+            ahead.o.ready.eq(~request_valid | granted),
+            self.scratchpad.valid.eq(request_valid & request.ask_scratchpad),
             self.scratchpad.address.eq(request.address),
-            self.accumulator.valid.eq(valid & request.ask_accumulator),
+            self.accumulator.valid.eq(request_valid & request.ask_accumulator),
             self.accumulator.address.eq(request.address),
             ready.eq(
                 (self.scratchpad.ready | ~request.ask_scratchpad)
                 & (self.accumulator.ready | ~request.ask_accumulator)
             ),
-            granted.eq(valid & ready),
-            self.stall_port.eq(valid & ~ready),
+            granted.eq(request_valid & ready),
+            self.stall_port.eq(request_valid & ~ready),
             lanes.issue.eq(request.issue),
             lanes.issue.valid.eq(granted & request.issue.valid),
         ]
         with m.If(ahead.o.ready):
-            m.d.sync += valid.eq(ahead.o.valid)
+            m.d.sync += request_valid.eq(ahead.o.valid)
         with m.If(ahead.o.valid & ahead.o.ready):
             m.d.sync += request.eq(ahead.o.payload)

@@ -1,4 +1,4 @@
-"""Reciprocals and reciprocal square roots of the kernel engine, one element after the other."""
+"""The serial unit of the kernel engine for reciprocals and reciprocal square roots."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from weft.hdl.vector.kernel_sequence import issue_layout
 
 _QUOTIENT = 16
 _PACKED = MULTIPLIER_BITS + 6
-"""Bits of a result: a factor and an exponent."""
+"""Bits of a result, which consists of a factor and an exponent."""
 
 
 def register_bits(config: Config) -> int:
-    """Bits of the address of a register of a lane group of a row."""
+    """Return the bits of the address of a register of a lane group of a row."""
     return (config.groups - 1).bit_length() + (STRIP_ROWS * REGISTERS - 1).bit_length()
 
 
 class KernelDivide(wiring.Component):
-    """The results of RECIPROCAL and RSQRT for a lane group, as `weft.hdl.isa.MicroOp` defines them.
+    """Serial unit that computes RECIPROCAL and RSQRT for a lane group, as defined by `weft.hdl.isa.MicroOp`.
 
-    An element takes `KERNEL_DIVISION_CYCLES` cycles, and `KERNEL_ROOT_CYCLES` more with a square root: its size, the
-    number of its bits and its top bits take a cycle each, then root and quotient come by restoring, a bit a cycle.
+    An element takes `KERNEL_DIVISION_CYCLES` cycles, and `KERNEL_ROOT_CYCLES` more for a square root. Its magnitude, its number of
+    bits and its normalised value take one cycle each. Restoring algorithms then compute root and quotient, one bit a
+    cycle.
 
     Parameters
     ----------
@@ -34,9 +35,9 @@ class KernelDivide(wiring.Component):
     Members
     -------
     valid, issue, elements : In(1), In(issue_layout(config)), In(lanes x int32)
-        A lane group, or with ``unsigned`` one element for all of a row. Only after the `write` of the one before.
+        A lane group, or with ``unsigned`` one element for the whole row. Only after the `write` of the previous group.
     write, entry, results : Out(1), Out, Out(32 * lanes)
-        Results for a register's lane group.
+        Write `results` to the lane group `entry` of a register.
     """
 
     def __init__(self, config: Config) -> None:
@@ -57,19 +58,20 @@ class KernelDivide(wiring.Component):
         lanes, groups = self.config.lanes, self.config.groups
         elements = Signal(32 * lanes, reset_less=True)
         packed = Signal(_PACKED * lanes, reset_less=True)
-        uniform, root = Signal(), Signal()
-        row, group, register = (
-            Signal(range(STRIP_ROWS)),
-            Signal(range(max(groups, 2))),
-            Signal(range(REGISTERS)),
-        )
-        left, writing = Signal(range(lanes + 1)), Signal(range(groups + 1))
+        uniform = Signal()
+        root = Signal()
+        row = Signal(range(STRIP_ROWS))
+        group = Signal(range(max(groups, 2)))
+        register = Signal(range(REGISTERS))
+        left = Signal(range(lanes + 1))
+        writing = Signal(range(groups + 1))
         step = Signal(range(KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES))
         last = Signal()
         m.d.comb += last.eq(
             step == Mux(root, KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES - 1, KERNEL_DIVISION_CYCLES - 1)
         )
         result = self._divide(m, elements[:32].as_signed(), step, root)
+        # Take a lane group, compute its elements one by one, then write the results.
         with m.If(self.valid):
             op = self.issue.op
             m.d.sync += [
@@ -105,23 +107,30 @@ class KernelDivide(wiring.Component):
         return m
 
     def _divide(self, m: Module, element: Value, step: Signal, root: Signal) -> Value:
-        """The packed result of an element, in the last of its steps."""
-        size, highest = Signal(32, reset_less=True), Signal(5, reset_less=True)
-        top, rest, square = (
-            Signal(32, reset_less=True),
-            Signal(17, reset_less=True),
-            Signal(18, reset_less=True),
-        )
-        quotient, base = Signal(_QUOTIENT, reset_less=True), Signal(16, reset_less=True)
+        """Return the packed result of an element, valid in the last of its steps."""
+        size = Signal(32, reset_less=True)
+        highest = Signal(5, reset_less=True)
+        top = Signal(32, reset_less=True)
+        rest = Signal(17, reset_less=True)
+        square = Signal(18, reset_less=True)
+        quotient = Signal(_QUOTIENT, reset_less=True)
+        base = Signal(16, reset_less=True)
         exponent = Signal(6, reset_less=True)
-        negative, nothing = element[-1], Signal(reset_less=True)
-        dividing, rooting = Signal(), Signal()
+        negative = element[-1]
+        nothing = Signal(reset_less=True)
+        dividing = Signal()
+        rooting = Signal()
         m.d.comb += [
             rooting.eq(root & (step >= 3) & (step < 3 + KERNEL_ROOT_CYCLES)),
             dividing.eq((step >= 3) & ~rooting),
         ]
-        divisor, doubled, less = Signal(17), Signal(18), Signal(signed(19))
-        trial, grown, below = Signal(18), Signal(20), Signal(signed(21))
+        # Trial subtractions: `less` of the quotient, `below` of the root. A negative sign gives digit 0.
+        divisor = Signal(17)
+        doubled = Signal(18)
+        less = Signal(signed(19))
+        trial = Signal(18)
+        grown = Signal(20)
+        below = Signal(signed(21))
         m.d.comb += [
             divisor.eq(Mux(root, base << 1, top[15:])),
             doubled.eq(rest << 1),
@@ -136,7 +145,7 @@ class KernelDivide(wiring.Component):
                 nothing.eq(~element.any() | (root & negative)),
             ]
         with m.Elif(step == 1):
-            # One less than the number of bits; of roots that is rounded up to an even one.
+            # The number of bits minus 1. For roots the number of bits is rounded up to an even number.
             m.d.sync += highest.eq(_highest(size) | root)
         with m.Elif(step == 2):
             m.d.sync += [
@@ -166,7 +175,7 @@ class KernelDivide(wiring.Component):
 
 
 def _highest(value: Value) -> Value:
-    """The number of the highest bit that is set, of one that is not 0: halves of halves, so that no path is long."""
+    """Return the index of the highest set bit of a non-zero value, by recursive halving, which keeps paths short."""
     if len(value) == 2:
         return value[1]
     half = len(value) // 2

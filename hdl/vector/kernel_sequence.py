@@ -1,4 +1,4 @@
-"""The sequence of the kernel engine: which micro-operation meets which lane group of which row, and where that lies."""
+"""The sequencer of the kernel engine: the order of micro-operations, rows and lane groups, and their addresses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from weft.hdl.vector.vec_streams import is_kind, view
 
 _LOOPS = ("ob", "oy", "ox")
 _OPERANDS = (*SOURCES, *TARGETS)
-_ADDED = len(_OPERANDS)
-"""Cycles in which the addresses of all operands move, one after the other."""
+_ADDRESSES = len(_OPERANDS)
+"""Number of addresses, one for each operand. One address moves in each cycle."""
 _ROW_BITS = (STRIP_ROWS - 1).bit_length()
 
 
 def entry_layout(config: Config) -> data.StructLayout:
-    """A place in the registers: a row of the strip and a lane group."""
+    """Return the layout of a place in the registers: a row of the strip and a lane group."""
     return data.StructLayout({"group": range(max(config.groups, 2)), "row": range(STRIP_ROWS)})
 
 
 def issue_layout(config: Config) -> data.StructLayout:
-    """A micro-operation for a lane group of a row, if `valid`: ``tail`` tells whether the column may end early, ``dst``
-    where the vector goes if the result goes to memory, ``end`` whether it is the last of an instruction."""
+    """Return the layout of an issue: a micro-operation for a lane group of a row.
+
+    ``tail``: it is the last column, which may have fewer valid elements. ``dst``: address of the result if it goes to
+    memory. ``end``: it is the last issue of the instruction.
+    """
     return data.StructLayout(
         {
             "valid": 1,
@@ -42,7 +45,7 @@ def issue_layout(config: Config) -> data.StructLayout:
 
 
 def request_layout(config: Config) -> data.StructLayout:
-    """An issue with what to read for it, and in which memory, if anything."""
+    """Return the layout of an issue with its read: from the scratchpad, from the accumulator, or none."""
     width = max(config.widths.scratchpad_address, config.widths.accumulator_address)
     return data.StructLayout(
         {"ask_scratchpad": 1, "ask_accumulator": 1, "address": width, "issue": issue_layout(config)}
@@ -50,14 +53,14 @@ def request_layout(config: Config) -> data.StructLayout:
 
 
 class KernelSequence(wiring.Component):
-    """Holds micro-operations, and runs through them for strips of rows.
+    """Sequencer of the kernel engine: stores micro-operations, and iterates over them for strips of rows.
 
-    It makes a slot a cycle, unless it has to wait: an issue, or nothing where a micro-operation has fewer lane groups
-    than the latency of the arithmetic has cycles, or is serial. Between any two micro-operations on the same registers
-    there are as many slots as the arithmetic takes, so nothing else has to look after that.
+    It emits a slot a cycle, unless `ready` is 0. A slot is an issue, or empty: if a micro-operation has fewer lane
+    groups than the arithmetic has cycles of latency, or if it is serial. Two micro-operations on the same registers
+    are therefore always separated by the latency, and no other interlock is needed.
 
-    While a micro-operation runs, the next one is read, and the addresses of all operands move to where it reads: one
-    adder takes one operand a cycle, and what it adds goes around in a circle.
+    While a micro-operation runs, the next micro-operation is fetched, and the addresses of all operands move to its
+    first read. One adder moves one operand a cycle; addresses and steps rotate past it in shift registers.
 
     Parameters
     ----------
@@ -69,9 +72,9 @@ class KernelSequence(wiring.Component):
     load, payload : In(1), In(Vec.layout())
         A `Kernel` or a `Microcode`.
     loaded : Out(1)
-        For one cycle: all of a `Microcode` is there.
+        A `Microcode` is completely stored; 1 for one cycle.
     valid, ready, slot : Out(1), In(1), Out(request_layout(config))
-        The slots, in order.
+        Stream of slots, in order.
     """
 
     def __init__(self, config: Config) -> None:
@@ -92,14 +95,16 @@ class KernelSequence(wiring.Component):
         kernel = view(Kernel, self.payload)
         starts = Signal()
         m.d.comb += starts.eq(self.load & is_kind(Kernel, self.payload))
-        op, phase = Signal(MicroOp.layout()), Signal(range(_ADDED + 2))
-        following, coming = Signal(range(self.config.kernel)), Signal(MicroOp.layout())
-        # Block RAM is slow, and no micro-operation is shorter than the eight slots that this has time for.
+        op = Signal(MicroOp.layout())
+        phase = Signal(range(_ADDRESSES + 2))
+        following = Signal(range(self.config.kernel))
+        coming = Signal(MicroOp.layout())
+        # A second register, because block RAM is slow. There is time: a micro-operation has at least eight slots.
         m.d.sync += coming.eq(self._memory(m, following))
         turn = Signal()
         with m.If(starts | turn):
             m.d.sync += phase.eq(0)
-        with m.Elif(phase <= _ADDED):
+        with m.Elif(phase <= _ADDRESSES):
             m.d.sync += phase.eq(phase + 1)
 
         place = self._place(m, kernel, starts, turn, op)
@@ -123,11 +128,13 @@ class KernelSequence(wiring.Component):
         return m
 
     def _memory(self, m: Module, address: Signal) -> Value:
-        """The micro-operation at an address, a cycle later, as a register; `Microcode` fills the memory."""
+        """Return the micro-operation at `address`, registered, one cycle later. `Microcode` fills the memory."""
         m.submodules.memory = memory = Memory(shape=MICRO_BITS, depth=self.config.kernel, init=[])
-        store, fetch = memory.write_port(), memory.read_port()
+        store = memory.write_port()
+        fetch = memory.read_port()
         code = view(Microcode, self.payload)
-        words, left = Signal(MICRO_BITS * MICRO_OPS, reset_less=True), Signal(range(MICRO_OPS + 1))
+        words = Signal(MICRO_BITS * MICRO_OPS, reset_less=True)
+        left = Signal(range(MICRO_OPS + 1))
         entry = Signal.like(store.addr)
         m.d.comb += [
             fetch.addr.eq(address),
@@ -147,18 +154,26 @@ class KernelSequence(wiring.Component):
         return fetch.data
 
     def _place(self, m: Module, kernel: data.View, starts: Value, turn: Value, op: data.View) -> data.View:
-        """Where the kernel stands, and what follows this micro-operation: the next column, the first column again, the
-        next strip or the next block of strips."""
+        """Return the kernel's position, and the move that follows the current micro-operation.
+
+        ``onward``: to the next column. ``back``: to the first column. ``strip``: to the next strip. ``block``: to the
+        next block of strips. ``done``: the kernel ends.
+        """
         place = Signal(
             data.StructLayout(
                 {"column": 12, "last_column": 1, "rows": range(STRIP_ROWS)}
                 | dict.fromkeys(("onward", "back", "strip", "block", "done"), 1)
             )
         )
-        ox, blocks_left = Signal(12), Signal(12)
-        # Strips behind the current one, and behind the first one of each block; rows of the last one, less 1.
-        strips_left, strips, last_rows = Signal(12 - _ROW_BITS), Signal(12 - _ROW_BITS), Signal(_ROW_BITS)
-        last_strip, last_block, ends = Signal(), Signal(), Signal()
+        ox = Signal(12)
+        blocks_left = Signal(12)
+        # Strips after the current strip, strips after the first strip of a block, and rows of the last strip minus 1.
+        strips_left = Signal(12 - _ROW_BITS)
+        strips = Signal(12 - _ROW_BITS)
+        last_rows = Signal(_ROW_BITS)
+        last_strip = Signal()
+        last_block = Signal()
+        ends = Signal()
         m.d.comb += [
             place.onward.eq(op.again & ~place.last_column),
             place.back.eq(op.again & place.last_column),
@@ -168,7 +183,8 @@ class KernelSequence(wiring.Component):
             place.done.eq(ends & last_strip & last_block),
             place.rows.eq(Mux(last_strip, last_rows, STRIP_ROWS - 1)),
         ]
-        column, last = Signal(12), Signal()
+        column = Signal(12)
+        last = Signal()
         m.d.comb += [place.column.eq(column), place.last_column.eq(last)]
         before = (kernel.oy - 1)[:12]
         with m.If(starts):
@@ -206,8 +222,13 @@ class KernelSequence(wiring.Component):
         place: data.View,
         following: Signal,
     ) -> None:
-        """The entry of the micro-operation that comes next, from phase 1 on. At first none runs, and it stays."""
-        current, first, runs = Signal.like(following), Signal.like(following), Signal()
+        """Drive `following` with the index of the next micro-operation, valid from phase 1 on.
+
+        It stays at the first index until a micro-operation runs.
+        """
+        current = Signal.like(following)
+        first = Signal.like(following)
+        runs = Signal()
         with m.If(starts):
             m.d.sync += [first.eq(kernel.start), following.eq(kernel.start), runs.eq(0)]
         with m.Elif(turn):
@@ -222,19 +243,24 @@ class KernelSequence(wiring.Component):
     def _positions(
         self, m: Module, kernel: data.View, starts: Value, phase: Signal, place: data.View
     ) -> tuple[data.View, data.View]:
-        """The addresses of all operands in the first row of the strip and the current column, and their steps from row
-        to row. What moves is the first of each circle, which turns once in the phases from 1 on."""
+        """Return the addresses of all operands at the strip's first row and the current column, and their row steps.
+
+        Element 0 of each shift register moves. All of them rotate once in the phases from 1 on.
+        """
         width = len(self.slot.address)
-        circle = data.ArrayLayout(width, _ADDED)
+        circle = data.ArrayLayout(width, _ADDRESSES)
         names = ("position", "strip_base", "block_base", "step_ob", "step_oy", "step_ox")
         position, strip_base, block_base, *steps = (
             Signal(circle, name=name, reset_less=True) for name in names
         )
-        moves, total = Signal(), Signal(width)
-        left, right = Signal(width), Signal(width)
+        # One adder: the operand's base of the block, of the strip, or of the column, plus the step of the move.
+        moves = Signal()
+        total = Signal(width)
+        left = Signal(width)
+        right = Signal(width)
         moves_base, moves_block = place.strip | place.block, place.block
         m.d.comb += [
-            moves.eq((phase > 0) & (phase <= _ADDED) & (place.onward | place.back | moves_base)),
+            moves.eq((phase > 0) & (phase <= _ADDRESSES) & (place.onward | place.back | moves_base)),
             left.eq(
                 Mux(moves_block, block_base[0], Mux(place.strip | place.back, strip_base[0], position[0]))
             ),
@@ -263,11 +289,16 @@ class KernelSequence(wiring.Component):
     def _slots(
         self, m: Module, starts: Value, turn: Value, op: data.View, coming: data.View, place: data.View
     ) -> tuple[Value, Value]:
-        """Count the slots of the micro-operation; returns whether the slot is an issue, and the last one of a row."""
+        """Count the slots of the micro-operation. Returns two flags: the slot is an issue; it is its row's last."""
         config = self.config
         groups, least = config.groups, kernel_min_cycles(config.groups)
-        entry, todo, real, steps, last = Signal(entry_layout(config)), Signal(), Signal(), Signal(), Signal()
-        running, age = Signal(), Signal(range(least))
+        issue_entry = Signal(entry_layout(config))
+        todo = Signal()
+        real = Signal()
+        steps = Signal()
+        last = Signal()
+        running = Signal()
+        age = Signal(range(least))
         waits = {
             (uniform, root): kernel_serial_cycles(
                 1 if uniform else config.lanes, groups if uniform else 1, root=root
@@ -275,17 +306,19 @@ class KernelSequence(wiring.Component):
             for uniform in (False, True)
             for root in (False, True)
         }
+        # Slots to skip after the issue of a serial operation.
         pause = Signal(range(max(waits.values())))
-        serial, skips = Signal(), Signal()
-        group_last = skips | (entry.group == groups - 1)
+        serial = Signal()
+        skips = Signal()
+        group_last = skips | (issue_entry.group == groups - 1)
         ends = (real & last & ~serial) | (~todo & (pause <= 1))
         m.d.comb += [
             self.valid.eq(running),
             steps.eq(running & self.ready),
             real.eq(todo & ~pause.any()),
-            last.eq(group_last & (entry.row == place.rows)),
+            last.eq(group_last & (issue_entry.row == place.rows)),
             turn.eq(steps & ends & (age == least - 1)),
-            self.slot.issue.entry.eq(entry),
+            self.slot.issue.entry.eq(issue_entry),
             self.slot.issue.end.eq(place.done & last),
         ]
         with m.If(steps & (age != least - 1)):
@@ -293,9 +326,9 @@ class KernelSequence(wiring.Component):
         with m.If(steps & pause.any()):
             m.d.sync += pause.eq(pause - 1)
         with m.If(steps & real):
-            m.d.sync += [entry.group.eq(entry.group + 1), todo.eq(~last)]
+            m.d.sync += [issue_entry.group.eq(issue_entry.group + 1), todo.eq(~last)]
             with m.If(group_last):
-                m.d.sync += [entry.group.eq(0), entry.row.eq(entry.row + 1)]
+                m.d.sync += [issue_entry.group.eq(0), issue_entry.row.eq(issue_entry.row + 1)]
             with m.If(serial):
                 uniform, root = op.unsigned, op.op == Op.RSQRT
                 m.d.sync += pause.eq(
@@ -308,7 +341,7 @@ class KernelSequence(wiring.Component):
         with m.If(starts):
             m.d.sync += [running.eq(1), todo.eq(0), age.eq(0), pause.eq(0)]
         with m.Elif(turn):
-            m.d.sync += [running.eq(~place.done), todo.eq(1), age.eq(0), entry.eq(0)]
+            m.d.sync += [running.eq(~place.done), todo.eq(1), age.eq(0), issue_entry.eq(0)]
             next_serial = Cat(coming.op == kind for kind in SERIAL).any()
             m.d.sync += [serial.eq(next_serial), skips.eq(next_serial & coming.unsigned)]
         return real, group_last
@@ -323,16 +356,20 @@ class KernelSequence(wiring.Component):
         positions: data.View,
         steps: data.View,
     ) -> Value:
-        """The address that is read and the one that is written: they move by a step from row to row. Returns whether
-        the former is one in the scratchpad."""
-        source, width = Signal(), len(self.slot.address)
+        """Drive the addresses of read and write, which move by a step from row to row.
+
+        Returns a flag: the read is from the scratchpad.
+        """
+        source = Signal()
+        width = len(self.slot.address)
         with m.If(starts):
             m.d.sync += source.eq(view(Kernel, self.payload).source)
         for address, index, behind, name in (
             (self.slot.address, coming.a[:2], coming.a[2], "read"),
             (self.slot.issue.dst, len(SOURCES) + coming.d[0], coming.d[1], "write"),
         ):
-            at, step = Signal(width, name=f"{name}_at"), Signal(signed(width), name=f"{name}_step")
+            at = Signal(width, name=f"{name}_at")
+            step = Signal(signed(width), name=f"{name}_step")
             with m.If(turn):
                 m.d.sync += [at.eq(positions[index] + behind), step.eq(steps[index])]
             with m.Elif(row_done & self.ready):

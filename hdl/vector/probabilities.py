@@ -1,4 +1,4 @@
-"""Scores to block floating point probabilities: a group's exponent, the table of powers of two, the sum."""
+"""Conversion of scores to probabilities in block floating point: exponent, table of powers of two, and sum."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def lane_tables(
     *,
     exclusive: bool = False,
 ) -> list[Signal]:
-    """Put a table of `depth` bytes into `m`, with a read port for every lane. Two lanes share a copy, which is written
-    through the port of one of them.
+    """Add a table of `depth` bytes to `m`, with a read port for each lane.
 
-    Returns what stood at the lanes' `indices` two cycles ago, from registers. In a cycle with `fill`, `byte` is written
-    to `entry`, and reads return anything. With `exclusive` there are none in such a cycle, which shows synthesis that
-    both ports of a copy may be those of one block RAM.
+    Two lanes share a copy, which is written through the port of the first lane. In a cycle with `fill`, `byte` is
+    written to `entry`, and the results of reads are undefined. With `exclusive` nothing is read in such a cycle, so
+    that synthesis can map a copy to one block RAM with two ports.
+
+    Returns the entries at the lanes' `indices` of two cycles ago, in registers.
     """
     outputs = []
     for pair in range(0, len(indices), 2):
@@ -50,21 +51,21 @@ def lane_tables(
 
 
 PROBABILITY = 6
-"""Cycles from `Probabilities.ends` to the last probabilities of the vector."""
+"""Cycles from `Probabilities.ends` to a vector's last probabilities."""
 PEAK = -256
-"""Exponent of a vector without a valid score."""
+"""Exponent of a vector without valid scores."""
 PEAK_BITS = 10
 FRACTION = 7
 """Bits of a score below the binary point."""
 
 
 def tree_stages(config: Config) -> int:
-    """Registers in a tree over the lanes, one for every two levels."""
+    """Return the number of pipeline registers in a tree over the lanes: one for every two levels."""
     return ((config.lanes - 1).bit_length() + 1) // 2
 
 
 def sum_latency(config: Config) -> int:
-    """Cycles from `Probabilities.ends` to the vector's sum."""
+    """Return the cycles from `Probabilities.ends` to the vector's sum."""
     return PROBABILITY + tree_stages(config) + 1
 
 
@@ -73,18 +74,18 @@ def sum_width(config: Config) -> int:
 
 
 class Exp2Table(wiring.Component):
-    """The table of `weft.hdl.isa.Table`, with a read port for every lane.
+    """Table of powers of two, written by `weft.hdl.isa.Table`, with a read port for each lane.
 
     Members
     -------
     start : In(1)
-        The next byte written is entry 0.
+        The next byte is written to entry 0.
     fill : In(1)
-        Write `byte`. Reads in this cycle return anything.
+        Write `byte`. The results of reads in this cycle are undefined.
     byte : In(8)
     index : In(lanes x log2(table_depth))
     p : Out(lanes x 8)
-        What stood at the indices two cycles ago, from registers.
+        Entries at the indices of two cycles ago, in registers.
     """
 
     def __init__(self, config: Config) -> None:
@@ -112,9 +113,11 @@ class Exp2Table(wiring.Component):
 
 
 class Probabilities(wiring.Component):
-    """A rigid pipeline in two parts. The first takes a lane group of scores a cycle, at any pace, and finds the
-    exponent of the vector; meanwhile the scores wait. The second then takes all lane groups of the vector, one every
-    cycle. Defined by `weft.hdl.isa.Softmax`, where ``peak`` is ``e``.
+    """Pipeline without back-pressure that converts scores to probabilities in block floating point.
+
+    The first part takes up to one lane group of scores a cycle, stores it, and finds the exponent of the vector. The
+    second part then takes all lane groups of the vector in consecutive cycles. The arithmetic is defined by
+    `weft.hdl.isa.Softmax`, where ``peak`` is called ``e``.
 
     Parameters
     ----------
@@ -123,22 +126,22 @@ class Probabilities(wiring.Component):
     Members
     -------
     valid, last, index : In(1), In(1), In(range(groups))
-        There are scores of lane group `index`, which is the last of its vector. Groups come in order.
+        `scores` belong to lane group `index`; it is the last group of its vector. Groups arrive in order.
     scores : In(lanes x int16)
         Q8.7.
     limit : In(range(N + 1))
-        Valid columns of the vector, one cycle after each of its groups.
+        Number of valid columns of the vector, one cycle after each of its groups.
     used : Out(1)
-        `limit` has been used for the last group.
+        `limit` is used for the last group of a vector in this cycle.
     found : Out(1)
-        `peak` is that of the next vector from now on, for as many cycles as there are groups, at least.
+        `peak` changes to the exponent of the next vector, and stays for at least as many cycles as there are groups.
     peak : Out(int10)
     ends : Out(1)
-        The last group is on its way out, `PROBABILITY` and `sum_latency` cycles before what follows.
+        The vector's last probabilities follow `PROBABILITY` cycles later, and its sum `sum_latency` cycles later.
     p_valid, p, p_index : Out(1), Out(lanes x 8), Out(range(groups))
         Probabilities of a lane group.
     total : Out(sum_width)
-        Sum of all probabilities of the vector, in one cycle.
+        Sum of all probabilities of the vector, valid for one cycle.
     table_start, table_fill, table_byte : In(1), In(1), In(8)
         See `Exp2Table`.
     """
@@ -166,7 +169,7 @@ class Probabilities(wiring.Component):
                 "table_byte": In(8),
             }
         )
-        # The exponent that a score would have alone, how far it is below that, and whether it counts.
+        # A score's own exponent, its distance below that, and whether it is within the limit.
         self._score = data.StructLayout({"peak": signed(PEAK_BITS), "below": FRACTION, "live": 1})
 
     def elaborate(self, platform: object) -> Module:
@@ -178,18 +181,21 @@ class Probabilities(wiring.Component):
         return m
 
     def _split(self, m: Module) -> tuple[list[data.View], Signal, Signal]:
-        """Two stages: scores to exponent and rest, then the mask."""
+        """Split scores into exponent and fraction, and mask them, in two stages."""
         config = self.config
-        valid, last, index = Signal(2), Signal(2), Signal.like(self.index)
+        split_valid = Signal(2)
+        split_last = Signal(2)
+        index = Signal.like(self.index)
         m.d.sync += [
-            valid.eq(Cat(self.valid, valid[0])),
-            last.eq(Cat(self.last, last[0])),
+            split_valid.eq(Cat(self.valid, split_valid[0])),
+            split_last.eq(Cat(self.last, split_last[0])),
             index.eq(self.index),
         ]
-        m.d.comb += self.used.eq(valid[0] & last[0])
+        m.d.comb += self.used.eq(split_valid[0] & split_last[0])
         result = []
         for lane in range(config.lanes):
-            score, peak = self.scores[lane], Signal(signed(PEAK_BITS), name=f"peak_{lane}", reset_less=True)
+            score = self.scores[lane]
+            peak = Signal(signed(PEAK_BITS), name=f"peak_{lane}", reset_less=True)
             below = Signal(FRACTION, name=f"below_{lane}", reset_less=True)
             m.d.sync += [
                 peak.eq(score[FRACTION:].as_signed() + score[:FRACTION].any()),
@@ -201,20 +207,21 @@ class Probabilities(wiring.Component):
             out = Signal(self._score, name=f"score_{lane}", reset_less=True)
             m.d.sync += [out.peak.eq(Mux(live, peak, PEAK)), out.below.eq(below), out.live.eq(live)]
             result.append(out)
-        return result, valid[1], last[1]
+        return result, split_valid[1], split_last[1]
 
     def _find(self, m: Module, scores: list[data.View], valid: Signal, last: Signal) -> None:
-        """The maximum over lanes, then over lane groups."""
+        """Find the maximum of the exponents, over lanes and then over lane groups."""
 
         def larger(a: Value, b: Value) -> Value:
             return Mux((a - b)[-1], b, a)
 
         (largest,) = _tree(m, [score.peak for score in scores], larger, "largest")
-        valid, last = (delayed(m, bit, tree_stages(self.config)) for bit in (valid, last))
-        so_far, peak = Signal(signed(PEAK_BITS), init=PEAK), Signal(signed(PEAK_BITS))
-        candidate = larger(largest, so_far) if self.config.groups > 1 else largest
+        valid, last = (delay(m, bit, tree_stages(self.config)) for bit in (valid, last))
+        peak_so_far = Signal(signed(PEAK_BITS), init=PEAK)
+        peak = Signal(signed(PEAK_BITS))
+        candidate = larger(largest, peak_so_far) if self.config.groups > 1 else largest
         with m.If(valid):
-            m.d.sync += so_far.eq(Mux(last, PEAK, candidate))
+            m.d.sync += peak_so_far.eq(Mux(last, PEAK, candidate))
         with m.If(valid & last):
             m.d.sync += peak.eq(candidate)
         m.d.sync += self.found.eq(valid & last)
@@ -223,14 +230,15 @@ class Probabilities(wiring.Component):
     def _wait(
         self, m: Module, scores: list[data.View], valid: Signal
     ) -> tuple[list[data.View], Signal, Signal]:
-        """Scores to memory and, once the exponent is found, back; returns them with exponent and presence."""
+        """Store scores until the exponent is found. Returns the scores, the exponent, and valid."""
         config = self.config
         width = self._score.size
         depth = 1 << (config.groups + tree_stages(config) + 3).bit_length()
         m.submodules.waiting = ram = memory.Memory(shape=width * config.lanes, depth=depth, init=[])
         store = ram.write_port()
-        write_at, read_at = Signal(range(depth)), Signal(range(depth))
-        left = Signal(range(max(config.groups, 2)))  # lane groups to read after this cycle's
+        write_at = Signal(range(depth))
+        read_at = Signal(range(depth))
+        left = Signal(range(max(config.groups, 2)))  # lane groups to read after this cycle
         reading = Signal()
         m.d.sync += [write_at.eq(write_at + valid), read_at.eq(read_at + reading)]
         with m.If(self.found):
@@ -245,7 +253,7 @@ class Probabilities(wiring.Component):
             store.data.eq(Cat(*scores)),
         ]
         output = Signal(width * config.lanes, reset_less=True)
-        if depth <= 32:  # distributed memory has its register behind it, block memory inside as well
+        if depth <= 32:  # distributed memory, which has no register of its own: register the address
             fetch = ram.read_port(domain="comb")
             m.d.sync += fetch.addr.eq(read_at)
         else:
@@ -253,10 +261,10 @@ class Probabilities(wiring.Component):
             m.d.comb += [fetch.addr.eq(read_at), fetch.en.eq(1)]
         m.d.sync += output.eq(fetch.data)
         waiting = [data.View(self._score, output.word_select(lane, width)) for lane in range(config.lanes)]
-        return waiting, delayed(m, self.peak, 2), delayed(m, reading, 2)
+        return waiting, delay(m, self.peak, 2), delay(m, reading, 2)
 
     def _look_up(self, m: Module, waiting: list[data.View], peak: Value, reading: Value) -> None:
-        """Distances from the exponent, the table, and the sum."""
+        """Look up probabilities by the scores' distances from the exponent, and sum them."""
         config = self.config
         m.submodules.table = table = Exp2Table(config)
         m.d.comb += [
@@ -277,8 +285,8 @@ class Probabilities(wiring.Component):
             ]
             p = Signal(8, name=f"p_{lane}", reset_less=True)
             m.d.comb += [table.index[lane].eq(index), self.p[lane].eq(p)]
-            m.d.sync += p.eq(Mux(delayed(m, near, 2), table.p[lane], 0))
-        m.d.comb += self.p_valid.eq(delayed(m, reading, PROBABILITY - 2))
+            m.d.sync += p.eq(Mux(delay(m, near, 2), table.p[lane], 0))
+        m.d.comb += self.p_valid.eq(delay(m, reading, PROBABILITY - 2))
         p_last = Const(1)
         if config.groups > 1:
             m.d.sync += self.p_index.eq(self.p_index + self.p_valid)
@@ -286,7 +294,7 @@ class Probabilities(wiring.Component):
 
         stages = tree_stages(config)
         (lanes,) = _tree(m, list(self.p), lambda a, b: a + b, "sum")
-        valid, last = delayed(m, self.p_valid, stages), delayed(m, p_last, stages)
+        valid, last = delay(m, self.p_valid, stages), delay(m, p_last, stages)
         so_far = Signal(sum_width(config))
         if config.groups > 1:
             with m.If(valid):
@@ -294,8 +302,8 @@ class Probabilities(wiring.Component):
         m.d.sync += self.total.eq(so_far + lanes)
 
 
-def delayed(m: Module, value: Value, cycles: int) -> Value:
-    """`value` some cycles later, through as many registers."""
+def delay(m: Module, value: Value, cycles: int) -> Value:
+    """Delay `value` by `cycles`, in as many registers."""
     for _ in range(cycles):
         register = Signal(value.shape(), name="delayed")
         m.d.sync += register.eq(value)
@@ -306,7 +314,7 @@ def delayed(m: Module, value: Value, cycles: int) -> Value:
 def _tree(
     m: Module, values: Sequence[Value], combine: Callable[[Value, Value], Value], name: str
 ) -> list[Value]:
-    """Combine pairs, and pairs of results, and so on, to one value; a register follows every second level."""
+    """Reduce `values` to a single value in a binary tree, with a register after every second level."""
     level = 0
     while len(values) > 1:
         values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]

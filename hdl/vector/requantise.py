@@ -1,4 +1,4 @@
-"""The arithmetic of the vector unit: reduce, add the bias, scale, round, clamp, for `lanes` columns a cycle."""
+"""The arithmetic of the vector unit: reduce, add the bias, scale, round and clamp, for `lanes` columns a cycle."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 
 LATENCY = 9
-"""Cycles from an element that is the last of its reduction to its result."""
+"""Cycles from the last element of a reduction to its result."""
 
 _LOW = 17
 """Low bits of a mantissa that go to hardware multipliers: 18 x 18 signed on every FPGA family that matters. The few
-bits above are added in logic, which halves the multipliers that a 24-bit mantissa would take."""
+upper bits are multiplied in logic, which halves the number of multipliers for a 24-bit mantissa."""
 SCORE_BITS = 16
-"""Bits of a result for softmax."""
+"""Bits of a score, a result for softmax."""
 
 
 def _narrow(config: Config) -> int:
-    """Bits that the rounded quotient is saturated to. Any zero point leaves what does not fit outside of int8, or,
-    without one, what does not fit outside of a score."""
+    """Return the bits to which the rounded quotient is saturated.
+
+    A quotient that does not fit is outside of int8 with any zero point, or outside of a score without a zero point.
+    """
     return SCORE_BITS + 1 if config.softmax else 9
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Settings for all elements of an instruction; fields as in `weft.hdl.isa.Vec`, but ``add`` is 0 where the second
-    operand is a factor."""
+    """Return the layout of the settings for all elements of an instruction.
+
+    Fields are those of `weft.hdl.isa.Vec`, but ``add`` is 0 if the second operand is a factor.
+    """
     own = {"subtract": 1} if config.multiply else {}
     return data.StructLayout(
         own
@@ -48,35 +52,35 @@ def settings_layout(config: Config) -> data.StructLayout:
 
 
 def column_layout(config: Config) -> data.StructLayout:
-    """Requantisation parameters of one column, as `weft.hdl.isa.Vec` defines them."""
+    """Return the layout of the requantisation parameters of one column, see `weft.hdl.isa.Vec`."""
     return data.StructLayout({"bias": signed(32), "mantissa": config.mantissa_bits, "shift": 6})
 
 
 class Requantise(wiring.Component):
-    """A rigid pipeline: an element a cycle, a result `LATENCY` cycles after the last element of its reduction.
+    """Requantiser: a pipeline without back-pressure that reduces, scales, rounds and clamps elements.
 
-    The arithmetic is that of `weft.hdl.isa.Vec`, exact for all inputs whose mantissas have ``mantissa_bits`` bits.
+    It takes an element a cycle, and returns a result `LATENCY` cycles after the last element of its reduction. The
+    arithmetic is defined by `weft.hdl.isa.Vec`, and exact for all inputs whose mantissas have ``mantissa_bits`` bits.
 
     Parameters
     ----------
     config : Config
-        ``lanes`` and ``mantissa_bits`` are used.
     tag : shape
-        What travels with the last element of a reduction to its result.
+        Data that accompanies the last element of a reduction to its result.
 
     Attributes
     ----------
     serial : bool
-        Whether a reduction may only end after the result of the one before: see `weft.hdl.vector.requantise`.
+        A reduction may only end after the result of the previous reduction, as in `SerialRequantise`.
 
     Members
     -------
     settings : In(struct)
-        Must not change while elements are under way.
+        Must not change while elements are in flight.
     valid : In(1)
-        There is an element in each lane. Cycles without are allowed anywhere.
+        There is an element in each lane. May be 0 in any cycle.
     first, last : In(1)
-        The element is the first, the last of its reduction.
+        The element is the first or last of its reduction.
     elements : In(lanes x int32)
     second : In(lanes x int8)
         Second operand, read with the last element.
@@ -86,7 +90,7 @@ class Requantise(wiring.Component):
         Read with the last element.
     result_valid, results, result_tag : Out(1), Out(lanes x int8), Out(tag)
     scores : Out(lanes x int16)
-        With softmax only: results with the zero point added, saturated but not clamped to ``low`` and ``high``.
+        Only with softmax: results with the zero point added, saturated, but not clamped to ``low`` and ``high``.
     """
 
     serial = False
@@ -125,7 +129,7 @@ class Requantise(wiring.Component):
         return m
 
     def _lane(self, m: Module, lane: int) -> Value:
-        """One lane, from element to result; the comments number the pipeline's stages."""
+        """Build one lane from element to result; the comments number the pipeline stages."""
 
         def register(value: Value, name: str) -> Signal:
             return _register(m, value, f"{name}_{lane}")
@@ -144,7 +148,7 @@ class Requantise(wiring.Component):
         for stage in range(2, 6):
             shift = register(shift, f"shift_{stage}")
 
-        quotient = rounded(m, product, shift, str(lane), _narrow(self.config))  # 6, 7
+        quotient = shift_and_round(m, product, shift, str(lane), _narrow(self.config))  # 6, 7
         total = register(quotient + settings.zero, "total")  # 8
         if self.config.softmax:
             fits = total[SCORE_BITS - 1 :].all() | ~total[SCORE_BITS - 1 :].any()
@@ -154,21 +158,24 @@ class Requantise(wiring.Component):
         return register(self._clamp(total), "result")  # 9
 
     def _difference(self, second: Value) -> Value:
-        """The second operand less its zero point, or the negative of that, which has as many bits."""
+        """Return the second operand minus its zero point, or the negative of this difference, in the same width."""
         other = second - self.settings.b_zero
         if not self.config.multiply:
             return other
         return Mux(self.settings.subtract, self.settings.b_zero - second, other)
 
     def _clamp(self, total: Signal) -> Value:
-        """`total` within ``low`` and ``high``, as a byte; signs of differences are sooner than comparisons."""
+        """Clamp `total` to ``low`` and ``high``, as a byte.
+
+        Signs of differences, because they are faster than comparisons.
+        """
         settings = self.settings
         below = (total - settings.low)[-1]
         above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
         return Mux(above, settings.high, Mux(below, settings.low, total))[:8]
 
     def _multiply(self, m: Module, lane: int, value: Signal, mantissa: Signal, other: Signal) -> Signal:
-        """``value * mantissa + other * b_mantissa`` three registers later, in full width."""
+        """Return ``value * mantissa + other * b_mantissa`` in full width, three cycles later."""
 
         def register(value: Value, name: str) -> Signal:
             return _register(m, value, f"{name}_{lane}")
@@ -194,11 +201,12 @@ class Requantise(wiring.Component):
         return product
 
     def _reduce(self, m: Module, lane: int) -> Signal:
-        """The register that holds the reduction of all elements up to the previous cycle's."""
+        """Return the register with the reduction of all elements up to the previous cycle."""
         reduced = Signal(signed(32), name=f"reduced_{lane}", reset_less=True)
         element = self.elements[lane]
-        mode, total = self.settings.reduce, Signal(signed(33), name=f"reduce_{lane}")
-        # Also compares, as a sign comes out of an adder sooner than a carry: -1 - element makes it negative if the
+        mode = self.settings.reduce
+        total = Signal(signed(33), name=f"reduce_{lane}")
+        # The adder also compares, because its sign is earlier than its carry: reduced - 1 - element is negative if the
         # element is at least the maximum so far.
         m.d.comb += total.eq(reduced + Mux(mode == Reduce.MAX, ~element, element))
         replace = self.first | (mode == Reduce.NONE) | (mode == Reduce.MAX) & total[-1]
@@ -216,38 +224,42 @@ def _register(m: Module, value: Value, name: str) -> Signal:
 
 
 def _unsigned_low(value: Value) -> Value:
-    """The bits that one multiplier takes, as a signed value that is not negative."""
+    """Return the low bits for one multiplier, as a non-negative signed value."""
     return Cat(value[:_LOW], 0).as_signed()
 
 
 def _shift_and_add(value: Value, factor: Value) -> Value:
-    """``value * factor`` without a multiplier; `factor` is unsigned and has few bits, possibly none."""
+    """Return ``value * factor`` without a multiplier; `factor` is unsigned and has few bits, possibly none."""
     terms = [Mux(factor[bit], value, 0) << bit for bit in range(len(factor))]
     return reduce(add, terms) if terms else Cat(0).as_signed()
 
 
-def rounded(
+def shift_and_round(
     m: Module, product: Signal, shift: Signal, lane: str, narrow: int, floor: Value | None = None
 ) -> Value:
-    """``product / 2**shift`` rounded half to even and saturated, two registers later: quotient plus increment. With
-    `floor` in the cycle before it is rounded down.
+    """Return ``product / 2**shift``, rounded half to even and saturated to `narrow` bits, two cycles later.
 
-    Stage one moves by whole bytes and keeps a window of the guard bit, up to 7 bits to move by, and the quotient; of
-    the bits below it remembers whether any is set, of those above whether they repeat the sign.
+    The result is the sum of a quotient and an increment. It is rounded down if `floor` is 1 one cycle after `product`.
+
+    The first stage shifts by whole bytes. It keeps a window of the guard bit, up to 7 bits that remain to be shifted,
+    and the quotient; for the bits below the window the flag `sticky` (any is set), and for the bits above the flag
+    `fits` (all equal the sign).
     """
     width, size = len(product), 8 + narrow
-    # Bit i of `bits` is bit i-1 of the product, so that there is a guard bit, of 0, for a shift by 0.
+    # Bit i of `bits` is bit i - 1 of the product, so that a shift by 0 has a guard bit, which is 0.
     bits = Signal(signed(max(width + 1, 56 + size)), name=f"bits_{lane}")
     m.d.comb += bits.eq(product << 1)
-    window, sticky = Signal(size, name=f"window_{lane}"), Signal(name=f"sticky_{lane}")
-    fits, negative = Signal(name=f"fits_{lane}"), Signal(name=f"negative_{lane}")
+    window = Signal(size, name=f"window_{lane}")
+    sticky = Signal(name=f"sticky_{lane}")
+    fits = Signal(name=f"fits_{lane}")
+    negative = Signal(name=f"negative_{lane}")
     fine, coarse = _register(m, shift[:3], f"fine_{lane}"), shift[3:6]
     m.d.sync += negative.eq(product[-1])
     with m.Switch(coarse):
         for count in range(8):
             with m.Case(count):
                 m.d.sync += window.eq(bits[8 * count : 8 * count + size])
-    # Bytes are looked at before it is known which of them count, so that no path is long.
+    # All bytes are examined before the shift selects the relevant ones, which keeps paths short.
     above = (bits.as_unsigned() ^ product[-1].replicate(len(bits)))[size - 1 :]
     spilled = Cat(
         (coarse <= index // 8) & above[index : index + 8].any() for index in range(0, len(above), 8)
@@ -256,12 +268,14 @@ def rounded(
         sticky.eq(Cat((coarse > index) & bits[8 * index : 8 * index + 8].any() for index in range(7)).any()),
         fits.eq(~spilled.any()),
     ]
-    guard, lower = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"lower_{lane}")
+    guard = Signal(name=f"guard_{lane}")
+    lower = Signal(size - 1, name=f"lower_{lane}")
     m.d.comb += Cat(guard, lower).eq(window.as_signed() >> fine)
     lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
-    spare, whole = lower[narrow - 1 :], Signal(name=f"whole_{lane}")
+    spare = lower[narrow - 1 :]
+    whole = Signal(name=f"whole_{lane}")
     m.d.comb += whole.eq(fits & (spare.all() | ~spare.any()))
-    # What is saturated is not incremented: that would move it off the least value.
+    # No increment after saturation, because it would move the result off the least value.
     up = guard & (lost | lower[0]) & whole
     increment = _register(m, up if floor is None else up & ~floor, f"increment_{lane}")
     limit = Mux(negative, -(1 << (narrow - 1)), (1 << (narrow - 1)) - 1)
@@ -270,22 +284,25 @@ def rounded(
 
 
 _NARROW = 9
-"""Bits that the quotient is saturated to: with any zero point, what does not fit is outside of int8."""
+"""Bits to which the quotient is saturated: a quotient that does not fit is outside of int8 with any zero point."""
 
 
 def requantiser(config: Config, tag: ShapeLike, multipliers: Multipliers = INFERRED) -> Requantise:
-    """The requantiser beside an array of `multipliers`: serial if the array takes them all, unless there is softmax."""
+    """Return the requantiser for a core with these `multipliers`.
+
+    It is serial if the array takes all of them, unless there is softmax.
+    """
     if multipliers.dual and not config.softmax:
         return SerialRequantise(config, tag)
     return Requantise(config, tag)
 
 
 class SerialRequantise(Requantise):
-    """Does what `Requantise` does, one result at a time: the last element of a reduction may come after the result of
-    the one before at the soonest. The other elements may come at any time.
+    """Requantiser without multipliers, like `Requantise` but with one result at a time.
 
-    A result takes a cycle for every bit of the mantissa (two with ``add``), then one for every 8 places of ``shift``
-    and one for every place left over, and 4 more.
+    The last element of a reduction may come only after the result of the previous reduction; other elements may come at
+    any time. A result takes one cycle for each bit of the mantissa (two with ``add``), one for every 8 places of
+    ``shift``, one for each remaining place, and 4 more.
     """
 
     serial = True
@@ -293,10 +310,14 @@ class SerialRequantise(Requantise):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         add, bits = self.settings.add, self.config.mantissa_bits
-        accept, adding, multiplying, shifting, rounding = (
-            Signal(name=name) for name in ("accept", "adding", "multiplying", "shifting", "rounding")
-        )
-        step, other_turn, arrived = Signal(range(bits)), Signal(), Signal()
+        accept = Signal()
+        adding = Signal()
+        multiplying = Signal()
+        shifting = Signal()
+        rounding = Signal()
+        step = Signal(range(bits))
+        other_turn = Signal()
+        arrived = Signal()
         m.d.comb += accept.eq(self.valid & self.last)
         m.d.sync += [
             adding.eq(accept),
@@ -338,7 +359,7 @@ class SerialRequantise(Requantise):
         other_bit: Value,
         shifting: Signal,
     ) -> tuple[Value, Value]:
-        """One lane; returns what the result's register takes, and whether the product is shifted to its place."""
+        """Build one lane. Returns the input of the result's register, and a flag: the product has been shifted."""
 
         def state(shape: ShapeLike, name: str) -> Signal:
             return Signal(shape, name=f"{name}_{lane}", reset_less=True)
@@ -346,7 +367,7 @@ class SerialRequantise(Requantise):
         settings, column, bits = self.settings, self.columns[lane], self.config.mantissa_bits
         reduced = self._reduce(m, lane)
         value, other = state(signed(32), "value"), state(signed(9), "other")
-        # `low` holds what is left of the mantissa, and from the top the product's low bits.
+        # `low` holds the remaining bits of the mantissa and, entering from the top, the low bits of the product.
         high, low = state(signed(34), "high"), state(bits, "low")
         bytes_left, bits_left = state(3, "bytes_left"), state(3, "bits_left")
         guard, sticky = state(1, "guard"), state(1, "sticky")
@@ -362,6 +383,7 @@ class SerialRequantise(Requantise):
         with m.If(adding):
             m.d.sync += value.eq(value + reduced)
 
+        # Multiply by shift and add: one bit of each mantissa in turn, from bit 0 on.
         term = Signal(signed(33), name=f"term_{lane}")
         total = Signal(signed(34), name=f"total_{lane}")
         m.d.comb += [

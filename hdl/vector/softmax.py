@@ -1,4 +1,4 @@
-"""The pipeline of softmax behind requantisation: probabilities, row states, alignments."""
+"""The softmax pipeline that follows requantisation: mask, probabilities, row states, alignments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.hdl.vector.probabilities import (
     PEAK_BITS,
     PROBABILITY,
     Probabilities,
-    delayed,
+    delay,
     sum_latency,
     sum_width,
     tree_stages,
@@ -24,12 +24,14 @@ from weft.hdl.vector.probabilities import (
 from weft.hdl.vector.requantise import SCORE_BITS
 
 _WIDTH = 21
-"""Bits of a signed distance: int16, and 4096 groups of 128 columns."""
+"""Bits of a signed distance in columns: the sum of an int16 and 4096 groups of 128 columns."""
 
 
 class Mask(wiring.Component):
-    """Follows the loops of a `weft.hdl.isa.Softmax` instruction. Of the N columns of a vector, the first `by_length`
-    lie within the length, and the first `by_diagonal` before the diagonal.
+    """Generator of the mask of a `weft.hdl.isa.Softmax` instruction: the number of valid columns of each vector.
+
+    Of the N columns of a vector, the first `by_length` are within the length, and the first `by_diagonal` are before
+    the diagonal.
 
     Parameters
     ----------
@@ -38,17 +40,17 @@ class Mask(wiring.Component):
     Members
     -------
     start : In(1)
-        A new instruction; the fields below are there from the next cycle on, until the last step.
+        A new instruction begins. The fields below are valid from the next cycle on, until the last step.
     causal, relative, register, length, diagonal : In
         Fields of the instruction.
     bases : In(BASES x 32)
-        Base registers. Without loops only: with them ``register`` is what the register holds.
+        Base registers. Only without loops; with loops, ``register`` is the register's value.
     ready : Out(1)
-        The outputs below hold for the first vector or, later on, the current one.
+        The outputs below are valid for the current vector.
     step : In(1)
-        Go to the next vector; the inputs below say where the current one stands.
+        Advance to the next vector.
     last_ox, last_oy : In(1)
-        It is the last of its loop.
+        The current vector is the last of its loop.
     by_length, by_diagonal : Out(range(N + 1))
     """
 
@@ -74,19 +76,21 @@ class Mask(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        left = Signal(signed(_WIDTH), reset_less=True)  # columns within the length, from this group on
-        outer = Signal(signed(_WIDTH), reset_less=True)  # columns before the diagonal for ox = 0
-        inner = Signal(signed(_WIDTH), reset_less=True)  # the same for this row
+        # Numbers of columns, counted from the first column of the current group.
+        left = Signal(signed(_WIDTH), reset_less=True)  # within the length
+        outer = Signal(signed(_WIDTH), reset_less=True)  # before the diagonal in row ox = 0
+        inner = Signal(signed(_WIDTH), reset_less=True)  # before the diagonal in the current row
 
-        # One adder for both limits, one after the other.
+        # One adder computes both limits in turn.
         phase = Signal(3)
-        base, total = Signal(32, reset_less=True), Signal(signed(32), reset_less=True)
+        base = Signal(32, reset_less=True)
+        total = Signal(signed(32), reset_less=True)
         limit = Signal(signed(16))
         fits = total[15:].all() | ~total[15:].any()
         m.d.comb += limit.eq(Mux(fits, total[:16], Cat((~total[31]).replicate(15), total[31])))
-        held = self.register if self.loops else self.bases[self.register]
+        register_value = self.register if self.loops else self.bases[self.register]
         m.d.sync += [
-            base.eq(Mux(self.relative, held, 0)),
+            base.eq(Mux(self.relative, register_value, 0)),
             total.eq(base + Mux(phase[1], self.diagonal, self.length)),
         ]
         m.d.comb += self.ready.eq(phase[2])
@@ -99,6 +103,7 @@ class Mask(wiring.Component):
         with m.If(phase == 3):
             m.d.sync += Cat(outer, inner).eq((limit + Const(1, signed(_WIDTH)))[:_WIDTH].replicate(2))
 
+        # In the next row one more column is before the diagonal; in the next group N fewer columns are valid.
         following = Signal(signed(_WIDTH))
         group = self.last_ox & self.last_oy
         m.d.comb += following.eq(
@@ -121,18 +126,19 @@ class Mask(wiring.Component):
 
 
 TOTAL = 3
-"""Cycles from `RowStates.valid` to the sum of the same vector."""
+"""Cycles from `RowStates.valid` to the sum of the vector."""
 ALIGNED = 5
 """Cycles from `RowStates.valid` to the alignment."""
 WRITTEN = 6
-"""Cycles from `RowStates.valid` to the write; reads later than that return the new state."""
+"""Cycles from `RowStates.valid` to the write; later reads return the new state."""
 _CLAMP = 31
 
 
 class RowStates(wiring.Component):
-    """Row states, and a rigid pipeline that updates them. Defined by `weft.hdl.isa.Softmax`, whose ``e`` is `peak`.
+    """Memory of row states, with a pipeline without back-pressure that updates them.
 
-    As one of ``u`` and ``v`` is 0, only one of the two sums is shifted.
+    The arithmetic is defined by `weft.hdl.isa.Softmax`, where `peak` is called ``e``. One of the shifts ``u`` and ``v``
+    is always 0, so only one of the two sums is shifted.
 
     Parameters
     ----------
@@ -141,23 +147,23 @@ class RowStates(wiring.Component):
     Members
     -------
     address : In(range(row_states))
-        Of the state to read.
+        Address of the state to read.
     sum : Out(32)
-        ``l`` of the state that stood at `address` two cycles ago, from a register.
+        ``l`` of the state at `address` of two cycles ago, a register.
     valid : In(1)
-        Update the state at `address`. Not before the last update of the same state is written.
+        Update the state at `address`. Only after the previous update of this state has been written.
     fresh : In(1)
-        Read with `valid`: start from m = -256, l = 0 instead.
+        Read with `valid`: start from m = -256, l = 0 instead of the stored state.
     peak : In(int10)
         Two cycles after `valid`.
     total : In(sum_width)
         `TOTAL` cycles after `valid`.
     final : In(1)
-        Keep states. Must not change while updates are under way.
+        Do not write states. Must not change while updates are in flight.
     aligned, alignment : Out(1), Out(signed)
         `ALIGNED` cycles after `valid`.
     written, write_address : Out(1), In(range(row_states))
-        `WRITTEN` cycles after `valid`: where the state comes from, once more.
+        `WRITTEN` cycles after `valid`: the state is written to `write_address`, which has to be its `address`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -182,19 +188,20 @@ class RowStates(wiring.Component):
         m = Module()
         state = data.StructLayout({"m": signed(PEAK_BITS), "l": 32})
         m.submodules.ram = ram = memory.Memory(shape=state, depth=self.config.row_states, init=[])
-        fetch, store = ram.read_port(), ram.write_port()
+        fetch = ram.read_port()
+        store = ram.write_port()
         old = Signal(state, reset_less=True)
         m.d.comb += [fetch.en.eq(1), fetch.addr.eq(self.address), self.sum.eq(old.l)]
         m.d.sync += old.eq(fetch.data)
 
-        # Two cycles after `valid`: how far apart the maxima are, both ways.
-        fresh = delayed(m, self.fresh, 2)
-        maximum, peak = Signal(signed(PEAK_BITS)), Signal(signed(PEAK_BITS), reset_less=True)
+        # Two cycles after `valid`: the distance between the maxima, with either sign.
+        fresh = delay(m, self.fresh, 2)
+        maximum = Signal(signed(PEAK_BITS))
+        peak = Signal(signed(PEAK_BITS), reset_less=True)
         before = Signal(signed(PEAK_BITS), reset_less=True)
         old_sum = Signal(32, reset_less=True)
-        higher, lower = (
-            Signal(signed(PEAK_BITS + 1), name=name, reset_less=True) for name in ("higher", "lower")
-        )
+        higher = Signal(signed(PEAK_BITS + 1), reset_less=True)
+        lower = Signal(signed(PEAK_BITS + 1), reset_less=True)
         m.d.comb += maximum.eq(Mux(fresh, PEAK, old.m))
         m.d.sync += [
             peak.eq(self.peak),
@@ -204,14 +211,15 @@ class RowStates(wiring.Component):
             lower.eq(maximum - self.peak),
         ]
 
-        # Three: the one that is lower is to be shifted.
+        # Three cycles after: the sum with the lower maximum is to be shifted.
         rising = Signal()
         apart = Signal(PEAK_BITS + 1)
         m.d.comb += [rising.eq(~higher[-1]), apart.eq(Mux(rising, higher, lower))]
         added = self.total << 8
         amount = Signal(range(_CLAMP + 1), reset_less=True)
         rose = Signal(reset_less=True)
-        shifted, kept = Signal(32, reset_less=True), Signal(32, reset_less=True)
+        shifted = Signal(32, reset_less=True)
+        kept = Signal(32, reset_less=True)
         following = Signal(signed(PEAK_BITS), reset_less=True)
         m.d.sync += [
             amount.eq(Mux(apart[5:].any(), _CLAMP, apart[:5])),
@@ -221,7 +229,7 @@ class RowStates(wiring.Component):
             kept.eq(Mux(rising, added, old_sum)),
         ]
 
-        # Four: the bit that is shifted out last rounds.
+        # Four cycles after: shift; the last bit that is shifted out rounds.
         quotient = Signal(33, reset_less=True)
         kept_next = Signal(32, reset_less=True)
         m.d.sync += [
@@ -230,12 +238,12 @@ class RowStates(wiring.Component):
             self.alignment.eq(Mux(self.final, Mux(rose, 0, amount), Mux(rose, amount, -amount))),
         ]
 
-        # Five.
+        # Five cycles after: add and round.
         m.d.sync += [
             store.data.l.eq(kept_next + quotient[1:] + quotient[0]),
-            store.data.m.eq(delayed(m, following, 1)),
+            store.data.m.eq(delay(m, following, 1)),
         ]
-        written = delayed(m, self.valid, ALIGNED)
+        written = delay(m, self.valid, ALIGNED)
         m.d.comb += self.aligned.eq(written)
         m.d.sync += self.written.eq(written)
         m.d.comb += [store.en.eq(self.written & ~self.final), store.addr.eq(self.write_address)]
@@ -243,8 +251,11 @@ class RowStates(wiring.Component):
 
 
 def vector_layout(config: Config) -> data.StructLayout:
-    """Control that travels with a vector of scores: the address of its row state and whether to start that
-    anew, where its results go, and whether it is the last of its instruction."""
+    """Return the layout of the control data that accompanies a vector of scores.
+
+    ``state``: address of its row state. ``fresh``: restart this state. ``dst``, ``alignment``: destinations of the
+    results. ``end``: the vector is the last of its instruction.
+    """
     return data.StructLayout(
         {
             "state": range(config.row_states),
@@ -257,7 +268,7 @@ def vector_layout(config: Config) -> data.StructLayout:
 
 
 class SoftmaxPipe(wiring.Component):
-    """`Probabilities` and `RowStates`, with what vectors bring along waiting in taps for its time.
+    """Softmax pipeline: `Probabilities` and `RowStates`, with taps that delay the control data of vectors.
 
     Parameters
     ----------
@@ -268,23 +279,22 @@ class SoftmaxPipe(wiring.Component):
     Members
     -------
     begin, limit : In(1), In(range(N + 1))
-        A vector with that many valid columns, whose first scores come `entry` cycles later.
+        Begin a vector with `limit` valid columns, whose first scores follow `entry` cycles later.
     push, vector : In(1), In(vector_layout)
-        A vector whose last scores come `entry` cycles later.
+        Control data of a vector, whose last scores follow `entry` cycles later.
     valid, last, index, scores
         See `Probabilities`.
     final : In(1)
         See `RowStates`.
     table_start, table_fill, table_byte
-        See `Exp2Table`. Not while scores are under way.
+        See `Exp2Table`. Not while scores are in flight.
     dividing, row, sum : In(1), In(range(row_states)), Out(32)
-        While `dividing`, `sum` is the one of state `row` two cycles ago.
+        While `dividing`, `sum` is the sum of state `row` of two cycles ago.
     p_valid, p, p_index, dst : Out(1), Out(lanes x 8), Out(range(groups)), Out
-        Probabilities of a lane group, and the address of the vector.
+        Probabilities of a lane group, and the destination of the vector.
     alignment_write : Out(ports.alignment_write(config))
     ended : Out(1)
-        The last vector of the instruction has been written, its alignment is being written, and its state in the next
-        cycle.
+        The instruction's last vector has been written. Its alignment is written in this cycle, its state in the next.
     """
 
     def __init__(self, config: Config, entry: int) -> None:
@@ -331,11 +341,11 @@ class SoftmaxPipe(wiring.Component):
         # Cycles from `push`.
         ends = self.entry + stages + 2 + config.groups
         read = ends + sum_latency(config) - TOTAL
-        event = delayed(m, probabilities.ends, sum_latency(config) - TOTAL)
-        started = delayed(m, event, TOTAL - 1)
-        # The first lane group needs its limit while others may still have to be granted.
+        event = delay(m, probabilities.ends, sum_latency(config) - TOTAL)
+        started = delay(m, event, TOTAL - 1)
+        # The first lane group may need its limit before the reads of the other groups are granted.
         m.submodules.limits = limits = Tap(self.limit.shape(), (self.entry + 1) // config.groups + 3)
-        dst = self._tap(m, ("dst",), ends + PROBABILITY, delayed(m, probabilities.ends, PROBABILITY))
+        dst = self._tap(m, ("dst",), ends + PROBABILITY, delay(m, probabilities.ends, PROBABILITY))
         state = self._tap(m, ("state", "fresh"), read, event)
         aligned = self._tap(m, ("alignment", "end"), read + ALIGNED, states.aligned)
         written = self._tap(m, ("state",), read + WRITTEN, states.written)
@@ -366,7 +376,7 @@ class SoftmaxPipe(wiring.Component):
         return m
 
     def _tap(self, m: Module, names: tuple[str, ...], cycles: int, pop: Signal) -> data.View:
-        """Some members of `vector` from `push` to `pop`, `cycles` later."""
+        """Return some fields of `vector`, delayed from `push` to `pop`, which is `cycles` later."""
         layout = data.StructLayout({name: self.vector[name].shape() for name in names})
         tap = Tap(layout, cycles // self.config.groups + 2)
         m.submodules[f"tap_{names[0]}_{cycles}"] = tap

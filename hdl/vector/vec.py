@@ -1,4 +1,4 @@
-"""The vector unit: executes the instructions of the VEC queue. Its stages are in the files beside this one."""
+"""The vector unit, which executes the instructions of the VEC queue, and its operand and write stages."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from weft.hdl.vector.vec_reader import VecReader
 from weft.hdl.vector.vec_softmax import VecSoftmax
 from weft.hdl.vector.vec_streams import (
     arrival_layout,
-    bytewise,
+    bytewise_kinds,
     index_range,
     instruction_layout,
     is_one_of,
+    kinds_without_parameters,
     operands_layout,
     results_layout,
     tag_layout,
-    without_parameters,
 )
 
 _PARTS = {"bias": BIAS, "mantissa": MANTISSA, "shift": SHIFT}
 
 
 class VecOperands(wiring.Component):
-    """Keeps the parameter block and the second operand, and chooses the columns of each element's lane group.
+    """Operand stage: stores the parameter block and the second operand, and selects each element's lane group.
 
     Parameters
     ----------
@@ -42,24 +42,24 @@ class VecOperands(wiring.Component):
     -------
     current : In(instruction_layout(config))
     arrival : In(arrival_layout(config))
-        What `scratchpad` and `accumulator` are in this cycle.
+        Describes the data at `scratchpad` and `accumulator` in this cycle.
     group : In(index_range(config))
-        The lane group of that.
+        Lane group of the arrival.
     scratchpad, accumulator : In(vector), In(row)
     vectors, rows : Out(8 * lanes), Out(32 * lanes)
-        The lane group of both, in the next cycle.
+        The selected lane group of both, one cycle later.
     clear : In(1)
-        Parameters become 0. With softmax only.
+        Set all parameters to 0. Only with softmax.
     normalising : In(1)
-        Bytes of the scratchpad are probabilities. With softmax only.
+        Bytes of the scratchpad are probabilities. Only with softmax.
     scale : In(column_layout)
-        Parameters instead of those that were read, which are 0; else 0.
+        Parameters that replace the stored parameters, which then are 0; otherwise 0. Only with softmax.
     operands : Out(operands_layout(config))
         Two cycles after the arrival.
     row : Out(1)
-        The first element of a row enters requantisation in the next cycle; from a register. With softmax only.
+        The first element of a row enters requantisation in the next cycle; a register. Only with softmax.
     byte : Out(8)
-        The element's lane of `operands`. With tables of any kind only.
+        The element's lane of `operands`. Only with tables of any kind.
     """
 
     def __init__(self, config: Config) -> None:
@@ -81,7 +81,7 @@ class VecOperands(wiring.Component):
                 "accumulator": In(config.widths.row),
                 "operands": Out(operands_layout(config)),
                 **(softmax if config.softmax else {}),
-                **({"byte": Out(8)} if bytewise(config) else {}),
+                **({"byte": Out(8)} if bytewise_kinds(config) else {}),
             }
         )
 
@@ -96,11 +96,13 @@ class VecOperands(wiring.Component):
         with m.If(arrival.second):
             m.d.sync += second.eq(self.scratchpad)
 
-        # A cycle to choose lanes, one to choose among sources.
-        nearer, chosen = (Signal(element.shape(), name=name) for name in ("nearer", "chosen"))
+        # One cycle to select lanes, one to select the source.
+        nearer = Signal(element.shape())
+        chosen = Signal(element.shape())
         nearer_second = Signal(8 * self.config.lanes, reset_less=True)
         chosen_second = Signal.like(nearer_second, reset_less=True)
-        near, valid = Signal(), Signal()
+        near = Signal()
+        valid = Signal()
         second_lanes = self._lanes(m, second, element.tag.index)
         m.d.sync += [
             near.eq(arrival.valid),
@@ -118,12 +120,15 @@ class VecOperands(wiring.Component):
             with m.If(self.clear):
                 m.d.sync += planes.eq(0)
             m.d.sync += self.row.eq(arrival.valid & element.row)
-        if bytewise(self.config):
+        if bytewise_kinds(self.config):
             m.d.comb += self.byte.eq(operands.elements[chosen.lane][:8])
         return m
 
     def _elements(self, m: Module, in_range: Value, second: Value) -> None:
-        """The lane group of what arrives, two cycles later; `second` is that of the second operand."""
+        """Drive the elements with the lane group of the arrival, two cycles later.
+
+        `second` is the lane group of the second operand.
+        """
         current, arriving = self.current, self.arrival.element.in_range
         rows, vectors = (
             Signal.like(value, name=name, reset_less=True)
@@ -146,8 +151,10 @@ class VecOperands(wiring.Component):
             m.d.comb += self.operands.elements[lane].eq(element)
 
     def _product(self, m: Module, lane: int, vector: Value, second: Value, in_range: Value) -> Value:
-        """An element of what arrives times that of the second operand, two cycles later: zero points are taken off in
-        the first, and there is nothing but a register behind the multiplier."""
+        """Return an element of the arrival times an element of the second operand, two cycles later.
+
+        The first cycle subtracts zero points, so that the second contains only the multiplier and its register.
+        """
         factors = [
             Signal(signed(9), name=f"{name}_{lane}", reset_less=True) for name in ("factor", "second_factor")
         ]
@@ -160,24 +167,27 @@ class VecOperands(wiring.Component):
         return product
 
     def _columns(self, m: Module, planes: data.View, index: Value) -> None:
-        """Parameters of the lane group `index`, or `scale`."""
+        """Drive the columns with the parameters of lane group `index`, or with `scale`."""
         parts = [self._lanes(m, plane, index) for plane in planes]
         for lane in range(self.config.lanes):
             word = Signal(8 * PARAMETER_VECTORS, name=f"word_{lane}")
             m.d.comb += word.eq(Cat(part.word_select(lane, 8) for part in parts))
             for name, part in _PARTS.items():
-                # One of the two is 0.
+                # Either `word` or `scale` is 0.
                 scale = self.scale[name] if self.config.softmax else 0
                 m.d.comb += self.operands.columns[lane][name].eq(word[part.bits] | scale)
 
     def _probability(self, vector: Value) -> Value:
-        """A byte of the scratchpad as an element; for Normalise a probability, stored less 128 if it has 8 bits."""
+        """Return a byte of the scratchpad as an element.
+
+        For Normalise it is a probability; one of 8 bits is stored minus 128.
+        """
         if self.config.probability_bits != 8:
             return vector
         return Cat(vector[:7], vector[7] ^ self.normalising, (vector[7] & ~self.normalising)).as_signed()
 
     def _lanes(self, m: Module, value: Value, index: Value) -> Value:
-        """The part of `value` (N equal fields) that belongs to lane group `index`."""
+        """Return the part of `value` (N equal fields) that belongs to lane group `index`."""
         width = len(value) // self.config.groups
         if self.config.groups == 1:
             return value
@@ -190,7 +200,7 @@ class VecOperands(wiring.Component):
 
 
 class VecWriter(wiring.Component):
-    """Assembles lane groups to a vector, writes it, and signals after the last one of an instruction.
+    """Write stage: assembles lane groups to a vector, writes it, and signals after an instruction's last vector.
 
     Parameters
     ----------
@@ -200,13 +210,13 @@ class VecWriter(wiring.Component):
     -------
     results : In(results_layout(config))
     mask : In(SEMAPHORES)
-        With the last results: what their instruction signals.
+        Signal mask of the instruction, valid with its last results.
     write : Out(ports.scratchpad_write(config))
-        Must be granted in every cycle, ``ready`` is not looked at.
+        Must be granted in every cycle: ``ready`` is ignored.
     signal : Out(SEMAPHORES)
         `mask`, for one cycle, when everything that was written can be read.
     busy : Out(1)
-        Between the last results of an instruction and its `signal`.
+        High between an instruction's last results and its `signal`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -223,8 +233,11 @@ class VecWriter(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        results, vector = self.results, Signal(self.config.widths.vector, reset_less=True)
-        ended, signalled, mask = Signal(), Signal(), Signal.like(self.mask)
+        results = self.results
+        vector = Signal(self.config.widths.vector, reset_less=True)
+        ended = Signal()
+        signalled = Signal()
+        mask = Signal.like(self.mask)
         with m.Switch(results.index):
             for index in range(self.config.groups):
                 with m.Case(index):
@@ -242,21 +255,25 @@ class VecWriter(wiring.Component):
 
 
 class VecUnit(wiring.Component):
-    """A reader, and stages behind it that never wait once a read is granted::
+    """Vector unit: executes the instructions of the VEC queue, which requantise, add, pool and compute softmax.
+
+    It is a pipeline whose stages never wait once a read is granted::
 
         reader -> operands -> requantise -> (look-up tables) -> (softmax) -> writer
 
     An instruction first reads its parameter block. Then it reads one source row or vector a cycle: all elements of an
-    output's reduction for the first `lanes` columns, again for the next ones, and so on; with ``add``, the second
-    operand is read ahead of them, once per output or where it moves. An instruction starts reading when the one before
-    it has written its last output, so it may read what that one wrote; but a `Vec` of the accumulator without ``add``
-    starts behind the last read of a `Vec` before it, and its parameter block must not be what that one writes.
+    output's reduction for the first `lanes` columns, again for the next `lanes` columns, and so on. With ``add``, the
+    second operand is read first, once for each output or when its address changes.
 
-    With softmax, Softmax and Normalise run through the same sequence and the same arithmetic. Normalise has no
-    parameter block: what it multiplies by comes from a divider, which works a row ahead. Scores do not pass the look-up
-    tables. Table and Lookup read every vector as often as it has bytes, and take another one each time.
+    An instruction starts to read when the previous instruction has written its last output, so it may read this output.
+    Exception: a `Vec` that reads the accumulator without ``add`` starts after the last read of a previous `Vec`. Its
+    parameter block must not be written by that `Vec`.
 
-    Kernel and Microcode go to the kernel engine, which has the ports and the writer to itself meanwhile.
+    Softmax and Normalise use the same sequence of reads and the same arithmetic. Normalise has no parameter block: its
+    factors come from a divider, which works a row ahead. Scores bypass the look-up tables. Table and Lookup read every
+    vector once for each of its bytes, and take one byte each time.
+
+    Kernel and Microcode go to the kernel engine, which then has exclusive use of the ports and the writer.
 
     Parameters
     ----------
@@ -267,18 +284,18 @@ class VecUnit(wiring.Component):
     Members
     -------
     instruction, signal, busy
-        See `ports.unit`; the opcode tells the other kinds apart.
+        See `ports.unit`. The payload is a `Vec`; its opcode distinguishes the other kinds.
     accumulator : Out(ports.accumulator_read(config))
     scratchpad : Out(ports.scratchpad_read(config))
         Parameters, second operand, and source vectors.
     write : Out(ports.scratchpad_write(config))
-        Must be granted in every cycle, ``ready`` is not looked at.
+        Must be granted in every cycle: ``ready`` is ignored.
     stall_port : Out(1)
         A read waits for its grant.
     alignment_read : Out(ports.alignment_read(config)), alignment_write : Out(ports.alignment_write(config))
-        Always granted, ``ready`` is not looked at. With softmax only.
+        Always granted: ``ready`` is ignored. Only with softmax.
     bases or values
-        See `weft.hdl.lib.pipeline.register_port`. With softmax only.
+        See `weft.hdl.lib.pipeline.register_port`. Only with softmax.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
@@ -350,9 +367,14 @@ class VecUnit(wiring.Component):
         return m
 
     def _share(self, m: Module, reader: VecReader, kernel: KernelEngine, writer: VecWriter) -> data.View:
-        """Give each instruction to the reader or to the kernel engine, one at a time, and the ports to that one.
-        Returns the results of the former."""
-        to_kernel, kernel_last, results = Signal(), Signal(), Signal(results_layout(self.config))
+        """Pass each instruction to the reader or to the kernel engine, one at a time, and connect its ports.
+
+        Returns the results that the reader's stages are to drive.
+        """
+        # `kernel_last`: the last accepted instruction went to the kernel engine.
+        to_kernel = Signal()
+        kernel_last = Signal()
+        results = Signal(results_layout(self.config))
         payload = self.instruction.payload
         m.d.comb += [
             to_kernel.eq(is_one_of((Kernel, Microcode), payload)),
@@ -385,9 +407,13 @@ class VecUnit(wiring.Component):
     def _results(
         self, m: Module, requantise: Requantise, reader: VecReader, operands: VecOperands, results: data.View
     ) -> VecLookup | None:
-        """The stages between requantisation and `results`, which go to the writer; returns that of look-up tables."""
+        """Add the stages between requantisation and `results`, which go to the writer.
+
+        Returns the stage of look-up tables, if there is any.
+        """
         tag, valid = requantise.result_tag, requantise.result_valid
-        lookup, last = None, Signal()
+        lookup = None
+        last = Signal()
         m.d.comb += last.eq(valid & tag.last)
         if self.config.softmax:
             m.submodules.softmax = softmax = VecSoftmax(self.config)
@@ -404,7 +430,8 @@ class VecUnit(wiring.Component):
                 softmax.scores_index.eq(tag.index),
                 softmax.scores.eq(requantise.scores),
                 operands.clear.eq(
-                    reader.sequence.load & is_one_of(without_parameters(self.config), reader.sequence.payload)
+                    reader.sequence.load
+                    & is_one_of(kinds_without_parameters(self.config), reader.sequence.payload)
                 ),
                 operands.normalising.eq(softmax.normalise),
                 operands.scale.eq(softmax.scale),

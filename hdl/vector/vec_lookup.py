@@ -9,13 +9,15 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa import Lookup, Vec
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.operands import LOOKUP_LATENCY
-from weft.hdl.vector.probabilities import delayed, lane_tables
+from weft.hdl.vector.probabilities import delay, lane_tables
 from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
 
 class VecLookup(wiring.Component):
-    """A rigid pipeline of `LOOKUP_LATENCY` cycles. Results of a `Vec` with ``lookup`` become entries of its table,
-    those of all other instructions pass unchanged. `Lookup` fills a table.
+    """Look-up tables: a pipeline of `LOOKUP_LATENCY` cycles without back-pressure that replaces results by table entries.
+
+    Results of a `Vec` with ``lookup`` become entries of its table; results of other instructions pass unchanged.
+    `Lookup` fills a table.
 
     Parameters
     ----------
@@ -27,14 +29,13 @@ class VecLookup(wiring.Component):
     load, payload : In(1), In(Vec.layout())
         An instruction starts, which may be a `Lookup`.
     looks_up, chosen : In(1), In
-        Whether results are looked up, and in which table: so much ahead of them as the elements that they are made of
-        are not with `weft.hdl.vector.vec.VecOperands` yet.
+        Results are looked up; in which table. They apply to `o` of `LOOKUP_LATENCY + 1` cycles later.
     byte_valid, byte : In(1), In(8)
-        An element, which `Lookup` stores.
+        An element for `Lookup` to store.
     i, o : In(results_layout(config)), Out(results_layout(config))
     outside : In(1)
-        There is no result, and `index` and `table` tell what `entries` become two cycles later. With the kernel engine
-        only, like the members below.
+        There is no result in this cycle, and `entries` become those of `index` and `table` two cycles later. This and
+        the members below only with the kernel engine.
     index, table, entries : In(lanes x 8), In, Out(lanes x 8)
     """
 
@@ -64,11 +65,13 @@ class VecLookup(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         depth = LOOKUP_ENTRIES * self.config.lookup_tables
-        # The last results of the instruction before need so long until they are out.
-        table, looks_up = (delayed(m, value, LOOKUP_LATENCY + 1) for value in (self.chosen, self.looks_up))
-        fills, entry = Signal(), Signal(range(depth))
-        byte, fill = Signal(8, reset_less=True), Signal()
-        m.d.sync += [byte.eq(self.byte), fill.eq(fills & self.byte_valid)]
+        # Delayed until the last results of the previous instruction have left.
+        table, looks_up = (delay(m, value, LOOKUP_LATENCY + 1) for value in (self.chosen, self.looks_up))
+        fills = Signal()
+        entry = Signal(range(depth))
+        table_byte = Signal(8, reset_less=True)
+        fill = Signal()
+        m.d.sync += [table_byte.eq(self.byte), fill.eq(fills & self.byte_valid)]
         filling = view(Lookup, self.payload)
         with m.If(self.load):
             m.d.sync += [
@@ -78,18 +81,18 @@ class VecLookup(wiring.Component):
         with m.Elif(fill):
             m.d.sync += entry.eq(entry + 1)
 
-        # Entry 0 is that of -128. A single table leaves nothing of its number.
+        # Entry 0 belongs to -128. With a single table, `table` has no bits.
         indices = [Cat(result[:7], ~result[7], table) for result in self.i.bytes]
         if self.config.kernel:
             indices = [
                 Mux(self.outside, Cat(self.index[lane], self.table), index)
                 for lane, index in enumerate(indices)
             ]
-        found = lane_tables(m, depth, indices, fill, entry, byte, exclusive=True)
-        passed = delayed(m, self.i.as_value(), LOOKUP_LATENCY)
+        outputs = lane_tables(m, depth, indices, fill, entry, table_byte, exclusive=True)
+        passed = delay(m, self.i.as_value(), LOOKUP_LATENCY)
         m.d.comb += self.o.eq(data.View(results_layout(self.config), passed))
         with m.If(looks_up):
-            m.d.comb += [self.o.bytes[lane].eq(output) for lane, output in enumerate(found)]
+            m.d.comb += [self.o.bytes[lane].eq(output) for lane, output in enumerate(outputs)]
         if self.config.kernel:
-            m.d.comb += [self.entries[lane].eq(output) for lane, output in enumerate(found)]
+            m.d.comb += [self.entries[lane].eq(output) for lane, output in enumerate(outputs)]
         return m

@@ -1,4 +1,4 @@
-"""The first stage of the vector unit: the sequence of an instruction's reads."""
+"""The first stage of the vector unit, which generates the sequence of an instruction's reads."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from weft.hdl.vector.vec_streams import (
     VecSequence,
     arrival_layout,
     as_vec,
-    bytewise,
+    bytewise_kinds,
     element_layout,
     index_range,
     instruction_layout,
     is_kind,
     is_one_of,
+    kinds_without_parameters,
     loop_nest,
     note_layout,
     second_width,
-    unbounded,
+    unbounded_kinds,
     vector_kinds,
-    without_parameters,
 )
 
-_TAKEN = ("source", "h", "w", "pad", "signal")
+_COPIED_FIELDS = ("source", "h", "w", "pad", "signal")
 SETTLING = PARAMETER_VECTORS + READ_LATENCY
-"""Cycles behind an instruction that was accepted early in which the later stages still work on the one before it: as
-many as until its own first element could be two cycles from them. The other's last one has left requantisation."""
+"""Cycles after an early acceptance for which the later stages keep the settings of the previous instruction.
+
+After them, the first element of the accepted instruction is at least two cycles away from the later stages, and the
+last element of the previous instruction has left requantisation."""
 assert SETTLING >= READ_LATENCY + LATENCY - 1
 
 
 def _request_layout(config: Config) -> data.StructLayout:
-    """The element to read next: what to ask for, where, and what travels with it."""
+    """Return the layout of the next read: which ports, their addresses, and the data that accompanies the element."""
     source = max(config.widths.scratchpad_address, config.widths.accumulator_address)
     return data.StructLayout(
         {
@@ -55,33 +57,34 @@ def _request_layout(config: Config) -> data.StructLayout:
 
 
 class VecReader(wiring.Component):
-    """Takes an instruction, reads its parameter block, then one source row or vector a cycle; with ``add``, the second
-    operand ahead of them: once per output, or where it moves.
+    """Read stage: reads an instruction's parameter block, then one source row or vector a cycle.
 
-    A `Vec` that reads no vectors of the scratchpad but its parameters is accepted when everything of the `Vec` before
-    it has been read. Its own elements come so much later, behind the parameters, that the settings of the later stages
-    can change in between.
+    With ``add`` it reads the second operand first, once for each output or when its address changes.
+
+    A `Vec` that reads nothing but its parameters from the scratchpad is accepted early, when all reads of the previous
+    `Vec` are done. Its parameters delay its first element long enough for the later stages to change their settings in
+    between.
 
     Parameters
     ----------
     config : Config
     serial : bool
-        Whether nothing may be read behind the last element of a reduction until `resume`.
+        After the last element of a reduction, wait for `resume` before the next read.
 
     Members
     -------
     instruction : In(stream of instructions)
-        Accepted when there is none, or early, as above.
+        Accepted when the unit is idle, or early, as described above.
     current : Out(instruction_layout(config))
-        The instruction, as far as the stages behind the arrival are concerned: one that is accepted early comes later.
+        The instruction of the elements in the later stages; changes after an early acceptance with a delay.
     signal : Out(SEMAPHORES)
-        The signal mask of the instruction that will finish next.
+        Signal mask of the instruction that finishes next.
     active : Out(1)
         There is an instruction.
     finish : In(1)
-        The results of an instruction are out.
+        The last results of an instruction are written.
     resume : In(1)
-        The result of a reduction is there.
+        The result of a reduction is complete.
     sequence : Out(Sequence(config))
         For stages that follow the reads.
     accumulator : Out(ports.accumulator_read(config))
@@ -90,9 +93,9 @@ class VecReader(wiring.Component):
     stall_port : Out(1)
         A read waits for its grant.
     arrival : Out(arrival_layout(config))
-        What the data is that stands at the ports in this cycle.
+        Describes the data at the ports in this cycle.
     approaching : Out(index_range(config))
-        The lane group of that in the next one.
+        Lane group of `arrival` in the next cycle.
     """
 
     def __init__(self, config: Config, serial: bool) -> None:
@@ -119,10 +122,11 @@ class VecReader(wiring.Component):
         m = Module()
         m.submodules.nest = nest = loop_nest(self.config)
         instruction = Signal(instruction_layout(self.config))
-        early, read = Signal(), Signal()
+        early = Signal()
+        read = Signal()
         self._accept(m, nest, instruction, early)
         self._overlap(m, nest.load, instruction, early, read)
-        # The element to read next, so that neither address nor range check comes before or behind an arbiter.
+        # The next read is registered, so that address and range check are not on the path of the arbiters.
         request = Signal(_request_layout(self.config))
         granted = self._ask(m, request, nest.load, instruction.source)
         with m.If(nest.load):
@@ -143,12 +147,12 @@ class VecReader(wiring.Component):
         return m
 
     def _accept(self, m: Module, nest: LoopNest, taken: data.View, early: Signal) -> None:
-        """Take an instruction when there is none, or if it may come `early`; what is `taken` of it stays."""
+        """Accept an instruction when the stage is idle, or `early`, and store its settings in `taken`."""
         payload, groups = self.instruction.payload, self.config.groups
         instruction, bounded, by_bytes = payload, Const(1), Const(0)
         if vector_kinds(self.config) != [Vec]:
-            bounded = ~is_one_of(unbounded(self.config), payload)
-            by_bytes = is_one_of(bytewise(self.config), payload)
+            bounded = ~is_one_of(unbounded_kinds(self.config), payload)
+            by_bytes = is_one_of(bytewise_kinds(self.config), payload)
             groups = Mux(by_bytes, self.config.n, groups)
             instruction = as_vec(m, payload, self.config)
         m.d.comb += [
@@ -158,7 +162,7 @@ class VecReader(wiring.Component):
         ]
         with m.If(nest.load):
             m.d.sync += [taken.bounded.eq(bounded), taken.bytewise.eq(by_bytes)]
-            m.d.sync += [taken[name].eq(instruction[name]) for name in _TAKEN]
+            m.d.sync += [taken[name].eq(instruction[name]) for name in _COPIED_FIELDS]
             m.d.sync += [
                 taken.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
             ]
@@ -179,16 +183,21 @@ class VecReader(wiring.Component):
                 ]
 
     def _overlap(self, m: Module, load: Signal, taken: data.View, early: Signal, read: Signal) -> None:
-        """Tell whether the instruction that is offered may come `early`, as that before it was `read`; which of two
-        finishes; and what the later stages see of what was `taken`."""
+        """Decide early acceptance, and delay the settings of the later stages.
+
+        Drives `early`: all reads of the previous instruction are done (`read`) and the instruction at the input may be
+        accepted. Drives `signal` with the mask of the instruction that finishes next, and `current` with `taken`.
+        """
         payload = self.instruction.payload
-        offered, plain, behind = Signal(), Signal(), Signal()
-        before = Signal(SEMAPHORES)
+        offered = Signal()  # the instruction at the input may be accepted early
+        plain = Signal()  # the current instruction is a `Vec`
+        behind = Signal()  # the previous instruction has not finished
+        before = Signal(SEMAPHORES)  # its signal mask
         settling = Signal(range(SETTLING + 1))
         if not self.serial:
             is_vec = is_kind(Vec, payload)
             reads_none = (payload.source == Source.ACCUMULATOR) & ~payload.add
-            # From a register: what is offered stands until it is accepted.
+            # A register is possible because the instruction stays at the input until it is accepted.
             m.d.sync += offered.eq(self.instruction.valid & ~self.instruction.ready & is_vec & reads_none)
             m.d.comb += early.eq(read & offered & plain & ~behind & (settling == 0))
             with m.If(load):
@@ -208,10 +217,14 @@ class VecReader(wiring.Component):
                 m.d.sync += settling.eq(SETTLING)
 
     def _ask(self, m: Module, request: data.View, load: Value, source: Value) -> data.View:
-        """Ask for parameters and for what stands in `request`; returns what is granted in this cycle."""
+        """Request parameters and the read in `request`. Returns the grant of this cycle."""
         scratchpad, accumulator = self.scratchpad, self.accumulator
-        left, address = Signal(range(PARAMETER_VECTORS + 1)), Signal.like(scratchpad.address)
-        loading, turn, from_scratchpad, pause = Signal(), Signal(), Signal(), Signal()
+        left = Signal(range(PARAMETER_VECTORS + 1))
+        address = Signal.like(scratchpad.address)
+        loading = Signal()
+        turn = Signal()
+        from_scratchpad = Signal()
+        pause = Signal()
         granted = Signal(arrival_layout(self.config))
         source_ready = Mux(from_scratchpad, scratchpad.ready, accumulator.ready)
         ask_source = request.ask_source & from_scratchpad & ~pause
@@ -237,7 +250,7 @@ class VecReader(wiring.Component):
             with m.Elif(self.resume):
                 m.d.sync += pause.eq(0)
         payload, vectors = self.instruction.payload, PARAMETER_VECTORS
-        if without := without_parameters(self.config):
+        if without := kinds_without_parameters(self.config):
             vectors = Mux(is_one_of(without, payload), 0, PARAMETER_VECTORS)
         with m.If(load):
             m.d.sync += [left.eq(vectors), address.eq(payload.params)]
@@ -248,8 +261,8 @@ class VecReader(wiring.Component):
     def _fill(
         self, m: Module, nest: LoopNest, request: data.View, granted: data.View, instruction: data.View
     ) -> None:
-        """Step the loop nest into `request`, by way of a skid buffer, whenever that is free."""
-        # A refused read must not reach back to the loop nest in the same cycle.
+        """Advance the loop nest into `request`, by way of a skid buffer, whenever `request` is free."""
+        # Back-pressure of a refused read must not reach the loop nest in the same cycle.
         m.submodules.skid = ahead = SkidBuffer(request.shape())
         m.d.comb += [
             ahead.i.valid.eq(nest.active & ~self.sequence.hold),
@@ -266,16 +279,20 @@ class VecReader(wiring.Component):
             m.d.sync += request.eq(ahead.o.payload)
 
     def _element(self, m: Module, nest: LoopNest, coming: data.View, current: data.View) -> None:
-        """The request for the element that the loop nest stands on."""
+        """Drive `coming` with the request for the current element of the loop nest."""
         y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
         config, element = self.config, coming.element
         grouped = "g" in nest.loops
-        in_range, starts, ends, moved = Signal(), Signal(), Signal(), Signal()
-        # The lane group that the nest stands on, preceded by the lane if that may count; ends where it began.
-        by_bytes = bool(bytewise(config))
+        in_range = Signal()
+        starts = Signal()
+        ends = Signal()
+        moved = Signal()
+        # Current lane group; its low bits are the lane if vectors may be read bytewise. Wraps to 0 after a vector.
+        by_bytes = bool(bytewise_kinds(config))
         lane_bits = (config.lanes - 1).bit_length() if by_bytes else 0
         bits = lane_bits + (config.groups - 1).bit_length()
-        index = Signal(bits) if bits else Const(0, 0)  # in Verilog a signal without bits has two
+        # No signal of 0 bits, because Verilog would declare it as [-1:0], with two bits.
+        index = Signal(bits, name="index") if bits else Const(0, 0)
         stride = Mux(current.bytewise, 1, config.lanes) if by_bytes else 1
         m.d.comb += [
             in_range.eq(~y[-1] & (y < current.h) & ~x[-1] & (x < current.w)),
@@ -307,7 +324,7 @@ class VecReader(wiring.Component):
                 m.d.sync += index.eq(index + Mux(ends, stride, 0))
 
     def _follow(self, m: Module, nest: LoopNest, request: data.View, granted: data.View) -> None:
-        """Tell the sequence to stages that follow it."""
+        """Drive `sequence`, for the stages that follow the reads."""
         sequence, tag = self.sequence, request.element.tag
         place, grant = sequence.place, sequence.grant
         m.d.comb += [

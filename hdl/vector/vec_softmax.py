@@ -1,4 +1,4 @@
-"""The parts of the vector unit for softmax: they follow its sequence of reads, and work on requantised scores."""
+"""The softmax stage of the vector unit, which follows the sequence of reads and works on requantised scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.hdl.lib import ports
 from weft.hdl.lib.arithmetic import RESULT, Divider
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.pipeline import register_port
-from weft.hdl.vector.probabilities import delayed
+from weft.hdl.vector.probabilities import delay
 from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
 from weft.hdl.vector.softmax import WRITTEN, Mask, SoftmaxPipe, vector_layout
 from weft.hdl.vector.vec_streams import (
@@ -27,14 +27,16 @@ from weft.hdl.vector.vec_streams import (
 )
 
 CHOSEN = READ_LATENCY + 2
-"""Cycles from the grant of a read to the entry of requantisation."""
-_UNDER_WAY = 15
-"""More vectors than can be between the loop nest and the write of their row state."""
+"""Cycles from the grant of a read to the entry of the element into requantisation."""
+_IN_FLIGHT = 15
+"""Exceeds the number of vectors that can be between the loop nest and the write of their row state."""
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Fields of Softmax and Normalise that are needed after the start. With loops ``register`` is what the register
-    holds."""
+    """Return the layout of the fields of Softmax and Normalise that are needed after the start.
+
+    With loops, ``register`` is the register's value.
+    """
     fields = {name: Softmax.layout()[name].shape for name in _SOFTMAX_FIELDS}
     if config.loops:
         fields["register"] = unsigned(32)
@@ -46,7 +48,7 @@ _NORMALISE_FIELDS = ("scaled", "scale", "exponent", "v_zero")
 
 
 class VecSoftmax(wiring.Component):
-    """Row states, masks, divisions and probabilities for the vector unit.
+    """Softmax stage of the vector unit: masks, probabilities, row states, and the divisions of Normalise.
 
     Parameters
     ----------
@@ -55,21 +57,21 @@ class VecSoftmax(wiring.Component):
     Members
     -------
     sequence : In(Sequence(config))
-        The reads of instructions of any kind.
+        The reads of all kinds of instructions.
     bases or values
         See `weft.hdl.lib.pipeline.register_port`.
     normalise : Out(1)
         The current instruction is Normalise.
     row : In(1)
-        The first element of a row enters requantisation in the next cycle. From a register.
+        The first element of a row enters requantisation in the next cycle. A register.
     scale : Out(column_layout)
-        What Normalise has for parameters, in the cycle in which an element enters requantisation. 0 for others.
+        Parameters of Normalise, in the cycle in which an element enters requantisation; 0 for other instructions.
     byte_valid, byte : In(1), In(8)
-        An element, which `Table` stores.
+        An element for `Table` to store.
     scores_valid, scores_last, scores_index, scores : In(1), In(1), In(index_range(config)), In(lanes x int16)
-        From requantisation: scores of a lane group, which is the last of its vector.
+        Scores of a lane group from requantisation; `scores_last`: it is the last group of its vector.
     i, o : In(results_layout(config)), Out(results_layout(config))
-        Results, and what is to be written: probabilities for Softmax.
+        Results; and the data to write, which for Softmax are probabilities.
     alignment_read, alignment_write
         See `weft.hdl.lib.ports`.
     """
@@ -100,7 +102,8 @@ class VecSoftmax(wiring.Component):
         m = Module()
         sequence, place = self.sequence, self.sequence.place
         settings = Signal(settings_layout(self.config), reset_less=True)
-        softmax, table = Signal(), Signal()
+        softmax = Signal()
+        table = Signal()
         with m.If(sequence.load):
             for kind, names in ((Softmax, _SOFTMAX_FIELDS), (Normalise, _NORMALISE_FIELDS)):
                 m.d.sync += [settings[name].eq(view(kind, sequence.payload)[name]) for name in names]
@@ -111,7 +114,7 @@ class VecSoftmax(wiring.Component):
                 self.normalise.eq(is_kind(Normalise, sequence.payload)),
                 table.eq(is_kind(Table, sequence.payload)),
             ]
-        # A grant is known late in its cycle, and wanted all over the place.
+        # Registered, because a grant is late in its cycle and has a high fan-out.
         grant = Signal(grant_layout(self.config))
         m.d.sync += grant.eq(sequence.grant)
         m.submodules.rows = rows = self._rows(m)
@@ -122,14 +125,14 @@ class VecSoftmax(wiring.Component):
         self._divide(m, settings, grant, pipe, divider)
         m.d.comb += divider.row.eq(self.normalise & rows.active)
 
-        waits_for_state = self._under_way(m, grant, softmax)
+        waits_for_state = self._wait_for_state(m, grant, softmax)
         masked = self._mask(m, settings, rows, grant, pipe, softmax)
         new_row = place.first_ox & place.first_g
         holds = softmax & (waits_for_state | ~masked)
         m.d.comb += [
             sequence.hold.eq(holds | self.normalise & new_row & ~divider.ready),
             divider.issue.eq(self.normalise & new_row & sequence.step),
-            # `step` without what only a division holds up.
+            # `step`, without the condition that only holds up divisions.
             rows.step.eq(
                 Mux(self.normalise, divider.step, softmax & sequence.may_step & ~holds & place.last_g)
             ),
@@ -137,7 +140,7 @@ class VecSoftmax(wiring.Component):
         return m
 
     def _rows(self, m: Module) -> LoopNest:
-        """Row states in the order of Softmax's vectors, or of Normalise's rows."""
+        """Return a loop nest over the row states, in the order of Softmax's vectors or of Normalise's rows."""
         width = (self.config.row_states - 1).bit_length()
         loops = dict.fromkeys(("ob", "oy", "ox"), 12)
         rows = LoopNest(loops, {"state": (width, dict.fromkeys(loops, width))})
@@ -147,26 +150,27 @@ class VecSoftmax(wiring.Component):
         m.d.comb += [rows.load.eq(self.sequence.load), *rows.take(fields)]
         return rows
 
-    def _under_way(self, m: Module, grant: data.View, softmax: Signal) -> Signal:
-        """Whether the row state that the next vector needs may not be written yet.
+    def _wait_for_state(self, m: Module, grant: data.View, softmax: Signal) -> Signal:
+        """Return a flag: the row state that the next vector needs may not have been written yet.
 
-        Rows come in the same order again and again, so the last vector of the same row is as many vectors ago as
-        there are rows, and fewer than that must be under way. A vector counts as under way until one that is sent
-        then reads its state behind this one's write.
+        Rows repeat in the same order, so the previous vector of the same row is `row_count` vectors ago. Fewer vectors
+        than that may be in flight. A vector is in flight until a vector that is issued then would read its state after
+        the write.
         """
         place = self.sequence.place
-        rows, under_way = Signal(range(_UNDER_WAY + 1)), Signal(range(_UNDER_WAY + 1))
-        excess = Signal(signed(len(rows) + 1))  # under_way - rows, of which only the sign is looked at
+        row_count = Signal(range(_IN_FLIGHT + 1))
+        in_flight = Signal(range(_IN_FLIGHT + 1))
+        excess = Signal(signed(len(row_count) + 1))  # in_flight - row_count; only the sign is used
         begins = softmax & self.sequence.step & place.first_g
-        # From the grant to here is what a step takes to get here at least, and from the first of the groups that
-        # follow to the last there are as many cycles as groups, less one.
+        # A vector that is issued now uses its state at least `early` cycles later: its reads have a latency, and its
+        # last lane group follows its first by `groups - 1` cycles. So `ends` may precede the write by this much.
         early = CHOSEN + 1 + self.config.groups
-        ends = delayed(m, softmax & grant.granted & grant.last, CHOSEN - 1 + max(WRITTEN + 1 - early, 0))
-        m.d.sync += [under_way.eq(under_way + begins - ends), excess.eq(excess + begins - ends)]
+        ends = delay(m, softmax & grant.granted & grant.last, CHOSEN - 1 + max(WRITTEN + 1 - early, 0))
+        m.d.sync += [in_flight.eq(in_flight + begins - ends), excess.eq(excess + begins - ends)]
         with m.If(self.sequence.load):
-            m.d.sync += [rows.eq(0), excess.eq(under_way + begins - ends)]
-        with m.Elif(begins & place.first_ob & (rows != _UNDER_WAY)):
-            m.d.sync += [rows.eq(rows + 1), excess.eq(excess - ends)]
+            m.d.sync += [row_count.eq(0), excess.eq(in_flight + begins - ends)]
+        with m.Elif(begins & place.first_ob & (row_count != _IN_FLIGHT)):
+            m.d.sync += [row_count.eq(row_count + 1), excess.eq(excess - ends)]
         waits = Signal()
         m.d.comb += waits.eq(place.first_g & ~place.first_ob & ~excess[-1])
         return waits
@@ -180,7 +184,7 @@ class VecSoftmax(wiring.Component):
         pipe: SoftmaxPipe,
         softmax: Signal,
     ) -> Value:
-        """Note facts about a vector at its step, and use them at the grant. Returns whether masks are ready."""
+        """Store the data of a vector at its step, and use it at the grant. Returns a flag: the mask is ready."""
         sequence = self.sequence
         m.submodules.mask = mask = Mask(self.config)
         m.d.comb += [getattr(mask, name).eq(settings[name]) for name in _SOFTMAX_FIELDS[2:]]
@@ -221,8 +225,9 @@ class VecSoftmax(wiring.Component):
         softmax: Signal,
         table: Signal,
     ) -> None:
-        byte, fill = Signal(8, reset_less=True), Signal()
-        m.d.sync += [byte.eq(self.byte), fill.eq(table & self.byte_valid)]
+        entry_byte = Signal(8, reset_less=True)
+        fill = Signal()
+        m.d.sync += [entry_byte.eq(self.byte), fill.eq(table & self.byte_valid)]
         m.d.comb += [
             pipe.valid.eq(softmax & self.scores_valid),
             pipe.last.eq(self.scores_last),
@@ -231,7 +236,7 @@ class VecSoftmax(wiring.Component):
             pipe.final.eq(settings.final),
             pipe.table_start.eq(self.sequence.load),
             pipe.table_fill.eq(fill),
-            pipe.table_byte.eq(byte),
+            pipe.table_byte.eq(entry_byte),
             pipe.dividing.eq(self.normalise),
             pipe.row.eq(rows.values.state),
             self.alignment_write.valid.eq(pipe.alignment_write.valid),
@@ -240,8 +245,8 @@ class VecSoftmax(wiring.Component):
         ]
 
     def _results(self, m: Module, pipe: SoftmaxPipe, softmax: Signal) -> None:
-        """Probabilities instead of results, if the instruction is Softmax."""
-        # With 8 bits, probabilities are stored less 128.
+        """Drive the output with probabilities if the instruction is Softmax, else with results."""
+        # Probabilities of 8 bits are stored minus 128.
         offset = 0x80 if self.config.probability_bits == 8 else 0
         last = pipe.p_index == self.config.groups - 1
         with m.If(softmax):
@@ -258,7 +263,7 @@ class VecSoftmax(wiring.Component):
     def _divide(
         self, m: Module, settings: data.View, grant: data.View, pipe: SoftmaxPipe, divider: Divider
     ) -> None:
-        """Results of the division, from the row's first element to its last."""
+        """Drive `scale` with the result of the division, from the first element of a row to its last."""
         row = Signal(RESULT)
         alignment = Signal(signed(ports.ALIGNMENT_BITS))
         m.d.comb += [
@@ -270,12 +275,13 @@ class VecSoftmax(wiring.Component):
         ]
         m.d.comb += [getattr(divider, name).eq(settings[name]) for name in _NORMALISE_FIELDS[1:]]
         scaled = Mux(settings.scaled, self.alignment_read.data, 0)
-        m.d.comb += alignment.eq(delayed(m, scaled, CHOSEN - 1 - READ_LATENCY))
+        m.d.comb += alignment.eq(delay(m, scaled, CHOSEN - 1 - READ_LATENCY))
         with m.If(self.sequence.load):
             m.d.sync += row.eq(0)
         with m.Elif(divider.take):
             m.d.sync += row.eq(divider.result)
 
+        # The requantiser shifts by 0 to 63.
         shift = row.shift + alignment
         clamped = Mux(shift[-1], 0, Mux(shift[6:-1].any(), 63, shift[:6]))
         m.d.comb += [

@@ -1,7 +1,7 @@
-"""What travels between the stages of the vector unit.
+"""Layouts of the data between the stages of the vector unit, and the kinds of its instructions.
 
-The stages behind the reads never wait, so their streams have no ``ready``: a payload is there for one cycle, and its
-own bits say what of it is valid.
+The stages after the reads never wait, so their streams have no ``ready``: a payload is present for one cycle, and
+contains its own valid bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STRIDES = ("ob", "oy", "ox")
 
 
 def view(kind: type[Instruction], payload: data.View) -> data.View:
-    """The fields of an instruction word of this kind."""
+    """Return the view of an instruction word as an instruction of this kind."""
     return data.View(kind.layout(), Value.cast(payload))
 
 
@@ -48,25 +48,25 @@ def is_one_of(kinds: Sequence[type[Instruction]], payload: data.View) -> Value:
 
 
 def vector_kinds(config: Config) -> list[type[Instruction]]:
-    """The instructions that go through the stages from reader to writer; those of the kernel engine do not."""
+    """Return the kinds of instructions that pass the stages from reader to writer, all but the kernel engine's."""
     return [kind for kind in kinds_of(Queue.VEC, config) if kind.REQUIRES is not Feature.KERNEL]
 
 
-def without_parameters(config: Config) -> list[type[Instruction]]:
-    """Those that have no parameter block."""
+def kinds_without_parameters(config: Config) -> list[type[Instruction]]:
+    """Return the kinds of `vector_kinds` that have no parameter block."""
     kinds = vector_kinds(config)
     return [kind for kind in kinds if all(operand.name != "params" for operand in kind.OPERANDS)]
 
 
-def unbounded(config: Config) -> list[type[Instruction]]:
-    """Those that read all elements of their source, wherever those are."""
+def unbounded_kinds(config: Config) -> list[type[Instruction]]:
+    """Return the kinds of `vector_kinds` whose source has no bounds: they read all elements."""
     kinds = vector_kinds(config)
     sources = {kind: [operand for operand in kind.OPERANDS if operand.name == "src"] for kind in kinds}
-    return [kind for kind, found in sources.items() if found and not any(item.bounds for item in found)]
+    return [kind for kind, src in sources.items() if src and not any(operand.bounds for operand in src)]
 
 
-def bytewise(config: Config) -> list[type[Instruction]]:
-    """Those that fill a table with the bytes of vectors, and write no vectors."""
+def bytewise_kinds(config: Config) -> list[type[Instruction]]:
+    """Return the kinds of `vector_kinds` that write the bytes of vectors to a table, and no vectors."""
 
     def writes(kind: type[Instruction]) -> bool:
         return any(operand.write and operand.memory is Memory.SCRATCHPAD for operand in kind.OPERANDS)
@@ -75,21 +75,24 @@ def bytewise(config: Config) -> list[type[Instruction]]:
 
 
 def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
-    """A `Vec` whose loops, source and destination are those of the instruction in `payload`, and whose second operand
-    stands where the alignments do, but is not added. Coordinates and parameters of the others have no meaning."""
+    """Return a `Vec` with the loops, source and destination of the instruction in `payload`.
+
+    The second operand is at the address of the alignments, and is not added. Unless the instruction is a `Vec`,
+    coordinates and parameters are undefined.
+    """
     vec = Signal(Vec.layout())
     m.d.comb += vec.eq(payload)
     once = {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
     for kind in (Softmax, Normalise) if config.softmax else ():
         fields = view(kind, payload)
-        given: dict[str, Any] = once | {"b": fields.alignment}
-        given |= {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _STRIDES}
+        values: dict[str, Any] = once | {"b": fields.alignment}
+        values |= {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _STRIDES}
         if kind is Softmax:
-            given |= {"zero": 0}
+            values |= {"zero": 0}
         else:
-            given |= {name: fields[name] for name in ("zero", "low", "high")}
-        _override(m, kind, payload, vec, given)
-    for filling in bytewise(config):
+            values |= {name: fields[name] for name in ("zero", "low", "high")}
+        _override(m, kind, payload, vec, values)
+    for filling in bytewise_kinds(config):
         fields = view(filling, payload)
         one_by_one = {"source": int(Source.SCRATCHPAD), "ob": 1, "oy": 1, "src_ox": 1}
         _override(m, filling, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
@@ -97,14 +100,14 @@ def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
 
 
 def _override(
-    m: Module, kind: type[Instruction], payload: data.View, vec: data.View, given: dict[str, Any]
+    m: Module, kind: type[Instruction], payload: data.View, vec: data.View, values: dict[str, Any]
 ) -> None:
     with m.If(is_kind(kind, payload)):
-        m.d.comb += [vec[name].eq(value) for name, value in given.items()]
+        m.d.comb += [vec[name].eq(value) for name, value in values.items()]
 
 
 def row_strides(m: Module, payload: data.View) -> dict[str, Any]:
-    """Row states of the instruction in `payload`: their first one, and a stride for each of the outer loops."""
+    """Return the first row state of the instruction in `payload`, and its stride for each of the outer loops."""
     softmax, normalise = view(Softmax, payload), view(Normalise, payload)
     strides = Signal(data.StructLayout({f"state_{loop}": 16 for loop in _STRIDES} | {"state": 16}))
     with m.If(is_kind(Softmax, payload)):
@@ -115,22 +118,24 @@ def row_strides(m: Module, payload: data.View) -> dict[str, Any]:
 
 
 def second_width(config: Config) -> int:
-    """Width of addresses of the second operand, and of alignments."""
+    """Return the width in bits that holds addresses of the second operand and of alignments."""
     alignment = (config.alignments - 1).bit_length() if config.softmax else 0
     return max(config.widths.scratchpad_address, alignment)
 
 
 def index_range(config: Config) -> range:
-    """Indices of lane groups."""
+    """Return the range of indices of lane groups."""
     return range(max(config.groups, 2))
 
 
 def instruction_layout(config: Config) -> data.StructLayout:
-    """Fields of an instruction that are needed until its last write, apart from those of loops and addresses:
-    ``bounded`` and ``bytewise`` tell whether coordinates have to be in range, and whether vectors are read once for
-    each of their bytes, which then go to a table: nothing is written; ``second`` whether there is a second operand, and
-    ``same_row`` and ``same_column`` whether that is the same for all rows and for all columns of outputs; ``lookup``
-    and ``table`` whether results are looked up, and where."""
+    """Return the layout of an instruction's settings until its last write, without loops and addresses.
+
+    ``bounded``: elements are only read if their coordinates are in range. ``bytewise``: vectors are read once for each
+    of their bytes, which are written to a table. ``second``: there is a second operand. ``same_row``, ``same_column``:
+    all rows, or all columns, of outputs share the second operand. ``lookup``, ``table``: results are looked up, in this
+    table.
+    """
     own = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
     kinds = {"bounded": 1, "bytewise": 1, "second": 1, "same_row": 1, "same_column": 1} | (
         {"multiply": 1} if config.multiply else {}
@@ -140,29 +145,36 @@ def instruction_layout(config: Config) -> data.StructLayout:
 
 
 def tag_layout(config: Config) -> data.StructLayout:
-    """What travels with a lane group of an output: its index, whether it is the output's last one, whether it is the
-    instruction's last one, and the address of the output."""
+    """Return the layout of the data that accompanies a lane group of an output.
+
+    ``index`` of the lane group. ``last``: it is the last of its output. ``end``: it is the last of its instruction.
+    ``dst``: address of the output.
+    """
     return data.StructLayout(
         {"index": index_range(config), "last": 1, "end": 1, "dst": config.widths.scratchpad_address}
     )
 
 
 def element_layout(config: Config) -> data.StructLayout:
-    """An element on its way: whether it is in range, the first and the last of its reduction. With softmax also
-    whether it is the first of a row; with tables of any kind its lane, if vectors are read bytewise."""
+    """Return the layout of an element between read and requantisation.
+
+    ``in_range``; ``first`` and ``last`` of its reduction. With softmax also ``row``: the element is the first of a row.
+    With tables of any kind also ``lane``, the lane of the byte if vectors are read bytewise.
+    """
     own: dict[str, ShapeLike] = {"row": 1} if config.softmax else {}
-    if bytewise(config):
+    if bytewise_kinds(config):
         own |= {"lane": range(max(config.lanes, 2))}
     return data.StructLayout({"in_range": 1, "first": 1, "last": 1, "tag": tag_layout(config)} | own)
 
 
 def arrival_layout(config: Config) -> data.StructLayout:
-    """What reads of a cycle were for: a vector of parameters, a second operand, an element."""
+    """Return the layout that describes the data of a read: a vector of parameters, a second operand, or an element
+    (``valid``)."""
     return data.StructLayout({"parameter": 1, "second": 1, "valid": 1, "element": element_layout(config)})
 
 
 def operands_layout(config: Config) -> data.StructLayout:
-    """The input of requantisation: see `weft.hdl.vector.requantise.Requantise`."""
+    """Return the layout of the input of requantisation, see `weft.hdl.vector.requantise.Requantise`."""
     lanes = config.lanes
     return data.StructLayout(
         {
@@ -178,8 +190,11 @@ def operands_layout(config: Config) -> data.StructLayout:
 
 
 def results_layout(config: Config) -> data.StructLayout:
-    """A lane group of results: ``write`` with the last one of an output, ``end`` with the last one of an instruction.
-    The bytes belong to lane group ``index`` of the vector at ``dst``."""
+    """Return the layout of a lane group of results.
+
+    ``bytes`` belong to lane group ``index`` of the vector at ``dst``. ``write``: the group is the last of its output.
+    ``end``: it is the last of its instruction.
+    """
     return data.StructLayout(
         {
             "write": 1,
@@ -194,12 +209,15 @@ def results_layout(config: Config) -> data.StructLayout:
 PLACE = data.StructLayout(
     dict.fromkeys(("first_ob", "first_ox", "first_g", "last_oy", "last_ox", "last_g"), 1)
 )
-"""The position of the unit's loop nest."""
+"""Position of the unit's loop nest."""
 
 
 def note_layout(config: Config) -> data.StructLayout:
-    """Facts about a vector of scores, noted when its read is requested: its row state, whether that is new, and how
-    many of its lanes each mask leaves."""
+    """Return the layout of the data about a vector of scores that is stored when its read is requested.
+
+    ``state``: address of its row state. ``fresh``: the state restarts. ``by_length``, ``by_diagonal``: numbers of valid
+    columns, see `weft.hdl.vector.softmax.Mask`.
+    """
     return data.StructLayout(
         {
             "state": range(config.row_states),
@@ -211,20 +229,22 @@ def note_layout(config: Config) -> data.StructLayout:
 
 
 def grant_layout(config: Config) -> data.StructLayout:
-    """The read of a lane group that is granted, or for which there was nothing to read: the address of its vector,
-    whether it is the vector's first or last one, and the instruction's last; with softmax also the note of the vector
-    and its address in alignments."""
+    """Return the layout of a grant: the read of a lane group is granted, or the group needs no read.
+
+    ``dst``: address of its output. ``first``, ``last``: it is the first or last group of its output. ``end``: it is the
+    last of its instruction. With softmax also the note of the vector, and the address of its alignment.
+    """
     own = {"note": note_layout(config), "alignment": range(config.alignments)} if config.softmax else {}
     dst = config.widths.scratchpad_address
     return data.StructLayout(own | {"granted": 1, "dst": dst, "first": 1, "last": 1, "end": 1})
 
 
 class VecSequence(wiring.Signature):
-    """The sequence of reads, seen from the stage that makes it.
+    """Sequence of reads, seen from the read stage.
 
-    ``load`` : an instruction, which stands in ``payload``, starts. ``place`` : where the loop nest stands. ``step`` :
-    it goes on; ``may_step`` : it goes on unless there is ``hold``. ``hold`` : it must not go on yet. ``note`` : what
-    belongs to the vector of a ``step``, with softmax only; it comes back in ``grant``.
+    ``load`` : the instruction in ``payload`` starts. ``place`` : position of the loop nest. ``step`` : the nest
+    advances. ``may_step`` : the nest advances unless ``hold`` is 1. ``hold`` : the nest must wait. ``note`` : only with
+    softmax, data about the vector of a ``step``, which returns in its ``grant``.
     """
 
     def __init__(self, config: Config) -> None:
@@ -249,19 +269,19 @@ WALK = Walk(
     ("src", "dst", "b"),
     own={"g": Count(parameters=("groups",))},
 )
-"""Loop ``g`` is over lane groups."""
+"""Loop ``g`` iterates over lane groups."""
 
 
 def loop_nest(config: Config) -> LoopNest:
-    """The nest of `WALK`; alignments share the tracker of the second operand."""
+    """Return the loop nest of `WALK`; alignments share the tracker of the second operand."""
     second = second_width(config)
     trackers = WALK.trackers(config) | {"b": (second, dict.fromkeys(("ob", "oy", "ox"), second))}
     return LoopNest(counters(config), trackers)
 
 
 def counters(config: Config) -> dict[str, int]:
-    """The loops of the nest, and bits of their counts."""
-    most = config.n if bytewise(config) else config.groups
+    """Return the loops of the nest with the widths of their counts."""
+    most = config.n if bytewise_kinds(config) else config.groups
     loops = WALK.counters(config) | {"g": most.bit_length()}
     if most == 1:
         del loops["g"]

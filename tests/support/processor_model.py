@@ -426,7 +426,7 @@ class RandomProgram:
         self.m.memory(self.random.choice([each for each in MemoryOut if each is not MemoryOut.FINISH]))
 
     def _skip(self) -> None:
-        label = self.m.fresh()
+        label = self.m.new_label()
         always = self.random.random() < 0.2
         if always:
             self.m.jump(label)
@@ -445,7 +445,7 @@ class RandomProgram:
 
     def _call(self) -> None:
         """Calls have no condition themselves."""
-        label = self.m.fresh()
+        label = self.m.new_label()
         if self._coin():
             self.m.jump(label, self._condition(), unless=self._coin())
         self.m.call(self.random.choice(("sub0", "sub1")))

@@ -101,7 +101,7 @@ class AlongBench(Bench):
         """The register with the product of a column, and whether that is of a known weight."""
         array, late = self.dut, r + column
         path = f"row{r}."
-        activations = self.peek(f"{path}$signal#0", 8 * _N)
+        activations = self.peek(f"{path}a_stages", 8 * _N)
         entering = array.a.word_select(r, 8).as_signed()
         a = activations.word_select(column, 8).as_signed()
         self.claim(f"activation {r} {column}", a == ago(m, entering, late + 1, f"a{r}_{column}"))

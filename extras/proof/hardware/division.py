@@ -12,15 +12,6 @@ from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
 
 _SUM, _TOP = 32, QUOTIENT_BITS + 1
-_NAMES = {
-    "age": "$signal$7",
-    "fetched": "$signal",
-    "operand": "$signal$8",
-    "left": "$signal$15",
-    "top": "$signal$20",
-    "factor": "$signal$27",
-}
-"""In the netlist, of registers to which the unit gives no name there."""
 _FIELDS = {"scale": QUOTIENT_BITS, "exponent": 7, "v_zero": 8}
 
 
@@ -90,7 +81,7 @@ class OrderBench(DividerBench):
         self.claim("only a row that is there is stepped past", implies(dut.step, dut.row))
         self.claim("one row at a time", implies(dut.step, ~self.holding | dut.take))
         self.claim("ready for a row that was not issued", implies(dut.ready, self.holding & ~self.issued))
-        self.claim("done when it is taken", implies(dut.take, ~self.peek(_NAMES["left"], 4).any()))
+        self.claim("done when it is taken", implies(dut.take, ~self.peek("left", 4).any()))
         # It works ahead: a sum is read in 3 cycles, and normalised a byte and then a bit at a time, 11 at most.
         waits = Signal(range(32))
         free = ~self.holding | dut.take
@@ -126,7 +117,7 @@ class QuotientBench(DividerBench):
         size, top = self._size(m, self.divided, "divided")
         divided = self.holding
         self.claim("shift", implies(divided, dut.result.shift == size + dut.exponent))
-        left = self.peek(_NAMES["left"], 4)
+        left = self.peek("left", 4)
         self.begun = ago(m, dut.step, 1, "begun", reset=True) & divided
         self.moved = ago(m, left.any() & ~dut.step & ~dut.start, 1, "moved", reset=True) & divided
         self.claim("steps", left <= DIVISION_LATENCY)
@@ -148,9 +139,9 @@ class QuotientBench(DividerBench):
     def _normalised(self, m: Module, size: Signal, top: Signal) -> None:
         """The sum of the current row is shifted until its top bit is set, and its bits are counted."""
         dut = self.dut
-        operand, counted = self.peek(_NAMES["operand"], _SUM), self.peek("size", 6)
-        fetched, normal = self.peek(_NAMES["fetched"], 1), self.peek("normal", 1)
-        age = self.peek(_NAMES["age"], 2)
+        operand, counted = self.peek("operand", _SUM), self.peek("size", 6)
+        fetched, normal = self.peek("fetched", 1), self.peek("normal", 1)
+        age = self.peek("age", 2)
         shifted = (self.current << (_SUM - counted)[:6])[:_SUM]
         self.claim("operand", implies(fetched, (operand == shifted) & (counted <= _SUM) & (counted >= size)))
         self.claim("normal", implies(normal, fetched & (counted == size)))
@@ -170,7 +161,7 @@ class QuotientBench(DividerBench):
 
     def _quotient(self, m: Module, divided: Value, top: Signal, left: Value) -> None:
         dut = self.dut
-        rest, divisor = self.peek("rest", _TOP), self.peek(_NAMES["top"], _TOP)
+        rest, divisor = self.peek("rest", _TOP), self.peek("top", _TOP)
         triple = self.peek("triple", _TOP + 2)
         self.claim("divisor", implies(divided, (divisor == top) & (triple == divisor * 3)))
         some = divisor[-1]  # the sum is not 0
@@ -190,7 +181,7 @@ class QuotientBench(DividerBench):
 
     def _bias(self, m: Module, divided: Value, left: Value) -> None:
         dut = self.dut
-        factor, zero = self.peek(_NAMES["factor"], _SUM - 7), self.peek("zero", 8)
+        factor, zero = self.peek("factor", _SUM - 7), self.peek("zero", 8)
         rounded = ((self.divided + Const(128)) >> 8)[: _SUM - 7]
         self.claim("factor", implies(divided, factor == rounded))
         self.claim("zero", implies(divided, zero == (dut.v_zero << (DIVISION_LATENCY - left)[:4])[:8]))

@@ -103,12 +103,12 @@ class LookupBench(Bench):
         with m.If(self.writes & (place == self.entry)):
             m.d.sync += [self.known.eq(1), self.content.eq(byte)]
         self.cover("the last entry is written", self.writes & (place == self.depth - 1))
-        self.claim("filling", self.peek("$signal#1", 1) == on)
+        self.claim("filling", self.peek("fills", 1) == on)
         self.claim("a byte is written", self.peek("fill", 1) == self.writes)
         entry = self.peek("entry", len(following))
         due = Mux(self.writes, place, following)
         self.claim("the entry that is next", implies(on, entry == due))
-        self.claim("the byte", self.peek("$signal#0", 8) == byte)
+        self.claim("the byte", self.peek("table_byte", 8) == byte)
 
 
 def _bench(tables: int, kernel: int) -> Bench:

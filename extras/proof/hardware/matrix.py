@@ -60,7 +60,7 @@ class RowBench(Bench):
         for name in ("latch", "swap"):
             pulse = getattr(row, name)
             self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
-        activations = self.peek("$signal", row.activation_width * columns)
+        activations = self.peek("a_stages", row.activation_width * columns)
         for c in range(columns):
             a = activations.word_select(c, row.activation_width).as_signed()
             self.claim(f"activation {c}", a == ago(m, row.a, c + 1, f"a{c}"))
@@ -122,7 +122,7 @@ class ArrayBench(Bench):
             if width == 9:
                 self.assume(entering >= -255)
             row = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-            activations = self.peek(f"row{r}.$signal", width * n)
+            activations = self.peek(f"row{r}.a_stages", width * n)
             for c in range(n):
                 late = r + c  # behind the entry into the array
                 a = activations.word_select(c, width).as_signed()

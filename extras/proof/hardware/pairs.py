@@ -102,7 +102,7 @@ def _packed_pair(
     the point of the unit."""
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
     a, b = bench.peek(f"{inside}held_a", 9).as_signed(), bench.peek(f"{inside}held_b", 18)
-    line = bench.peeks[f"{path}$signal"] if p else bench.peek(f"{path}$signal", width)
+    line = bench.peeks[f"{path}a_stages"] if p else bench.peek(f"{path}a_stages", width)
     entered = line.word_select(p, 9).as_signed()
     bench.claim(f"activation {name}", entered == ago(m, row.a, late + 1, f"a{name}"))
     bench.claim(f"operand {name}", a == ago(m, entered, 1, f"entered{name}"))

@@ -16,7 +16,7 @@ from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import OPCODE_BITS
-from weft.hdl.lib.pipeline import named
+from weft.hdl.lib.pipeline import needed_values
 
 _SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, multiply=0)
 """With the narrowest bus."""
@@ -137,7 +137,7 @@ class OrderBench(DispatcherBench):
         word = Value.cast(dut.instruction.payload)
         bits = max(_bits(kind) for kind in self.kinds)
         self.claim("reserved bits are 0", ~word[bits:].any())
-        numbers = named(self.kinds, self.config) if self.config.loops else []
+        numbers = needed_values(self.kinds, self.config) if self.config.loops else []
         values = Cat(dut.fetched.payload.values[number] for number in numbers)
         self.place = self.constant(m, range(WORD_BITS), "place")
         self.assume(self.place < bits)

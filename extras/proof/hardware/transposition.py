@@ -221,8 +221,10 @@ class TransposeBench(Bench):
     def _inside(self, m: Module, begins: Value) -> None:
         """What the unit keeps, as induction starts from that."""
         dut, n = self.dut, self.config.n
-        self.target, self.padding, self.w_panel = (self.peek(f"$signal#{k}", 1) for k in (1, 2, 5))
-        self.source, self.r_index = self.peek("$signal#9", 1), self.peek("$signal#11", 1)
+        self.target, self.padding, self.w_panel = (
+            self.peek(name, 1) for name in ("target", "padding", "fill_panel")
+        )
+        self.source, self.r_index = self.peek("source", 1), self.peek("column_index", 1)
         self.w_index, self.r_panel, self.full = (
             self.peek(*x) for x in (("index", 1), ("panel", 1), ("full", 2))
         )
@@ -262,7 +264,7 @@ class TransposeBench(Bench):
         target = Mux(self.target, groups[1].panels, groups[0].panels)
         self.claim("what fills up", implies(self.padding, padded & self.fresh & (target == panels)))
         self.claim("it is not full", implies(begun | self.padding, ~full.bit_select(self.target, 1)))
-        self.claim("fresh", self.peek("$signal#7", 1) == self.fresh)
+        self.claim("fresh", self.peek("fresh", 1) == self.fresh)
         following = self.peek("following#0", len(self.following))
         self.claim("the next group", implies(~self.fresh, following == self.following))
         self.claim("in an instruction", implies(begun & ~self.padding, ~self.fresh))

@@ -43,7 +43,7 @@ class MaskBench(Bench):
 
         age = self._ready(m)
         self.total = self.peek("total", 32).as_signed()
-        self.claim("base", implies(started & (age > 0), self.peek("$signal", 32) == self.base))
+        self.claim("base", implies(started & (age > 0), self.peek("base", 32) == self.base))
         length, diagonal = (self._limit(m, name, age, at) for name, at in (("length", 2), ("diagonal", 3)))
         before = group * n
         within, first = length - before, diagonal + 1 - before

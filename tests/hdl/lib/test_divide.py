@@ -97,7 +97,7 @@ async def bench_random(dut):
 
 @cocotb.test()
 async def bench_throughput(dut):
-    """A division behind the other while sums need few shifts: DIVISION cycles and one to start."""
+    """A division behind the other while sums need few shifts: DIVISION_LATENCY cycles and one to start."""
     bench = Bench(dut)
     await bench.begin()
     for size in (32, 31, 24):

@@ -109,7 +109,7 @@ def test_groups_share_addresses() -> None:
     assert m.variable("c") == 40
     m.group(one)
     assert m.variable("b") == 41
-    assert (m.known, m.used) == (17, 42)
+    assert (m.shared_words, m.used_words) == (17, 42)
 
 
 PLAIN = PRESETS["tiny"].replace(probability_bits=0)
@@ -135,7 +135,7 @@ def test_what_kernels_work_on_is_theirs_alone(config: Config) -> None:
     assert (numbered, taken) == (128 * config.n, 80 * config.n)
     micro = Micro(config, 24)
     _write(micro)
-    blocks, depth = _blocks(config, micro.used)
+    blocks, depth = _blocks(config, micro.used_words)
     assert depth & depth - 1 == 0
     assert depth >= numbered
     assert blocks["microcode"] % 2 == 0

@@ -129,10 +129,10 @@ class RequestsBench(Bench):
         self.claim("its bytes", ~on | (run.payload.bytes == kept["run"]))
         self.claim("counts", ~on | ((row < kept["rows"]) & (inside < kept["line"]) & (number < passes)))
         registers: dict[str, tuple[int, Value]] = {
-            "$signal#0": (32, kept["row_pitch"].as_unsigned()),
+            "pitch": (32, kept["row_pitch"].as_unsigned()),
             "jump": (32, (kept["row_pitch"] + kept["skip"])[:32]),
-            "$signal#1": (12, kept["rows"] - 1 - row),
-            "$signal#2": (12, kept["line"] - 1 - inside),
+            "rows": (12, kept["rows"] - 1 - row),
+            "line": (12, kept["line"] - 1 - inside),
             "line_reload": (12, kept["line"] - 1),
             "passes": (16, passes - 1 - number),
             "passes_reload": (16, passes - 1),

@@ -97,16 +97,16 @@ class RowsBench(Bench):
     def _registers(self) -> dict[str, str]:
         """Where the unit keeps them."""
         paths = {
-            "h": "$signal#0",
-            "w": "$signal#1",
+            "h": "h",
+            "w": "w",
             "pad": "pad",
             "accumulate": "accumulate",
-            "signal": "$signal#2",
+            "signal": "signal",
         }
         if self.config.wide_activations:
-            paths["zero"] = "$signal#3"
+            paths["zero"] = "zero"
         if self.config.depthwise_taps:
-            paths["depthwise"] = "$signal#3"
+            paths["depthwise"] = "depthwise"
         if self.config.softmax:
             paths["align"] = "align"
         return paths
@@ -119,7 +119,7 @@ class RowsBench(Bench):
         with m.Elif(walked.step):
             again = walked.at_end("ky", "kx", "kc", "oy", "ox")
             m.d.sync += entry.eq(Mux(again, kept["alignment"], entry + 1))
-        start = self.peek(f"$signal#{8 + self.config.wide_activations}", width)
+        start = self.peek("start", width)
         self.claim("the first entry is kept", ~walked.on | (start == kept["alignment"][:width]))
         return entry[:width]
 
@@ -154,9 +154,7 @@ class RowsBench(Bench):
         dut, issued, row = self.dut, self.dut.issued, self.dut.destination.address
         late = rmw_latency(self.config)
         past, place = issued, row
-        # Signals of the unit that have no names.
-        before = 5 + self.config.wide_activations + bool(self.config.depthwise_taps)
-        near = self.peek(f"$signal#{before + 1}", late - 1)
+        near = self.peek("near", late - 1)
         self.claim("whether one is near", self.peek("any_near", 1) == near.any())
         for age in range(1, late):
             past, place = ago(m, past, 1, f"issued{age}", reset=True), ago(m, place, 1, f"place{age}")

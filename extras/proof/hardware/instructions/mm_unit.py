@@ -67,7 +67,7 @@ class WrittenBench(Bench):
         for name, cycles in lengths.items():
             distance = cycles - 2
             width = distance.bit_length()
-            to, of = (self.peek(f"{name}.{place}", width) for place in ("$signature__addr", "fetch__addr"))
+            to, of = (self.peek(f"{name}.{place}", width) for place in ("store__addr", "fetch__addr"))
             self.claim(f"length of {name}", (to - of)[:width] == distance)
 
 

@@ -111,7 +111,7 @@ class ReaderBench(Bench):
         coming = self.peek("skid.i__payload", layout.size)
         self.claim("the element that comes", ~walked.on | (coming == defined.as_value()))
         self.claim("as many lane groups as there are", ~walked.on | (walked.count["g"] == config.groups))
-        place = self.peek("$signal#12", (config.groups - 1).bit_length())
+        place = self.peek("index", (config.groups - 1).bit_length())
         self.claim("lane groups begin at 0", walked.on | (place == 0))
         self.pop = self.granted.valid
         there = self.request.valid
@@ -209,7 +209,7 @@ class ReaderBench(Bench):
             "one that is early reads no vectors",
             ~(self.load & dut.active) | _reads_none(dut.instruction.payload),
         )
-        offered = self.peek("$signal#1", 1)
+        offered = self.peek("offered", 1)
         stands = dut.instruction.valid & _reads_none(dut.instruction.payload)
         self.claim("what is offered stands", ~offered | stands)
         self.claim("its mask", (inside == 0) | (dut.signal == Mux(inside == 2, self.older.signal, op.signal)))
@@ -230,7 +230,7 @@ class ReaderBench(Bench):
         self.claim("one of its vectors", ~granted.parameter | (done < PARAMETER_VECTORS))
         whole = done == PARAMETER_VECTORS
         self.claim("all of them ahead of elements", whole | ~(granted.valid | granted.second))
-        self.left = self.peek("$signal#5", len(done))
+        self.left = self.peek("left", len(done))
         self.claim("vectors that are left", self.left == PARAMETER_VECTORS - done)
         place = self.peek("address", len(port.address))
         self.claim("where the next one is", whole | (place == (self.op.params + done)[: len(place)]))

@@ -84,7 +84,7 @@ class AddressesBench(OrderBench):
         self.assume(~op.d_memory | (op.d < MAX_COLUMN_VECTORS * len(TARGETS)))
         asks = self.real & op.a_memory
         in_scratchpad = (self.fields.source == Source.SCRATCHPAD) | (op.a % len(SOURCES) != 0)
-        self._while_on("source", self.peek("$signal#15", 1) == self.fields.source)
+        self._while_on("source", self.peek("source", 1) == self.fields.source)
         self._while_on("reads the scratchpad", slot.ask_scratchpad == (asks & in_scratchpad))
         self._while_on("reads the accumulator", slot.ask_accumulator == (asks & ~in_scratchpad))
         read = self._address(m, "read", op.a, 0, len(SOURCES), rows)

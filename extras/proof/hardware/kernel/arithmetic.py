@@ -88,7 +88,7 @@ class PlainBench(LanesBench):
             Op.SELECT: Mux(self.lane("predicate", lane, 1), shifted, b),
             Op.INDEX: b + number,
         }
-        result, flag = self.lane("$signal#0", lane), self.lane("$signal#1", lane, 1)
+        result, flag = self.lane("result", lane), self.lane("flags", lane, 1)
         for op, value in results.items():
             due = ago(m, value.as_unsigned()[:32], BEHIND, f"{op.name}{lane}")
             self.claim(f"{op.name} of lane {lane}", implies(last.valid & (last.op.op == op), result == due))
@@ -160,7 +160,7 @@ class RoundingBench(LanesBench):
         limited = Mux(value > most, most, Mux(value < INT32_MIN, INT32_MIN, value))[:32].as_signed()
         last = self.issued(m, KERNEL_LATENCY)
         multiplied = last.valid & (last.op.op == Op.MUL)
-        result = self.lane("$signal#0", lane).as_signed()
+        result = self.lane("result", lane).as_signed()
         due = ago(m, limited, cycles, f"result{lane}")
         self.claim(f"MUL of lane {lane}", implies(multiplied, result == due))
         for name, seen in {"largest": most, "least": INT32_MIN, "some": 77}.items():
@@ -190,7 +190,7 @@ class ResultBench(LanesBench):
         self.claim("lane group", dut.results.index == last.entry.group)
         self.claim("address", dut.results.dst == last.dst)
         for lane in range(config.lanes):
-            value = self.lane("$signal#0", lane).as_signed()
+            value = self.lane("result", lane).as_signed()
             limited = Mux(value > 127, 127, Mux(value < -128, -128, value))[:8]
             self.claim(f"byte {lane}", dut.results.bytes[lane] == limited)
         divided, word = self.peek("divide.write", 1), self.peek("divide.packed", 24 * config.lanes)
@@ -200,12 +200,12 @@ class ResultBench(LanesBench):
         )
         plain = last.valid & ~op.d_memory & ~compares & ~serial
         for number, name in enumerate(("register a", "register b", "predicates")):
-            enable = self.peek(f"$signature__en#{number}", 1)
+            enable = self.peek(f"store__en#{number}", 1)
             is_flag = number == len(("register a", "register b"))
             width = config.lanes if is_flag else 32 * config.lanes
-            stored = self.peek(f"$signature__data#{number}", width)
+            stored = self.peek(f"store__data#{number}", width)
             where = place(config, last, None if is_flag else op.d)
-            address = self.peek(f"$signature__addr#{number}", len(where))
+            address = self.peek(f"store__addr#{number}", len(where))
             if is_flag:
                 self.claim(f"{name} written", enable == (last.valid & compares))
                 self.claim(f"{name} where", implies(enable, address == where))
@@ -214,13 +214,13 @@ class ResultBench(LanesBench):
                 continue
             self.claim(f"{name} written", enable == (plain | divided))
             self.claim(f"{name} where", implies(enable, address == Mux(divided, entry, where)))
-            result = self.peeks["$signal#0"]
+            result = self.peeks["result"]
             self.claim(f"{name} what", implies(enable, stored == Mux(divided, whole, result)))
             self.cover(f"{name} written", enable & ~divided & (address == 19))
         self.cover("a vector", dut.results.write & dut.results.end & (dut.results.dst == 3))
 
     def peeks_of_flags(self) -> Signal:
-        return self.peek("$signal#1", self.config.lanes)
+        return self.peek("flags", self.config.lanes)
 
 
 def place(config: Config, issue: Any, register: Value | None) -> Value:

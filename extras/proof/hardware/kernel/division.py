@@ -17,8 +17,6 @@ from weft.hdl.vector.kernel_divide import KernelDivide
 
 _BITS = 16
 """Bits of a root, and of a quotient."""
-_NAMES = {"divisor": "#1", "top": "#2", "rest": "#4", "quotient": "#7", "size": "#10"}
-"""In the netlist, of signals to which the unit gives no name there."""
 _READY = 3
 """The step in which the top bits are there."""
 
@@ -86,7 +84,7 @@ class DivideBench(Bench):
         self.writes = writes
         self.claim("written when they are complete", dut.write == writes.any())
         self.claim("step", implies(self.works, self.peek("step", len(self.step)) == self.step))
-        left = self.peek("$signal#11", (config.lanes).bit_length())
+        left = self.peek("left", (config.lanes).bit_length())
         more = Mux(self.uniform, 1, config.lanes - self.index)
         self.claim("left", left == Mux(self.works, more, 0))
         self.claim("writing", self.peek("writing", len(writes)) == writes)
@@ -94,7 +92,7 @@ class DivideBench(Bench):
         self.claim("index", (self.index < config.lanes) & ~(self.uniform & self.index.any()))
         self.claim("one by one", ~(self.works & writes.any()))
         self.claim("root", self.peek("root", 1) == self.root)
-        self.claim("uniform", self.peek("$signal#12", 1) == self.uniform)
+        self.claim("uniform", self.peek("uniform", 1) == self.uniform)
 
     def _prepared(self, m: Module) -> None:
         """The element's size, E, and its bits from the top."""
@@ -113,7 +111,7 @@ class DivideBench(Bench):
         even = Signal(6, name="even_bits")
         m.d.comb += even.eq(bits + bits[0])
         counted = Mux(self.root, even, bits)
-        size, highest = self.peek("$signal" + _NAMES["size"], 32), self.peek("highest", 5)
+        size, highest = self.peek("size", 32), self.peek("highest", 5)
         some = self.works & ~self.nothing
         sized, ready = self.works & (self.step > 0), some & (self.step >= _READY)
         self.claim("size", implies(sized, size == self.size))
@@ -122,7 +120,7 @@ class DivideBench(Bench):
         self.claim("exponent", implies(ready, self.exponent_of() == Mux(self.root, even >> 1, bits)))
         self.normal = Signal(32, name="normal")
         m.d.comb += self.normal.eq(self.size << (32 - counted)[:5])
-        self.top = self.peek("$signal" + _NAMES["top"], 32)
+        self.top = self.peek("top", 32)
         rooted = Mux(self.step > _READY + _BITS, _BITS, self.step - _READY)
         moved = Mux(self.root, rooted, 0)[:5]
         self.ready = ready
@@ -158,7 +156,7 @@ class DivideBench(Bench):
     def _divided(self, m: Module) -> None:
         start = Mux(self.root, _READY + KERNEL_ROOT_CYCLES, _READY)
         divides = self.ready & (self.step >= start)
-        rest, quotient = (self.peek("$signal" + _NAMES[name], width) for name, width in (
+        rest, quotient = (self.peek(name, width) for name, width in (
             ("rest", 17), ("quotient", _BITS)))  # fmt: skip
         base = self.peeks["base"]
         t = Signal(17, name="t")

@@ -37,10 +37,10 @@ class MemoryBench(Bench):
     def _memory(self, m: Module, number: int, name: str, width: int, size: int, bits: Sequence[int]) -> None:
         place = f"#{number}"
         watched = self.constant(m, size, f"watched{number}")
-        enable = self.peek(f"$signature__en{place}", 1)
+        enable = self.peek(f"store__en{place}", 1)
         word, address = (
-            self.peek(f"$signature__data{place}", width),
-            self.peek(f"$signature__addr{place}", size),
+            self.peek(f"store__data{place}", width),
+            self.peek(f"store__addr{place}", size),
         )
         kept, known = Signal(len(bits), name=f"kept{number}", reset_less=True), Signal(name=f"known{number}")
         with m.If(enable & (address == watched)):

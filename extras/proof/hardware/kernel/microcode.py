@@ -49,8 +49,8 @@ class MicrocodeBench(CutBench):
             m.d.sync += [written.eq(written + 1), on.eq(~last)]
         word = self._word(m, fields, written)
         bits = (self.config.kernel - 1).bit_length()
-        enable, stored = self.peek("$signature__en", 1), self.peek("$signature__data", MICRO_BITS)
-        address = self.peek("$signature__addr", bits)
+        enable, stored = self.peek("store__en", 1), self.peek("store__data", MICRO_BITS)
+        address = self.peek("store__addr", bits)
         self.claim("each word once", enable == on)
         self.claim("its word", ~on | (stored == word))
         self.claim("its place", ~on | (address == (fields.entry + written)[:bits]))
@@ -69,7 +69,7 @@ class MicrocodeBench(CutBench):
 
     def _kept(self, fields: Value, written: Signal, on: Signal) -> None:
         """What the unit keeps: the words that are left, and how many these are."""
-        words = self.peek("$signal#1", MICRO_BITS * MICRO_OPS)
+        words = self.peek("words", MICRO_BITS * MICRO_OPS)
         left = self.peek("left", MICRO_OPS.bit_length())
         self.claim("how many are left", left == Mux(on, fields.count - written, 0))
         for index in range(MICRO_OPS):

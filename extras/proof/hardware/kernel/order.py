@@ -35,10 +35,8 @@ class OrderBench(CourseBench):
     def _counters(self) -> None:
         """What the unit keeps of loops."""
         place = data.View(_PLACE, self.peek("place", _PLACE.size))
-        self._while_on(
-            "micro-operation", self.peek("$signal#2", MICRO_BITS) == Value.cast(self.op), self.begun
-        )
-        self._while_on("none yet", self.peek("$signal#2", MICRO_BITS) == 0, ~self.begun)
+        self._while_on("micro-operation", self.peek("op", MICRO_BITS) == Value.cast(self.op), self.begun)
+        self._while_on("none yet", self.peek("op", MICRO_BITS) == 0, ~self.begun)
         self._while_on("column", place.column == self.column)
         self._while_on("last column", place.last_column == self.last_column)
         self._while_on("rows", place.rows == self.rows)
@@ -53,11 +51,11 @@ class OrderBench(CourseBench):
         fields = self.fields
         before = (fields.oy - 1)[:12]
         strips = before >> _ROW_BITS
-        self._while_on("last strip", self.peek("$signal#3", 1) == self.last_strip)
-        self._while_on("last block", self.peek("$signal#4", 1) == self.last_block)
-        self._while_on("columns", self.peek("$signal#16", 12) == fields.ox)
-        self._while_on("strips", self.peek("$signal#17", 12 - _ROW_BITS) == strips)
-        self._while_on("strips left", self.peek("$signal#18", 12 - _ROW_BITS) == strips - self.strip)
+        self._while_on("last strip", self.peek("last_strip", 1) == self.last_strip)
+        self._while_on("last block", self.peek("last_block", 1) == self.last_block)
+        self._while_on("columns", self.peek("ox", 12) == fields.ox)
+        self._while_on("strips", self.peek("strips", 12 - _ROW_BITS) == strips)
+        self._while_on("strips left", self.peek("strips_left", 12 - _ROW_BITS) == strips - self.strip)
         self._while_on("blocks left", self.peek("blocks_left", 12) == (fields.ob - self.block)[:12])
         self._while_on("rows of the last strip", self.peek("last_rows", _ROW_BITS) == before[:_ROW_BITS])
         self._while_on("a column of the row", self.column < fields.ox)
@@ -70,7 +68,7 @@ class OrderBench(CourseBench):
         """The micro-operation that comes is the word at the next entry: that was addressed two cycles before, and its
         word came a cycle later."""
         bits = len(self.following)
-        following, phase = self.peek("$signal#0", bits), self.peek("phase", 3)
+        following, phase = self.peek("following", bits), self.peek("phase", 3)
         address = self.peek("fetch__addr", bits)
         word = self.peek("fetch__data", MICRO_BITS)
         self.claim("addressed", address == following)
@@ -81,9 +79,9 @@ class OrderBench(CourseBench):
         for cycles in range(3):
             was = ago(m, following, cycles, f"entry{cycles}")
             self._while_on(f"entry of the next {cycles}", was == self.following, phase > cycles)
-        first = self.peek("$like#0", bits)
+        first = self.peek("first", bits)
         self._while_on("first entry", first == self.fields.start[:bits])
-        self._while_on("entry", self.peek("$like#1", bits) == self.entry, self.begun)
+        self._while_on("entry", self.peek("current", bits) == self.entry, self.begun)
         self._while_on("entry at first", following == self.fields.start[:bits], ~self.begun)
         self._while_on("entry of the current one", following == self.entry, self.begun & (phase == 0))
         self._while_on("runs", self.peek("runs", 1) == self.begun)
@@ -94,7 +92,7 @@ class OrderBench(CourseBench):
         dut = self.dut
         issue = dut.slot.issue
         layout = entry_layout(self.config)
-        entry = data.View(layout, self.peek("$signal#13", layout.size))
+        entry = data.View(layout, self.peek("issue_entry", layout.size))
         self.claim("an issue", implies(dut.valid, issue.valid == self.real))
         self._while_on("its row", issue.entry.row == self.row, self.real)
         self._while_on("its lane group", issue.entry.group == self.group, self.real)
@@ -103,8 +101,8 @@ class OrderBench(CourseBench):
         self._while_on("its tail", issue.tail == self.last_column, self.real)
         self._while_on("the end", issue.end == (self.last & self.done), self.real)
         # What the unit keeps of slots.
-        self._while_on("todo", self.peek("$signal#11", 1) == self.todo)
-        self._while_on("serial", self.peek("$signal#14", 1) == self.serial, self.begun)
+        self._while_on("todo", self.peek("todo", 1) == self.todo)
+        self._while_on("serial", self.peek("serial", 1) == self.serial, self.begun)
         self._while_on("one for a row", self.peek("skips", 1) == self.uniform, self.begun)
         self._while_on("row and group", (entry.row == self.row) & (entry.group == self.group), self.todo)
         self._while_on("some rows", (self.row <= self.rows) & (self.group < self.config.groups), self.todo)

@@ -49,7 +49,7 @@ class ShareBench(CutBench):
         last = Signal(name="last_was_its")
         with m.If(taken):
             m.d.sync += last.eq(wanted)
-        self.claim("which was the last one", self.peek("$signal#1", 1) == last)
+        self.claim("which was the last one", self.peek("kernel_last", 1) == last)
         mask = Mux(
             last, self.peek("kernel.mask", len(dut.signal)), self.peek("reader.signal", len(dut.signal))
         )

@@ -68,7 +68,7 @@ class EngineBench(CutBench):
         dut = self.dut
         layout = request_layout(self.config)
         width = layout.size
-        valid, word = self.peek("$signal#1", 1), self.peek("$signal#3", width)
+        valid, word = self.peek("request_valid", 1), self.peek("request", width)
         request = data.View(layout, word)
         refused = (request.ask_scratchpad & ~dut.scratchpad.ready) | (
             request.ask_accumulator & ~dut.accumulator.ready

@@ -76,7 +76,7 @@ class WordsBench(Bench):
         self.word = self.layout(dut.words.data)
         self._assume()
         self.started, self.free_, self.stays = (
-            self.peek(*x) for x in (("$signal#2", 1), ("free", 1), ("stays", 1))
+            self.peek(*x) for x in (("started", 1), ("free", 1), ("stays", 1))
         )
         self.goes = self.started & self.free_ & ~self.stays
         self.accumulator, self.index = self.peek("accumulator", 32).as_signed(), self.peek("index", 4)
@@ -123,7 +123,7 @@ class WordsBench(Bench):
         ]
         self.there, self.runs = there, runs
         for name, path, own, valid in (
-            ("chosen", "$signal#4", self.chosen, there),
+            ("chosen", "chosen", self.chosen, there),
             ("executed", "executed", self.executed, runs),
         ):
             kept = layout(self.peek(path, layout.size))
@@ -176,7 +176,7 @@ class WordsBench(Bench):
         ports = [dut.port[number] for number in range(PORTS)]
         ports[Port.ACCUMULATOR] = self.accumulator.as_unsigned()
         ports[Port.APPEND] = Cat(dut.port[Port.BYTE][:8], self.accumulator)[:32]
-        read = self.peek("$signature__data#0", 32)
+        read = self.peek("read__data", 32)
         b, field = Signal(32, name="b"), self._field(m)
         m.d.comb += b.eq(read)
         with m.If(is_field):
@@ -191,7 +191,7 @@ class WordsBench(Bench):
         subtracts = Cat(
             *(self.executed.function == of for of in (Function.SUB, Function.MIN, Function.MAX))
         ).any()
-        operand, carry = self.peek("operand#0", 32), self.peek("$signal#14", 1)
+        operand, carry = self.peek("operand#0", 32), self.peek("carry", 1)
         self.claim("operand", implies(self.runs, operand == Mux(subtracts, ~self.b, self.b)))
         rounds = self.executed.function == Function.ROUND
         self.claim("carry", implies(self.runs, carry == Mux(rounds, self.round, subtracts)))
@@ -229,7 +229,7 @@ class WordsBench(Bench):
         with m.If(given):
             m.d.sync += [current.eq(self.result), position.eq(0)]
         self.claim("where the next field begins", self.peek("position", 5) == position)
-        self.claim("the bits of it", self.peek("$signal#9", 32) == current)
+        self.claim("the bits of it", self.peek("current", 32) == current)
         self.cover("a field of two words", is_field & self.crosses & (position == 30) & self.free_)
         return field
 
@@ -321,7 +321,7 @@ class WordsBench(Bench):
         self.claim("a word is fetched when one moves on", fetch.en == moves)
         self.assume(~(self.started & jump.jump & jump.back) | called)
         self.claim("the next word", implies(moves, fetch.addr == following))
-        self.claim("where words are", implies(self.started, self.peek("$signal#1", 3) == pc))
+        self.claim("where words are", implies(self.started, self.peek("pc", 3) == pc))
         self.claim("where calls return to", implies(called, self.peek("back", 3) == back))
         again = taken & ((jump.condition == Condition.MEMORY_IDLE) | (jump.condition == Condition.MOVED))
         waits = self.takes & ~dut.word_valid | again & self.goes

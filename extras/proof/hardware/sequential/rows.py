@@ -49,7 +49,7 @@ class RowsBench(Bench):
         m.d.comb += self.on.eq(number != total)
         self.claim("a row a cycle", dut.active == self.on)
         self.claim("done when no row enters", dut.done == ~self.on)
-        self.claim("rows that are left", self.peek("$signal#0", 12) == (total - number)[:12])
+        self.claim("rows that are left", self.peek("count", 12) == (total - number)[:12])
         self._walk(m)
         self._sums(m)
 
@@ -82,7 +82,7 @@ class RowsBench(Bench):
         self.claim("the next vector", self.peek("a", len(a)) == a)
 
         x, bound = self._value(m, "x", 16, self.on), self._set(m, "bound", 16)
-        self.claim("the coordinate", self.peek("$signal#1", 16) == x)
+        self.claim("the coordinate", self.peek("x", 16) == x)
         self.claim("its limit", self.peek("bound", 16) == bound)
         inside = (x.as_signed() >= 0) & (x < bound)
         self.claim("whether it is in range", dut.in_range == inside)
@@ -139,7 +139,7 @@ class RowsBench(Bench):
         self.pad, self.zero = fill[:8].as_signed(), fill[8:].as_signed()
         for name in ("quiet", "overwrite", "zeros"):
             self.claim(f"mode {name}", self.peek(name, 1) == getattr(self, name))
-        self.claim("the padding", self.peek("$signal#2", 8).as_signed() == self.pad)
+        self.claim("the padding", self.peek("pad", 8).as_signed() == self.pad)
         self.claim("the zero point", self.peek("zero", 8).as_signed() == self.zero)
 
     def _sums(self, m: Module) -> None:

@@ -14,7 +14,14 @@ from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Instruction, Normalise, Opcode, Reduce, Softmax, Vec
 from weft.hdl.isa.config import Config
-from weft.hdl.vector.vec_streams import as_vec, is_one_of, row_strides, unbounded, view, without_parameters
+from weft.hdl.vector.vec_streams import (
+    as_vec,
+    is_one_of,
+    kinds_without_parameters,
+    row_strides,
+    unbounded_kinds,
+    view,
+)
 
 _LOOPS = ("ob", "oy", "ox")
 _ROWS = data.StructLayout(dict.fromkeys(("state", *(f"state_{loop}" for loop in _LOOPS)), 16))
@@ -46,8 +53,8 @@ class Kinds(wiring.Component):
         m.d.comb += [
             self.vec.eq(as_vec(m, self.payload, self.config)),
             *(self.rows[name].eq(value) for name, value in rows.items()),
-            self.unbounded.eq(is_one_of(unbounded(self.config), self.payload)),
-            self.without_parameters.eq(is_one_of(without_parameters(self.config), self.payload)),
+            self.unbounded.eq(is_one_of(unbounded_kinds(self.config), self.payload)),
+            self.without_parameters.eq(is_one_of(kinds_without_parameters(self.config), self.payload)),
         ]
         return m
 

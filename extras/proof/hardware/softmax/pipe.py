@@ -74,7 +74,7 @@ class PipeBench(Bench):
         inside: Value = Const(0) if more is None else more
         for cycle in range(first, last + 1):
             inside = inside + self.since[cycle]
-        to, of = (self.peek(f"{name}.{place}__addr", bits) for place in ("$signature", "fetch"))
+        to, of = (self.peek(f"{name}.{place}__addr", bits) for place in ("store", "fetch"))
         self.claim(f"words in {name}", (to - of)[:bits] == inside[:bits])
 
 
@@ -138,7 +138,7 @@ class WayBench(PipeBench):
         """Claim where in a tap the watched vector is, and that it stays there for so many cycles, as induction needs
         it: none of this is promised to users."""
         bits = max(words - 1, 1).bit_length()
-        at, to = Signal(bits, name=f"{tap}_at"), self.peek(f"{tap}.$signature__addr", bits)
+        at, to = Signal(bits, name=f"{tap}_at"), self.peek(f"{tap}.store__addr", bits)
         with m.If((age == 0) & pushed):
             m.d.sync += at.eq(to)
         behind: Value = Const(1)

@@ -141,7 +141,7 @@ class ProbabilitiesBench(Bench):
             later = Signal(signed(PEAK_BITS), name=f"so_far{cycle}", init=PEAK)
             m.d.sync += later.eq(so_far)
             so_far = later
-        self.claim("largest one so far", self.peek("$signal#2", PEAK_BITS).as_signed() == so_far)
+        self.claim("largest one so far", self.peek("peak_so_far", PEAK_BITS).as_signed() == so_far)
 
     def _waiting(self, m: Module) -> None:
         """How many groups wait in memory; and what the oldest one is, if others may come much later."""

@@ -13,7 +13,7 @@ from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.walks import Walked
 from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
 from weft.hdl.isa.config import Config
-from weft.hdl.vector.vec_softmax import _UNDER_WAY, CHOSEN, VecSoftmax, settings_layout
+from weft.hdl.vector.vec_softmax import _IN_FLIGHT, CHOSEN, VecSoftmax, settings_layout
 from weft.hdl.vector.vec_streams import view
 
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
@@ -39,7 +39,7 @@ class SequenceBench(Bench):
         self.sequence = sequence = dut.sequence
         self.payload = payload = sequence.payload
         self._inputs(m)
-        self.softmax, self.normalise = self.peek("$signal#0", 1), dut.normalise
+        self.softmax, self.normalise = self.peek("softmax", 1), dut.normalise
         opcode = payload.opcode
         kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
         self.assume(implies(sequence.load, Cat(*(opcode == kind for kind in kinds)).any()))
@@ -146,7 +146,7 @@ class SequenceBench(Bench):
         sums = self.peek("divider.sum", 32) == self.peek("pipe.sum", 32)
         self.claim("the sum of the row", sums)
         # As a helper: nothing is fetched for no row.
-        fetched, normal = self.peek("divider.$signal#0", 1), self.peek("divider.normal", 1)
+        fetched, normal = self.peek("divider.fetched", 1), self.peek("divider.normal", 1)
         self.claim("a sum of a row", implies(fetched, row))
         self.claim("a sum that is shifted", implies(normal, fetched))
         self.cover("a second row", normalise & self.step & (rows.index["oy"] == 1))
@@ -156,7 +156,7 @@ class SequenceBench(Bench):
         sequence, softmax, rows, ready = self.sequence, self.softmax, self.rows, self.masked
         begins = softmax & sequence.step & sequence.place.first_g
         granted = softmax & sequence.grant.granted & sequence.grant.last
-        asked, count = Signal(range(4), name="asked"), Signal(range(_UNDER_WAY + 1), name="rows_seen")
+        asked, count = Signal(range(4), name="asked"), Signal(range(_IN_FLIGHT + 1), name="rows_seen")
         m.d.sync += asked.eq(asked + begins - granted)
         # A request and a skid buffer are between a step and its grant.
         self.assume(implies(granted, asked != 0))
@@ -165,7 +165,7 @@ class SequenceBench(Bench):
         self.assume(implies(sequence.load, at_rest))
         with m.If(sequence.load):
             m.d.sync += count.eq(0)
-        with m.Elif(begins & rows.first["ob"] & (count != _UNDER_WAY)):
+        with m.Elif(begins & rows.first["ob"] & (count != _IN_FLIGHT)):
             m.d.sync += count.eq(count + 1)
         inside, first = Value.cast(asked), granted
         for cycle in range(_COUNTED):
@@ -178,8 +178,8 @@ class SequenceBench(Bench):
         grant = layout(self.peek("grant", layout.size))
         noted = softmax & grant.granted & grant.last
         self.claim("the grant before", noted == first)
-        self.claim("vectors that are under way", self.peek("under_way", 4) == inside)
-        self.claim("rows of a group", self.peek("$signal#2", 4) == count)
+        self.claim("vectors in flight", self.peek("in_flight", 4) == inside)
+        self.claim("rows of a group", self.peek("row_count", 4) == count)
         excess = self.peek("excess", 5)
         self.claim("more of them than rows", excess == (inside - count)[:5])
         again = begins & ~rows.first["ob"]

@@ -52,7 +52,7 @@ class UnitBench(Bench):
         connect_all(m, self.dut)
         self.granted = self._view(arrival_layout(config), "reader.granted")
         self.request = self._view(_request_layout(config), "reader.request")
-        self.softmax, self.normalise = self.peek("softmax.$signal#0", 1), self.peek("softmax.normalise", 1)
+        self.softmax, self.normalise = self.peek("softmax.softmax", 1), self.peek("softmax.normalise", 1)
         mark = self.free(1, "mark")
         self.age = Signal(range(_OUT + 2), name="age")
         self.seen = Signal(self.granted.shape(), name="seen")
@@ -70,7 +70,7 @@ class UnitBench(Bench):
         for stage in range(READ_LATENCY):
             there = self.peek(f"reader.arrival_{stage}", seen.shape().size)
             self.claim(f"arrival {stage}", implies(age == 1 + stage, there == seen.as_value()))
-        near, nearer = self.peek(f"{_OPERANDS}.$signal#0", 1), self._element("nearer")
+        near, nearer = self.peek(f"{_OPERANDS}.near", 1), self._element("nearer")
         nearby = (near == seen.valid) & (nearer == seen.element.as_value())
         self.claim("near", implies(age == READ_LATENCY + 1, nearby))
         valid, last = self.peek("requantise.valid", 1), self.peek("requantise.last", 1)
