@@ -25,11 +25,11 @@ from pages import rewrite
 
 from weft.boards.board import Board, CoreKind
 from weft.boards.build import estimate
-from weft.boards.build.build import build, elaborate, needs
+from weft.boards.build.build import build, elaborate, synthesised_resources
 from weft.boards.build.records import Record, Run, read, write
 from weft.boards.build.tools import ToolError
 from weft.boards.families.family import Resources
-from weft.boards.registry import BOARDS, FAMILIES, alike, find, titles
+from weft.boards.registry import BOARDS, FAMILIES, find, group_equal_boards, titles
 from weft.hdl.cache import cache_root
 from weft.hdl.isa.config import Config
 
@@ -104,7 +104,7 @@ def fit(names: list[str] | None) -> int:
             samples = []
             for where, what, config in fitted_to(board):
                 began = time.monotonic()
-                samples.append((where, config, needs(where, config)))
+                samples.append((where, config, synthesised_resources(where, config)))
                 print(f"{where.name} {what}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
             cores[board.core.value] = fits = estimate.fit(samples)
             print(family.name, board.core, {kind: f"within {fit.error:.0%}" for kind, fit in fits.items()})
@@ -187,7 +187,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.what == "fit":
         return fit(arguments.board)
-    for boards in alike(map(find, arguments.board or BOARDS)):
+    for boards in group_equal_boards(map(find, arguments.board or BOARDS)):
         build_seeds(boards, arguments.most, arguments.met)
     rewrite(PAGE, BEGIN, END, "\n".join([HEADER, *map(row, read())]) + "\n")
     return 0

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from weft.boards.build import clock
-from weft.boards.registry import BOARDS, alike, titles
+from weft.boards.registry import BOARDS, group_equal_boards, titles
 from weft.hdl.isa.config import PRESETS
 
 PAGE = Path(__file__).parents[1] / "docs" / "boards.md"
@@ -23,7 +23,7 @@ REACHED = 9
 
 def builds(page: str) -> list[clock.Sample]:
     """The builds of the table in a page that reached a clock."""
-    titled = {titles(boards): boards[-1] for boards in alike(BOARDS.values())}
+    titled = {titles(boards): boards[-1] for boards in group_equal_boards(BOARDS.values())}
     found = []
     for line in page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -36,7 +36,7 @@ def builds(page: str) -> list[clock.Sample]:
 
 def main() -> int:
     samples = builds(PAGE.read_text())
-    fit, others = clock.fitted(samples)
+    fit, others = clock.fit_clocks(samples)
     for sample, told in zip(samples, others, strict=True):
         print(
             f"{sample.board.name}, {sample.config.n} x {sample.config.n}: {sample.hz / 1e6:.1f} MHz, predicted from "

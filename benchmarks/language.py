@@ -175,7 +175,7 @@ def one_by_one(every: Mapping[str, Integers]) -> None:
                     code,
                     f"{cycles:,}",
                     f"{moved:,}",
-                    f"{moved / (bandwidth or BOARD.memory.peak or config.bus_bytes) / cycles:.1%}",
+                    f"{moved / (bandwidth or BOARD.memory.peak_bytes_per_cycle or config.bus_bytes) / cycles:.1%}",
                     f"{clock / cycles:.1f} at {clock / 1e6:.0f} MHz",
                 )
 

@@ -1,1 +1,1 @@
-"""FPGA boards: platforms, clocks, memory adapters and the host link."""
+"""FPGA boards: their hardware around the core, their builds, and the host's end of the link."""

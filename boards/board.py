@@ -1,4 +1,4 @@
-"""What a board is: its FPGA, memory, clock and pads. Boards of a kind are one file in `weft.boards.targets`."""
+"""Boards: the FPGA, memory, clock and pads of each. Similar boards share one file in `weft.boards.targets`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
-"""Baud rates that the boards' USB bridges can do, and hosts as well, the highest first."""
+"""Baud rates that the boards' USB bridges and host systems support, highest first."""
 RATE_ERROR = 0.02
-"""How far the rate that a board's clock makes may be from one of these, as a share: what both ends' receivers bear."""
+"""Largest relative error of the baud rate that a board's clock makes. Receivers on both ends tolerate it."""
 
 
 class BoardError(WeftError, ValueError):
-    """A board, or a wish for one, that cannot be met; one sentence that says what to change."""
+    """Invalid board or request that a board cannot meet. The message is one sentence that says what to change."""
 
 
 class MemoryKind(enum.StrEnum):
-    """Where tensors live."""
+    """Kind of memory that holds tensors."""
 
     SDRAM = "sdram"
-    """A 16-bit SDR SDRAM on the board."""
+    """16-bit single-data-rate SDRAM on the board."""
     SPRAM = "spram"
-    """The single-port memories inside the iCE40UP."""
+    """Single-port memories inside the iCE40UP."""
     BLOCK = "block"
-    """Block RAM that the core leaves."""
+    """Block RAM that the core leaves free."""
 
 
 class CoreKind(enum.StrEnum):
-    """What computes: both give the same results."""
+    """Kind of core. Both kinds give the same results."""
 
     PIPELINED = "pipelined"
     """`weft.hdl.core.Core`."""
@@ -51,40 +51,39 @@ class CoreKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Memory:
-    """The board's memory for tensors: `size` in bytes."""
+    """A board's memory for tensors: its kind, and its `size` in bytes."""
 
     kind: MemoryKind
     size: int
 
     @property
-    def modelled(self) -> tuple[int, float | None]:
-        """Latency in cycles and bytes a cycle of a plain memory that comes near to it, which is what programs for the
-        board are planned for; None for as many bytes as the bus is wide. `Board.sdram` is exact.
+    def planning_model(self) -> tuple[int, float | None]:
+        """Latency in cycles, and bytes per cycle (None: the bus width), of a plain memory that approximates this one.
 
-        Refreshes, and changes between reading and writing, take a part of the SDRAM's two bytes a cycle. Memories
-        inside the FPGA move a word of the bus in every cycle.
+        Programs for the board are planned for this model; `Board.sdram` is exact. Refreshes and changes between reads
+        and writes take a part of the SDRAM's two bytes per cycle. Memories inside the FPGA move one bus word per cycle.
         """
         return (20, 1.9) if self.kind is MemoryKind.SDRAM else (4, None)
 
     @property
-    def peak(self) -> float | None:
-        """Bytes that its pins move in a cycle; None for as many as the bus is wide."""
+    def peak_bytes_per_cycle(self) -> float | None:
+        """Bytes per cycle that the memory's pins can move; None for the bus width."""
         return 2.0 if self.kind is MemoryKind.SDRAM else None
 
 
 @dataclass(frozen=True)
 class Line:
-    """The serial link at one clock: `baud` is what to tell the host, `divisor` the clock cycles a bit."""
+    """Settings of the serial link at one clock: `baud` for the host, and `divisor` in clock cycles per bit."""
 
     baud: int
     divisor: int
 
 
 class DspSites(Protocol):
-    """Where the DSP blocks of an FPGA are, for arrays whose multipliers nextpnr places badly."""
+    """Sites of an FPGA's DSP blocks, for arrays whose multipliers nextpnr places badly."""
 
     def pin(self, netlist: Path, n: int) -> None:
-        """Write the places of the multipliers of an n x n array into a netlist of Yosys (JSON)."""
+        """Add the sites of the multipliers of an n x n array to a Yosys netlist (JSON)."""
 
 
 @dataclass(frozen=True)
@@ -94,39 +93,39 @@ class Board:
     Parameters
     ----------
     name : str
-        What the command line calls it.
+        Name on the command line.
     title : str
-        What its maker calls it.
+        The maker's name for it.
     family : Family
     synthesis : str
-        The Yosys command for the FPGA.
+        Yosys command for the FPGA.
     place, pack : tuple of str
         The FPGA's options for nextpnr and for the bitstream writer.
     available : Resources
     memory : Memory
     clock : float
-        Hz of the ``sync`` domain that the default configuration meets.
+        Frequency of the ``sync`` domain, in Hz, that the default configuration meets.
     baud : int
-        The highest rate of the serial link that the board's USB bridge manages, one of `RATES`.
+        Highest rate of the serial link that the board's USB bridge supports, one of `RATES`.
     config : Config
-        The default configuration.
+        Default configuration.
     programmer : str
-        The board's name in `weft.boards.flash.image.PROGRAMMERS`: that for openFPGALoader, where it has one.
+        Key in `weft.boards.flash.image.PROGRAMMERS`: openFPGALoader's name of the board, if it has one.
     platform : callable
-        Makes the board's `amaranth.build.Platform`. Needs the extra ``boards``.
+        Returns the board's `amaranth.build.Platform`. Needs the extra ``boards``.
     pll : callable
-        Dividers from the board's clock in Hz to a wanted one.
+        Returns the PLL settings for the board's clock in Hz and a requested clock in Hz.
     core : CoreKind
     seed : int
-        Of nextpnr: a placement in which the default configuration meets its clock.
+        nextpnr seed with which the default configuration meets its clock.
     dsp : DspSites, optional
     leds : tuple of Led
-    held : tuple of (str, str, int)
-        Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the
-        FPGA's own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
+    driven_pads : tuple of (str, str, int)
+        Unused pads that must not float: resource, member of it, and level. Pads for which the FPGA's default pull-up or
+        pull-down is enough are not listed.
     flash : SpiFlash, optional
-        The chip that holds the bitstream, where code and constants of programs may lie behind it: see `window` and
-        `copies`.
+        Chip that holds the bitstream. Code and constants of programs may follow it: see `flash_window` and
+        `copies_flash`.
     """
 
     name: str
@@ -147,47 +146,53 @@ class Board:
     seed: int = 1
     dsp: DspSites | None = None
     leds: tuple[Led, ...] = ()
-    held: tuple[tuple[str, str, int], ...] = ()
+    driven_pads: tuple[tuple[str, str, int], ...] = ()
     flash: SpiFlash | None = None
 
     @property
-    def copies(self) -> bool:
-        """Whether a program in `flash` is copied to memory when the FPGA starts, which boards with SDRAM do."""
+    def copies_flash(self) -> bool:
+        """True if the FPGA copies a program from `flash` to memory when it starts. Boards with SDRAM do."""
         return self.flash is not None and self.memory.kind is MemoryKind.SDRAM
 
     @property
-    def window(self) -> SpiFlash | None:
-        """The chip where core and link read it, from `weft.boards.flash.chip.WINDOW` on; None if they do not."""
-        return None if self.copies else self.flash
+    def flash_window(self) -> SpiFlash | None:
+        """Flash chip that core and link read at addresses from `weft.boards.flash.chip.WINDOW`; None if they read
+        none."""
+        return None if self.copies_flash else self.flash
 
     def sdram(self, clock: float) -> Sdram | None:
-        """The memory at a clock in Hz as the cycle model, `weft.sim.timing.TimingDevice`, takes it; None if it is no
-        SDRAM. Raises `BoardError` if it cannot run at that clock."""
+        """Return the SDRAM's parameters for `weft.sim.timing.TimingDevice` at a clock in Hz; None without SDRAM.
+
+        Raises `BoardError` if the SDRAM cannot run at that clock.
+        """
         from weft.boards.timed_memories import timed_sdram
 
         return timed_sdram(clock, self.family.fabric) if self.memory.kind is MemoryKind.SDRAM else None
 
     def timed_flash(self, config: Config, clock: float) -> TimedFlash | None:
-        """The same of the flash chip beside a core with a configuration; None if there is none."""
+        """Return the flash chip's parameters for `weft.sim.timing.TimingDevice` at a clock in Hz; None without a flash
+        window."""
         from weft.boards.timed_memories import timed_spi_flash
 
-        return timed_spi_flash(self.window, config.bus_bytes, clock) if self.window else None
+        return timed_spi_flash(self.flash_window, config.bus_bytes, clock) if self.flash_window else None
 
     def line(self, clock: float) -> Line:
-        """The serial link at a clock in Hz: the highest rate up to `baud` that the clock makes within `RATE_ERROR`.
+        """Return the link settings at a clock in Hz: the highest rate up to `baud` that the clock makes within
+        `RATE_ERROR`.
 
         Raises `BoardError` if there is none.
         """
+        # The divisor is one of the two integers next to the exact ratio.
         for baud in RATES:
-            least = max(MIN_DIVISOR, int(clock / baud))
-            error, divisor = min((abs(clock / count / baud - 1), count) for count in (least, least + 1))
+            below = max(MIN_DIVISOR, int(clock / baud))
+            error, divisor = min((abs(clock / count / baud - 1), count) for count in (below, below + 1))
             if baud <= self.baud and error <= RATE_ERROR:
                 return Line(baud, divisor)
         raise BoardError(
-            f"{self.name} at {clock / 1e6:g} MHz makes none of the baud rates up to {self.baud:,} within "
+            f"at {clock / 1e6:g} MHz {self.name} makes no baud rate up to {self.baud:,} within "
             f"{RATE_ERROR:.0%}: choose another clock"
         )
 
     def divisor(self, clock: float) -> int:
-        """Clock cycles a bit of the serial link at a clock in Hz. Raises as `line` does."""
+        """Return the link's clock cycles per bit at a clock in Hz. Raises `BoardError` as `line` does."""
         return self.line(clock).divisor

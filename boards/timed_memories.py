@@ -1,4 +1,4 @@
-"""What the cycle model is told of a board's SDRAM."""
+"""Parameters of boards' SDRAM and flash chips for the cycle model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from weft.sim.memories import Sdram, TimedFlash
 
 
 def timed_sdram(clock: float, fabric: Fabric) -> Sdram:
-    """Chip, controller and bridge as `weft.boards.top.Top` has them at a clock in Hz.
+    """Return the parameters of chip, controller and bridge as in `weft.boards.top.Top` at a clock in Hz.
 
     Raises `weft.boards.board.BoardError` if the SDRAM cannot run at that clock.
     """
     cycles = SdramTiming().cycles(clock)
-    pieces, commands = fabric.queues
+    pieces, commands = fabric.queue_depths
     return Sdram(
         rcd=cycles.rcd,
         rp=cycles.rp,
@@ -44,7 +44,9 @@ def timed_sdram(clock: float, fabric: Fabric) -> Sdram:
 
 
 def timed_spi_flash(chip: SpiFlash, bus_bytes: int, clock: float) -> TimedFlash:
-    """Chip and controller as `weft.boards.top.Top` has them at a clock in Hz."""
+    """Return the parameters of flash chip and controller as in `weft.boards.top.Top` at a clock in Hz."""
+    # Two bits per cycle, the way through the pads, and one cycle in which the word is taken.
     word = 4 * bus_bytes + PAD_CYCLES + 1
+    # A jump to another address deselects the chip, sends the header and reads the first word.
     jump = chip.cycles(chip.deselect, clock) + HEADER_CLOCKS - 1 + word
     return TimedFlash(window=WINDOW, first=chip.offset, end=chip.size, jump=jump, word=word, page=PAGE)

@@ -1,4 +1,4 @@
-"""The top component of every board: the core, its memory, and the link to the host."""
+"""Top component of every board: the core, its memory, and the link to the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, CoreKind, MemoryKind
-from weft.boards.bus.arbiter import Arbiter, Direct, Gate
+from weft.boards.bus.arbiter import Arbiter, DirectBridge, Gate
 from weft.boards.bus.axi_bridge import AxiBridge
 from weft.boards.bus.block_memory import BlockMemory, RamAndFlash, Spram
 from weft.boards.families.family import Fabric, ShiftedPll
@@ -40,14 +40,15 @@ from weft.hdl.isa.config import Config
 from weft.hdl.sequential.core import SequentialCore
 
 CONFIGURATION_FLASH = "configuration_flash"
-"""Resource of platforms whose family has a `Fabric.flash_clock`: ``cs``, ``dq`` (2, both ways), ``wp`` and ``hold``."""
+"""Name of the platform resource for the flash chip, on families with a `Fabric.flash_clock`. Its members are ``cs``,
+``dq`` (2 bits, bidirectional), ``wp`` and ``hold``."""
 
 
-def spread(m: Module, fabric: Fabric, signal: Signal) -> Signal:
-    """`signal` for thousands of flip-flops: where the FPGA has a network for that, it takes no other wires.
+def buffer_globally(m: Module, fabric: Fabric, signal: Signal) -> Signal:
+    """Return a copy of `signal` on the FPGA's global network, for signals of thousands of flip-flops.
 
-    nextpnr moves clocks there by itself, resets not; and where such a net is in the way of another, its router takes
-    all of it up again.
+    Without such a network, return `signal`. nextpnr promotes clocks by itself but not resets. Where an ordinary reset
+    net blocks another net, its router rips up all of it.
     """
     if not fabric.global_buffer:
         return signal
@@ -56,19 +57,20 @@ def spread(m: Module, fabric: Fabric, signal: Signal) -> Signal:
     return everywhere
 
 
-def awake(m: Module, locked: Signal, cycles: int) -> Value:
-    """Whether so many cycles of ``sync`` have passed with `locked` since the FPGA was configured."""
+def wait_for_start_up(m: Module, locked: Signal, cycles: int) -> Value:
+    """Return 1 once `cycles` cycles of ``sync`` have passed with `locked` high since the FPGA was configured."""
     if not cycles:
         return Const(1)
-    # Registers that hold what they were configured with: nothing is there to reset them.
+    # These registers start from their configured values, because nothing can reset them yet.
     m.domains.waking = waking = ClockDomain(reset_less=True, local=True)
     m.d.comb += waking.clk.eq(ClockSignal())
-    left, over = Signal(range(cycles + 1), init=cycles), Signal()
+    left = Signal(range(cycles + 1), init=cycles)
+    done = Signal()
     with m.If(left == 0):
-        m.d.waking += over.eq(1)
+        m.d.waking += done.eq(1)
     with m.Elif(locked):
         m.d.waking += left.eq(left - 1)
-    return over
+    return done
 
 
 class Shell(Elaboratable):
@@ -78,12 +80,14 @@ class Shell(Elaboratable):
     ----------
     board : Board
     top : Component
-        Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``; it may have ``lights: Out(lights())``, on boards with
-        SDRAM ``sdram: Out(sdram_pads())`` and ``sdram_step: Out(1)``, which moves its clock, and on those with flash
-        ``flash: Out(spi_flash_pads())``, whose pads have a register each way, and for whose clock `Fabric.flash_clock`
-        says what it is. All of it in ``sync``.
+        All its ports are in ``sync``. It has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``. It may have
+        ``lights: Out(lights())``. On boards with SDRAM it may have ``sdram: Out(sdram_pads())`` and ``sdram_step:
+        Out(1)``, which moves the phase of the SDRAM's clock. On boards with flash it may have ``flash:
+        Out(spi_flash_pads())``: these pads have a register in each direction, and `Fabric.flash_clock` defines their
+        clock.
     clock : float
-        Hz of ``sync``, which comes out of reset once the PLL has locked and the family's block RAM can be read.
+        Frequency of ``sync`` in Hz. The domain leaves reset once the PLL has locked and the family's block RAM is
+        readable.
     """
 
     def __init__(self, board: Board, top: Any, clock: float) -> None:
@@ -103,15 +107,15 @@ class Shell(Elaboratable):
         uart = platform.request("uart", dir="-")
         m.submodules.rx_buffer = rx = io.Buffer("i", uart.rx)
         m.submodules.tx_buffer = tx = io.Buffer("o", uart.tx)
-        # The line idles high: a low start would look like a start bit.
+        # The line idles high: a low initial value would look like a start bit.
         m.submodules.rx_synchronizer = FFSynchronizer(rx.i, self.top.rx, init=1)
         m.d.comb += tx.o.eq(self.top.tx)
         if hasattr(self.top, "lights"):
             self._leds(m, platform)
-        for resource, member, level in self.board.held:
+        for resource, member, level in self.board.driven_pads:
             pad = getattr(platform.request(resource, dir="-"), member)
-            m.submodules[f"{resource}_{member}"] = held = io.Buffer("o", pad)
-            m.d.comb += held.o.eq(level)
+            m.submodules[f"{resource}_{member}"] = buffer = io.Buffer("o", pad)
+            m.d.comb += buffer.o.eq(level)
         return m
 
     def _leds(self, m: Module, platform: Any) -> None:
@@ -122,28 +126,29 @@ class Shell(Elaboratable):
             )
             m.d.comb += out.o.eq(Cat(getattr(self.top.lights, sign) for sign in led.shows).any())
 
-    def _clock(self, m: Module, platform: Any, shifted: bool) -> None:
+    def _clock(self, m: Module, platform: Any, has_sdram: bool) -> None:
         pll = self.board.pll(platform.default_clk_frequency, self.clock)
         m.domains.sync = sync = ClockDomain()
         port = platform.request(platform.default_clk, dir="-")
         locked = Signal()
-        if shifted:
+        if has_sdram:
             assert isinstance(pll, ShiftedPll)
             m.domains.sdram = sdram = ClockDomain(reset_less=True)
             step, sweep = getattr(self.top, "sdram_step", None), self.board.family.fabric.sweep
+            # The calibrator must step through all phases of this PLL, once around.
             assert step is None or (sweep and pll.steps == sweep.phases(pll.output))
             pll.cell(m, port, sync.clk, locked, sdram.clk, step)
         else:
             pll.cell(m, port, sync.clk, locked)
         reset = Signal()
-        # Block RAM does not hold what it was configured with before that.
-        ready = awake(m, locked, math.ceil(self.board.family.fabric.start_up * self.clock))
+        # Some families read zeros from block RAM until this time after configuration.
+        ready = wait_for_start_up(m, locked, math.ceil(self.board.family.fabric.start_up * self.clock))
         m.submodules.reset_synchronizer = AsyncFFSynchronizer(~(locked & ready), reset)
-        m.d.comb += sync.rst.eq(spread(m, self.board.family.fabric, reset))
+        m.d.comb += sync.rst.eq(buffer_globally(m, self.board.family.fabric, reset))
 
     def _sdram(self, m: Module, pads: Any) -> None:
         sdram = self.top.sdram
-        # From a register in its pad like everything else, so that only the PLL's phase decides how late it is.
+        # A register in the pad, as for all other pads: the clock's delay then depends on the PLL's phase only.
         m.submodules.sdram_clk = clock = io.DDRBuffer("o", pads.clk, o_domain="sdram")
         m.d.comb += [clock.o[0].eq(1), clock.o[1].eq(0)]
         for name in ("clk_en", "cs", "ras", "cas", "we", "ba", "a", "dqm"):
@@ -159,20 +164,20 @@ class Shell(Elaboratable):
             level = Signal()
             m.d.sync += level.eq(flash.clk)
             m.submodules.flash_clk = cell(level)
-            # Low, as unused pads are pulled, the chip would be on hold.
+            # Unused pads are pulled low, which would activate HOLD# and WP#.
             for name in ("hold", "wp"):
-                m.submodules[f"flash_{name}"] = off = io.Buffer("o", getattr(pads, name))
-                m.d.comb += off.o.eq(0)
+                m.submodules[f"flash_{name}"] = inactive = io.Buffer("o", getattr(pads, name))
+                m.d.comb += inactive.o.eq(0)
         else:
             pads = platform.request("spi_flash_2x", dir="-")
-            # A pulse in the second half of a cycle: what the registers give stands half a cycle before it.
+            # The clock pulses in the second half of a cycle: the other pads have been stable for half a cycle by then.
             m.submodules.flash_clk = clock = io.DDRBuffer("o", pads.clk)
             m.d.comb += [clock.o[0].eq(0), clock.o[1].eq(flash.clk)]
         m.submodules.flash_cs = select = io.FFBuffer("o", pads.cs)
         m.submodules.flash_dq0 = first = io.FFBuffer("io", pads.dq[0])
-        alone = self.board.family.fabric.reads_alone
-        m.submodules.flash_dq1 = second = io.FFBuffer("i" if alone else "io", pads.dq[1])
-        if not alone:
+        input_only = self.board.family.fabric.input_only_pads
+        m.submodules.flash_dq1 = second = io.FFBuffer("i" if input_only else "io", pads.dq[1])
+        if not input_only:
             m.d.comb += [second.o.eq(0), second.oe.eq(0)]
         m.d.comb += [
             select.o.eq(flash.cs),
@@ -183,10 +188,10 @@ class Shell(Elaboratable):
 
 
 class Top(wiring.Component):
-    """A core with everything around it but clock and pads.
+    """A core with everything around it except clock and pads.
 
-    Core and link share the memory. When the host asks for a reset, core and bridge are reset once memory has done
-    what it was asked for; memory and link go on.
+    Core and link share the memory. When the host requests a reset, core and bridge are reset as soon as the memory has
+    completed their commands. Memory and link keep running.
 
     Parameters
     ----------
@@ -195,25 +200,25 @@ class Top(wiring.Component):
     clock : float
         Frequency of ``sync`` in Hz.
     divisor : int
-        Clock cycles a bit of the serial line.
+        Clock cycles per bit of the serial line.
     fabric : Fabric
-        That of the board's family, or `weft.boards.families.family.GENERIC` for simulation.
+        The fabric of the board's family, or `weft.boards.families.family.GENERIC` for simulation.
 
     Members
     -------
     rx : In(1), tx : Out(1)
-        The serial line.
+        Serial line.
     lights : Out(lights())
-        What LEDs show.
+        Signals for LEDs.
     sdram : Out(sdram_pads())
-        With SDRAM only; the pads have a register each way, and the chip's clock the phase of
+        Only with SDRAM. The pads have a register in each direction, and the chip's clock has the phase of
         `weft.boards.sdram.eye.best_eye`.
     sdram_step : Out(1)
-        With SDRAM, and a `Fabric.sweep`: falls for each step to a later phase of the chip's clock, see
-        `weft.boards.families.family.ShiftedPll`. Memory waits until one is found.
+        Only with SDRAM and a `Fabric.sweep`. Each falling edge moves the chip's clock to the next later phase, see
+        `weft.boards.families.family.ShiftedPll`. Memory commands wait until calibration ends.
     flash : Out(spi_flash_pads())
-        On boards with `Board.flash` only; the pads have a register each way. If `Board.copies`, ``clk`` is as
-        `weft.boards.link.loader.Loader` has it.
+        Only on boards with `Board.flash`. The pads have a register in each direction. With `Board.copies_flash`,
+        ``clk`` is as `weft.boards.link.loader.Loader` defines it.
     """
 
     def __init__(self, board: Board, config: Config, clock: float, divisor: int, fabric: Fabric) -> None:
@@ -230,7 +235,7 @@ class Top(wiring.Component):
 
     @property
     def sweeps(self) -> bool:
-        """Whether it looks for the phase of an SDRAM's clock."""
+        """True if the hardware calibrates the phase of the SDRAM's clock."""
         return self.board.memory.kind is MemoryKind.SDRAM and self.fabric.sweep is not None
 
     def elaborate(self, platform: object) -> Module:
@@ -245,25 +250,26 @@ class Top(wiring.Component):
             memory_bytes=board.memory.size,
             clock=round(self.clock),
             buffer=BUFFER // 2 if sequential else BUFFER,
-            inner=board.copies,
+            inner=board.copies_flash,
             calibrated=self.sweeps,
             fills=large,
             checks=4 if large else 1,
         )
-        pieces, commands = self.fabric.queues
-        # A register, as it goes everywhere; and so that the core has no other reset.
+        pieces, commands = self.fabric.queue_depths
+        # A register, because the reset has a large fan-out. It is the core's only reset.
         reset = Signal(init=1)
         m.domains.core = domain = ClockDomain("core", local=True)
-        m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(spread(m, self.fabric, reset))]
+        m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(buffer_globally(m, self.fabric, reset))]
         in_domain = DomainRenamer("core")
-        # Memory beside a sequential core always answers, and never with an error.
+        # Every memory of a board with a sequential core answers, and never with an error.
         inner = SequentialCore(config, multipliers, stops=False) if sequential else Core(config, multipliers)
-        outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
+        outer = DirectBridge(config) if sequential else AxiBridge(config, pieces=pieces)
         m.submodules.core = core = in_domain(inner)
         m.submodules.bridge = bridge = in_domain(outer)
         m.submodules.gate = gate = Gate(config.bus_bytes, 1, 1) if sequential else Gate(config.bus_bytes)
         m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2, commands=commands)
         m.submodules.memory = memory = self._memory()
+        # A reset request closes the gate. Core and bridge are reset once it is idle, and leave reset with it open.
         with m.If(link.reset):
             m.d.sync += gate.close.eq(1)
         with m.Elif(reset):
@@ -276,8 +282,9 @@ class Top(wiring.Component):
             signs.answered.eq(link.registers.s_axi_rvalid),
             signs.word.eq(link.registers.s_axi_rdata),
         ]
+        # The error LED also shows faults of start-up.
         faults: list[Value] = []
-        if board.flash is not None and board.copies:
+        if board.flash is not None and board.copies_flash:
             m.submodules.loader = loader = Loader(board.flash, self.clock)
             wiring.connect(m, loader.link, link.inner)
             wiring.connect(m, loader.flash, wiring.flipped(self.flash))
@@ -290,15 +297,15 @@ class Top(wiring.Component):
         m.d.comb += [getattr(self.lights, sign).eq(getattr(signs.lights, sign)) for sign in SIGNS]
         if faults:
             m.d.comb += self.lights.error.eq(Cat(signs.lights.error, *faults).any())
-        _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
-        _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)
+        _connect_flat(m, axi4_signature(config), core, "m_axi_", bridge.axi)
+        _connect_flat(m, wiring.Signature(AXI_LITE), core, "", link.registers)
         wiring.connect(m, link.memory, arbiter.port[0])
         wiring.connect(m, bridge.memory, gate.port)
         wiring.connect(m, gate.memory, arbiter.port[1])
         wiring.connect(m, arbiter.memory, memory.bus)
         if board.memory.kind is MemoryKind.SDRAM:
             wiring.connect(m, memory.pads, wiring.flipped(self.sdram))
-        if board.window is not None:
+        if board.flash_window is not None:
             wiring.connect(m, memory.flash, wiring.flipped(self.flash))
         return m
 
@@ -312,11 +319,10 @@ class Top(wiring.Component):
             if board.memory.kind is MemoryKind.SPRAM
             else BlockMemory(bus_bytes, board.memory.size)
         )
-        return ram if board.window is None else RamAndFlash(ram, board.window, self.clock)
+        return ram if board.flash_window is None else RamAndFlash(ram, board.flash_window, self.clock)
 
 
-def _join(m: Module, signature: wiring.Signature, core: Any, prefix: str, port: Any) -> None:
-    """Connect the flat members of a core's port, as the core sees them, with the same members of `port`."""
+def _connect_flat(m: Module, signature: wiring.Signature, core: Any, prefix: str, port: Any) -> None:
     for name, member in signature.members.items():
-        ours, theirs = getattr(core, f"{prefix}{name}"), getattr(port, name)
-        m.d.comb += theirs.eq(ours) if member.flow is Out else ours.eq(theirs)
+        inner, outer = getattr(core, f"{prefix}{name}"), getattr(port, name)
+        m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)

@@ -1,4 +1,4 @@
-"""A board's top component with the memory chip behind it, for simulation: what is left out are PLL and pads."""
+"""Simulation top: a board's top component with its memory chips, without PLL and pads."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 
 PHASES = 16
-"""Of a cycle of the SDRAM's clock: fewer than PLLs have, so that a simulated board does not take longer to start than
-it has to wait for the chip."""
+"""Phases of the SDRAM's clock per cycle. Fewer than PLLs have, so that calibration in simulation takes no longer than
+the chip's power-up."""
 SIMULATED = replace(GENERIC, sweep=Sweep(lambda clock: PHASES, blocks=2))
-"""What simulated boards are made of."""
+"""Fabric of simulated boards."""
 
 
 class VirtualTop(wiring.Component):
-    """A `weft.boards.top.Top` with its memory. An SDRAM's eye is the one that the delays of `weft.boards.sdram.eye`
-    make, if the simulator's command line gives no other, see `weft.boards.sdram.phased_chip`.
+    """A `weft.boards.top.Top` with its memory chips.
+
+    The SDRAM's eye follows from the delays of `weft.boards.sdram.eye`, unless the simulator's command line sets
+    another: see `weft.boards.sdram.phased_chip`.
 
     Parameters
     ----------
     board : Board
     config : Config
     divisor : int
-        Clock cycles a bit of the serial line.
+        Clock cycles per bit of the serial line.
 
     Members
     -------
     rx : In(1), tx : Out(1)
-        The serial line.
+        Serial line.
     violation : Out(len(Rule))
-        What the memory controller has done wrong, see `weft.boards.sdram.model`; 0 without SDRAM.
+        Rules that the SDRAM controller broke, see `weft.boards.sdram.model`; 0 without SDRAM.
     flash_violation : Out(len(FlashRule))
-        The same of the SPI flash chip, see `weft.boards.flash.model`; 0 without one.
+        Rules that the flash controller broke, see `weft.boards.flash.model`; 0 without flash.
     """
 
     def __init__(self, board: Board, config: Config, divisor: int) -> None:
@@ -63,7 +65,7 @@ class VirtualTop(wiring.Component):
             m.d.comb += [self.violation.eq(chip.violation), chip.step.eq(top.sdram_step)]
             wiring.connect(m, top.sdram, chip.pads)
         if board.flash is not None:
-            m.submodules.flash = flash = SpiFlashModel(board.flash, board.clock, levels=board.copies)
+            m.submodules.flash = flash = SpiFlashModel(board.flash, board.clock, levels=board.copies_flash)
             m.d.comb += self.flash_violation.eq(flash.violation)
             wiring.connect(m, top.flash, flash.pads)
         return m

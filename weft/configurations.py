@@ -69,7 +69,7 @@ def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Confi
             )
     else:
         return number("memory", memory, *BANDWIDTH)
-    bandwidth = None if board is None else board.memory.modelled[1]
+    bandwidth = None if board is None else board.memory.planning_model[1]
     return None if bandwidth is None else float(bandwidth)
 
 

@@ -1,1 +1,1 @@
-"""From a board's design to a bitstream: tools, reports, estimates and records of builds."""
+"""Building bitstreams, and estimating their size and clock."""

@@ -1,4 +1,4 @@
-"""A board and a configuration to a bitstream with a report, kept by content."""
+"""Build of a bitstream and its report for a board and a configuration, cached by content."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 
 from weft.boards.board import Board, BoardError, Line, MemoryKind
 from weft.boards.build import flow
-from weft.boards.build.estimate import check_estimate, too_large
+from weft.boards.build.estimate import check_estimate, too_large_message
 from weft.boards.build.flow import Progress, floorplan
 from weft.boards.build.records import expected_seconds, remedy
-from weft.boards.build.report import slower_line, timing, usage
+from weft.boards.build.report import slow_link_notes, timing, usage
 from weft.boards.build.tools import require
 from weft.boards.families.family import Family, Pll, Resources, ShiftedPll
 from weft.boards.sdram.eye import Eye, best_eye, eye_at
@@ -29,27 +29,29 @@ from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
-"""What `build` leaves in its folder; the bitstream has the family's suffix."""
+"""Names of the files that `build` leaves in its folder. The bitstream also has the family's suffix."""
 NETLIST, TIMING = "top.json", "timing.json"
 PACKED, SYNTHESIS = "top.json.gz", "synthesis.json"
-"""Files of synthesis that place and route with any seed starts from."""
+"""Files of the cached synthesis, from which place and route starts with any seed."""
 
 MakeTop = Callable[[Board, Config, float, int], Any]
-"""Makes a board's top component from the board, a configuration, the clock in Hz and the cycles a bit."""
+"""Function that returns a board's top component, given the board, the configuration, the clock in Hz and the clock
+cycles per bit."""
 
 
 class TimingError(WeftError, RuntimeError):
-    """A design that is slower than its clock; the message says by how much."""
+    """Design that misses its clock. The message says by how much."""
 
 
 @dataclass(frozen=True)
-class Built:
-    """A finished build.
+class Build:
+    """Finished build.
 
     Attributes
     ----------
     folder : Path
-        Holds bitstream, report and floorplan, and the tools' logs. Part of the cache: copy from it, don't change it.
+        Contains bitstream, report, floorplan and the tools' logs. It is part of the cache: copy files from it, and do
+        not change them.
     bitstream : Path
     report : dict
         See `weft.boards.build.report`.
@@ -61,17 +63,17 @@ class Built:
 
 
 def bitstream_name(board: Board) -> str:
-    """File name of the board's bitstreams."""
+    """Return the file name of the board's bitstreams."""
     return f"{BITSTREAM}{board.family.bitstream}"
 
 
-def products(built: Built) -> list[Path]:
-    """The files of a build that are for its user."""
-    return [built.bitstream, built.folder / REPORT, built.folder / FLOORPLAN]
+def products(build: Build) -> list[Path]:
+    """Return the files of a build that its user needs."""
+    return [build.bitstream, build.folder / REPORT, build.folder / FLOORPLAN]
 
 
 def make_top(board: Board, config: Config, clock: float, divisor: int) -> Any:
-    """The top component of every board."""
+    """Return the top component of every board."""
     from weft.boards.top import Top
 
     return Top(board, config, clock, divisor, board.family.fabric)
@@ -79,18 +81,18 @@ def make_top(board: Board, config: Config, clock: float, divisor: int) -> Any:
 
 @dataclass(frozen=True)
 class Design:
-    """What goes into the tools.
+    """Input of the tools.
 
     Attributes
     ----------
     files : dict of str to str
-        The design and its constraints by file name.
+        RTLIL and constraints by file name.
     clock : float
-        Hz that the PLL makes.
+        Clock in Hz that the PLL makes.
     line : Line
-        The serial link.
+        Settings of the serial link.
     eye : Eye or None
-        Of boards with SDRAM: what is left of its set-up and hold times.
+        Set-up and hold margins of the SDRAM; None without SDRAM.
     """
 
     files: dict[str, str]
@@ -100,7 +102,7 @@ class Design:
 
     @property
     def sources(self) -> dict[str, str]:
-        """`files` without the attributes that say where in our sources something is defined."""
+        """`files` without the attributes that hold source locations."""
         return {
             name: re.sub(r"^ *attribute \\src .*\n", "", text, flags=re.M)
             for name, text in self.files.items()
@@ -108,7 +110,7 @@ class Design:
 
     @property
     def hardware(self) -> str:
-        """A hash of the hardware and its pads, of 16 hexadecimal digits, which new names of signals leave as it is."""
+        """Hash of the hardware and its pads, 16 hexadecimal digits, which does not depend on names of signals."""
         digest = hashlib.sha256()
         for name, text in self.sources.items():
             for line in _without_names(text) if name.endswith(".il") else [text]:
@@ -117,11 +119,14 @@ class Design:
 
 
 def _without_names(rtlil: str) -> Iterator[str]:
-    """The lines of RTLIL with each module's names replaced by the order in which they occur. Names of cells from
-    libraries, of their ports and of parameters stay."""
+    """Yield the lines of RTLIL with each module's names replaced by numbers in order of occurrence.
+
+    Names of library cells, of their ports and of parameters stay.
+    """
+    # Ports of instances of these modules are renamed like other names; ports of library cells are not.
     modules = set(re.findall(r"^module (\S+)$", rtlil, flags=re.M))
     numbers: dict[str, int] = {}
-    own = False  # the current cell is of a module of ours
+    own = False  # the current cell is an instance of one of these modules
     for line in rtlil.splitlines(keepends=True):
         words = line.split()
         if not words or words[0] in ("attribute", "#"):
@@ -133,7 +138,7 @@ def _without_names(rtlil: str) -> Iterator[str]:
             words = ["cell", "module" if own else words[1], str(numbers.setdefault(words[2], len(numbers)))]
         elif words[0] in ("wire", "memory", "process"):
             words[-1] = str(numbers.setdefault(words[-1], len(numbers)))
-        elif words[0] == "connect" and line.startswith("    "):  # of a cell
+        elif words[0] == "connect" and line.startswith("    "):  # inside a cell
             words[1:] = [*([] if own else words[1:2]), *(str(numbers.get(word, word)) for word in words[2:])]
         elif words[:2] == ["parameter", "\\MEMID"]:
             words[2] = str(numbers[words[2].strip('"')[1:]])
@@ -143,26 +148,28 @@ def _without_names(rtlil: str) -> Iterator[str]:
 
 
 def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_top) -> Design:
-    """The design for a wanted clock in Hz.
+    """Return the design for a requested clock in Hz.
 
-    Raises `weft.boards.families.family.PllError` if the board cannot make one near it, and `BoardError` if its memory
-    or its serial link cannot run at it.
+    Raises `weft.boards.families.family.PllError` if the PLL makes no clock near it, and `BoardError` if the board's
+    memory or serial link cannot run at it.
     """
     family = board.family
     require("amaranth_boards", *family.modules)
     platform = board.platform()
+    # The PLL makes a clock near the requested one; everything else is built for the actual clock.
     pll = board.pll(platform.default_clk_frequency, clock)
-    actual, line = pll.output, board.line(pll.output)
+    actual = pll.output
+    line = board.line(actual)
     plan = platform.prepare(Shell(board, make(board, config, actual, line.divisor), clock), "top")
     files = {name: plan.files[name] for name in ("top.il", f"top{family.constraints}")}
     if family.clock_constraint:
-        wanted = family.clock_constraint.format(family.requested_clock(actual) / 1e6)
-        files[f"top{family.constraints}"] += f"\n{wanted}\n"
+        constraint = family.clock_constraint.format(family.requested_clock(actual) / 1e6)
+        files[f"top{family.constraints}"] += f"\n{constraint}\n"
     return Design(files, actual, line, sdram_eye(board, pll))
 
 
 def sdram_eye(board: Board, pll: Pll) -> Eye | None:
-    """What is left of the SDRAM's set-up and hold times with the phase that the PLL makes; None without SDRAM."""
+    """Return the SDRAM's set-up and hold margins at the PLL's phase; None without SDRAM."""
     if board.memory.kind is not MemoryKind.SDRAM:
         return None
     assert isinstance(pll, ShiftedPll)
@@ -170,11 +177,14 @@ def sdram_eye(board: Board, pll: Pll) -> Eye | None:
 
 
 def check_synthesised(board: Board, config: Config, need: Resources) -> None:
-    """Raises `BoardError` for the scarcest resource that a netlist needs more of than there is."""
+    """Raise `BoardError` if a netlist needs more of a resource than the FPGA has; the message names the scarcest."""
+    # The scarcest resource is the one with the largest share of the FPGA.
     shares = {kind: count / getattr(board.available, kind) for kind, count in need.items()}
     worst = max(shares, key=lambda kind: shares[kind])
     if shares[worst] > 1:
-        raise BoardError(too_large(board, config, worst, getattr(need, worst), "synthesised, it needs"))
+        raise BoardError(
+            too_large_message(board, config, worst, getattr(need, worst), "synthesised, it needs")
+        )
 
 
 def build(
@@ -188,23 +198,23 @@ def build(
     progress: Callable[[str], None] = lambda text: None,
     make: MakeTop = make_top,
     estimated: bool = True,
-) -> Built:
+) -> Build:
     """Build a bitstream, or take it from `cache`.
 
     Parameters
     ----------
     cache : Path
-        Folder of finished builds, by the content of all that goes into them. What is damaged there is built again.
+        Folder of finished builds, keyed by all of their inputs. Damaged entries are built again.
     seed : int
-        Of nextpnr: another one gives another placement.
+        nextpnr seed; each gives another placement.
     clock : float
-        Hz, `board.clock` if None.
+        Requested clock in Hz; None for `board.clock`.
     allow_timing_fail : bool
-        Whether a design may be slower than its clock.
+        Accept a design that is slower than its clock.
     make : callable
-        Makes the top component.
+        Returns the top component.
     estimated : bool
-        Whether to refuse what is sure not to fit before synthesis.
+        Refuse a configuration before synthesis if, by estimate, it cannot fit.
 
     Raises
     ------
@@ -228,6 +238,7 @@ def build(
         facts["sdram"] = design.eye.report()
 
     def make_files(folder: Path) -> None:
+        # The netlist has a cache entry of its own, so that other seeds need no synthesis.
         netlist = entry(
             f"{board.name}-netlist-{key(board, design)}",
             lambda inner: _synthesise(board, config, design, inner, progress),
@@ -236,10 +247,10 @@ def build(
         _place(board, config, netlist, folder, facts, progress)
 
     target = entry(f"{board.name}-{key(board, design, seed)}", make_files, cache)
-    built = Built(target, target / bitstream_name(board), json.loads((target / REPORT).read_text()))
-    if not (built.report["timing"]["met"] or allow_timing_fail):
-        raise TimingError(_too_slow(board, config, built.report))
-    return built
+    result = Build(target, target / bitstream_name(board), json.loads((target / REPORT).read_text()))
+    if not (result.report["timing"]["met"] or allow_timing_fail):
+        raise TimingError(_too_slow_message(board, config, result.report))
+    return result
 
 
 def _duration(board: Board, config: Config) -> str:
@@ -250,16 +261,17 @@ def _duration(board: Board, config: Config) -> str:
 def _synthesise(
     board: Board, config: Config, design: Design, folder: Path, progress: Callable[[str], None]
 ) -> None:
-    """Leave the netlist and its statistics in `folder`."""
+    """Write the netlist and its statistics to `folder`."""
     began = time.monotonic()
     for name, text in design.files.items():
         (folder / name).write_text(text)
     notes = flow.synthesise(board, folder, progress)
-    check_synthesised(board, config, flow.synthesised(board.family, folder))
+    check_synthesised(board, config, flow.read_resources(board.family, folder))
     if board.dsp is not None:
         board.dsp.pin(folder / NETLIST, config.n)
     with (folder / NETLIST).open("rb") as raw, gzip.open(folder / PACKED, "wb", compresslevel=1) as packed:
         shutil.copyfileobj(raw, packed)
+    # The cache keeps the netlist in compressed form only, and no RTLIL.
     (folder / NETLIST).unlink()
     (folder / "top.il").unlink()
     facts = {"notes": notes, "seconds": time.monotonic() - began}
@@ -274,7 +286,7 @@ def _place(
     facts: dict[str, Any],
     progress: Callable[[str], None],
 ) -> None:
-    """Place and route the netlist of `_synthesise`; leave bitstream, report and floorplan in `folder`."""
+    """Place and route the netlist of `_synthesise`; write bitstream, report and floorplan to `folder`."""
     began = time.monotonic()
     family = board.family
     for name in (f"top{family.constraints}", "stat.json"):
@@ -282,10 +294,11 @@ def _place(
     with gzip.open(netlist / PACKED) as packed, (folder / NETLIST).open("wb") as raw:
         shutil.copyfileobj(packed, raw)
     synthesis = json.loads((netlist / SYNTHESIS).read_text())
-    need = flow.synthesised(family, folder)
+    need = flow.read_resources(family, folder)
     flow.place(board, folder, facts["clock_hz"], facts["seed"], progress)
     flow.pack(board, folder, progress)
     raw_timing = json.loads((folder / TIMING).read_text())
+    # On some families nextpnr's result itself is the JSON netlist.
     placed = "placed.json" if (folder / "placed.json").exists() else f"top{family.routed}"
     picture = floorplan(json.loads((folder / placed).read_text()), f"weft on {board.title}")
     (folder / FLOORPLAN).write_text(picture)
@@ -297,7 +310,7 @@ def _place(
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
         "resources": usage(board, need, raw_timing["utilization"]),
         "timing": timing(raw_timing, facts["clock_hz"], family.safe_clock),
-        "notes": [*family.notes, *slower_line(board, facts["clock_hz"]), *synthesis["notes"]],
+        "notes": [*family.notes, *slow_link_notes(board, facts["clock_hz"]), *synthesis["notes"]],
         "seconds": {
             "synthesis": round(synthesis["seconds"], 1),
             "total": round(synthesis["seconds"] + time.monotonic() - began, 1),
@@ -306,7 +319,7 @@ def _place(
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
     (folder / f"top{family.bitstream}").rename(folder / bitstream_name(board))
-    # Large, and nothing that a later build needs.
+    # These are large, and no later build needs them.
     raw_timing.pop("detailed_net_timings", None)
     (folder / TIMING).write_text(json.dumps(raw_timing))
     for name in (NETLIST, "placed.json", f"top{family.routed}"):
@@ -314,9 +327,12 @@ def _place(
 
 
 def key(board: Board, design: Design, seed: int | None = None) -> str:
-    """A hash of all that decides the netlist; with `seed`, of all that decides the bitstream. Where in the sources a
-    signal comes from does not."""
+    """Return a hash of everything that determines the netlist or, with `seed`, the bitstream.
+
+    Source locations of signals are not part of it.
+    """
     digest = hashlib.sha256()
+    # The hash covers the design, the tools' options and versions, and the source files that call them.
     options = [
         *flow.synthesis_commands(board),
         *board.place,
@@ -325,8 +341,8 @@ def key(board: Board, design: Design, seed: int | None = None) -> str:
         f"{design.clock}",
         f"{seed}",
     ]
-    described: list[Any] = [Family, board.family.place, *([type(board.dsp)] if board.dsp else [])]
-    sources = [Path(__file__), Path(flow.__file__), *(Path(inspect.getfile(item)) for item in described)]
+    objects: list[Any] = [Family, board.family.place, *([type(board.dsp)] if board.dsp else [])]
+    sources = [Path(__file__), Path(flow.__file__), *(Path(inspect.getfile(item)) for item in objects)]
     for item in (
         *design.sources.items(),
         *options,
@@ -337,28 +353,29 @@ def key(board: Board, design: Design, seed: int | None = None) -> str:
     return digest.hexdigest()[:24]
 
 
-def _too_slow(board: Board, config: Config, report: dict[str, Any]) -> str:
-    reached, clock, seed = report["timing"], report["clock_hz"], report["seed"]
-    advice = remedy(board, config, clock, seed, reached["fmax_hz"])
-    paths = "".join(f"\n  {path['ns']:.1f} ns into {path['unit']}" for path in reached["slowest"])
+def _too_slow_message(board: Board, config: Config, report: dict[str, Any]) -> str:
+    result, clock, seed = report["timing"], report["clock_hz"], report["seed"]
+    advice = remedy(board, config, clock, seed, result["fmax_hz"])
+    paths = "".join(f"\n  {path['ns']:.1f} ns into {path['unit']}" for path in result["slowest"])
     return (
-        f"{board.name} with seed {seed} reaches {reached['fmax_hz'] / 1e6:.1f} MHz but its clock is {clock / 1e6:g} "
-        f"MHz: {advice}, or keep it with --allow-timing-fail, which takes no time again. Slowest paths by unit:{paths}"
+        f"{board.name} with seed {seed} reaches {result['fmax_hz'] / 1e6:.1f} MHz but its clock is {clock / 1e6:g} "
+        f"MHz: {advice}, or keep this build with --allow-timing-fail, without building again. "
+        f"Slowest paths by unit:{paths}"
     )
 
 
-_FILE = "needs.json"
+_RESOURCES = "needs.json"
 
 
-def needs(board: Board, config: Config, progress: Progress = lambda text: None) -> Resources:
-    """What synthesis says that `config` needs on `board`, with its memory and its link; it is kept in the cache.
+def synthesised_resources(board: Board, config: Config, progress: Progress = lambda text: None) -> Resources:
+    """Return the resources that synthesis reports for `config` on `board`, with memory and link. The result is cached.
 
     Raises
     ------
     BoardError
         If the board's memory or link cannot run at the board's clock.
     weft.boards.build.tools.ToolError
-        If a tool fails, or is not installed.
+        If a tool fails or is not installed.
     """
     design = elaborate(board, config, board.clock)
 
@@ -366,10 +383,10 @@ def needs(board: Board, config: Config, progress: Progress = lambda text: None) 
         for name, text in design.files.items():
             (folder / name).write_text(text)
         flow.synthesise(board, folder, progress)
-        found = dict(flow.synthesised(board.family, folder).items())
+        resources = dict(flow.read_resources(board.family, folder).items())
         for file in folder.iterdir():
             file.unlink()
-        (folder / _FILE).write_text(json.dumps(found))
+        (folder / _RESOURCES).write_text(json.dumps(resources))
 
-    kept = entry(f"needs-{key(board, design, 0)}", make, cache_root() / "boards")
-    return Resources(**json.loads((kept / _FILE).read_text()))
+    cached = entry(f"needs-{key(board, design, 0)}", make, cache_root() / "boards")
+    return Resources(**json.loads((cached / _RESOURCES).read_text()))

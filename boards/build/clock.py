@@ -1,8 +1,8 @@
-"""The clock that a configuration will reach on a board, before it is placed and routed.
+"""Prediction of the clock that a configuration reaches on a board, without place and route.
 
-A line through the logarithms of what builds have reached: one offset for each series of chips, and slopes for the
-array's side and for the share of LUTs, which all have in common. It knows nothing of placements, of which another seed
-gives another clock. The coefficients are in ``families/clocks.json``, which ``benchmarks/clocks.py`` fits to the
+The logarithm of the clock is a linear function, fitted to past builds. Each series of chips has its own offset. The
+slopes for the array's side and for the share of LUTs are common to all. Differences between placements, and so between
+seeds, are not modelled. The coefficients are in ``families/clocks.json``, which ``benchmarks/clocks.py`` fits to the
 table of builds in ``docs/boards.md``.
 """
 
@@ -25,7 +25,7 @@ from weft.hdl.isa.config import Config
 
 FORMAT = "weft clocks 1"
 FILE = Path(__file__).parents[1] / "families" / "clocks.json"
-# Within these, no damaged file gives a clock that is 0, negative or not finite, or larger arrays that are faster.
+# These limits keep clocks from a damaged file positive and finite, and slopes from being positive.
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Offset = Annotated[float, msgspec.Meta(ge=0, le=25)]
 Slope = Annotated[float, msgspec.Meta(ge=-5, le=0)]
@@ -33,10 +33,9 @@ Slope = Annotated[float, msgspec.Meta(ge=-5, le=0)]
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock in Hz, and by which part of it builds have differed from what was predicted for them at most.
+    """Predicted clock in Hz, and the largest relative error of predictions for known builds.
 
-    `routed` is whether it is the board's own configuration's, which has been placed and routed at that clock: its error
-    is 0.
+    `routed` is true for a board's own configuration, which was placed and routed at that clock; its error is 0.
     """
 
     hz: float
@@ -46,7 +45,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Sample:
-    """A build: what was built, and the clock in Hz that it reached."""
+    """Build of a configuration on a board, and the clock in Hz that it reached."""
 
     board: Board
     config: Config
@@ -54,9 +53,21 @@ class Sample:
 
 
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Coefficients of the logarithm of a clock in Hz, by `series` and for the two features; the highest clock of each
-    series, above which nothing is predicted; the greatest relative error, on a build by a fit to all others, to which a
-    series with a single build adds nothing; and how many builds there are."""
+    """Fitted coefficients of the logarithm of the clock in Hz.
+
+    Attributes
+    ----------
+    series : dict of str to float
+        Offset of each series.
+    side, share : float
+        Slopes for the logarithm of the array's side and for the share of LUTs.
+    highest : dict of str to float
+        Highest clock in Hz of each series, the upper limit of predictions.
+    error : float
+        Largest relative error on a build that the fit leaves out. A series with a single build adds nothing to it.
+    samples : int
+        Number of builds.
+    """
 
     series: dict[str, Offset]
     side: Slope
@@ -66,10 +77,10 @@ class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     samples: int
 
     def hz(self, board: Board, config: Config) -> float:
-        """In Hz, for a configuration on a board of a known series."""
+        """Return the clock in Hz for a configuration on a board of a known series."""
         name, share = series(board), lut_share(board, config)
-        found = math.exp(self.series[name] + self.side * math.log2(config.n) + self.share * share)
-        return min(found, self.highest[name])
+        prediction = math.exp(self.series[name] + self.side * math.log2(config.n) + self.share * share)
+        return min(prediction, self.highest[name])
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,11 +88,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     fit: Fit
 
 
-def predicted(board: Board, config: Config) -> Clock:
-    """The clock that `config` reaches on `board`: the board's, for its own configuration. For a series of which no
-    build is known it is the board's as well, with an error of 1.
+def predict_clock(board: Board, config: Config) -> Clock:
+    """Predict the clock that `config` reaches on `board`.
 
-    Raises `BoardError` if the file with the coefficients is damaged.
+    For the board's own configuration this is the board's clock. It also is for a series without known builds, with an
+    error of 1. Raises `BoardError` if the file of coefficients is damaged.
     """
     if config == board.config:
         return Clock(board.clock, 0.0, routed=True)
@@ -92,14 +103,16 @@ def predicted(board: Board, config: Config) -> Clock:
 
 
 def series(board: Board) -> str:
-    """The chips that are as fast as a board's: those of its family, or of a part of it where families have slow and
-    fast ones, which nextpnr is told by the name of the device."""
+    """Return the name of the speed class of a board's chip.
+
+    That is its family, or the device name given to nextpnr for families with slow and fast series.
+    """
     place = dict(zip(board.place, board.place[1:], strict=False))
     return place.get("--device", board.family.name).partition("-")[0]
 
 
 def lut_share(board: Board, config: Config) -> float:
-    """The part of a board's LUTs that a configuration is estimated to take, 1 at most."""
+    """Return the estimated share of the board's LUTs that a configuration takes, at most 1; 0.5 without an estimate."""
     need = estimate(board, config)
     return 0.5 if need is None else min(1.0, need.lut / board.available.lut)
 
@@ -107,41 +120,47 @@ def lut_share(board: Board, config: Config) -> float:
 @cache
 def _fit(path: Path) -> Fit:
     try:
-        found = schema.decode(schema.read_bytes(path), _File, format=FORMAT).fit
+        fit = schema.decode(schema.read_bytes(path), _File, format=FORMAT).fit
     except (OSError, schema.SchemaError) as error:
         raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
-    if found.series.keys() != found.highest.keys():
+    if fit.series.keys() != fit.highest.keys():
         raise BoardError(
-            f"{path}, which is part of weft, has not the highest clock of all series; install weft again"
+            f"{path}, which is part of weft, lacks the highest clock of some series; install weft again"
         )
-    return found
+    return fit
 
 
 def text(fit: Fit) -> str:
-    """What is in the file."""
+    """Return the contents of the file of coefficients."""
     return schema.encode(_File(FORMAT, fit))
 
 
-def fitted(samples: Sequence[Sample]) -> tuple[Fit, list[float]]:
-    """The fit to some builds, and for each of them what a fit to all others predicts, in Hz; where a series has no
-    other build, that is what it reached itself. Slopes are never positive: larger and fuller designs are not faster."""
+def fit_clocks(samples: Sequence[Sample]) -> tuple[Fit, list[float]]:
+    """Fit the coefficients to builds.
+
+    Returns the fit and, for each build, the clock in Hz that a fit to all others predicts; for the only build of a
+    series, its own clock. Slopes are never positive: larger and fuller designs are not faster.
+    """
     predictions = []
     for left_out, sample in enumerate(samples):
         others = [item for index, item in enumerate(samples) if index != left_out]
         alone = all(series(item.board) != series(sample.board) for item in others)
-        predictions.append(sample.hz if alone else _least(others, 0.0).hz(sample.board, sample.config))
-    wrong = [abs(found / sample.hz - 1) for found, sample in zip(predictions, samples, strict=True)]
-    return _least(samples, round(max(wrong), 3)), predictions
+        predictions.append(
+            sample.hz if alone else _least_squares(others, 0.0).hz(sample.board, sample.config)
+        )
+    errors = [abs(hz / sample.hz - 1) for hz, sample in zip(predictions, samples, strict=True)]
+    return _least_squares(samples, round(max(errors), 3)), predictions
 
 
-def _least(samples: Sequence[Sample], error: float) -> Fit:
-    """Least squares."""
+def _least_squares(samples: Sequence[Sample], error: float) -> Fit:
+    """Fit by least squares, with no positive slope."""
     from scipy.optimize import lsq_linear
 
     highest: dict[str, float] = {}
     for sample in samples:
         name = series(sample.board)
         highest[name] = max(sample.hz, highest.get(name, 0.0))
+    # One indicator column per series, then the two features.
     names = sorted(highest)
     rows = [
         [float(series(item.board) == name) for name in names]
@@ -149,7 +168,7 @@ def _least(samples: Sequence[Sample], error: float) -> Fit:
         for item in samples
     ]
     upper = np.array([np.inf] * len(names) + [0.0, 0.0])
-    found = lsq_linear(np.array(rows), np.log([item.hz for item in samples]), (-np.inf, upper))
-    numbers = [round(float(value), 4) for value in found.x]
+    solution = lsq_linear(np.array(rows), np.log([item.hz for item in samples]), (-np.inf, upper))
+    numbers = [round(float(value), 4) for value in solution.x]
     offsets = dict(zip(names, numbers, strict=False))
     return Fit(offsets, numbers[-2], numbers[-1], highest, error, len(samples))

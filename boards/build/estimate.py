@@ -1,8 +1,8 @@
-"""What a configuration will need on a board, before it is synthesised: small formulas, fitted to synthesis results.
+"""Estimates of the resources that a configuration needs on a board, without synthesis.
 
-The weights are in a JSON file next to the family's own, which ``benchmarks/boards.py fit`` writes. Their error is the
-greatest that is made on a configuration by weights that were fitted to all others. Where there are none, nothing is
-estimated, and every configuration may fit.
+Each resource is a weighted sum of features, with weights fitted to synthesis results. ``benchmarks/boards.py fit``
+writes the weights to a JSON file beside the family's module. An error is the largest relative error on a configuration
+that the fit leaves out. Without weights there is no estimate, and every configuration counts as fitting.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from weft.hdl.sequential.processor import halves
 FOLDER = Path(__file__).parents[1] / "families"
 FORMAT = "weft estimates 2"
 PACKING = {"ecp5": 1.06, "gowin": 1.04, "gowin5a": 1.04}
-"""LUTs that nextpnr places for each one that Yosys counts, by family, in builds for the smaller boards."""
+"""LUTs that nextpnr places per LUT that Yosys counts, by family, from builds for the smaller boards."""
 _RIDGE = 1e-3
-"""Penalty of a weight, relative to its feature: small enough to leave what samples determine within a few 1/10,000."""
+"""Relative penalty of weights: small enough to change determined weights by a few 1/10,000 only."""
 
 
 def features(kind: str, board: Board, config: Config) -> dict[str, float]:
-    """What the need for a resource, one of `Resources.NAMES`, is taken to be a weighted sum of."""
+    """Return the features whose weighted sum estimates a resource, one of `Resources.NAMES`."""
     if board.core is CoreKind.SEQUENTIAL:
         return _features_sequential(kind, board.family, config)
     family = board.family
@@ -93,7 +93,7 @@ def _features_sequential(kind: str, family: Family, config: Config) -> dict[str,
 
 
 def sequential_blocks(family: Family, config: Config) -> int:
-    """Block RAMs of scratchpad and accumulator, of the microprogram, its data and the tables."""
+    """Return the block RAMs of the sequential core: scratchpad, accumulator, microprogram, its data, and tables."""
     program = Microprogram(config)
     scratchpad = family.blocks(8 * config.n, config.scratchpad_size)
     accumulator = family.blocks(32 * config.n, 2 * config.accumulator_size)
@@ -104,19 +104,19 @@ def sequential_blocks(family: Family, config: Config) -> int:
 
 
 def memory_blocks(board: Board, config: Config) -> int:
-    """Block RAMs of the FPGA that the board's memory takes."""
+    """Return the block RAMs of the board's memory."""
     if board.memory.kind is not MemoryKind.BLOCK:
         return 0
     return board.family.blocks(8 * config.bus_bytes, board.memory.size // config.bus_bytes)
 
 
 def lookup_blocks(board: Board, config: Config) -> int:
-    """Block RAMs of the FPGA that look-up tables of the pipelined core take: two lanes share a memory."""
+    """Return the block RAMs of the pipelined core's look-up tables. Two lanes share a memory."""
     return -(-config.lanes // 2) * board.family.blocks(8, LOOKUP_ENTRIES * config.lookup_tables)
 
 
 def kernel_blocks(board: Board, config: Config) -> int:
-    """Block RAMs of the FPGA that the kernel engine takes: its registers twice, as two are read at a time, and its
+    """Return the block RAMs of the kernel engine: two copies of its registers, for two reads per cycle, and its
     micro-operations."""
     if not config.kernel:
         return 0
@@ -126,13 +126,13 @@ def kernel_blocks(board: Board, config: Config) -> int:
 
 
 def transposer_blocks(board: Board, config: Config) -> int:
-    """Block RAMs of the FPGA that LOAD's transposer takes: one memory for each lane of the array."""
+    """Return the block RAMs of LOAD's transposer, which has one memory per lane of the array."""
     depth = 2 * config.transposed_vectors * config.n
     return config.n * board.family.blocks(8, depth) if config.softmax else 0
 
 
 def bridge_blocks(board: Board, config: Config) -> int:
-    """Block RAMs of the FPGA that hold words between a pipelined core and its memory, one way and the other."""
+    """Return the block RAMs of the buffers between a pipelined core and its memory, for both directions."""
     blocks, words = board.family.blocks, 2 * piece_beats(config)
     return blocks(8 * config.bus_bytes, words) + blocks(9 * config.bus_bytes, words)
 
@@ -141,14 +141,14 @@ _EXACT = (memory_blocks, lookup_blocks, kernel_blocks, transposer_blocks, bridge
 
 
 def _exact_blocks(board: Board, config: Config) -> int:
-    """Block RAMs that no weight is needed for."""
+    """Return the block RAMs that are known without weights."""
     if board.core is CoreKind.SEQUENTIAL:
         return memory_blocks(board, config)
     return sum(blocks(board, config) for blocks in _EXACT)
 
 
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Of one resource: weights by feature, the greatest relative error, and from how many configurations they are."""
+    """Fit of one resource: weights by feature, largest relative error, and number of configurations."""
 
     weights: dict[str, float]
     error: float
@@ -161,71 +161,76 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def weights_file(family: Family) -> Path:
-    """The file with a family's weights, which need not be there."""
+    """Return the path of a family's weights. The file need not exist."""
     return FOLDER / f"{family.name}.json"
 
 
 @cache
 def _weights(path: Path) -> dict[str, dict[str, Fit]]:
-    """By core, by resource."""
+    """Read weights by core and resource."""
     if not path.exists():
         return {}
     try:
-        found = schema.decode(schema.read_bytes(path), _File, format=FORMAT).cores
+        cores = schema.decode(schema.read_bytes(path), _File, format=FORMAT).cores
     except schema.SchemaError as error:
         raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
-    if any(kinds.keys() != Resources.NAMES.keys() for kinds in found.values()):
-        raise BoardError(f"{path}, which is part of weft, has not all resources; install weft again")
-    return found
+    if any(kinds.keys() != Resources.NAMES.keys() for kinds in cores.values()):
+        raise BoardError(f"{path}, which is part of weft, lacks some resources; install weft again")
+    return cores
 
 
 def weights(board: Board) -> dict[str, Fit]:
-    """By resource; none if the board's core was never fitted. Raises `BoardError` if the family's file is damaged."""
+    """Return the weights by resource; empty if the board's core was never fitted.
+
+    Raises `BoardError` if the family's file is damaged.
+    """
     return _weights(weights_file(board.family)).get(board.core, {})
 
 
 def text(cores: dict[str, dict[str, Fit]]) -> str:
-    """What is in a family's file, from the weights by core and resource."""
+    """Return the contents of a family's file for weights by core and resource."""
     return schema.encode(_File(FORMAT, cores))
 
 
 def estimate(board: Board, config: Config) -> Resources | None:
-    """What `config` will need on `board`, with its memory and its link; None if there are no weights."""
-    fitted = weights(board)
-    if not fitted:
+    """Estimate the resources that `config` needs on `board`, with memory and link; None without weights."""
+    fit_by_kind = weights(board)
+    if not fit_by_kind:
         return None
     totals = {}
     for kind in Resources.NAMES:
-        known, given = fitted[kind].weights, features(kind, board, config)
-        totals[kind] = round(sum(known.get(name, 0.0) * value for name, value in given.items()))
+        factors, values = fit_by_kind[kind].weights, features(kind, board, config)
+        totals[kind] = round(sum(factors.get(name, 0.0) * value for name, value in values.items()))
     totals["ram"] += _exact_blocks(board, config)
     return Resources(**totals)
 
 
 def fits(board: Board, config: Config) -> bool:
-    """Whether the estimate leaves hope: no resource is exceeded by more than the estimate's error."""
+    """Return False if the estimate exceeds a resource by more than the estimate's error."""
     return not _excess(board, config)
 
 
-def places(board: Board, config: Config) -> bool:
-    """Whether place and route should succeed: the estimate, with LUTs that packing adds, is no more than there is."""
+def can_place(board: Board, config: Config) -> bool:
+    """Return True if place and route should succeed: the estimate, with the LUTs that packing adds, is within the
+    FPGA."""
     need = estimate(board, config)
     if need is None:
         return True
+    # Packing adds LUTs only, for example LUTs that merely feed a flip-flop.
     packed = {**dict(need.items()), "lut": need.lut * PACKING.get(board.family.name, 1.0)}
     return all(count <= getattr(board.available, kind) for kind, count in packed.items())
 
 
 def check_estimate(board: Board, config: Config) -> None:
-    """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate."""
+    """Raise `BoardError` if the estimate exceeds a resource of `board` by more than the estimate's error."""
     worst = max(_excess(board, config), default=None)
     if worst is not None:
         _, kind, count = worst
-        raise BoardError(too_large(board, config, kind, count, "it is estimated to need"))
+        raise BoardError(too_large_message(board, config, kind, count, "it needs an estimated"))
 
 
 def _excess(board: Board, config: Config) -> list[tuple[float, str, int]]:
-    """Of each resource that is exceeded for sure: the share of what there is, the resource, and the count."""
+    """Return a tuple (relative excess, resource, count) for each resource that is certainly exceeded."""
     need = estimate(board, config)
     shares = [
         (count / getattr(board.available, kind) / (1 + weights(board)[kind].error), kind, count)
@@ -234,8 +239,8 @@ def _excess(board: Board, config: Config) -> list[tuple[float, str, int]]:
     return [item for item in shares if item[0] > 1]
 
 
-def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -> str:
-    """The sentence that says what does not fit, and what to change."""
+def too_large_message(board: Board, config: Config, kind: str, count: int, needs: str) -> str:
+    """Return the error message for a configuration that does not fit, with advice."""
     softmax = " or probability_bits 0 (no softmax)" if config.softmax else ""
     remedy = {
         "lut": f"a smaller n, fewer lanes{softmax}",
@@ -250,7 +255,7 @@ def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -
 
 
 def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, Fit]:
-    """Weights by resource from what synthesis said of some configurations, all with the same core and family.
+    """Fit weights by resource to synthesis results of configurations with one core and family.
 
     No weight is negative.
     """
@@ -267,26 +272,31 @@ def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> Fit:
         ],
         float,
     )
+    # Dividing by the counts makes the least-squares errors relative.
     scale = np.maximum(counts, 1.0)
-    rows, wanted = rows / scale[:, None], counts / scale
-    solution = _non_negative(rows, wanted)
-    # What the fit says of its own samples means nothing: there can be as many weights as those.
-    others = [np.arange(len(counts)) != left_out for left_out in range(len(counts))]
-    wrong = [abs(rows[~kept] @ _non_negative(rows[kept], wanted[kept]) - 1)[0] for kept in others]
-    found = {
+    rows, targets = rows / scale[:, None], counts / scale
+    solution = _solve_non_negative(rows, targets)
+    # Errors on the fit's own samples mean nothing, because there can be as many weights as samples.
+    masks = [np.arange(len(counts)) != left_out for left_out in range(len(counts))]
+    errors = [abs(rows[~mask] @ _solve_non_negative(rows[mask], targets[mask]) - 1)[0] for mask in masks]
+    factors = {
         name: round(float(value), 4) for name, value in zip(names, solution, strict=True) if value > 1e-4
     }
-    return Fit(found, round(float(max(wrong)), 3), len(samples))
+    return Fit(factors, round(float(max(errors)), 3), len(samples))
 
 
-def _non_negative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares with no negative weight. What samples do not tell apart is put down to the first feature, which is
-    constant: to any other one, it would grow with configurations that are not among the samples."""
+def _solve_non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Solve least squares with non-negative weights.
+
+    Where the samples do not distinguish features, the ridge puts the weight on the first, constant feature. Any other
+    feature would grow with configurations beyond the samples.
+    """
     from scipy.optimize import nnls
 
+    # Features are normalised, so that the ridge penalises all of them alike; the first one is exempt.
     norms = np.linalg.norm(rows, axis=0)
     norms[norms == 0] = 1
     ridge = _RIDGE * np.eye(len(norms))
     ridge[0, 0] = 0
-    solution, _ = nnls(np.vstack([rows / norms, ridge]), np.append(wanted, np.zeros(len(norms))))
+    solution, _ = nnls(np.vstack([rows / norms, ridge]), np.append(targets, np.zeros(len(norms))))
     return solution / norms

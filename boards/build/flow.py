@@ -1,4 +1,4 @@
-"""From a board's RTLIL to its bitstream: Yosys (pyosys), nextpnr and the bitstream writers (YoWASP, Apicula)."""
+"""Steps of a build, from RTLIL to bitstream: Yosys (pyosys), nextpnr, and the bitstream writers (YoWASP, Apicula)."""
 
 from __future__ import annotations
 
@@ -20,39 +20,41 @@ Progress = Callable[[str], None]
 
 
 _COMMON = ("amaranth", "amaranth-boards", "pyosys")
-"""Distributions that decide the result for every family."""
+"""Distributions whose versions affect the result on every family."""
 
 
 class _Pace:
-    """Lets through some lines of a talkative tool: the longer it has run, the fewer."""
+    """Rate limiter for a tool's progress messages: the longer the tool has run, the fewer pass."""
 
     def __init__(self, progress: Progress, stage: str) -> None:
         self.progress = progress
         self.stage = stage
         self.began = self.last = time.monotonic()
-        self.said = stage
+        self.last_message = stage
         progress(stage)
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        # The interval between messages grows from 1 s to 10 s within three minutes.
         now = time.monotonic()
-        said = f"{self.stage}: {text}"
-        if said != self.said and now - self.last >= min(10.0, 1 + (now - self.began) / 20):
-            self.last, self.said = now, said
-            self.progress(said)
+        message = f"{self.stage}: {text}"
+        if message != self.last_message and now - self.last >= min(10.0, 1 + (now - self.began) / 20):
+            self.last, self.last_message = now, message
+            self.progress(message)
 
 
 def synthesis(command: str) -> list[str]:
-    """`command` (``synth_ecp5`` for example, with its options) as Yosys commands that succeed.
+    """Return Yosys commands for `command`, for example ``synth_ecp5`` with its options, that avoid a bug in ABC9.
 
-    When ABC9 writes its netlist back, it makes up names for the bits of wide wires, and fails an assertion
-    (``count_id(wire->name) == 0``, Yosys issues 4349 and 4451) where a wire has that name already. There is no such
-    name if all wires are split before.
+    When ABC9 writes its netlist back, it invents names for the bits of wide wires. If a wire already has such a name,
+    an assertion fails (``count_id(wire->name) == 0``, Yosys issues 4349 and 4451). Splitting all wires first prevents
+    such names.
     """
     return [f"{command} -run begin:map_luts", "splitnets", f"{command} -run map_luts:"]
 
 
 def synthesis_commands(board: Board, *options: str) -> list[str]:
-    """Yosys commands from ``top.il`` to ``top.json`` and ``stat.json``; `options` are more of ``synth_*``."""
+    """Return Yosys commands from ``top.il`` to ``top.json`` and ``stat.json``; `options` are appended to
+    ``synth_*``."""
     return [
         "read_rtlil top.il",
         *synthesis(" ".join((board.synthesis, "-top top", *options))),
@@ -62,21 +64,20 @@ def synthesis_commands(board: Board, *options: str) -> list[str]:
 
 
 def synthesise(board: Board, folder: Path, progress: Progress) -> list[str]:
-    """Run `synthesis_commands` in `folder`; returns what its reader must know.
+    """Run `synthesis_commands` in `folder`; return notes for the report.
 
     Raises `weft.boards.build.tools.ToolError`.
     """
     pace = _Pace(progress, "synthesising")
 
     def line(text: str) -> None:
-        found = re.match(r"[\d.]+ Executing (.+?)[.]?$", text)
-        if found:
-            pace.tell(found[1])
+        if step := re.match(r"[\d.]+ Executing (.+?)[.]?$", text):
+            pace.report(step[1])
 
     try:
         run("yosys", yosys_command(*synthesis_commands(board)), folder, line)
     except ToolError as error:
-        # Some netlists trip ABC9 of Yosys 0.70, whatever is in them; its older mapper takes all of them.
+        # ABC9 of Yosys 0.70 fails on some valid netlists; the older ABC maps all of them.
         if "rtlil.cc" not in str(error) or not board.family.falls_back:
             raise
         progress("synthesising again: ABC9 failed")
@@ -86,8 +87,8 @@ def synthesise(board: Board, folder: Path, progress: Progress) -> list[str]:
 
 
 def place(board: Board, folder: Path, clock: float, seed: int, progress: Progress) -> None:
-    """Place and route ``top.json`` for a clock in Hz; leaves ``placed.json`` and ``timing.json``. Never refuses for
-    timing.
+    """Place and route ``top.json`` for a clock in Hz; write ``placed.json`` and ``timing.json``. A missed clock is no
+    error.
 
     Raises `weft.boards.build.tools.ToolError`.
     """
@@ -97,14 +98,15 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
         if text.startswith("Preparing to run"):
             progress("preparing nextpnr (only the first time)")
         elif left := re.fullmatch(r"Info:(?: +\d+ +\|)(?:[ \d]+\|){2} *(\d+)\|[ \d.|]*", text):
-            pace.tell(f"{int(left[1]):,} arcs left")
+            pace.report(f"{int(left[1]):,} arcs left")
         elif (text.startswith("Info:") and text.endswith((".", "..", "%"))) or "iteration" in text:
-            pace.tell(text.removeprefix("Info:").strip().rstrip("."))
+            pace.report(text.removeprefix("Info:").strip().rstrip("."))
 
     family = board.family
     megahertz = f"{family.requested_clock(clock) / 1e6:.3f}"
-    options = (*board.place, "--json", "top.json", "--seed", str(seed), "--freq", megahertz, "--report", "timing.json",
-               "--detailed-timing-report", "--timing-allow-fail")  # fmt: skip
+    # A missed clock is reported by `weft.boards.build.build`, not by nextpnr.
+    files = f"--json top.json --seed {seed} --freq {megahertz} --report timing.json".split()
+    options = (*board.place, *files, "--detailed-timing-report", "--timing-allow-fail")
     command = family.place(options, f"top{family.constraints}", f"top{family.routed}")
     run("nextpnr", command, folder, line)
 
@@ -117,12 +119,12 @@ def pack(board: Board, folder: Path, progress: Progress) -> None:
 
 
 def tool_versions(family: Family) -> list[str]:
-    """``name version`` of all that decides the result."""
+    """Return ``name version`` of every distribution that affects the result."""
     return versions(*_COMMON, *family.packages)
 
 
-def synthesised(family: Family, folder: Path) -> Resources:
-    """What the netlist of `synthesise` needs."""
+def read_resources(family: Family, folder: Path) -> Resources:
+    """Return the resources of the netlist that `synthesise` wrote."""
     stat = json.loads((folder / "stat.json").read_text())
     return family.needs(stat["design"]["num_cells_by_type"], folder / "top.json")
 
@@ -133,20 +135,21 @@ TILE = 8
 
 
 def floorplan(placed: dict[str, Any], title: str) -> str:
-    """SVG of nextpnr's JSON netlist (``--write``): every tile in the colour of the unit that most of its cells are of.
+    """Return an SVG of nextpnr's JSON netlist (``--write``), with each tile in the colour of its most frequent unit.
 
-    The legend gives the cells of each unit; those beyond the number of colours count as others.
+    The legend lists the cells per unit. Units beyond the number of colours count as "other".
     """
     module = next(item for item in placed["modules"].values() if item.get("cells"))
     tiles: dict[tuple[int, int], Counter[str]] = {}
     totals: Counter[str] = Counter()
     for name, cell in module["cells"].items():
-        found = re.match(r"X(\d+)/?Y(\d+)", cell["attributes"].get("NEXTPNR_BEL", ""))
-        if not found:
+        site = re.match(r"X(\d+)/?Y(\d+)", cell["attributes"].get("NEXTPNR_BEL", ""))
+        if not site:
             continue
         unit = _unit(name)
         totals[unit] += 1
-        tiles.setdefault((int(found[1]), int(found[2])), Counter())[unit] += 1
+        tiles.setdefault((int(site[1]), int(site[2])), Counter())[unit] += 1
+    # The largest units get colours of their own.
     named = [unit for unit, _ in totals.most_common() if unit != "other"][: len(COLOURS)]
     colours = dict(zip(named, COLOURS, strict=False))
     height = max((y for _, y in tiles), default=0) + 1
@@ -164,14 +167,16 @@ def floorplan(placed: dict[str, Any], title: str) -> str:
         shapes.append(f'<rect x="{width * TILE + 16}" y="{y}" width="12" height="12" fill="{colour}"/>')
         shapes.append(f'<text x="{width * TILE + 34}" y="{y + 11}">{escape(unit)}: {count:,} cells</text>')
     size = (width * TILE + 280, max(height * TILE, 20 * len(legend) + 32))
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -28 {size[0]} {size[1] + 28}" '
-            f'font-family="sans-serif" font-size="13">\n<title>{escape(title)}</title>\n'
-            f'<rect y="-28" width="{size[0]}" height="{size[1] + 28}" fill="white"/>\n'
-            f'<text x="4" y="-10" font-size="15">{escape(title)}</text>\n')  # fmt: skip
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -28 {size[0]} {size[1] + 28}" '
+        f'font-family="sans-serif" font-size="13">\n<title>{escape(title)}</title>\n'
+        f'<rect y="-28" width="{size[0]}" height="{size[1] + 28}" fill="white"/>\n'
+        f'<text x="4" y="-10" font-size="15">{escape(title)}</text>\n'
+    )
     return head + "\n".join(shapes) + "\n</svg>\n"
 
 
 def _unit(name: str) -> str:
-    """The unit of a cell: ``array`` of ``top.core.mm.array.row3...`` is too deep, ``core.mm`` is right."""
+    """Return the unit of a cell at the depth of the legend: ``core.mm`` for ``top.core.mm.array.row3...``."""
     parts = [part for part in name.split(".")[:-1] if part != "top"]
     return ".".join(parts[:2]) if parts else "other"

@@ -1,7 +1,7 @@
-"""Builds of the boards' own configurations: the clocks that seeds of place and route reached, and how long they took.
+"""Records of builds of the boards' own configurations: the clock that each seed reached, and the build time.
 
 ``benchmarks/boards.py`` builds and writes ``builds.json``. `weft build` reads from it how long a build takes, and which
-seed or clock to try after one that missed its clock.
+seed or clock to try after a missed clock.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Run(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One run of place and route: its seed, the clock in Hz that it reached, and the seconds of the whole build.
-
-    ``fmax_hz`` is None if the tool failed.
-    """
+    """One build: the seed, the clock in Hz that it reached (None if a tool failed), and the build time in seconds."""
 
     seed: int
     fmax_hz: Positive | None
@@ -40,11 +37,11 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ----------
     boards : list of str
     hardware : str
-        `weft.boards.build.build.Design.hardware` of the last of them: the hardware that was built.
+        `weft.boards.build.build.Design.hardware` of the last board.
     clock_hz : float
-        The clock that was asked for.
+        Requested clock.
     resources : dict of str to int
-        Placed, by `weft.boards.families.family.Resources.NAMES`.
+        Placed resources, by `weft.boards.families.family.Resources.NAMES`.
     runs : list of Run
     """
 
@@ -55,18 +52,18 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     runs: list[Run]
 
     def seeds(self, clock: float) -> list[int]:
-        """Seeds that reached `clock` in Hz, the fastest first."""
-        met = [run for run in self.runs if run.fmax_hz is not None and run.fmax_hz >= clock]
-        return [run.seed for run in sorted(met, key=lambda run: -(run.fmax_hz or 0))]
+        """Return the seeds that reached `clock` in Hz, the fastest first."""
+        fast = [run for run in self.runs if run.fmax_hz is not None and run.fmax_hz >= clock]
+        return [run.seed for run in sorted(fast, key=lambda run: -(run.fmax_hz or 0))]
 
     @property
     def fastest_hz(self) -> float | None:
-        """The highest clock of all runs; None if every run failed."""
+        """Highest clock of all runs; None if every run failed."""
         return max((run.fmax_hz for run in self.runs if run.fmax_hz is not None), default=None)
 
     @property
     def seconds(self) -> float:
-        """Mean of the runs' times."""
+        """Mean build time."""
         return sum(run.seconds for run in self.runs) / len(self.runs)
 
 
@@ -76,7 +73,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path = FILE) -> list[Record]:
-    """All records. Raises `BoardError` if the file is damaged."""
+    """Return all records. Raises `BoardError` if the file is damaged."""
     try:
         return schema.decode(schema.read_bytes(path), _File, format=FORMAT).builds
     except (OSError, schema.SchemaError) as error:
@@ -93,15 +90,15 @@ def _all() -> list[Record]:
 
 
 def record_of(board: Board) -> Record | None:
-    """The builds of a board's own configuration; None if there are none."""
+    """Return the record of a board's own configuration; None if there is none."""
     return next((record for record in _all() if board.name in record.boards), None)
 
 
 def expected_seconds(board: Board, config: Config) -> float | None:
-    """Seconds that a build will take, on a machine like that of the records; None if nothing is known.
+    """Return the expected build time in seconds, on a machine like that of the records; None without records.
 
-    For other configurations than the board's own it is the time of the family's build of the most similar size, in
-    proportion to LUTs.
+    For other configurations than the board's own, the time of the family's build of the most similar size is scaled by
+    the number of LUTs.
     """
     own = record_of(board)
     if own is not None and config == board.config:
@@ -117,7 +114,8 @@ def expected_seconds(board: Board, config: Config) -> float | None:
 
 
 def remedy(board: Board, config: Config, clock: float, seed: int, reached: float) -> str:
-    """Advice after a build with `seed` reached only `reached` Hz of `clock`: a seed that has met it, else a clock."""
+    """Return advice after a build with `seed` reached only `reached` Hz: a seed that met `clock`, or else a lower
+    clock."""
     own = record_of(board) if config == board.config else None
     others = [str(other) for other in own.seeds(clock) if other != seed] if own else []
     if others:

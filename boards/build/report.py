@@ -1,4 +1,4 @@
-"""What a build used and how fast it is, from the reports of the tools."""
+"""Resources, clock and critical path of a build, from the tools' reports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from weft.boards.board import RATE_ERROR, Board
 from weft.boards.families.family import Resources
 
-SHOWN = 10
-"""Units whose slowest paths a report has."""
+MAX_SLOWEST_UNITS = 10
+"""Largest number of units in a report's list of slowest paths."""
 
 
-def slower_line(board: Board, clock: float) -> list[str]:
-    """A note if a clock in Hz does not allow the rate that the board's serial link else has."""
+def slow_link_notes(board: Board, clock: float) -> list[str]:
+    """Return a note if the serial link cannot run at the board's highest rate at a clock in Hz."""
     line = board.line(clock)
     if line.baud == board.baud:
         return []
@@ -25,9 +25,9 @@ def slower_line(board: Board, clock: float) -> list[str]:
 
 
 def usage(board: Board, need: Resources, places: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:
-    """``synthesised``, ``placed``, ``available`` and ``percent`` for each of `Resources.NAMES`.
+    """Return ``synthesised``, ``placed``, ``available`` and ``percent`` for each of `Resources.NAMES`.
 
-    `need` is what the netlist has, `places` what nextpnr filled.
+    `need` are the netlist's resources, and `places` is nextpnr's utilization.
     """
     rows = {}
     for name, count in need.items():
@@ -43,13 +43,13 @@ def usage(board: Board, need: Resources, places: dict[str, dict[str, int]]) -> d
 
 
 def timing(raw: dict[str, Any], clock: float, safe_clock: Callable[[float], float]) -> dict[str, Any]:
-    """Clocks and critical path of nextpnr's report.
+    """Return clocks and critical path from nextpnr's report.
 
-    ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: `safe_clock` of the slowest;
-    ``met``: whether that is at least `clock`; ``critical_path``: its steps; ``slowest``: see `_slowest`.
+    ``clocks_hz``: nextpnr's maximum of each clock; ``fmax_hz``: `safe_clock` of the slowest; ``met``: whether that
+    reaches `clock`; ``critical_path``: its steps; ``slowest``: see `_slowest`.
     """
     clocks = {name.removeprefix("$glbnet$"): values["achieved"] * 1e6 for name, values in raw["fmax"].items()}
-    # A design without a register to register path has no clock to speak of.
+    # A design without a register-to-register path has no maximum clock.
     slowest = min(raw["fmax"], key=lambda name: raw["fmax"][name]["achieved"], default=None)
     fmax = safe_clock(min(clocks.values())) if clocks else float("inf")
     paths = [
@@ -67,27 +67,30 @@ def timing(raw: dict[str, Any], clock: float, safe_clock: Callable[[float], floa
 
 
 def _slowest(nets: Iterable[dict[str, Any]], clock: str) -> list[dict[str, Any]]:
-    """The units with the slowest paths into their registers, `SHOWN` at most: ``ns``, ``unit``, and the ``net`` that
-    comes last. `nets` are nextpnr's, ``detailed_net_timings``; only registers of the named clock count."""
+    """Return the units with the slowest paths into registers of `clock`, at most `MAX_SLOWEST_UNITS`.
+
+    Each has ``ns``, ``unit`` and the last ``net`` of the path. `nets` is nextpnr's ``detailed_net_timings``.
+    """
+    # Slowest delay per unit where the path ends, with the net of its last connection.
     worst: dict[str, tuple[float, str]] = {}
     for net in nets:
         for end in net["endpoints"]:
             if clock in end["event"] and clock in net["event"]:
                 unit = unit_of(end["cell"])
                 worst[unit] = max(worst.get(unit, (0.0, "")), (max(end["delay"]), net["net"]))
-    ranked = sorted(worst.items(), key=lambda item: item[1], reverse=True)[:SHOWN]
+    ranked = sorted(worst.items(), key=lambda item: item[1], reverse=True)[:MAX_SLOWEST_UNITS]
     return [{"ns": round(ns, 2), "unit": unit, "net": net} for unit, (ns, net) in ranked]
 
 
 def unit_of(cell: str) -> str:
-    """The unit of a cell, from its name in the netlist: ``core.load.unpacker`` of
-    ``top.core.load.unpacker.at[4]_TRELLIS_FF_Q``."""
+    """Return the unit of a netlist cell: ``core.load.unpacker`` for ``top.core.load.unpacker.at[4]_TRELLIS_FF_Q``."""
     names = re.sub(r"[\[$].*|_(TRELLIS|SB|DFF|LUT|DP16|MULT|CCU|PFU|L6).*", "", cell).split(".")
     return ".".join(names[1:-1] if names[0] == "top" else names[:-1]) or "top"
 
 
 def _step(step: dict[str, Any]) -> dict[str, Any]:
-    """A step of a path: ``ns``, ``kind``, the cell it ends at, its net, and our sources that say where it is from."""
+    """Return one step of a path: ``ns``, ``kind``, the cell where it ends, its net, and its source locations in
+    weft."""
     sources = [source for source in step.get("sources", ()) if "site-packages" not in source]
     return {
         "ns": round(step["delay"], 2),
@@ -99,5 +102,5 @@ def _step(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(source: str) -> str:
-    """``hdl/matrix/pe.py:84`` of ``/any/where/hdl/matrix/pe.py:84``."""
+    """Shorten a source location: ``matrix/pe.py:84`` for ``/any/where/hdl/matrix/pe.py:84``."""
     return "/".join(source.rsplit("/", 2)[-2:])

@@ -1,4 +1,4 @@
-"""Running the tools of a build: their output line by line, a log of all of it, and an error that says what happened."""
+"""Runs build tools: reports their output line by line, logs it, and raises errors with the tool's own message."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from weft.hdl.errors import WeftError
 
 CRASH = "thrown Wasm exception"
-"""All that a tool of YoWASP says when it crashes."""
+"""Only output of a YoWASP tool that crashes."""
 
 EXTRA = "the tools for boards are not installed: pip install 'weft[boards]'"
 
 
 class ToolError(WeftError, RuntimeError):
-    """A tool that is missing or failed; the message is one sentence, with the tool's own last error."""
+    """Tool that is missing or failed. The message is one sentence with the tool's last error."""
 
 
 class ToolCrash(ToolError):
-    """A tool that crashed: with another seed, and so another order of things, it may not."""
+    """Tool that crashed. Another seed may avoid the crash."""
 
 
 def require(*modules: str) -> None:
@@ -33,12 +33,12 @@ def require(*modules: str) -> None:
 
 
 def versions(*packages: str) -> list[str]:
-    """``name version`` of installed packages."""
+    """Return ``name version`` of installed packages."""
     return [f"{package} {version(package)}" for package in packages]
 
 
 def yowasp(module: str, function: str, *arguments: str) -> list[str]:
-    """The command for a tool of YoWASP. Its paths must be relative: the tool sees another /tmp than ours."""
+    """Return the command for a YoWASP tool. Paths must be relative, because the tool has a /tmp of its own."""
     script = f"import sys, {module}; sys.exit({module}.{function}(sys.argv[1:]))"
     return [sys.executable, "-c", script, *arguments]
 
@@ -49,11 +49,12 @@ def run(
     folder: Path,
     line: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Run `command` in `folder`, pass every line of its output to `line`, and keep all of it in ``<name>.log`` there.
+    """Run `command` in `folder`, pass each line of output to `line`, and log all output to ``<name>.log`` there.
 
-    Temporary files are in `folder`, too. Raises `ToolError` with the last line that names an error, else the last one.
+    Temporary files are in `folder`, too. Raises `ToolError` with the last line that names an error, or else the last
+    line.
     """
-    said: list[str] = []
+    output: list[str] = []
     with (
         (folder / f"{name}.log").open("w", buffering=1) as log,
         subprocess.Popen(
@@ -70,17 +71,15 @@ def run(
         try:
             for text in process.stdout:
                 log.write(text)
-                said.append(text.strip())
-                line(said[-1])
-        except BaseException:
+                output.append(text.strip())
+                line(output[-1])
+        except BaseException:  # including an interrupt by the user
             process.kill()
             raise
     if process.returncode:
-        said = [text for text in said if text]
-        errors = [text for text in said if text.upper().startswith("ERROR")]
-        last = (errors or said or ["it said nothing"])[-1]
+        output = [text for text in output if text]
+        errors = [text for text in output if text.upper().startswith("ERROR")]
+        last = (errors or output or ["it printed nothing"])[-1]
         if last == CRASH:
-            raise ToolCrash(
-                f"{name} crashed, which is a fault of its own: another --seed or --config may avoid it"
-            )
+            raise ToolCrash(f"{name} crashed because of a bug in it: another --seed or --config may avoid it")
         raise ToolError(f"{name} failed: {last}")

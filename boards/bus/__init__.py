@@ -1,1 +1,1 @@
-"""AXI beside the accelerator: bridges, gates, arbiters and block memory."""
+"""Memory buses between the core, the link and a board's memory."""

@@ -1,4 +1,4 @@
-"""Several memory ports onto one."""
+"""Arbiter that merges memory ports, and gates between ports."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import Config
 
 
-class _Turns(wiring.Component):
-    """Says whose words come next: that of the oldest command whose words have not all been transferred.
+class _TransferOrder(wiring.Component):
+    """Order of data transfers: selects the port of the oldest command with words left to transfer.
 
     Members
     -------
     push : In(1)
-        A command of `port` for `beats` words.
+        Enter a command of `port` with `beats` words.
     room : Out(1)
-        `push` is possible.
+        `push` is allowed.
     valid, turn : Out(1), Out
-        Words of a command are to come, and to or from which port.
+        Words are left to transfer, and the number of their port.
     word : In(1)
-        One is transferred.
+        A word is transferred.
     """
 
     def __init__(self, ports: int, commands: int) -> None:
@@ -44,6 +44,7 @@ class _Turns(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        # The queue holds waiting commands; `turn` and `more` are the current one, with `more` words after the next.
         layout = data.StructLayout({"port": self.index, "more": (MAX_BEATS - 1).bit_length()})
         m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=self.commands)
         head = layout(queue.r_data)
@@ -63,17 +64,18 @@ class _Turns(wiring.Component):
 
 
 class Arbiter(wiring.Component):
-    """Merges memory ports: a command a cycle, of the ports that ask the one that went longest ago; a cycle's delay.
+    """Arbiter that merges memory ports, with one command per cycle and one cycle of latency.
 
-    Memory serves one command after the other, so a port must be able to take at once what it reads, and have at hand
-    what it writes, before it asks, or all others wait for it. (`weft.boards.bus.axi_bridge.AxiBridge` does so.)
+    Among requesting ports it grants the least recently granted. The memory serves commands in order. A port must
+    therefore accept the words that it reads at once, and have the words that it writes before it sends the command;
+    otherwise all other ports wait for it. (`weft.boards.bus.axi_bridge.AxiBridge` does so.)
 
     Parameters
     ----------
     bus_bytes : int
     ports : int
     commands : int
-        Reads, and writes, that may be on their way. A memory without latency needs no more than 2.
+        Largest number of outstanding reads, and of outstanding writes. A memory without latency needs no more than 2.
 
     Members
     -------
@@ -91,11 +93,12 @@ class Arbiter(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.reads = reads = _Turns(self.ports, self.commands)
-        m.submodules.writes = writes = _Turns(self.ports, self.commands)
+        m.submodules.reads = reads = _TransferOrder(self.ports, self.commands)
+        m.submodules.writes = writes = _TransferOrder(self.ports, self.commands)
         m.submodules.reports = reports = SyncFIFO(width=reads.index, depth=self.commands)
         memory, ports = self.memory, list(self.port)
-        granted, chosen, taken = self._choose(m, reads.room & writes.room & reports.w_rdy)
+        # `reports` has the port of each write whose completion memory has not reported.
+        granted, chosen, taken = self._forward_command(m, reads.room & writes.room & reports.w_rdy)
         m.d.comb += [
             reads.push.eq(taken & ~chosen.write),
             writes.push.eq(taken & chosen.write),
@@ -123,11 +126,13 @@ class Arbiter(wiring.Component):
             ]
         return m
 
-    def _choose(self, m: Module, room: Value) -> tuple[Signal, Signal, Value]:
-        """Pass a command on; returns the port, the command, and whether one is passed in this cycle."""
+    def _forward_command(self, m: Module, room: Value) -> tuple[Signal, Signal, Value]:
+        """Forward a command. Return its port, the command, and whether a command is forwarded in this cycle."""
         command = self.memory.command
         asks = [port.command.valid for port in self.port]
-        last, granted = Signal(range(max(self.ports, 2))), Signal(range(max(self.ports, 2)))
+        last = Signal(range(max(self.ports, 2)))
+        granted = Signal(range(max(self.ports, 2)))
+        # Round robin: the last assignment wins, so the port after `last` has the highest priority.
         with m.Switch(last):
             for before in range(self.ports):
                 with m.Case(before):
@@ -149,10 +154,11 @@ class Arbiter(wiring.Component):
         return granted, chosen, taken
 
 
-class Direct(wiring.Component):
-    """Does what `weft.boards.bus.axi_bridge.AxiBridge` does for a core that sends what
-    `weft.hdl.sequential.mover.Mover` does: bursts of one beat, each after the response to the one before, its words
-    offered with its address and taken at once. All responses are OKAY.
+class DirectBridge(wiring.Component):
+    """Bridge from an AXI4 port to a memory port, without buffers, for `weft.hdl.sequential.mover.Mover`.
+
+    The manager sends bursts of one beat, each after the previous response. It offers words with their address and
+    accepts words at once. All responses are OKAY. Other cores need `weft.boards.bus.axi_bridge.AxiBridge`.
 
     Parameters
     ----------
@@ -194,20 +200,20 @@ class Direct(wiring.Component):
 
 
 OUTSTANDING = 64
-"""More commands than a memory and what is in front of it take at a time."""
+"""Exceeds the number of commands that a memory and the queues in front of it accept at a time."""
 
 
 class Gate(wiring.Component):
-    """Passes a memory port on, without delay.
+    """Gate in a memory port, without latency.
 
-    Closed, it holds back commands; those that went through before come to their end as far as the one who asked takes
-    and gives words by itself, as `weft.boards.bus.axi_bridge.AxiBridge` does.
+    When closed it blocks new commands. Earlier commands complete as long as the requester accepts and supplies words
+    without waiting, as `weft.boards.bus.axi_bridge.AxiBridge` does.
 
     Parameters
     ----------
     bus_bytes : int
     commands, beats : int
-        Commands that are on their way at most, and words of each.
+        Largest number of outstanding commands, and of words per command.
 
     Members
     -------
@@ -215,7 +221,7 @@ class Gate(wiring.Component):
     memory : Out(memory_port(bus_bytes))
     close : In(1)
     idle : Out(1)
-        The gate is closed, and memory has done all it was asked for.
+        The gate is closed, and memory has completed all commands.
     """
 
     def __init__(self, bus_bytes: int, commands: int = OUTSTANDING, beats: int = MAX_BEATS) -> None:
@@ -243,6 +249,7 @@ class Gate(wiring.Component):
         wiring.connect(m, port.write, wiring.flipped(memory).write)
         wiring.connect(m, port.read, wiring.flipped(memory).read)
 
+        # Words that memory still has to deliver, and writes that it still has to report.
         words = Signal(range(max(self.commands * self.beats, 2)))
         writes = Signal(range(max(self.commands, 2)))
         taken = command.valid & command.ready

@@ -1,4 +1,4 @@
-"""From the AXI4 port of a core to a memory port."""
+"""Bridge from a core's AXI4 port to a memory port."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.queues import BlockFifo, SkidBuffer
 
 PIECE_BYTES = 256
-"""Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
-buffers for two are small and that reads and writes do not keep each other waiting."""
+"""Block size in bytes at which bursts are cut into commands. This is long enough for SDRAM, yet buffers for two pieces
+are small, and reads and writes do not delay each other for long."""
 
 
 def _id_width(config: Config) -> int:
@@ -22,12 +22,12 @@ def _id_width(config: Config) -> int:
 
 
 def piece_beats(config: Config) -> int:
-    """Beats of a piece at most."""
+    """Return the largest number of beats per piece."""
     return max(PIECE_BYTES // config.bus_bytes, 1)
 
 
 def piece_layout(config: Config) -> data.StructLayout:
-    """A part of a burst: ``more`` beats after the first; ``last``: the burst ends with it."""
+    """Return the layout of a part of a burst: ``more`` beats after the first; ``last`` marks the burst's last piece."""
     width = max((piece_beats(config) - 1).bit_length(), 1)
     return data.StructLayout({"id": _id_width(config), "last": 1, "more": width, "address": 32})
 
@@ -41,7 +41,7 @@ class Pieces(wiring.Component):
 
     Members
     -------
-    burst : In(stream of id, length less 1, address)
+    burst : In(stream of id, length - 1, address)
     piece : Out(stream of piece_layout(config))
     """
 
@@ -62,10 +62,10 @@ class Pieces(wiring.Component):
         identity = Signal.like(burst.id)
         word = Signal(32 - align)
         more = Signal(8)  # beats after the first
-        room = Signal(inside)  # words of the block of memory after the first
-        last = Signal()  # the words are the last of the burst; a register, as the core waits for it
+        room = Signal(inside)  # words in the memory block after the first
+        last = Signal()  # the piece ends the burst; a register, because it drives the core's ready
         move = Signal()
-        left = Signal(8)  # beats after the first, once this piece is cut off
+        left = Signal(8)  # beats after the first of the next piece
         m.d.comb += [
             room.eq(~word[:inside]),
             left.eq(more - room - 1),
@@ -80,6 +80,7 @@ class Pieces(wiring.Component):
                 more.eq(burst.len),
                 last.eq(burst.len <= (~(burst.address >> align))[:inside]),
             ]
+        # Continue at the next block of memory.
         with m.Elif(move):
             following = (word[inside:page] + 1)[: page - inside]
             m.d.sync += [
@@ -99,22 +100,22 @@ class Pieces(wiring.Component):
 
 
 class AxiBridge(wiring.Component):
-    """The subordinate at a core's AXI4 port, in front of a memory port.
+    """AXI4 subordinate at a core's port, in front of a memory port.
 
-    Bursts of reads are carried out in order, and so are writes; of the two, whoever went last waits for the other.
-    A read goes to memory when there is room for all its words here, and a write when all its words are here: memory
-    never waits for the core, however long it leaves words or responses standing, and none of the five channels
-    waits for another, but that a response comes after its request.
+    Reads are carried out in order, and so are writes. Reads and writes alternate if both are waiting. A read is sent to
+    memory when there is buffer space for all its words, and a write when all its words have arrived. Memory therefore
+    never waits for the core, however long the core stalls words or responses. No channel waits for another, except that
+    responses follow their requests.
 
-    Takes what `weft.hdl.bus.axi.AxiManager` sends: INCR bursts of whole bus words from an address that is a multiple of
-    the bus width. All responses are OKAY.
+    The bridge supports the bursts of `weft.hdl.bus.axi.AxiManager`: INCR bursts of whole bus words from aligned
+    addresses. All responses are OKAY.
 
     Parameters
     ----------
     config : Config
     pieces : int
-        Reads, and writes, that may be on their way to memory, of `PIECE_BYTES` at most. A memory without latency needs
-        no more than 4.
+        Largest number of outstanding reads, and of outstanding writes, of up to `PIECE_BYTES` each. A memory without
+        latency needs no more than 4.
 
     Members
     -------
@@ -132,14 +133,16 @@ class AxiBridge(wiring.Component):
         m = Module()
         asks_read, grants_read, read = self._read(m)
         asks_write, grants_write, write = self._write(m)
-        # A memory that does not answer must not reach back to the core in the same cycle.
+        # The skid buffer prevents a combinational path from the memory's ready to the core.
         m.submodules.commands = commands = SkidBuffer(self.memory.command.payload.shape())
         wiring.connect(m, commands.o, wiring.flipped(self.memory.command))
-        command, free, wrote = commands.i, commands.i.ready, Signal()
+        command, free = commands.i, commands.i.ready
+        wrote = Signal()
         m.d.comb += [
             grants_read.eq(free & asks_read & (wrote | ~asks_write)),
             grants_write.eq(free & asks_write & (~wrote | ~asks_read)),
         ]
+        # If both directions request, the one that was not granted last goes first.
         chosen = piece_layout(self.config)(Mux(grants_write, write, read))
         m.d.comb += [
             command.valid.eq(asks_read | asks_write),
@@ -164,7 +167,8 @@ class AxiBridge(wiring.Component):
         return pieces
 
     def _read(self, m: Module) -> tuple[Value, Signal, Value]:
-        """The two channels of reads; returns whether a piece asks for memory, the grant, and the piece."""
+        """Handle the read channels; return whether a piece requests memory, the signal that grants it, and the
+        piece."""
         axi, config, longest = self.axi, self.config, piece_beats(self.config)
         pieces = self._pieces(m, "ar")
         piece = pieces.piece
@@ -172,12 +176,15 @@ class AxiBridge(wiring.Component):
         m.submodules.read_words = words = BlockFifo(config.widths.bus, 2 * longest)
         layout = piece_layout(config)
         m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=self.pieces)
-        room = Signal(range(2 * longest + 1), init=2 * longest)  # that no piece on its way will take
+        room = Signal(
+            range(2 * longest + 1), init=2 * longest
+        )  # buffer words not reserved by outstanding pieces
         fits = Signal()
-        leaves, ends = axi.rvalid & axi.rready, Signal()
+        leaves = axi.rvalid & axi.rready
+        ends = Signal()
         m.d.sync += [
             room.eq(room + leaves - Mux(granted, piece.payload.more + 1, 0)),
-            # One cycle old, so unknown in the cycle after a grant.
+            # `room` is one cycle late, so `fits` is invalid in the cycle after a grant.
             fits.eq((room >= longest) & order.w_rdy & ~granted),
         ]
         head = data.StructLayout({name: layout[name].shape for name in ("id", "last", "more")})(order.r_data)
@@ -197,12 +204,13 @@ class AxiBridge(wiring.Component):
             words.o.ready.eq(axi.rready),
             order.r_en.eq(leaves & ends),
         ]
+        # Count the beats of the oldest piece, to take it off `order` with its last one.
         with m.If(leaves):
             m.d.sync += beat.eq(Mux(ends, 0, beat + 1))
         return piece.valid & fits, granted, piece.payload.as_value()
 
     def _write(self, m: Module) -> tuple[Value, Signal, Value]:
-        """The three channels of writes; returns as `_read` does."""
+        """Handle the write channels; return the same values as `_read`."""
         axi, config, longest = self.axi, self.config, piece_beats(self.config)
         pieces = self._pieces(m, "aw")
         piece = pieces.piece
@@ -211,7 +219,7 @@ class AxiBridge(wiring.Component):
         m.submodules.write_words = words = BlockFifo(width, 2 * longest)
         layout = piece_layout(config)
         m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=self.pieces)
-        here = Signal(range(2 * longest + 1))  # words that no piece has taken
+        here = Signal(range(2 * longest + 1))  # words that belong to no granted piece yet
         there = Signal()
         comes = axi.wvalid & axi.wready
         m.d.sync += [
@@ -219,7 +227,7 @@ class AxiBridge(wiring.Component):
             there.eq(piece.valid & (here > piece.payload.more) & order.w_rdy & ~granted),
         ]
         head = data.StructLayout({name: layout[name].shape for name in ("id", "last")})(order.r_data)
-        reports = Signal(range(self.pieces + 1))  # that were not yet taken off `order`
+        reports = Signal(range(self.pieces + 1))  # completed pieces that are still in `order`
         taken = Signal(name="report_taken")
         m.d.comb += [
             piece.ready.eq(granted),
@@ -236,5 +244,6 @@ class AxiBridge(wiring.Component):
             taken.eq((reports != 0) & (axi.bready | ~head.last)),
             order.r_en.eq(taken),
         ]
+        # Only a burst's last piece produces a response; the other pieces are taken off `order` silently.
         m.d.sync += reports.eq(reports + self.memory.written - taken)
         return there, granted, piece.payload.as_value()

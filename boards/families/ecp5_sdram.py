@@ -1,5 +1,4 @@
-"""What boards with an ECP5 and a 16-bit SDRAM have in common: the LFE5U's sizes, the smallest one's configuration, the
-clock, the flash."""
+"""Common parts of boards with an ECP5 and a 16-bit SDRAM: FPGA sizes, smallest configuration, memory, flash, PLL."""
 
 from __future__ import annotations
 
@@ -14,27 +13,31 @@ from weft.boards.top import CONFIGURATION_FLASH
 from weft.hdl.isa.config import Config
 
 RESOURCES = {
-    # The 12F is a 25F with another name on it; the open tools use all of it.
+    # The 12F is a 25F under another name, and the open-source tools use all of it.
     "12": Resources(lut=24288, ff=24288, dsp=28, ram=56),
     "25": Resources(lut=24288, ff=24288, dsp=28, ram=56),
     "45": Resources(lut=43848, ff=43848, dsp=72, ram=108),
     "85": Resources(lut=83640, ff=83640, dsp=156, ram=208),
 }
-"""By size."""
-# With softmax, look-up tables and products, but few lanes and short queues.
-SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=1, table_depth=512, row_states=32,
-                                       alignments=128)  # fmt: skip
-"""The configuration of boards with an LFE5U-12F or -25F."""
+"""Resources of an LFE5U by its size."""
+# It has softmax, look-up tables and products, but few lanes and short queues.
+SMALLEST = Config.load("tiny").replace(
+    lanes=1, mantissa_bits=16, queue_depth=1, table_depth=512, row_states=32, alignments=128
+)
+"""Configuration of boards with an LFE5U-12F or -25F."""
 MEMORY = Memory(MemoryKind.SDRAM, 32 << 20)
-"""A chip of 32 MB: four banks of 8192 rows of 512 words of 16 bits, for which the controller is made."""
+"""SDRAM of 32 MB, for which the controller is made: four banks of 8192 rows of 512 words of 16 bits."""
 
 FLASH = SpiFlash(16 << 20, offset=2 << 20)
-"""A bitstream for the LFE5U-85F has 1.9 MB, if it is not compressed."""
+"""Flash chip of 16 MB. An uncompressed bitstream for the LFE5U-85F takes 1.9 MB."""
 
 
 def with_flash(platform: Any, cs: str, dq: str, wp: str, hold: str) -> Any:
-    """A platform with the resource `CONFIGURATION_FLASH` at these pads. What amaranth-boards has names the clock's pad,
-    which nextpnr does not know, or has none that is read and written."""
+    """Return the platform with the resource `CONFIGURATION_FLASH` at these pads.
+
+    The resources of amaranth-boards are not usable: some name the clock's pad, which nextpnr does not know; others have
+    no bidirectional data pads.
+    """
     from amaranth.build import Attrs, Pins, PinsN, Resource, Subsignal
 
     attributes = Attrs(IO_TYPE="LVCMOS33", DRIVE="4", PULLMODE="UP")
@@ -49,9 +52,9 @@ def with_flash(platform: Any, cs: str, dq: str, wp: str, hold: str) -> Any:
 
 
 def pll(source: float, wanted: float) -> Ecp5Pll:
-    """The board's clock, and the SDRAM's, late by what its set-up and hold times ask for at that clock.
+    """Return PLL settings for the board's clock and for the SDRAM's clock, with the phase of `best_eye`.
 
-    Raises `weft.boards.families.family.PllError`, or `weft.boards.board.BoardError` if there is no such time.
+    Raises `weft.boards.families.family.PllError`, or `weft.boards.board.BoardError` if no phase works.
     """
     dividers = Ecp5Pll.solve(source, wanted)
-    return dividers.late(best_eye(dividers.output).phase)
+    return dividers.with_phase(best_eye(dividers.output).phase)

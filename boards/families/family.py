@@ -1,4 +1,4 @@
-"""What weft must know of an FPGA family. Every family is one file in `weft.boards.families` that makes one `Family`."""
+"""Description of an FPGA family. Each file in `weft.boards.families` with tools and cells defines one `Family`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 
 @dataclass(frozen=True)
 class Resources:
-    """What an FPGA has, or a design needs: LUTs with 4 inputs, flip-flops, DSP blocks, block RAMs.
+    """Resources that an FPGA has or a design needs: 4-input LUTs, flip-flops, DSP blocks and block RAMs.
 
-    DSP blocks and block RAMs count as the family's tools count them.
+    DSP blocks and block RAMs are counted as the family's tools count them.
     """
 
     lut: int
@@ -30,19 +30,19 @@ class Resources:
     NAMES = {"lut": "LUTs", "ff": "flip-flops", "dsp": "DSP blocks", "ram": "block RAMs"}  # noqa: RUF012
 
     def items(self) -> list[tuple[str, int]]:
-        """(field, count) in the order of `NAMES`."""
+        """Return (field, count) pairs in the order of `NAMES`."""
         return [(name, getattr(self, name)) for name in self.NAMES]
 
 
 Command = Callable[[tuple[str, ...], str, str], list[str]]
-"""A command from options and the names of the file that is read and of the one that is written."""
+"""Function that returns a tool's command, given options, the input file's name and the output file's name."""
 Cells = Mapping[str, Mapping[str, int]]
-"""For each of `Resources.NAMES` how many of them a cell takes. Multiplexers that join LUTs cost none; a LUT RAM takes
-its LUTs, and those that write it."""
+"""Number of resources per cell type, for each of `Resources.NAMES`. Multiplexers that join LUTs count as 0. A LUT RAM
+counts its LUTs, including the LUTs of its write port."""
 
 
-def counted(cells: Cells) -> Callable[[Mapping[str, int], Path], Resources]:
-    """`Family.needs` for netlists whose cells take fixed numbers of resources."""
+def count_cells(cells: Cells) -> Callable[[Mapping[str, int], Path], Resources]:
+    """Return a `Family.needs` for netlists in which each cell type takes a fixed number of resources."""
 
     def needs(counts: Mapping[str, int], netlist: Path) -> Resources:
         return Resources(
@@ -57,8 +57,11 @@ def counted(cells: Cells) -> Callable[[Mapping[str, int], Path], Resources]:
 
 @dataclass(frozen=True)
 class RamPort:
-    """The port of a RAM of 16-bit words: if `chosen`, it reads the word at `address` to `output`, in the next cycle, or
-    with `write`, it writes the bytes of `word` that `strobe` says; `output` is unknown after that."""
+    """Port of a RAM with 16-bit words.
+
+    If `chosen`, the RAM reads the word at `address`, which is at `output` in the next cycle. If `write` is also set, it
+    writes the bytes of `word` that `strobe` selects, and `output` is undefined in the next cycle.
+    """
 
     address: Value
     chosen: Value
@@ -70,28 +73,28 @@ class RamPort:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What a board's hardware is made of where synthesis does not infer it.
+    """FPGA cells that a board's hardware instantiates where synthesis does not infer them.
 
     Parameters
     ----------
     multipliers : Multipliers
-        Blocks of the array.
+        Multipliers of the array.
     global_buffer : callable, optional
-        ``global_buffer(signal, everywhere)`` makes a cell that drives `everywhere` with `signal` through the network
-        that clocks have, for signals of thousands of flip-flops.
+        ``global_buffer(signal, everywhere)`` returns a cell that drives `everywhere` with `signal` through the clock
+        network, for signals of thousands of flip-flops.
     single_port_ram : callable, optional
-        Makes a RAM of 16K words of 16 bits at a port.
+        Returns a RAM of 16K words of 16 bits at a port.
     lut_ram : bool
-        Whether LUTs can be small memories.
+        LUTs can be small memories.
     start_up : float
-        Seconds after configuration until block RAM can be read.
-    reads_alone : bool
-        Whether a pad of a bidirectional port may be one that is only read.
+        Seconds after configuration until block RAM is readable.
+    input_only_pads : bool
+        Pads of a bidirectional port may have input buffers only.
     flash_clock : callable, optional
-        ``flash_clock(level)`` makes the cell through which the clock of the flash chip goes that holds the bitstream,
-        where that is no pad like others.
+        ``flash_clock(level)`` returns the cell that drives the clock of the configuration flash, if its pad is a
+        special one.
     sweep : Sweep, optional
-        How boards with SDRAM find the phase of its clock when they start, where the PLL can move it.
+        Calibration of the SDRAM's clock phase at start-up, if the PLL can move the phase.
     """
 
     multipliers: Multipliers = INFERRED
@@ -99,62 +102,62 @@ class Fabric:
     single_port_ram: Callable[[RamPort], Instance] | None = None
     lut_ram: bool = True
     start_up: float = 0.0
-    reads_alone: bool = True
+    input_only_pads: bool = True
     flash_clock: Callable[[Signal], Instance] | None = None
     sweep: Sweep | None = None
 
     @property
-    def queues(self) -> tuple[int, int]:
-        """Pieces that a board's `weft.boards.bus.axi_bridge.AxiBridge` has under way, and commands that its arbiter
-        has: fewer where queues are made of flip-flops."""
+    def queue_depths(self) -> tuple[int, int]:
+        """Outstanding pieces of the `weft.boards.bus.axi_bridge.AxiBridge`, and outstanding commands of the arbiter.
+        They are fewer where queue_depths are made of flip-flops."""
         return (16, 16) if self.lut_ram else (4, 2)
 
 
 GENERIC = Fabric()
-"""Everything is inferred, as in simulation."""
+"""Fabric in which everything is inferred, for simulation."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """An FPGA family, and the open tools for it.
+    """FPGA family and the open-source tools for it.
 
     Parameters
     ----------
     name : str
-        Also the name of its file, and of the one with its estimates.
+        Also the name of its module and of its file of estimates.
     packages : tuple of str
-        Distributions whose versions decide the result, beside those that all families use.
+        Distributions whose versions affect the result, in addition to the common ones.
     modules : tuple of str
-        Python modules that must be there.
+        Python modules that must be installed.
     constraints, routed, bitstream : str
         Suffixes of the pin constraints, of nextpnr's result and of the bitstream.
     place : callable
-        The command that places and routes ``top.json``, from nextpnr's options and the names of the pin constraints
-        and of the result. It may leave ``placed.json`` as well.
+        Returns the command that places and routes ``top.json``, given nextpnr's options and the names of the pin
+        constraints and of the result. The command may also write ``placed.json``.
     pack : callable
-        The command that writes the bitstream, from the board's options and the names of nextpnr's result and of the
-        bitstream.
+        Returns the command that writes the bitstream, given the board's options and the names of nextpnr's result and
+        of the bitstream.
     geometries : tuple of (int, int)
-        (bits, words) that a block RAM can be with one port to read and one to write.
+        Shapes (bits, words) of a block RAM with one read port and one write port.
     needs : callable
-        What a netlist needs, from its cells by type and the path of the netlist as JSON.
+        Returns the resources of a netlist, given its cell counts by type and the path of the netlist (JSON).
     placed : mapping of str to str
-        What nextpnr calls the places of each of `Resources.NAMES`; kinds that have no place of their own, or several,
-        are counted in the netlist.
+        nextpnr's name of the sites for each of `Resources.NAMES`. Resources without sites of their own, or with several
+        kinds of sites, are counted in the netlist.
     fabric : Fabric
     models : tuple of str or Path
-        Verilog files with models of the family's cells for simulation: paths, or names within Yosys's ``share`` folder.
-        Of a cell that is in two of them, the last is taken.
+        Verilog files with simulation models of the family's cells: paths, or names within Yosys's ``share`` folder. If
+        two files define a cell, the last one applies.
     notes : tuple of str
-        What a reader must know about the numbers of a build.
+        Notes for readers of a build's report.
     derating : float
-        The share of nextpnr's maximal clock that a design is sure to reach.
+        Share of nextpnr's maximum clock at which a design works reliably.
     extra_delay : float
-        Seconds that a path may take beyond what nextpnr says.
+        Seconds to add to each path's delay in nextpnr's report.
     clock_constraint : str
-        A line for the constraints with a place for the clock in MHz, if nextpnr has to be told of it.
+        Template of the constraint line for the clock in MHz, if nextpnr needs one.
     falls_back : bool
-        Whether Yosys may map with ABC where ABC9 fails.
+        Yosys may map with ABC where ABC9 fails.
     """
 
     name: str
@@ -177,47 +180,47 @@ class Family:
     falls_back: bool = True
 
     def safe_clock(self, reported: float) -> float:
-        """The clock in Hz that a design is sure to reach if nextpnr reports `reported`."""
+        """Return the clock in Hz at which a design works reliably if nextpnr reports `reported`."""
         return self.derating / (1 / reported + self.extra_delay)
 
     def requested_clock(self, clock: float) -> float:
-        """The clock in Hz to ask nextpnr for, so that a design is sure to reach `clock`."""
+        """Return the clock in Hz to request from nextpnr so that a design works reliably at `clock`."""
         return 1 / (self.derating / clock - self.extra_delay)
 
     def blocks(self, bits: int, words: int) -> int:
-        """Block RAMs of a memory of `words` times `bits`."""
+        """Return the number of block RAMs for a memory of `words` words of `bits` bits."""
         return min(-(-bits // width) * -(-words // depth) for width, depth in self.geometries)
 
 
 TOLERANCE = 0.02
-"""How far the nearest clock may be from the wanted one, as a share."""
+"""Largest relative difference between the requested clock and the clock that the PLL makes."""
 
 
 class PllError(WeftError, ValueError):
-    """A clock that no dividers make; the message names it and the nearest one that works."""
+    """Clock that no PLL setting makes. The message names it and the nearest possible clock."""
 
 
 class Pll(Protocol):
-    """Dividers of one loop."""
+    """PLL settings."""
 
     @property
     def output(self) -> float:
-        """The clock it makes."""
+        """Clock in Hz that the PLL makes."""
 
     def cell(self, m: Module, port: io.SingleEndedPort, clock: Signal, locked: Signal) -> None:
-        """Add the loop to `m`, from the board's clock pad to `clock`; `locked` is asynchronous."""
+        """Add the PLL to `m`, from the board's clock pad to `clock`; `locked` is asynchronous."""
 
 
 @runtime_checkable
 class ShiftedPll(Pll, Protocol):
-    """A loop with a second output of the same rate."""
+    """PLL settings with a second output of the same frequency."""
 
     phase: float
-    """Degrees by which the second output is late."""
+    """Delay of the second output, in degrees."""
 
     @property
     def steps(self) -> int:
-        """Steps of the phase in a cycle."""
+        """Phase steps per cycle."""
 
     def cell(
         self,
@@ -228,14 +231,19 @@ class ShiftedPll(Pll, Protocol):
         shifted: Signal | None = None,
         step: Signal | None = None,
     ) -> None:
-        """As `Pll.cell`; `shifted` is the second output. It gets later by a step each time that `step` falls, which
-        must be high, and low, for 10 ns and more."""
+        """Add the PLL as `Pll.cell` does; `shifted` is the second output.
+
+        Each falling edge of `step` delays `shifted` by one step. `step` must stay high, and low, for at least 10 ns.
+        """
 
 
-def nearest(found: Iterator[tuple[float, Any]], wanted: float, kind: str) -> Any:
-    """The candidate (its clock, itself) nearest to `wanted`, the first of equals. Raises `PllError`."""
+def choose_nearest(candidates: Iterator[tuple[float, Any]], wanted: float, kind: str) -> Any:
+    """Return the candidate whose clock is nearest to `wanted`, the first of equals. Raises `PllError`.
+
+    `candidates` yields pairs of clock in Hz and candidate.
+    """
     best: tuple[float, Any] | None = None
-    for output, candidate in found:
+    for output, candidate in candidates:
         if best is None or abs(output - wanted) < abs(best[0] - wanted):
             best = (output, candidate)
     if best is None or abs(best[0] - wanted) > TOLERANCE * wanted:

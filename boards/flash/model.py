@@ -1,4 +1,4 @@
-"""A model of the SPI flash chip for simulation, which checks what it is sent against the data sheets' rules."""
+"""Simulation model of the SPI flash chip, which checks the controller against the data sheets' rules."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from weft.boards.flash.chip import HEADER_CLOCKS, FlashCommand, SpiFlash, spi_fl
 
 
 def broken_rules(rules: type[enum.IntEnum], violation: int) -> list[str]:
-    """The names of the rules whose bits are set in `ChipModel.violation`."""
+    """Return the names of the rules whose bits are set in `ChipModel.violation`."""
     return [rule.name for rule in rules if violation >> rule & 1]
 
 
 class ChipModel(wiring.Component):
-    """A chip.
+    """Base class of models of memory chips.
 
     Parameters
     ----------
     pads : Signature
-        As the controller has them.
+        Pads, seen from the controller.
     rules : type
-        An enumeration from 0 on.
+        Enumeration of rules, from 0 on.
     others : Member
-        Other members.
+        Further members.
 
     Members
     -------
     pads : In(pads)
     violation : Out(len(rules))
-        Bit by bit, the rules that were broken since reset.
+        Rules broken since reset, one bit each.
     """
 
     def __init__(self, pads: wiring.Signature, rules: type[enum.IntEnum], **others: wiring.Member) -> None:
         super().__init__({"pads": In(pads), "violation": Out(len(rules)), **others})
 
-    def _broken(self, m: Module, rule: enum.IntEnum, condition: Value) -> None:
+    def _report_violation(self, m: Module, rule: enum.IntEnum, condition: Value) -> None:
         with m.If(condition):
             m.d.sync += self.violation[rule].eq(1)
 
 
 FLASH_ARGUMENT = "flash"
-"""Of the simulator's command line, as ``+flash=PATH``: the file with the chip's bytes from `SpiFlash.offset` on."""
+"""Simulator argument ``+flash=PATH``: file with the chip's contents from `SpiFlash.offset` on."""
 ARRAY_VERILOG = """
 module weft_flash_array #(parameter BITS = 24, START = 0) (input [BITS-1:0] address, output [7:0] data);
     reg [7:0] bytes [0:(1 << BITS) - 1];
@@ -63,43 +63,43 @@ module weft_flash_array #(parameter BITS = 24, START = 0) (input [BITS-1:0] addr
     end
 endmodule
 """
-"""The bytes of a chip whose model is not given any, to add to the Verilog of a design that has one: `FLASH_ARGUMENT`
-names a file with those from `START` on."""
+"""Array of a chip model without `contents`, to be added to the design's Verilog. `FLASH_ARGUMENT` names the file with
+the bytes from `START` on."""
 
 
 class Rule(enum.IntEnum):
-    """What a controller can break; the bit of `SpiFlashModel.violation`."""
+    """Rules for the controller; the value is the bit in `SpiFlashModel.violation`."""
 
     ASLEEP = 0
-    """Another command than that to wake up before the chip is awake, which takes a while."""
+    """Command other than `FlashCommand.RELEASE` before the chip is awake, including its wake-up time."""
     DESELECT = 1
-    """Selected again too soon."""
+    """Chip selected again too soon."""
     COMMAND = 2
-    """A command that this model does not know, or one that ends before its last bit."""
+    """Command that this model does not implement, or that ends before its last bit."""
     UNDRIVEN = 3
-    """A bit of command or address that the controller does not drive."""
+    """Bit of command or address that the controller does not drive."""
     CONTENTION = 4
-    """The controller drives a pad that the chip drives, too."""
+    """Pad driven by controller and chip at the same time."""
 
 
 class SpiFlashModel(ChipModel):
-    """A chip, asleep at first, with the registers in the FPGA's pads in front of it.
+    """SPI flash chip, asleep at first, behind the registers in the FPGA's pads.
 
     Parameters
     ----------
     chip : SpiFlash
     clock : float
-        Frequency of `sync` in Hz, to which timings refer.
+        Frequency of `sync` in Hz, for the timings.
     contents : bytes, optional
-        What it holds from its first byte on, again and again. Else the design's Verilog needs `ARRAY_VERILOG`.
+        Contents from the first byte on, repeated. Without it, the design's Verilog needs `ARRAY_VERILOG`.
     levels : bool
-        Whether ``clk`` is the chip's clock itself, and not a pulse a cycle.
+        ``clk`` is the chip's clock itself. Otherwise it requests one pulse per cycle.
 
     Members
     -------
     pads : In(spi_flash_pads())
     violation : Out(len(Rule))
-        Bit by bit, the rules that were broken since reset; see `weft.boards.flash.model.broken_rules`.
+        Rules broken since reset, one bit each; see `weft.boards.flash.model.broken_rules`.
     """
 
     def __init__(
@@ -110,12 +110,19 @@ class SpiFlashModel(ChipModel):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        cs, clk, dq_o, dq_oe = Signal(), Signal(), Signal(), Signal()
+        cs = Signal()
+        clk = Signal()
+        dq_o = Signal()
+        dq_oe = Signal()
         pads = self.pads
         m.d.sync += [cs.eq(pads.cs), clk.eq(pads.clk), dq_o.eq(pads.dq_o), dq_oe.eq(pads.dq_oe)]
-        bits, command, address = Signal(7), Signal(8), Signal(24)  # clocks so far; past 127 none counts
-        pair, drives, data = Signal(2), Signal(), Signal(2)
-        # The edges of a pulse are in one cycle, so that the falling one finds its clock not counted yet.
+        bits = Signal(7)  # clocks so far, saturating at 127
+        command = Signal(8)
+        address = Signal(24)
+        pair = Signal(2)
+        drives = Signal()
+        data = Signal(2)
+        # Both edges of a pulse are in one cycle, so at the falling edge this pulse is not yet counted in `bits`.
         rises, falls = self._edges(m, clk) if self.levels else (clk, clk)
         pulse = cs & rises
         taken = Cat(dq_o, command)[:8]
@@ -127,7 +134,7 @@ class SpiFlashModel(ChipModel):
                 m.d.sync += command.eq(taken)
             with m.Elif(bits < 32):
                 m.d.sync += address.eq(Cat(dq_o, address))
-        # Data come with the falling edge, at the end of the cycle.
+        # Data change with the falling edge, at the end of the cycle.
         before = HEADER_CLOCKS - (0 if self.levels else 1)
         reads = cs & falls & (bits >= before) & (command == FlashCommand.DUAL_READ)
         byte = self._byte(m, address)
@@ -146,12 +153,23 @@ class SpiFlashModel(ChipModel):
         return clk & ~was, was & ~clk
 
     def _rules(
-        self, m: Module, cs: Value, pulse: Value, bits: Signal, taken: Value, command: Signal, dq_oe: Signal,
+        self,
+        m: Module,
+        cs: Value,
+        pulse: Value,
+        bits: Signal,
+        taken: Value,
+        command: Signal,
+        dq_oe: Signal,
         drives: Signal,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        # `high` counts the cycles of deselection, `slept` those since the end of the wake-up command.
         chip, clock = self.chip, self.clock
         released, least = chip.cycles(chip.release, clock), chip.cycles(chip.deselect, clock)
-        high, slept, woken, was = Signal(8, init=255), Signal(32), Signal(), Signal()
+        high = Signal(8, init=255)
+        slept = Signal(32)
+        woken = Signal()
+        was = Signal()
         m.d.sync += [was.eq(cs), high.eq(Mux(cs, 0, high + (high != 255)))]
         complete = pulse & (bits == 7)
         with m.If(was & ~cs & (command == FlashCommand.RELEASE) & (bits == 8)):
@@ -160,15 +178,15 @@ class SpiFlashModel(ChipModel):
             m.d.sync += slept.eq(slept + 1)
         awake = woken & (slept == released)
         known = Cat(taken == code.value for code in FlashCommand).any()
+        # The chip was deselected in the middle of a command or its address.
         cut = was & ~cs & ((bits < 8) | (command == FlashCommand.DUAL_READ) & (bits < HEADER_CLOCKS))
-        self._broken(m, Rule.ASLEEP, complete & ~awake & (taken != FlashCommand.RELEASE))
-        self._broken(m, Rule.DESELECT, cs & ~was & (high < least))
-        self._broken(m, Rule.COMMAND, complete & ~known | cut)
-        self._broken(m, Rule.UNDRIVEN, pulse & (bits < 32) & ~dq_oe)
-        self._broken(m, Rule.CONTENTION, cs & drives & dq_oe)
+        self._report_violation(m, Rule.ASLEEP, complete & ~awake & (taken != FlashCommand.RELEASE))
+        self._report_violation(m, Rule.DESELECT, cs & ~was & (high < least))
+        self._report_violation(m, Rule.COMMAND, complete & ~known | cut)
+        self._report_violation(m, Rule.UNDRIVEN, pulse & (bits < 32) & ~dq_oe)
+        self._report_violation(m, Rule.CONTENTION, cs & drives & dq_oe)
 
     def _byte(self, m: Module, address: Signal) -> Value:
-        """The byte at an address."""
         bits = (self.chip.size - 1).bit_length()
         if self.contents is None:
             byte = Signal(8)
@@ -180,6 +198,7 @@ class SpiFlashModel(ChipModel):
                 o_data=byte,
             )
             return byte
+        # Higher address bits are ignored, so the contents repeat.
         depth = 1 << (len(self.contents) - 1).bit_length()
         m.submodules.array = memory = Memory(shape=8, depth=depth, init=list(self.contents))
         port = memory.read_port(domain="comb")

@@ -1,1 +1,1 @@
-"""The serial link of a board: its hardware, its frames, and the host's side."""
+"""The serial link between host and board, on both ends."""

@@ -1,4 +1,4 @@
-"""Requests that are on their way to a board, and what an answer tells of the others."""
+"""Outstanding requests to a board, and statistics of the line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from weft.boards.link.frames import ANSWER_BYTES, CRC_BYTES, PAYLOAD, REQUEST_BYTES, Answer, Request
 
-FRAMED = REQUEST_BYTES + ANSWER_BYTES + 2 * (CRC_BYTES + 2)
-"""Bytes on the line for a request and its answer, besides payload and escapes."""
+FRAME_BYTES = REQUEST_BYTES + ANSWER_BYTES + 2 * (CRC_BYTES + 2)
+"""Bytes on the line for a request and its answer, without payload and escapes."""
 SIZES = tuple(PAYLOAD >> shift for shift in range(5))
-"""Payloads of requests, the largest first."""
+"""Payload sizes of requests, largest first."""
 _MEMORY = 0.98
-"""What counts of an exchange after the next one: about fifty exchanges are remembered."""
+"""Weight of an exchange relative to the next one: the statistics cover about fifty exchanges."""
 _SPREAD = 4
 
 
@@ -23,39 +23,43 @@ class Quality:
     Attributes
     ----------
     exchanges, lost : int
-        Requests that were answered, and transmissions without answer.
+        Answered requests, and unanswered transmissions.
     """
 
     def __init__(self) -> None:
         self.exchanges = self.lost = 0
-        # As if one of the longest requests had been answered: a single loss is not all there is to know.
-        self._tries, self._failures, self._bytes = 1.0, 0.0, float(PAYLOAD + FRAMED)
+        # Start with one answered request of the largest size, so that a first loss does not dominate.
+        self._tries, self._failures, self._bytes = 1.0, 0.0, float(PAYLOAD + FRAME_BYTES)
         self._gap = self._variation = 0.0
 
-    def answered(self, size: int, gap: float | None) -> None:
-        """A request with `size` bytes of payload, or of its answer's, was answered `gap` seconds after the answer
-        before it, or after it was sent if that was later; None if which transmission was answered is not known."""
+    def record_answer(self, size: int, gap: float | None) -> None:
+        """Record an answer to a request with `size` bytes of payload in either direction.
+
+        `gap` is the time in seconds since the previous answer, or since transmission if that was later. It is None if
+        the answered transmission is not known.
+        """
         self.exchanges += 1
         self._count(size, 0)
         if gap is None:
             return
+        # Smoothing factors 1/8 and 1/4 are those of RFC 6298.
         change = abs(gap - self._gap)
         self._gap += (gap - self._gap) / 8
         self._variation += (change - self._variation) / 4
 
-    def failed(self, size: int) -> None:
-        """Such a request, or its answer, was lost."""
+    def record_loss(self, size: int) -> None:
+        """Record the loss of a request with `size` bytes of payload in either direction, or of its answer."""
         self.lost += 1
         self._count(size, 1)
 
     def _count(self, size: int, failed: int) -> None:
         self._tries = self._tries * _MEMORY + 1
         self._failures = self._failures * _MEMORY + failed
-        self._bytes = self._bytes * _MEMORY + size + FRAMED
+        self._bytes = self._bytes * _MEMORY + size + FRAME_BYTES
 
     @property
     def error_rate(self) -> float:
-        """Estimated share of bytes on the line that are spoilt, lately."""
+        """Estimated recent rate of damaged bytes on the line."""
         if not self._failures:
             return 0.0
         survives = max(1 - self._failures / self._tries, 0.01)
@@ -63,27 +67,29 @@ class Quality:
 
     @property
     def payload(self) -> int:
-        """The payload with which most bytes arrive in the same time: of a request that survives spoilt bytes in a share
-        of `exp(-rate * length)`."""
+        """Payload size with the highest throughput, if a request of `length` bytes arrives with probability `exp(-rate
+        * length)`."""
         rate = self.error_rate
-        return max(SIZES, key=lambda size: size / (size + FRAMED) * math.exp(-rate * (size + FRAMED)))
+        return max(
+            SIZES, key=lambda size: size / (size + FRAME_BYTES) * math.exp(-rate * (size + FRAME_BYTES))
+        )
 
     @property
     def reaction(self) -> float:
-        """Seconds in which an answer is to be expected that is not held up by others: as TCP does it, RFC 6298."""
+        """Expected time in seconds until an answer that does not wait for others, estimated as in TCP (RFC 6298)."""
         return self._gap + _SPREAD * self._variation
 
 
 @dataclass(eq=False)
 class Pending:
-    """A request that is not answered.
+    """Unanswered request.
 
     Attributes
     ----------
     request : Request
-        With the number that it was sent with last.
+        With the sequence number of its last transmission.
     losses : int
-        How often it, or its answer, is known to have been lost.
+        Number of known losses of the request or its answer.
     """
 
     request: Request
@@ -98,46 +104,46 @@ class _Flight:
 
 
 class Flights:
-    """Transmissions without answer, by sequence number.
+    """Unanswered transmissions, by sequence number.
 
-    A request may have several: one that was sent again after silence may still be answered. The line keeps its order,
-    and so does the board: what was sent before the transmission that is answered never will be. Numbers are given in
-    turn, so that one is free for long before it comes again.
+    A request may have several transmissions, because the first may still be answered after a repeat. Line and board
+    keep the order of requests, so earlier transmissions than an answered one are lost. Numbers are assigned in turn, so
+    a number stays unused for long before it is assigned again.
 
     Parameters
     ----------
     sequence : int
-        The number before the first one.
+        Number before the first one to assign.
 
     Attributes
     ----------
-    held, on_line : int
-        Bytes that the requests under way take of the board's buffer, and of the line both ways together.
+    buffered, on_line : int
+        Bytes that the outstanding requests take of the board's buffer, and of the line in both directions together.
     """
 
     def __init__(self, sequence: int) -> None:
         self._sequence = sequence
         self._order = 0
-        # In the order of departure. A request's numbers are those of its transmissions.
+        # Flights are in order of departure. `_numbers` lists the sequence numbers of each request's transmissions.
         self._flights: dict[int, _Flight] = {}
         self._numbers: dict[Pending, list[int]] = {}
-        self.held = self.on_line = 0
+        self.buffered = self.on_line = 0
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def clear(self) -> None:
-        """Wait for no answers any more."""
+        """Forget all outstanding requests."""
         self._flights.clear()
         self._numbers.clear()
-        self.held = self.on_line = 0
+        self.buffered = self.on_line = 0
 
     def oldest(self, count: int) -> list[Pending]:
-        """The first requests under way, or all."""
+        """Return the `count` oldest outstanding requests, or all if there are fewer."""
         return list(itertools.islice(self._numbers, count))
 
     def depart(self, pending: Pending, now: float) -> Request:
-        """Give a request the number of a transmission that begins now."""
+        """Assign a sequence number for a transmission that begins now, and return the request with it."""
         self._sequence = (self._sequence + 1) % 256
         while self._sequence in self._flights:
             self._sequence = (self._sequence + 1) % 256
@@ -146,52 +152,55 @@ class Flights:
         self._flights[self._sequence] = _Flight(self._order, now, pending)
         if pending not in self._numbers:
             self._numbers[pending] = []
-            self.held += held(pending.request)
-            self.on_line += on_line(pending.request)
+            self.buffered += buffer_bytes(pending.request)
+            self.on_line += line_bytes(pending.request)
         self._numbers[pending].append(self._sequence)
         return pending.request
 
-    def drop(self, one: Pending) -> None:
-        """Wait for no answer to a request any more."""
-        for number in self._numbers.pop(one):
+    def drop(self, pending: Pending) -> None:
+        """Forget an outstanding request."""
+        for number in self._numbers.pop(pending):
             del self._flights[number]
-        self.held -= held(one.request)
-        self.on_line -= on_line(one.request)
+        self.buffered -= buffer_bytes(pending.request)
+        self.on_line -= line_bytes(pending.request)
 
     def arrive(self, answer: Answer) -> tuple[Pending, float, list[Pending]] | None:
-        """The request that is answered, when its transmission began, and those requests that are lost; none of them are
-        under way any more. None if the answer belongs to none."""
+        """Return the answered request, the start time of its transmission, and all requests that are lost.
+
+        These requests are no longer outstanding. Return None if the answer belongs to no transmission.
+        """
         flight = self._flights.get(answer.sequence)
         if flight is None or not _matches(flight.pending.request, answer):
             return None
         self.drop(flight.pending)
+        # Everything sent before the answered transmission is lost, except requests with a later transmission.
         before = itertools.takewhile(lambda item: item[1].order < flight.order, self._flights.items())
         lost = []
         for number, other in list(before):
-            one = other.pending
-            if self._numbers[one] == [number]:
-                self.drop(one)
-                lost.append(one)
+            pending = other.pending
+            if self._numbers[pending] == [number]:
+                self.drop(pending)
+                lost.append(pending)
             else:
-                self._numbers[one].remove(number)
+                self._numbers[pending].remove(number)
                 del self._flights[number]
         return flight.pending, flight.sent, lost
 
 
-def held(request: Request) -> int:
-    """Bytes of the board's buffer that it takes."""
+def buffer_bytes(request: Request) -> int:
+    """Return the bytes of the board's buffer that a request takes."""
     return REQUEST_BYTES + len(request.payload)
 
 
-def payload(request: Request) -> int:
-    """Bytes of payload that cross the line for it, one way or the other."""
-    return len(request.payload) + request.answered
+def payload_bytes(request: Request) -> int:
+    """Return the payload bytes that cross the line for a request, in either direction."""
+    return len(request.payload) + request.answer_size
 
 
-def on_line(request: Request) -> int:
-    """Bytes that cross the line for it, but for escapes."""
-    return FRAMED + payload(request)
+def line_bytes(request: Request) -> int:
+    """Return the bytes that cross the line for a request, without escapes."""
+    return FRAME_BYTES + payload_bytes(request)
 
 
 def _matches(request: Request, answer: Answer) -> bool:
-    return answer.operation is request.operation and len(answer.payload) == request.answered
+    return answer.operation is request.operation and len(answer.payload) == request.answer_size

@@ -1,16 +1,19 @@
-"""The frames between a host and a board, defined once for both.
+"""Frames between host and board, defined once for both.
 
 A frame is a body and its CRC-32 (least significant byte first, as `zlib.crc32` computes it), between two bytes `END`.
-Inside, `END` and `ESC` are sent as `ESC` and the byte with the bits of `FLIP` inverted: HDLC-like framing, RFC 1662.
-So `END` always ends a frame: whatever happens to the bytes of one frame, the next one is understood, and damage to an
-`END` costs at most the two frames it stands between. A damaged frame is dropped without an answer.
+Inside, `END` and `ESC` are sent as `ESC` followed by the byte with the bits of `FLIP` inverted. This is the HDLC-like
+framing of RFC 1662.
 
-Hosts send requests: a header of `REQUEST_FIELDS`, and the payload of operations that `carries` tells. A board carries
-out undamaged requests in order and answers each: a header of `ANSWER_FIELDS`, and the payload of operations that read.
-A request has no effect before its last byte has arrived, and is answered when its effect is complete.
+`END` always ends a frame, so damage inside a frame never affects the next one. Damage to an `END` costs at most the two
+frames next to it. A damaged frame is dropped without an answer.
 
-Hosts send a request again when its answer does not come: every operation may be carried out twice. `START` is by
-itself: it names the number of starts so far, modulo 256, and has no effect when that is another.
+Hosts send requests: a header of `REQUEST_FIELDS`, then the payload of operations for which `carries_payload` is 1. A
+board carries out undamaged requests in order and answers each: a header of `ANSWER_FIELDS`, then the payload of
+operations that read. A request has no effect before its last byte has arrived, and is answered when its effect is
+complete.
+
+Hosts repeat a request that is not answered, so every operation may be carried out twice without harm. `START` alone
+needs a guard: it carries the number of starts so far, modulo 256, and has no effect if the board's number differs.
 """
 
 from __future__ import annotations
@@ -30,57 +33,59 @@ from weft.hdl.isa.memmap import MAGIC
 PROTOCOL = 2
 END, ESC, FLIP = 0x7E, 0x7D, 0x20
 ANSWER = 0x80
-"""Set in the operation of an answer, so that an echo is none."""
+"""Bit set in the operation of an answer, so that an echoed request is not an answer."""
 PAYLOAD = 256
-"""Bytes that a request may read or write; they must not lie on both sides of a multiple of this."""
-CHECKED = 4096
-"""The same for bytes that a request may check."""
+"""Block size in bytes for reads and writes: a request lies within one block."""
+CHECK_BLOCK = 4096
+"""Block size in bytes for checks and fills: a request lies within one block."""
 CHECK_BYTES = 8
-"""Bytes of the answer to a check: the CRC-64/XZ of what was checked, least significant byte first."""
+"""Bytes of the answer to a check: CRC-64/XZ of the checked bytes, least significant byte first."""
 CRC_BYTES = 4
 
 REQUEST_FIELDS = {"sequence": 8, "operation": 8, "size": 16, "address": 32}
-"""Fields of a request and their widths in bits, least significant byte first: ``sequence`` comes back in the answer;
-``size`` bytes (0 to `PAYLOAD`, or to `CHECKED`) are read, written, filled or checked from byte address ``address`` on.
-Bit `INVERSE` of ``size`` is for `Operation.FILL_MEMORY` and counts no bytes."""
+"""Fields of a request and their widths in bits, least significant byte first.
+
+``sequence`` is returned in the answer. ``size`` bytes (0 to `PAYLOAD`, or to `CHECK_BLOCK`) are read, written, filled
+or checked from byte address ``address``. Bit `INVERSE` of ``size`` is for `Operation.FILL_MEMORY` and not part of the
+number.
+"""
 INVERSE = 15
-"""Bit of a request's size: memory is filled with the inverse of `filling`."""
+"""Bit of a request's size: memory is filled with the inverse of `fill_pattern`."""
 ANSWER_FIELDS = {"sequence": 8, "operation": 8, "starts": 8}
-"""Fields of an answer: ``starts`` is the number of programs started since the board was configured, modulo 256."""
+"""Fields of an answer: ``starts`` is the number of programs started since configuration of the FPGA, modulo 256."""
 
 
 class Operation(enum.IntEnum):
-    """What a request asks for. Those with bit 0 set carry their payload. Frames with another value are dropped."""
+    """Operation of a request. Operations with bit 0 set carry a payload. Boards drop frames with other values."""
 
     READ_MEMORY = 0
     WRITE_MEMORY = 1
     READ_REGISTERS = 2  # AXI4-Lite, see `weft.hdl.isa.memmap`
     WRITE_REGISTERS = 3
-    IDENTIFY = 4  # read an `Identity`; from its end on, 0
-    START = (
-        5  # write registers, if bits 24 to 31 of the address are the number of starts so far, which goes up
-    )
-    CHECK_MEMORY = 6  # read a CRC of memory instead of memory itself; of no bytes, nothing
-    RESET = 7  # reset the core; its registers are cleared
-    FILL_MEMORY = 8  # write `filling` to memory; only of boards that say so, see `Feature`
+    IDENTIFY = 4  # read an `Identity`, and zeros after its end
+    # Write registers if bits 24 to 31 of the address are the number of starts so far, and increment that number.
+    START = 5
+    CHECK_MEMORY = 6  # read a CRC of memory; nothing if the size is 0
+    RESET = 7  # reset the core, including its registers
+    FILL_MEMORY = 8  # write `fill_pattern` to memory, on boards with `Feature.FILLS`
 
 
-def carries(operation: int) -> int:
-    """1 if a request has `operation`'s payload, 0 if it has none. Works for Amaranth values, too."""
+def carries_payload(operation: int) -> int:
+    """Return 1 if a request with `operation` carries a payload, else 0. Amaranth values are accepted, too."""
     return operation & 1
 
 
-def limit(operation: Operation) -> int:
-    """Bytes that a request may be about."""
-    return CHECKED if operation in (Operation.CHECK_MEMORY, Operation.FILL_MEMORY) else PAYLOAD
+def block_limit(operation: Operation) -> int:
+    """Return the largest size of a request with `operation`."""
+    return CHECK_BLOCK if operation in (Operation.CHECK_MEMORY, Operation.FILL_MEMORY) else PAYLOAD
 
 
-def filling(address: int, size: int, *, inverse: bool = False) -> bytes:
-    """What `Operation.FILL_MEMORY` writes to `size` bytes from `address` on.
+def fill_pattern(address: int, size: int, *, inverse: bool = False) -> bytes:
+    """Return the bytes that `Operation.FILL_MEMORY` writes to `size` bytes from `address`.
 
-    Every eight bytes hold their own number, which is their address / 8, in 32 bits, and then the inverse of it; or the
-    inverse of all that. So no eight bytes of a memory are like any others, and with both, every bit is 0 once and 1
-    once: "address in address", as memory tests have it.
+    Each eight bytes contain their address / 8 as a 32-bit number, followed by its inverse; with `inverse`, all bits are
+    inverted. No two words of a memory are thus equal, and with both patterns each bit is 0 once and 1 once. This is the
+    "address in address" pattern of memory tests.
     """
     first, end = address // 8, -(-(address + size) // 8)
     numbers = np.arange(first, end, dtype=np.uint64).astype("<u4")
@@ -97,38 +102,38 @@ NAME_BYTES = 15
 _IDENTITY = struct.Struct(f"<IHHIII{NAME_BYTES}sB")
 REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size + CALIBRATION_BYTES
 FLASH_STATE = _IDENTITY.size - 1
-"""The byte of an identity that is `Identity.flash`, with the bits of `Identity.features`. Those after it, the
-calibration, are 0 on boards without one."""
+"""Byte of an identity with `Identity.flash` and `Identity.features`. The calibration follows, which is 0 on boards
+without one."""
 
 
 class FlashState(enum.IntEnum):
-    """What became of a program in the board's flash, see `weft.boards.link.loader`."""
+    """State of the copy of a program from the board's flash, see `weft.boards.link.loader`."""
 
     NONE = 0
-    """The board copies none."""
+    """The board does not copy programs."""
     COPYING = 1
     EMPTY = 2
-    """There is no image in the flash, or of another format."""
+    """The flash contains no image, or one of another format."""
     COPIED = 3
     DAMAGED = 4
-    """A CRC or a marker is not what it should be: what came before is in memory, the rest is not."""
+    """A CRC or marker is wrong. Memory contains the pages before it."""
 
 
 class Feature(enum.IntFlag):
-    """What a board's link can do that not all can: bits that no `FlashState` has."""
+    """Optional features of a board's link, in bits that `FlashState` does not use."""
 
     NONE = 0
     FILLS = 0x80
-    """`Operation.FILL_MEMORY`; the others drop it as no request."""
+    """`Operation.FILL_MEMORY`; boards without this feature drop the request."""
 
 
 class FrameError(WeftError, ValueError):
-    """A body that is no request, answer or identity."""
+    """Body that is not a request, answer or identity."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a host asks for; `encode` gives the body of its frame.
+    """Request of a host; `encode` returns the body of its frame.
 
     Raises `FrameError` for fields that do not fit.
     """
@@ -141,23 +146,23 @@ class Request:
     inverse: bool = False
 
     def __post_init__(self) -> None:
-        block = limit(self.operation)
+        block = block_limit(self.operation)
         if self.inverse and self.operation is not Operation.FILL_MEMORY:
             raise FrameError(f"{self.operation.name} has no inverse")
         if not 0 <= self.size <= block - self.address % block:
-            raise FrameError(f"{self.size} bytes from {self.address:#x} on do not lie in a block of {block}")
-        if len(self.payload) != self.size * carries(self.operation):
+            raise FrameError(f"{self.size} bytes from {self.address:#x} are not inside a block of {block}")
+        if len(self.payload) != self.size * carries_payload(self.operation):
             raise FrameError(f"{self.operation.name} of {self.size} bytes carries {len(self.payload)}")
 
     @property
-    def answered(self) -> int:
-        """Bytes of the payload of its answer."""
+    def answer_size(self) -> int:
+        """Payload bytes of the answer."""
         if self.operation is Operation.CHECK_MEMORY:
             return CHECK_BYTES if self.size else 0
-        return 0 if carries(self.operation) or self.operation is Operation.FILL_MEMORY else self.size
+        return 0 if carries_payload(self.operation) or self.operation is Operation.FILL_MEMORY else self.size
 
     def encode(self) -> bytes:
-        """The body of the request."""
+        """Return the body of the request."""
         try:
             size = self.size | self.inverse << INVERSE
             return _REQUEST.pack(self.sequence, self.operation, size, self.address) + self.payload
@@ -166,12 +171,13 @@ class Request:
 
     @classmethod
     def decode(cls, body: bytes) -> Request:
-        """The request in a frame. Raises `FrameError` if there is none."""
+        """Return the request in a body. Raises `FrameError` if it contains none."""
         if len(body) < REQUEST_BYTES:
             raise FrameError(f"a request has at least {REQUEST_BYTES} bytes, not {len(body)}")
         sequence, operation, size, address = _REQUEST.unpack_from(body)
         if operation not in list(Operation):
             raise FrameError(f"unknown operation {operation:#x}")
+        # Bit `INVERSE` of the size has a meaning only here; in other requests it makes the size invalid.
         inverse = operation == Operation.FILL_MEMORY and bool(size >> INVERSE)
         size &= ~(inverse << INVERSE)
         return cls(sequence, Operation(operation), address, size, body[REQUEST_BYTES:], inverse)
@@ -179,7 +185,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a board answers to the request with the same `sequence`."""
+    """Answer of a board to the request with this `sequence` number."""
 
     sequence: int
     operation: Operation
@@ -187,42 +193,42 @@ class Answer:
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """The body of the answer."""
+        """Return the body of the answer."""
         return _ANSWER.pack(self.sequence, self.operation | ANSWER, self.starts) + self.payload
 
     @classmethod
     def decode(cls, body: bytes) -> Answer:
-        """The answer in a frame. Raises `FrameError` if there is none."""
+        """Return the answer in a body. Raises `FrameError` if it contains none."""
         if len(body) < ANSWER_BYTES:
             raise FrameError(f"an answer has at least {ANSWER_BYTES} bytes, not {len(body)}")
         sequence, operation, starts = _ANSWER.unpack_from(body)
         if operation ^ ANSWER not in list(Operation):
-            raise FrameError(f"operation {operation:#x} is none of an answer")
+            raise FrameError(f"an answer has no operation {operation:#x}")
         return cls(sequence, Operation(operation ^ ANSWER), starts, body[ANSWER_BYTES:])
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a board says about itself.
+    """Description of a board, as the board sends it.
 
     Attributes
     ----------
     board : str
-        Its name, at most `NAME_BYTES` bytes of ASCII.
+        Name, at most `NAME_BYTES` bytes of ASCII.
     digest : int
-        `Config.digest` of its core.
+        `Config.digest` of the core.
     memory_bytes : int
-        Size of its memory.
+        Size of the memory.
     clock : int
-        Frequency of its clock in hertz.
+        Clock frequency in hertz.
     buffer : int
-        Bytes of its buffer: the requests that wait for their answers must fit in it, headers and payload.
+        Bytes of the request buffer. Headers and payload of all unanswered requests must fit in it.
     protocol : int
         `PROTOCOL`.
     flash : FlashState
     features : Feature
     calibration : Calibration
-        Of the SDRAM's clock. Boards from before it was looked for answer as those without one.
+        Calibration of the SDRAM's clock. Old boards that do not calibrate answer as boards without SDRAM.
     """
 
     board: str
@@ -236,7 +242,7 @@ class Identity:
     calibration: Calibration = NOT_CALIBRATED
 
     def encode(self) -> bytes:
-        """`IDENTITY_BYTES` bytes. Raises `FrameError` for fields that do not fit."""
+        """Return `IDENTITY_BYTES` bytes. Raises `FrameError` for fields that do not fit."""
         name = self.board.encode("ascii", "replace")
         if len(name) > NAME_BYTES:
             raise FrameError(f"the board's name {self.board!r} is longer than {NAME_BYTES} bytes")
@@ -259,7 +265,7 @@ class Identity:
 
     @classmethod
     def decode(cls, payload: bytes) -> Identity:
-        """Raises `FrameError` if `payload` is no identity."""
+        """Return the identity in `payload`. Raises `FrameError` if it contains none."""
         if len(payload) != IDENTITY_BYTES:
             raise FrameError(f"an identity has {IDENTITY_BYTES} bytes, not {len(payload)}")
         magic, protocol, buffer, digest, memory_bytes, clock, name, state = _IDENTITY.unpack_from(payload)
@@ -273,20 +279,21 @@ class Identity:
         try:
             calibration = Calibration.decode(payload[FLASH_STATE + 1 :])
         except ValueError as error:
-            raise FrameError(f"an SDRAM has no state of this kind: {error}") from None
-        told = FlashState(flash), features
-        return cls(board, digest, memory_bytes, clock, buffer, protocol, *told, calibration)
+            raise FrameError(f"an identity has an invalid calibration: {error}") from None
+        return cls(
+            board, digest, memory_bytes, clock, buffer, protocol, FlashState(flash), features, calibration
+        )
 
 
 LONGEST = REQUEST_BYTES + PAYLOAD + CRC_BYTES
-"""Bytes of the longest body and its CRC."""
+"""Bytes of the longest body with its CRC."""
 
 _END, _ESC = bytes([END]), bytes([ESC])
 _ESCAPED = re.compile(re.escape(_ESC) + b"(.)", re.DOTALL)
 
 
 def frame(body: bytes) -> bytes:
-    """The frame of a body: CRC, escapes, and an `END` on both sides."""
+    """Return the frame of a body: with CRC, escapes, and an `END` on both sides."""
     data = body + zlib.crc32(body).to_bytes(CRC_BYTES, "little")
     for byte in (ESC, END):  # in this order: escaping `END` makes an `ESC`
         data = data.replace(bytes([byte]), bytes([ESC, byte ^ FLIP]))
@@ -294,28 +301,31 @@ def frame(body: bytes) -> bytes:
 
 
 def transfer_bytes(operation: Operation, size: int) -> tuple[float, float]:
-    """Bytes on the line, to the board and from it, for an `operation` on `size` bytes of memory that begin where a
-    block of `PAYLOAD` does: what is to be expected of random bytes, 2 of 256 of which are escaped."""
+    """Return the expected bytes on the line, to the board and from it, for `size` bytes of memory.
 
-    def framed(body: int) -> float:
+    The memory starts at a multiple of `PAYLOAD`. Bytes are assumed random, so 2 of 256 are escaped.
+    """
+
+    def frame_bytes(body: int) -> float:
         return 2 + (body + CRC_BYTES) * (1 + 2 / 256)
 
+    # Full blocks, and a last one that is shorter. A frame has two `END`, and escapes double 2 of 256 bytes.
     out = into = 0.0
     for count, payload in ((size // PAYLOAD, PAYLOAD), (1 if size % PAYLOAD else 0, size % PAYLOAD)):
-        out += count * framed(REQUEST_BYTES + payload * carries(operation))
-        into += count * framed(ANSWER_BYTES + payload * (1 - carries(operation)))
+        out += count * frame_bytes(REQUEST_BYTES + payload * carries_payload(operation))
+        into += count * frame_bytes(ANSWER_BYTES + payload * (1 - carries_payload(operation)))
     return out, into
 
 
 class Parser:
-    """Finds the undamaged frames in a stream of bytes.
+    """Parser that finds undamaged frames in a stream of bytes.
 
     Attributes
     ----------
     received : int
-        Bytes so far.
+        Bytes received so far.
     damaged : int
-        Frames so far that were dropped.
+        Frames dropped so far.
     """
 
     def __init__(self) -> None:
@@ -323,10 +333,10 @@ class Parser:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies of the frames that `data` completes."""
+        """Add bytes to the stream, and return the bodies of the frames that they complete."""
         self.received += len(data)
         *frames, self._rest = (self._rest + data).split(_END)
-        # What is longer than any frame is none, however it goes on: keep enough of it to know.
+        # Bytes beyond the longest frame cannot be valid: keep just enough to recognise that.
         self._rest = self._rest[: 2 * LONGEST + 1]
         bodies = []
         for stuffed in frames:
@@ -339,9 +349,9 @@ class Parser:
 
 
 def _unstuff(stuffed: bytes) -> bytes | None:
-    """The body between two `END`; None if it is damaged."""
+    """Return the body between two `END` bytes; None if it is damaged."""
     if stuffed.endswith(_ESC) and _ESCAPED.sub(b"", stuffed).endswith(_ESC):
-        return None  # cut short in the middle of an escape
+        return None  # it ends inside an escape sequence
     data = _ESCAPED.sub(lambda match: bytes([match[1][0] ^ FLIP]), stuffed)
     if not CRC_BYTES < len(data) <= LONGEST:
         return None

@@ -1,4 +1,4 @@
-"""Bytes to frames and back, in hardware: see `weft.boards.link.frames`."""
+"""Hardware that converts between bytes and frames, see `weft.boards.link.frames`; and CRC-64 for hosts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from amaranth.lib.crc.catalog import CRC32_ISO_HDLC
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.link.frames import CRC_BYTES, END, ESC, FLIP, PAYLOAD, REQUEST_BYTES, Operation, carries
+from weft.boards.link.frames import (
+    CRC_BYTES,
+    END,
+    ESC,
+    FLIP,
+    PAYLOAD,
+    REQUEST_BYTES,
+    Operation,
+    carries_payload,
+)
 
 _SIZE = 2
-"""Byte of a request's header where its size starts."""
+"""First byte of the size in a request's header."""
 
 
 def check_buffer(size: int) -> int:
-    """`size`, if a buffer can have it; else raises `ValueError`."""
+    """Return `size` if it is a valid buffer size; raise `ValueError` if not."""
     if size & (size - 1) or not 2 * (REQUEST_BYTES + PAYLOAD) <= size <= 1 << 15:
         raise ValueError(f"the link's buffer is a power of two from 1024 to 32768 bytes, not {size}")
     return size
 
 
 class _Phase(enum.IntEnum):
-    """What the next byte of a request belongs to."""
+    """Part of a request that the next byte belongs to."""
 
     HEADER = 0
     PAYLOAD = 1
@@ -34,26 +43,35 @@ class _Phase(enum.IntEnum):
 
 
 class _Crc(wiring.Component):
-    """A CRC-32 that takes a bit a cycle: a byte of the line takes 40 cycles and more.
+    """CRC-32 with one bit per cycle. A byte on the line takes at least 40 cycles.
 
-    ``byte`` is taken when ``start`` is 1, and stands rotated to its old place when ``busy`` is 0 again.
+    ``byte`` is accepted when ``start`` is 1. It is in ``held`` again, after a full rotation, when ``busy`` returns to
+    0.
     """
 
     def __init__(self) -> None:
         super().__init__(
-            {"clear": In(1), "start": In(1), "byte": In(8), "check": In(1), "busy": Out(1), "held": Out(8),
-             "crc": Out(8), "match": Out(1)}
-        )  # fmt: skip
+            {
+                "clear": In(1),
+                "start": In(1),
+                "byte": In(8),
+                "check": In(1),
+                "busy": Out(1),
+                "held": Out(8),
+                "crc": Out(8),
+                "match": Out(1),
+            }
+        )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # Cleared by its reset: `start` would cost a multiplexer.
+        # The CRC is cleared by its reset, because its `start` input would cost a multiplexer.
         crc = CRC32_ISO_HDLC(data_width=1).create()
         m.submodules.crc = ResetInserter(self.clear)(crc)
         left = Signal(range(9))
         m.d.comb += [
             crc.valid.eq(self.busy),
-            # The opposite of what the register expects shifts it: its next byte comes to its foot.
+            # Feeding the inverse of the expected bit shifts the register, so its next byte moves to the low end.
             crc.data.eq(Mux(self.check, ~crc.crc[0], self.held[0])),
             self.busy.eq(left != 0),
             self.crc.eq(crc.crc[:8]),
@@ -67,25 +85,25 @@ class _Crc(wiring.Component):
 
 
 class Deframer(wiring.Component):
-    """Requests from a line, in a buffer until they are undamaged and until they are wanted.
+    """Receiver of requests, with a buffer for requests until they are complete and taken.
 
-    A request that finds no room is dropped as a damaged one is.
+    A request for which the buffer has no room is dropped like a damaged one.
 
     Parameters
     ----------
     buffer : int
         Bytes of the buffer, a power of two.
     last : Operation
-        What has a higher number is no request.
+        Requests with a higher operation are dropped.
 
     Members
     -------
     line : In(stream of 8 bits, always ready)
-        At most a byte in 10 cycles.
+        At most one byte in 10 cycles.
     error : In(1)
         The line lost a byte.
     byte : Out(stream of 8 bits)
-        Headers and payloads of undamaged requests, without CRC: as many bytes as their header tells.
+        Headers and payloads of undamaged requests, without CRC, as many bytes as their header defines.
     """
 
     def __init__(self, buffer: int, last: Operation = max(Operation)) -> None:
@@ -104,9 +122,13 @@ class Deframer(wiring.Component):
         line = self.line
         escaped = Signal()
         bad = Signal()
-        is_end, is_escape, taken = Signal(), Signal(), Signal()
-        wanted, complete = Signal(), Signal()
+        is_end = Signal()
+        is_escape = Signal()
+        taken = Signal()
+        wanted = Signal()
+        complete = Signal()
         byte = Signal(8)
+        # `bad` accumulates errors of the frame, `escaped` would be an escape cut off by the end.
         good = complete & ~bad & ~escaped & crc.match
         m.d.comb += [
             is_end.eq(line.valid & (line.payload == END)),
@@ -119,6 +141,7 @@ class Deframer(wiring.Component):
         ]
         over = self._buffer(m, store=taken & wanted, byte=byte, commit=is_end & good, drop=is_end & ~good)
         wrong = self._fields(m, taken=taken, byte=byte, end=is_end, wanted=wanted, complete=complete)
+        # A frame that is bad in any byte is dropped at its end.
         with m.If(line.valid):
             m.d.sync += escaped.eq(is_escape & ~is_end)
         with m.If(is_end):
@@ -130,7 +153,7 @@ class Deframer(wiring.Component):
     def _fields(
         self, m: Module, *, taken: Value, byte: Value, end: Value, wanted: Signal, complete: Signal
     ) -> Value:
-        """Follows the parts of a request; returns whether the byte cannot be part of any."""
+        """Follow the parts of a request; return whether the byte is invalid at its position."""
         wrong = Signal()
         phase = Signal(_Phase)
         index = Signal(range(max(REQUEST_BYTES, CRC_BYTES)))
@@ -155,12 +178,12 @@ class Deframer(wiring.Component):
             m.d.sync += index.eq(index + 1)
             with m.Switch(index):
                 with m.Case(1):
-                    m.d.sync += payload.eq(carries(byte))
+                    m.d.sync += payload.eq(carries_payload(byte))
                     m.d.comb += wrong.eq(byte > self.last)
                 with m.Case(_SIZE):
                     m.d.sync += left[:8].eq(byte)
                 with m.Case(_SIZE + 1):
-                    # Larger sizes are for requests without payload.
+                    # Only requests without payload may have larger sizes.
                     m.d.sync += left[8].eq(byte[0])
                     m.d.comb += wrong.eq(payload & (byte[1:] != 0))
                 with m.Case(REQUEST_BYTES - 1):
@@ -169,10 +192,12 @@ class Deframer(wiring.Component):
         return wrong
 
     def _buffer(self, m: Module, *, store: Value, byte: Value, commit: Value, drop: Value) -> Value:
-        """A ring of bytes; returns whether a byte found no room."""
+        """Store bytes in a ring buffer; return whether a byte finds no room."""
         m.submodules.memory = memory = Memory(shape=8, depth=self.buffer, init=[])
         write, read = memory.write_port(), memory.read_port()
-        at, end, first = (Signal(range(self.buffer), name=name) for name in ("at", "end", "first"))
+        at = Signal(range(self.buffer))
+        end = Signal(range(self.buffer))
+        first = Signal(range(self.buffer))
         following = Signal.like(at)
         full = Signal()
         m.d.comb += [
@@ -184,13 +209,15 @@ class Deframer(wiring.Component):
             read.addr.eq(first),
             self.byte.payload.eq(read.data),
         ]
+        # Bytes from `first` to `end` belong to complete requests. Bytes from `end` to `at` belong to the current
+        # request, and are kept or dropped at its end.
         with m.If(commit):
             m.d.sync += end.eq(at)
         with m.If(drop):
             m.d.sync += at.eq(end)
         with m.Elif(store & ~full):
             m.d.sync += at.eq(following)
-        # The memory answers a cycle after its address, so every other cycle has a byte.
+        # The memory's data follow one cycle after the address, so there is a byte in every other cycle.
         m.d.sync += self.byte.valid.eq(first != end)
         with m.If(self.byte.valid & self.byte.ready):
             m.d.sync += [first.eq(first + 1), self.byte.valid.eq(0)]
@@ -198,7 +225,7 @@ class Deframer(wiring.Component):
 
 
 class Framer(wiring.Component):
-    """Bodies to frames on a line.
+    """Transmitter that converts bodies to frames on a line.
 
     Members
     -------
@@ -219,8 +246,11 @@ class Framer(wiring.Component):
         m = Module()
         m.submodules.crc = crc = _Crc()
         line = self.line
-        special, escaped, final, last = Signal(), Signal(), Signal(), Signal()
-        index = Signal(range(CRC_BYTES))  # bytes of the CRC that were sent
+        special = Signal()
+        escaped = Signal()
+        final = Signal()
+        last = Signal()
+        index = Signal(range(CRC_BYTES))  # bytes of the CRC sent so far
         m.d.comb += [
             special.eq((crc.held == END) | (crc.held == ESC)),
             crc.check.eq(last),
@@ -237,6 +267,7 @@ class Framer(wiring.Component):
                 m.d.sync += final.eq(self.byte.payload.last)
                 with m.If(crc.start):
                     m.next = "SEND"
+            # The byte in `crc.held` is sent once its CRC is computed. A special byte is sent in two steps.
             with m.State("SEND"):
                 escape = special & ~escaped
                 m.d.comb += line.valid.eq(~crc.busy)
@@ -270,7 +301,7 @@ _TABLE = _table()
 
 
 def crc64(blocks: np.ndarray) -> np.ndarray:
-    """The CRC of each row.
+    """Return the CRC-64/XZ of each row.
 
     Parameters
     ----------
@@ -282,6 +313,7 @@ def crc64(blocks: np.ndarray) -> np.ndarray:
     np.ndarray
         Shape (count,), uint64.
     """
+    # All rows are processed in parallel, a byte of each at a time.
     crc = np.full(len(blocks), _ONES)
     for column in np.ascontiguousarray(blocks.T):
         crc = _TABLE[(crc.astype(np.uint8)) ^ column] ^ crc >> np.uint64(8)

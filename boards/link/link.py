@@ -1,4 +1,4 @@
-"""The board's end of the link: carries out the requests of a host on memory and registers."""
+"""The board's end of the link: carries out a host's requests on memory and registers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.bus.port import memory_port
 from weft.boards.link.frames import (
     ANSWER,
+    CHECK_BLOCK,
     CHECK_BYTES,
-    CHECKED,
     FLASH_STATE,
     INVERSE,
     REQUEST_BYTES,
@@ -21,7 +21,7 @@ from weft.boards.link.frames import (
     Feature,
     Identity,
     Operation,
-    carries,
+    carries_payload,
 )
 from weft.boards.link.framing import Deframer, Framer, check_buffer
 from weft.boards.link.uart import Receiver, Transmitter, check_divisor
@@ -37,20 +37,20 @@ _ANSWER = stream.Signature(_ANSWER_BYTE)
 
 
 def check_piece(bits: int) -> int:
-    """`bits`, if a check can take so many in a cycle; else raises `ValueError`."""
+    """Return `bits` if a check can process that many per cycle; raise `ValueError` if not."""
     if bits not in (1, 2, 4):
         raise ValueError(f"a check takes 1, 2 or 4 bits in a cycle, not {bits}")
     return bits
 
 
 def inner_host() -> wiring.Signature:
-    """A second host, inside the FPGA, seen from there.
+    """Return the signature of a second host inside the FPGA, seen from that host.
 
     Members
     -------
     request : Out(stream of 8 bits)
-        Headers and payloads, of up to a page of `CHECKED` bytes. Between some of them is a pause, in which the link
-        looks whether the host on the line has one.
+        Headers and payloads, of up to a page of `CHECK_BLOCK` bytes. Pauses between requests let the link serve the
+        host on the line.
     answer : In(stream of StructLayout({"data": 8, "last": 1}))
         Headers and payloads.
     state : Out(8)
@@ -60,46 +60,62 @@ def inner_host() -> wiring.Signature:
 
 
 class _Progress:
-    """The request that is carried out, and how far it is.
+    """Current request and its progress.
 
-    Bytes left and address are counted in its own fields. Its kind: it `writes`, and goes to `memory` or `registers`;
-    `effective` is 0 for a start that has been made before. A bus word, or in its last bytes a register, comes in and
-    goes out at `lane`; bytes that are not `inside` the request are passed over. `step` moves a byte, `issue` and `done`
-    are an access, `loaded` takes what it has read. A check takes a byte in pieces of `checks` bits, the one at `piece`
-    next; `crc` are the lowest eight bits of its result, which `shift` moves down by a piece. Memory that is filled is
-    written with bytes that the link makes, `fills`.
+    The fields of `request` count bytes left and the address. Kind: `writes`, and `memory` or `registers`. `effective`
+    is 0 for a start that was made before.
+
+    A bus word, or in its last bytes a register, is filled and drained at `lane`. Bytes that are not `inside` the
+    request are skipped. `step` moves a byte, `issue` and `done` delimit an access, and `loaded` takes the word that was
+    read.
+
+    A check processes a byte in pieces of `checks` bits; the next is at `piece`. `crc` are the lowest eight bits of the
+    result, which `shift` moves down by a piece. For `fills`, the link generates the bytes to write.
     """
 
     def __init__(self, config: Config, checks: int, last: Operation) -> None:
         self.align = (config.bus_bytes - 1).bit_length()
+        # The header shifts in here; afterwards its size and address count down and up.
         self.request = Signal(data.StructLayout(REQUEST_FIELDS))
-        self.left = self.request.size[: CHECKED.bit_length()]
-        self.address = self.request.address[: (CHECKED - 1).bit_length()]
+        self.left = self.request.size[: CHECK_BLOCK.bit_length()]
+        self.address = self.request.address[: (CHECK_BLOCK - 1).bit_length()]
         self.operation = Value.cast(self.request.operation)[: int(last).bit_length()]
         self.starts = Signal(8)
-        self.writes, self.registers, self.memory, self.effective = Signal(), Signal(), Signal(), Signal()
-        self.word, self.strobe = Signal(config.widths.bus), Signal(config.bus_bytes, name="strobe")
+        self.writes = Signal()
+        self.registers = Signal()
+        self.memory = Signal()
+        self.effective = Signal()
+        self.word = Signal(config.widths.bus)
+        self.strobe = Signal(config.bus_bytes)
         self.lane = Signal(self.align)
         self.first = Signal()
-        self.offset, self.last_lane, self.inside = Signal(self.align), Signal(), Signal(name="inside")
-        self.step, self.issue, self.loaded, self.done = Signal(), Signal(), Signal(), Signal()
-        self.check, self.take, self.shift = Signal(name="check"), Signal(name="take"), Signal(name="shift")
+        self.offset = Signal(self.align)
+        self.last_lane = Signal()
+        self.inside = Signal()
+        self.step = Signal()
+        self.issue = Signal()
+        self.loaded = Signal()
+        self.done = Signal()
+        self.check = Signal()
+        self.take = Signal()
+        self.shift = Signal()
         self.checks = checks
-        self.piece, self.crc = Signal(range(8 // checks)), Signal(8)
-        self.fills = Signal(name="fills")
+        self.piece = Signal(range(8 // checks))
+        self.crc = Signal(8)
+        self.fills = Signal()
 
 
 class Link(wiring.Component):
     """Memory and registers of a core on a serial line, see `weft.boards.link.frames`.
 
-    Bus words and registers are read and written one by one: each takes as long as its bytes on the line, and the
-    memory is free in between. The answer to a write comes when the memory has reported it.
+    Bus words and registers are accessed one by one. Each access takes as long as its bytes on the line, and the memory
+    is free in between. A write is answered when memory has reported it.
 
     Parameters
     ----------
     config : Config
     divisor : int
-        Clock cycles in a bit of the line, see `weft.boards.link.uart`.
+        Clock cycles per bit of the line, see `weft.boards.link.uart`.
     board : str
         Name of the board, at most `NAME_BYTES` bytes of ASCII.
     memory_bytes : int
@@ -109,29 +125,29 @@ class Link(wiring.Component):
     buffer : int
         Bytes of requests that can wait, a power of two from 1024 on.
     inner : bool
-        Whether there is a second host.
+        There is a second host.
     calibrated : bool
-        Whether the board looks for the phase of its SDRAM's clock.
+        The board calibrates the phase of its SDRAM's clock.
     fills : bool
-        Whether it carries out `Operation.FILL_MEMORY`, for memory that is too large to be tested over the line.
+        Support `Operation.FILL_MEMORY`, for memory too large to be tested over the line.
     checks : int
-        Bits of memory that a check takes in a cycle: 1, 2 or 4.
+        Bits of memory that a check processes per cycle: 1, 2 or 4.
 
     Members
     -------
     rx : In(1), tx : Out(1)
-        The line, asynchronous; 1 when idle.
+        Asynchronous serial line; 1 when idle.
     memory : Out(memory_port(config.bus_bytes))
         Bursts of one word.
     registers : In(Signature(AXI_LITE))
-        The core's registers, see `weft.hdl.control.control`, as an AXI4-Lite manager.
+        AXI4-Lite manager for the core's registers, see `weft.hdl.control.control`.
     reset : Out(1)
-        The host asks for a reset of the core: high for 20 bits of the line and more, in which the link accesses neither
-        registers nor memory. Whoever else is on the memory port must come to rest by itself.
+        Reset request for the core, for at least 20 bit times. The link then accesses neither registers nor memory.
+        Other users of the memory port must become idle by themselves.
     inner : In(inner_host())
-        With `inner` only.
+        Only with `inner`.
     calibration : In(calibration_layout())
-        `Identity.calibration`; with `calibrated` only.
+        `Identity.calibration`; only with `calibrated`.
     """
 
     def __init__(
@@ -149,7 +165,7 @@ class Link(wiring.Component):
         checks: int = 1,
     ) -> None:
         self.config, self.divisor, self.buffer = config, check_divisor(divisor), check_buffer(buffer)
-        self.two, self.fills, self.checks = inner, fills, check_piece(checks)
+        self.has_inner_host, self.fills, self.checks = inner, fills, check_piece(checks)
         self.last = Operation.FILL_MEMORY if fills else Operation.RESET
         features = Feature.FILLS if fills else Feature.NONE
         identity = Identity(board, config.digest, memory_bytes, clock, buffer, features=features).encode()
@@ -186,11 +202,13 @@ class Link(wiring.Component):
         at = _Progress(self.config, self.checks, self.last)
         received: Any = deframer.byte
         out: Any = framer.byte
-        if self.two:
+        if self.has_inner_host:
+            # The FSM uses streams of its own, which `_alternate` connects to either host.
             received, out = stream.Signature(8).create(), _ANSWER.create()
-        self._kind(m, at)
+        self._decode(m, at)
         self._word(m, at, received.payload)
-        answering, reads = Signal(name="answering"), Signal(name="reads")
+        answering = Signal()
+        reads = Signal()
         m.d.comb += self.reset.eq(answering & (at.operation == Operation.RESET))
         m.d.comb += reads.eq(~at.writes & (at.left != 0))
         identity = self._identity(m, at)
@@ -202,19 +220,20 @@ class Link(wiring.Component):
             self._answer(m, at, out, answering, reads)
             self._read(m, at, out, identity)
             self._result(m, at, out, index)
-        if self.two:
-            self._turns(m, deframer, framer, received, out, fsm.ongoing("REQUEST") & (index == 0))
+        if self.has_inner_host:
+            self._alternate(m, deframer, framer, received, out, fsm.ongoing("REQUEST") & (index == 0))
 
-    def _turns(
+    def _alternate(
         self, m: Module, deframer: Deframer, framer: Framer, received: Any, out: Any, between: Value
     ) -> None:
-        """Both hosts by turns: `between` two requests, whose turn it is changes until one has a byte."""
+        """Alternate between the two hosts: `between` requests, the turn changes until a host has a byte."""
         turn = Signal(name="turn")
-        # Registers both ways, as the FSMs of link and inner host are long paths by themselves.
+        # Registers in both directions, because the FSMs of link and inner host have long paths of their own.
         m.submodules.inner_request = request = SkidBuffer(8)
         m.submodules.inner_answer = answer = SkidBuffer(_ANSWER_BYTE)
         wiring.connect(m, wiring.flipped(self.inner.request), request.i)
         wiring.connect(m, answer.o, wiring.flipped(self.inner.answer))
+        # The turn changes every cycle until a host has a byte, and stays there until its request is answered.
         with m.If(between & ~received.valid):
             m.d.sync += turn.eq(~turn)
         m.d.comb += [
@@ -230,11 +249,11 @@ class Link(wiring.Component):
         ]
 
     @staticmethod
-    def _kind(m: Module, at: _Progress) -> None:
-        """What the request asks for, in registers: they hold from the cycle after CHECK on."""
+    def _decode(m: Module, at: _Progress) -> None:
+        """Decode the request into registers, which are valid from the cycle after CHECK on."""
         operation = at.operation
         m.d.sync += [
-            at.writes.eq(carries(operation) | (operation == Operation.FILL_MEMORY)),
+            at.writes.eq(carries_payload(operation) | (operation == Operation.FILL_MEMORY)),
             at.fills.eq(operation == Operation.FILL_MEMORY),
             at.check.eq(operation == Operation.CHECK_MEMORY),
             at.memory.eq(
@@ -251,7 +270,7 @@ class Link(wiring.Component):
         ]
 
     def _word(self, m: Module, at: _Progress, received: Value) -> None:
-        """The word that is taken from bytes, or gives them, and its access."""
+        """Assemble a word from bytes or take it apart, and connect its access."""
         registers = at.registers
         m.d.comb += [
             at.offset.eq(Mux(registers, at.address[:2], at.address[: at.align])),
@@ -259,7 +278,9 @@ class Link(wiring.Component):
             at.inside.eq((at.left != 0) & ~(at.first & (at.lane < at.offset))),
         ]
         self._bus(m, at)
-        byte = Mux(at.fills, self._filling(at), received) if self.fills else received
+        byte = Mux(at.fills, self._fill_byte(at), received) if self.fills else received
+        # Words shift in from the high end and out of the low end, a byte per step. Registers occupy the low bytes when
+        # read, and the high bytes when written.
         with m.If(at.step):
             m.d.sync += [
                 at.word.eq(Cat(at.word, byte)[8:]),
@@ -273,26 +294,26 @@ class Link(wiring.Component):
             )
 
     @staticmethod
-    def _filling(at: _Progress) -> Value:
-        """The byte at `lane` of what memory is filled with, see `weft.boards.link.frames.filling`."""
+    def _fill_byte(at: _Progress) -> Value:
+        """Return the byte at `lane` of the fill pattern, see `weft.boards.link.frames.fill_pattern`."""
+        # The low half of an 8-byte word is its number, the high half the inverse of it.
         address = Cat(at.lane, at.request.address[at.align :])
         inverse = at.request.size[INVERSE] ^ address[2]
         return Cat(address[3:], Const(0, 3)).word_select(address[:2], 8) ^ inverse.replicate(8)
 
-    def _following(self, at: _Progress) -> list[Any]:
-        """Go on to the word behind this one."""
+    def _advance(self, at: _Progress) -> list[Any]:
+        """Return the assignments that advance to the next word."""
         return [
             at.address.eq(at.address + Mux(at.registers, _REGISTER, self.config.bus_bytes)),
             at.first.eq(0),
         ]
 
     def _identity(self, m: Module, at: _Progress) -> Signal:
-        """The byte of `identity` that is due."""
         identity = Signal(8)
         with m.Switch(Cat(at.lane, at.address[at.align :])):
             for number, byte in enumerate(self.identity):
                 value: Any = byte
-                if self.two and number == FLASH_STATE:
+                if self.has_inner_host and number == FLASH_STATE:
                     value = self.inner.state | byte
                 elif number > FLASH_STATE:
                     value = self.calibration.as_value().word_select(number - FLASH_STATE - 1, 8)
@@ -302,11 +323,11 @@ class Link(wiring.Component):
 
     @staticmethod
     def _check(m: Module, at: _Progress, clear: Signal) -> None:
-        """The CRC of a check, a piece a cycle; it begins behind `clear`."""
+        """Compute the CRC of a check, one piece per cycle, starting after `clear`."""
         m.submodules.crc = crc = ResetInserter(clear)(CRC64_XZ(data_width=at.checks).create())
         m.d.comb += [
             crc.valid.eq(at.take | at.shift),
-            # The opposite of what the register expects shifts it: its next byte comes to its foot.
+            # Feeding the inverse of the expected bits shifts the register, so its next byte moves to the low end.
             crc.data.eq(Mux(at.shift, ~crc.crc[: at.checks], at.word[:8].word_select(at.piece, at.checks))),
             at.crc.eq(crc.crc[:8]),
         ]
@@ -315,7 +336,6 @@ class Link(wiring.Component):
 
     @staticmethod
     def _receive(m: Module, at: _Progress, received: Any, index: Signal) -> None:
-        """States in which a request comes in, and is looked at."""
         with m.State("REQUEST"):
             m.d.comb += received.ready.eq(1)
             m.d.sync += [at.lane.eq(0), at.first.eq(1)]
@@ -323,18 +343,22 @@ class Link(wiring.Component):
                 m.d.sync += [at.request.eq(Cat(at.request, received.payload)[8:]), index.eq(index + 1)]
                 with m.If(index == REQUEST_BYTES - 1):
                     m.next = "CHECK"
+        # One cycle for the comparison with `starts`, and for `_decode`.
         with m.State("CHECK"):
             start = at.operation == Operation.START
-            same = at.request.address[24:] == at.starts
-            m.d.sync += at.effective.eq((~start | same) & (at.operation != Operation.RESET))
-            with m.If(start & same):
+            is_next = at.request.address[24:] == at.starts
+            m.d.sync += at.effective.eq((~start | is_next) & (at.operation != Operation.RESET))
+            with m.If(start & is_next):
                 m.d.sync += at.starts.eq(at.starts + 1)
             m.next = "SEQUENCE"
-            with m.If((carries(at.operation) | (at.operation == Operation.FILL_MEMORY)) & (at.left != 0)):
+            with m.If(
+                (carries_payload(at.operation) | (at.operation == Operation.FILL_MEMORY)) & (at.left != 0)
+            ):
                 m.next = "FILL"
 
     def _write(self, m: Module, at: _Progress, received: Any) -> None:
-        """States in which words are written as their bytes come in, or are made."""
+        """Add the states that write words from received or generated bytes."""
+        # A word is filled lane by lane. Lanes before the first byte and after the last are skipped with strobe 0.
         with m.State("FILL"):
             m.d.comb += [
                 at.step.eq(~at.inside | received.valid | at.fills),
@@ -346,14 +370,14 @@ class Link(wiring.Component):
             m.d.comb += at.issue.eq(at.effective)
             m.next = "WRITING"
         with m.State("WRITING"), m.If(at.done | ~at.effective):
-            m.d.sync += self._following(at)
+            m.d.sync += self._advance(at)
             m.next = "SEQUENCE"
             with m.If(at.left != 0):
                 m.next = "FILL"
 
     @staticmethod
     def _answer(m: Module, at: _Progress, out: Any, answering: Signal, reads: Signal) -> None:
-        """States in which an answer begins; if nothing is read, that is all of it."""
+        """Add the states that send an answer's header. Without data to read, this is the whole answer."""
         with m.State("SEQUENCE"):
             m.d.comb += answering.eq(1)
             m.d.comb += [out.valid.eq(1), out.payload.data.eq(at.request.sequence)]
@@ -373,7 +397,6 @@ class Link(wiring.Component):
                     m.next = "READ"
 
     def _read(self, m: Module, at: _Progress, out: Any, identity: Signal) -> None:
-        """States in which words are read, and their bytes go out."""
         accesses = at.memory | at.registers
         with m.State("READ"):
             m.d.comb += at.issue.eq(accesses)
@@ -382,6 +405,7 @@ class Link(wiring.Component):
             m.d.comb += at.loaded.eq(1)
             m.next = "DRAIN"
         with m.State("DRAIN"):
+            # A check consumes bytes in pieces instead of sending them.
             identify = at.operation == Operation.IDENTIFY
             last = 8 // at.checks - 1
             m.d.comb += [
@@ -392,7 +416,7 @@ class Link(wiring.Component):
                 at.step.eq(~at.inside | Mux(at.check, at.piece == last, out.ready)),
             ]
             with m.If(at.step & at.last_lane):
-                m.d.sync += self._following(at)
+                m.d.sync += self._advance(at)
                 m.next = "READ"
             with m.If(at.step & at.inside & out.payload.last):
                 m.next = "REQUEST"
@@ -401,7 +425,6 @@ class Link(wiring.Component):
 
     @staticmethod
     def _result(m: Module, at: _Progress, out: Any, index: Signal) -> None:
-        """States in which the bytes of a check's CRC go out."""
         with m.State("RESULT"):
             last = index == CHECK_BYTES - 1
             m.d.comb += [out.valid.eq(1), out.payload.data.eq(at.crc), out.payload.last.eq(last)]
@@ -416,7 +439,8 @@ class Link(wiring.Component):
                     m.next = "REQUEST"
 
     def _bus(self, m: Module, at: _Progress) -> None:
-        """One access to memory or registers, from `issue` to `done`; a word that was read stands with `done`."""
+        """Connect one access to memory or registers, from `issue` to `done`. A word that was read is valid with
+        `done`."""
         port, axi, request, issue = self.memory, self.registers, at.request, at.issue
         m.d.comb += [
             port.command.payload.write.eq(at.writes),
@@ -433,6 +457,7 @@ class Link(wiring.Component):
             axi.s_axi_rready.eq(1),
             at.done.eq(port.written | port.read.valid | axi.s_axi_bvalid | axi.s_axi_rvalid),
         ]
+        # Each channel's valid is set by `issue` and stays until its ready. All channels of an access start together.
         for valid, ready, asked in (
             (port.command.valid, port.command.ready, at.memory),
             (port.write.valid, port.write.ready, at.memory & at.writes),

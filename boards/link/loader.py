@@ -1,4 +1,4 @@
-"""Copies a program from the board's flash to its memory when the FPGA starts: a host of the link, inside the FPGA."""
+"""Copy of a program from the board's flash to memory at start-up, by a host of the link inside the FPGA."""
 
 from __future__ import annotations
 
@@ -10,40 +10,50 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.flash.chip import SpiFlash, spi_flash_pads
 from weft.boards.flash.controller import ADDRESS_BITS, SpiFlashStream
 from weft.boards.flash.image import FlashImageError
-from weft.boards.link.frames import ANSWER_BYTES, CHECK_BYTES, CHECKED, REQUEST_BYTES, FlashState, Operation
+from weft.boards.link.frames import (
+    ANSWER_BYTES,
+    CHECK_BLOCK,
+    CHECK_BYTES,
+    REQUEST_BYTES,
+    FlashState,
+    Operation,
+)
 from weft.boards.link.framing import crc64
 from weft.boards.link.link import inner_host
 
+# An image is `MAGIC`, then for each page `PAGE_MARKER`, `CHECK_BLOCK` bytes and their CRC, then `END_MARKER`.
 MAGIC = b"weft cp1"
-MORE, OVER = 0xA5, 0x5A
-"""All bits of the one are others than those of the other."""
+PAGE_MARKER, END_MARKER = 0xA5, 0x5A
+"""Markers before a page and at the end of an image. They differ in every bit."""
 
 
-def copied_bytes(size: int) -> int:
-    """Bytes of the image of so many bytes."""
-    return len(MAGIC) + -(-size // CHECKED) * (1 + CHECKED + CHECK_BYTES) + 1
+def copy_image_bytes(size: int) -> int:
+    """Return the size in bytes of the image of `size` bytes."""
+    return len(MAGIC) + -(-size // CHECK_BLOCK) * (1 + CHECK_BLOCK + CHECK_BYTES) + 1
 
 
-def copied_image(content: bytes, room: int, where: str) -> bytes:
-    """The image of what memory is to hold from its address 0 on, in at most `room` bytes of what `where` names.
+def build_copy_image(content: bytes, room: int, where: str) -> bytes:
+    """Return the image for `content`, which is to be copied to address 0 of memory.
 
-    Raises `FlashImageError` if it has no room.
+    Raises `FlashImageError` if the image exceeds `room` bytes of the storage that `where` names.
     """
-    if (size := copied_bytes(len(content))) > room:
+    if (size := copy_image_bytes(len(content))) > room:
         raise FlashImageError(
             f"the program's code and constants take {size:,} bytes, and {where} has room for {room:,}"
         )
-    pages = np.frombuffer(content + bytes(-len(content) % CHECKED), np.uint8).reshape(-1, CHECKED)
+    pages = np.frombuffer(content + bytes(-len(content) % CHECK_BLOCK), np.uint8).reshape(-1, CHECK_BLOCK)
     records = (
-        bytes([MORE]) + page.tobytes() + int(crc).to_bytes(CHECK_BYTES, "little")
+        bytes([PAGE_MARKER]) + page.tobytes() + int(crc).to_bytes(CHECK_BYTES, "little")
         for page, crc in zip(pages, crc64(pages), strict=True)
     )
-    return MAGIC + b"".join(records) + bytes([OVER])
+    return MAGIC + b"".join(records) + bytes([END_MARKER])
 
 
 class Loader(wiring.Component):
-    """Reads an image as `weft.boards.link.loader` describes it. Each page is written to memory by one request, and
-    checked by another, which reads it again; the first one that is not as it should be is the last.
+    """Hardware that copies the image of `build_copy_image` from flash to memory.
+
+    Each page is written to memory by one request and checked by another, which reads it back. The copy stops after the
+    first wrong page.
 
     Parameters
     ----------
@@ -57,9 +67,9 @@ class Loader(wiring.Component):
     flash : Out(spi_flash_pads())
         See `weft.boards.flash.controller.SpiFlashStream`.
     damaged : Out(1)
-        `FlashState.DAMAGED`.
+        The state is `FlashState.DAMAGED`.
     ready : In(1)
-        Memory can be used; before that, nothing is written.
+        Memory is usable. Before that, nothing is written.
     """
 
     def __init__(self, chip: SpiFlash, clock: float) -> None:
@@ -79,9 +89,12 @@ class Loader(wiring.Component):
         byte, have, take = reader.byte.payload, reader.byte.valid, reader.byte.ready
         wiring.connect(m, reader.pads, wiring.flipped(self.flash))
         request, answer = self.link.request, self.link.answer
-        checks, wrong, state = Signal(), Signal(), Signal(FlashState, init=FlashState.COPYING)
+        checks = Signal()  # the request is the page's check, not its write
+        wrong = Signal()
+        state = Signal(FlashState, init=FlashState.COPYING)
         index = Signal(range(max(len(MAGIC), REQUEST_BYTES, 16)))
-        count, page = Signal(range(CHECKED)), Signal(ADDRESS_BITS - (CHECKED - 1).bit_length())
+        count = Signal(range(CHECK_BLOCK))
+        page = Signal(ADDRESS_BITS - (CHECK_BLOCK - 1).bit_length())
         header = self._header(checks, page)
         m.d.comb += [
             self.link.state.eq(state),
@@ -104,9 +117,9 @@ class Loader(wiring.Component):
                 with m.If(have):
                     m.next = "END"
                     with m.Switch(byte):
-                        with m.Case(MORE):
+                        with m.Case(PAGE_MARKER):
                             m.next = "HEADER"
-                        with m.Case(OVER):
+                        with m.Case(END_MARKER):
                             m.d.sync += state.eq(FlashState.COPIED)
                         with m.Default():
                             m.d.sync += state.eq(FlashState.DAMAGED)
@@ -123,13 +136,14 @@ class Loader(wiring.Component):
                 m.d.comb += [request.valid.eq(have), request.payload.eq(byte), take.eq(have & request.ready)]
                 with m.If(take):
                     m.d.sync += count.eq(count + 1)
-                    with m.If(count == CHECKED - 1):
+                    with m.If(count == CHECK_BLOCK - 1):
                         m.next = "WRITTEN"
             with m.State("WRITTEN"):
                 m.d.comb += answer.ready.eq(1)
                 with m.If(answer.valid & answer.payload.last):
                     m.d.sync += checks.eq(1)
                     m.next = "HEADER"
+            # Compare the answer's CRC with the image's, byte by byte, after skipping the answer's header.
             with m.State("CHECKED"):
                 crc = index >= ANSWER_BYTES
                 differs = wrong | crc & (byte != answer.payload.data)
@@ -148,8 +162,8 @@ class Loader(wiring.Component):
 
     @staticmethod
     def _header(checks: Value, page: Value) -> Array:
-        """The bytes of a request's header: sequence number, operation, size, address."""
+        """Return the bytes of a request's header: sequence number, operation, size, address."""
         operation = Mux(checks, Const(Operation.CHECK_MEMORY, 8), Const(Operation.WRITE_MEMORY, 8))
-        address = Cat(Const(0, (CHECKED - 1).bit_length()), page, Const(0, 32 - ADDRESS_BITS))
-        header = Cat(Const(0, 8), operation, Const(CHECKED, 16), address)
+        address = Cat(Const(0, (CHECK_BLOCK - 1).bit_length()), page, Const(0, 32 - ADDRESS_BITS))
+        header = Cat(Const(0, 8), operation, Const(CHECK_BLOCK, 16), address)
         return Array(header[at : at + 8] for at in range(0, 8 * REQUEST_BYTES, 8))

@@ -1,4 +1,4 @@
-"""Waiting for a core whose registers are read over a slow link: what boards and systems on a chip have in common."""
+"""Waiting for a core whose registers are read over a slow link. Boards and systems on a chip share it."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import ERRORS, Counter, Fault, ListProgress, Reg, Status, counter_register, failure
 from weft.sim.device import Closing, Device, DeviceError
 
-NAP = 0.01
-"""Seconds between looks at the status register, after some quick ones."""
+POLL_SECONDS = 0.01
+"""Seconds between reads of the status register, after some without a pause."""
 PATIENCE = 1_000_000
-"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.control.counters.HangDetector`."""
-PROBE = 10_000
-"""Cycles over which a program that does not end is watched, to say what it waits for."""
-STILL = 100
-"""Looks at a counter of cycles that stands still, after which the core is not waited for."""
+"""Cycles without progress after which a program counts as hung, at least; see `weft.hdl.control.counters.HangDetector`."""
+DIAGNOSIS_CYCLES = 10_000
+"""Cycles over which a hung program is observed, to report what it waits for."""
+STOPPED_POLLS = 100
+"""Reads of an unchanged cycle counter after which the core counts as stopped."""
 
 
 class PolledDevice(Closing, Device):
-    """A device that is asked for its status again and again.
+    """Base class of devices whose status is polled.
 
     Attributes
     ----------
     config : Config
-        The accelerator that programs are for.
+        Configuration that programs are for.
     """
 
     config: Config
     _started = False
-    """Whether a program was started that is not known to be done."""
+    """True after a start until the program is known to be done."""
     _in_list = False
-    """Whether what was started last is a list."""
+    """True if the last start was of a list."""
 
     @property
     @abstractmethod
     def _at(self) -> str:
-        """Where the core is, as messages say it."""
+        """Location of the core for messages."""
 
     @abstractmethod
     def _read_registers(self, address: int, size: int) -> bytes:
-        """`size` bytes of registers from `address` on."""
+        """Return `size` bytes of registers from `address`."""
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Note that a run has failed, whatever the core still does: the next one begins with a reset."""
+        """Record that a run has failed, so that the next one begins with a reset."""
 
     def wait(self, timeout: int | None = None) -> None:
         """Return when the program is done; at once if none was started.
@@ -55,37 +55,38 @@ class PolledDevice(Closing, Device):
         Raises
         ------
         DeviceError
-            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for `PATIENCE` cycles
-            (the message says what it waits for); if memory answers with an error, a word is no instruction, the
-            watchdog expires, the program is stopped, the core stands still or is reset, or nothing answers any more.
+            If the program is not done after `timeout` cycles or, without a timeout, makes no progress for `PATIENCE`
+            cycles; the message says what it waits for. Also if memory answers with an error, an instruction is invalid,
+            the watchdog expires, the program is stopped, the core stops or is reset, or the connection is lost.
         """
         watch = HangDetector(self.config, PATIENCE)
-        looks = still = cycles = read = 0
+        polls = still = cycles = checked = 0
         while self._started:
             status = self._status()
             self._raise_errors(status)
             if status & Status.DONE:
                 self._started = False
                 return
+            # A running core counts cycles even when its program is blocked.
             before, cycles = cycles, self._cycles()
             still = still + 1 if cycles == before else 0
-            if still >= STILL:
-                self._fail(f"the core at {self._at} stands still: it counts no cycles")
+            if still >= STOPPED_POLLS:
+                self._fail(f"the core at {self._at} has stopped: its cycle counter does not change")
             if timeout is not None and cycles >= timeout:
                 self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
-            if timeout is None and cycles >= read + PATIENCE // 4:
-                read = cycles
+            if timeout is None and cycles >= checked + PATIENCE // 4:
+                checked = cycles
                 if watch.hangs(self.counters()):
                     self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
-            looks += 1
-            time.sleep(NAP if looks > 10 else 0)
+            polls += 1
+            time.sleep(POLL_SECONDS if polls > 10 else 0)
 
     def listed(self) -> ListProgress:
-        """How far the last list has come."""
+        """Return the progress of the last list."""
         return ListProgress.of(self._read_register(Reg.LISTED))
 
     def counters(self) -> dict[Counter, int]:
-        """The counters of the last program or whole list."""
+        """Return the counters of the last program or whole list."""
         words = self._read_registers(Reg.COUNTER, 8 * len(Counter))
         return {
             counter: int.from_bytes(words[8 * counter : 8 * counter + 8], "little") for counter in Counter
@@ -105,10 +106,13 @@ class PolledDevice(Closing, Device):
         raise DeviceError(message)
 
     def _diagnose(self, *, hangs: bool = False) -> str:
-        """What the units did in the last cycles, from the counters."""
+        """Describe what the units did in the last cycles, from the counters."""
         before = after = self.counters()
-        for _ in range(STILL):
-            if after[Counter.CYCLES] >= before[Counter.CYCLES] + PROBE or not self._status() & Status.BUSY:
+        for _ in range(STOPPED_POLLS):
+            if (
+                after[Counter.CYCLES] >= before[Counter.CYCLES] + DIAGNOSIS_CYCLES
+                or not self._status() & Status.BUSY
+            ):
                 break
             after = self.counters()
         return describe_stalls(before, after, hangs=hangs)

@@ -1,4 +1,4 @@
-"""What a board is and whether it is sound: its core, its memory, and the link to it."""
+"""Diagnosis of a board: its core, its memory, and the link to it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.boards.bus.memory import WORD, BoardMemory, MemoryTest, cause_of, first_wrong
-from weft.boards.link.frames import CHECKED, IDENTITY_BYTES, PAYLOAD, Operation, Request
+from weft.boards.bus.memory import WORD, BoardMemory, MemoryTest, find_first_error, guess_cause
+from weft.boards.link.frames import CHECK_BLOCK, IDENTITY_BYTES, PAYLOAD, Operation, Request
 from weft.boards.link.session import Session
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
 from weft.sim.device import DeviceError
 
 ROUND_TRIPS = 50
 PASSES = 4
-"""How often a memory test moves each byte over the link: read, two patterns, and back."""
+"""Times that a memory test moves each byte over the link: read, two patterns, restore."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Registers:
-    """The registers of a core that tell what it is, and its status."""
+    """Registers that identify a core, and its status."""
 
     magic: int
     version: int
@@ -33,24 +33,24 @@ class Registers:
 
     @property
     def sound(self) -> bool:
-        """Whether they are of a core that this weft knows."""
+        """True if this version of weft supports the core."""
         return self.magic == MAGIC and self.version == VERSION
 
 
 @dataclass(frozen=True)
 class LinkQuality:
-    """How good the link is.
+    """Measured quality of the link.
 
     Attributes
     ----------
     round_trip : tuple of float
-        Seconds for the shortest request: least, median, most.
+        Seconds of the shortest request: minimum, median, maximum.
     write_rate, read_rate : float
-        Bytes a second.
+        Bytes per second.
     requests, repeated, damaged : int
-        Requests that were answered, those that were sent again, and damaged frames that came back.
+        Answered requests, repeated requests, and damaged frames received.
     error_rate : float
-        Estimated share of bytes on the line that are spoilt.
+        Estimated rate of damaged bytes on the line.
     """
 
     round_trip: tuple[float, float, float]
@@ -63,26 +63,27 @@ class LinkQuality:
 
 
 def read_registers(session: Session) -> Registers:
-    """Raises `DeviceError` if the board is lost, as all functions here do."""
+    """Read the identifying registers. This and all functions here raise `DeviceError` if the connection is lost."""
     answer = session.request(Request(0, Operation.READ_REGISTERS, Reg.MAGIC, 20))
     values = [int.from_bytes(answer.payload[at : at + 4], "little") for at in range(0, 20, 4)]
     return Registers(values[0], values[1], values[2], Status(values[4]))
 
 
-def try_link(
+def measure_link(
     memory: BoardMemory, most: int, clock: Clock = time.monotonic, seconds: float = math.inf
 ) -> LinkQuality:
-    """Measure round trips, and read the first bytes of memory and write them back as they were.
+    """Measure round trips and transfer rates. The first bytes of memory are read and written back.
 
-    Each way takes up to about `seconds`, and moves up to `most` bytes.
+    Each direction takes about `seconds` at most and moves up to `most` bytes.
     """
     session = memory.session
-    before = session.quality.exchanges, session.repeated, session.damaged
+    before = session.quality.exchanges, session.retries, session.damaged_frames
     trips = []
     for _ in range(ROUND_TRIPS):
         begun = clock()
         session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
         trips.append(clock() - begun)
+    # Double the size until a transfer takes long enough to be measured.
     size = min(PAYLOAD, most)
     while True:
         begun = clock()
@@ -98,23 +99,26 @@ def try_link(
         write_rate=size / max(written - read, 1e-9),
         read_rate=size / max(read - begun, 1e-9),
         requests=session.quality.exchanges - before[0],
-        repeated=session.repeated - before[1],
-        damaged=session.damaged - before[2],
+        repeated=session.retries - before[1],
+        damaged=session.damaged_frames - before[2],
         error_rate=session.quality.error_rate,
     )
 
 
-def chosen_blocks(size: int, most: int, seed: int = 1) -> tuple[int, list[int]]:
-    """Bytes and addresses of blocks to test if that may be `most` bytes of `size`: all of memory, or the first block,
-    those that differ from it in one address line, the last one, and some drawn between them. They are smaller where
-    `most` is little."""
-    block = min(CHECKED if most >= 32 * CHECKED or most >= size else PAYLOAD, size)
+def choose_blocks(size: int, most: int, seed: int = 1) -> tuple[int, list[int]]:
+    """Choose the block size in bytes and the addresses of blocks to test, for up to `most` bytes of `size`.
+
+    That is all of memory if possible. Otherwise it is the first block, the blocks that differ from it in one address
+    line, the last block, and random blocks. Blocks are smaller if `most` is small.
+    """
+    # Large blocks need fewer requests; small blocks leave room for more addresses.
+    block = min(CHECK_BLOCK if most >= 32 * CHECK_BLOCK or most >= size else PAYLOAD, size)
     blocks = size // block
-    wanted = max(1, min(most // block, blocks))
+    count = max(1, min(most // block, blocks))
     lines = [1 << bit for bit in reversed(range((blocks - 1).bit_length()))]
-    drawn = random.Random(seed).sample(range(blocks), wanted)
-    chosen = list(dict.fromkeys([0, blocks - 1, *lines, *drawn]))[:wanted]
-    return block, sorted(at * block for at in (range(blocks) if wanted == blocks else chosen))
+    samples = random.Random(seed).sample(range(blocks), count)
+    chosen = list(dict.fromkeys([0, blocks - 1, *lines, *samples]))[:count]
+    return block, sorted(at * block for at in (range(blocks) if count == blocks else chosen))
 
 
 def check_memory(
@@ -123,39 +127,39 @@ def check_memory(
     progress: Callable[[str], None] = lambda text: None,
     clock: Clock = time.monotonic,
 ) -> MemoryTest:
-    """Test up to `most` bytes with what is drawn for each block, then its inverse; all of it is written before any is
-    looked at, so that no address stands for another. What was there is written back.
+    """Test up to `most` bytes with a random pattern per block, then with its inverse. The previous contents are
+    restored.
 
-    Nothing may run on the board.
+    All blocks are written before any is compared, so that aliased addresses are found. No program may be running.
     """
     begun = clock()
-    length, blocks = chosen_blocks(memory.size, most)
+    length, blocks = choose_blocks(memory.size, most)
     extent = f"{len(blocks) * length:,} bytes of memory"
-    kept = {
+    previous = {
         block: memory.read(block, length)
-        for block in reported(blocks, f"reading {extent} to keep them", progress)
+        for block in with_progress(blocks, f"reading {extent} to restore them later", progress)
     }
     wrong = None
     seed = random.randrange(1 << 32)
     try:
         try:
             for turn, inverse in ((1, 0x00), (2, 0xFF)):
-                for block in reported(blocks, f"writing to {extent}, {turn} of 2", progress):
+                for block in with_progress(blocks, f"writing to {extent}, {turn} of 2", progress):
                     memory.write(block, pattern(seed, block, length, inverse))
-                for block in reported(blocks, f"testing {extent}, {turn} of 2", progress):
+                for block in with_progress(blocks, f"testing {extent}, {turn} of 2", progress):
                     wrong = wrong or _difference(memory, block, pattern(seed, block, length, inverse))
         finally:
-            for block in reported(blocks, f"writing back {extent}", progress):
-                memory.write(block, kept[block])
+            for block in with_progress(blocks, f"writing back {extent}", progress):
+                memory.write(block, previous[block])
     except DeviceError as error:
-        raise DeviceError(f"{error}; parts of its memory may hold what the test has written") from None
-    restored = all(_difference(memory, block, content) is None for block, content in kept.items())
+        raise DeviceError(f"{error}; parts of its memory may still hold test patterns") from None
+    restored = all(_difference(memory, block, content) is None for block, content in previous.items())
     first, cause = wrong or (None, "")
     return MemoryTest(len(blocks) * length, memory.size, first, restored, clock() - begun, cause)
 
 
-def reported(blocks: Iterable[int], text: str, progress: Callable[[str], None]) -> Iterator[int]:
-    """The blocks one after the other, with a word to `progress` before each."""
+def with_progress(blocks: Iterable[int], text: str, progress: Callable[[str], None]) -> Iterator[int]:
+    """Yield the blocks, and report `text` and a percentage to `progress` before each."""
     blocks = list(blocks)
     for index, block in enumerate(blocks):
         progress(f"{text}: {index / len(blocks):.0%}")
@@ -163,21 +167,22 @@ def reported(blocks: Iterable[int], text: str, progress: Callable[[str], None]) 
 
 
 def pattern(seed: int, address: int, size: int, inverse: int) -> bytes:
-    """What is written to a block: drawn from its address."""
-    drawn = random.Random(seed << 32 | address).randbytes(size)
-    return bytes(byte ^ inverse for byte in drawn) if inverse else drawn
+    """Return the test pattern of a block, which depends on its address."""
+    random_bytes = random.Random(seed << 32 | address).randbytes(size)
+    return bytes(byte ^ inverse for byte in random_bytes) if inverse else random_bytes
 
 
 def _difference(
     memory: BoardMemory, address: int, expected: bytes
 ) -> tuple[tuple[int, int, int], str] | None:
-    """The first byte that is not as expected, its address, what it should be, and what it is; and what that tells."""
+    """Return address, expected and actual value of the first wrong byte, and its likely cause; None if all are
+    correct."""
     if memory.holds(address, expected):
         return None
-    found = memory.read(address, len(expected))
+    actual = memory.read(address, len(expected))
     for at in range(0, len(expected), WORD):
-        word, is_ = expected[at : at + WORD], found[at : at + WORD]
-        if word != is_:
-            return first_wrong(address + at, word, is_), cause_of(address + at, word, is_, None)
-    # The board's check says that it differs, what it reads does not: it changes by itself, or the check is wrong.
-    return (address, expected[0], found[0]), ""
+        word, read = expected[at : at + WORD], actual[at : at + WORD]
+        if word != read:
+            return find_first_error(address + at, word, read), guess_cause(address + at, word, read, None)
+    # The board's CRC differs, but the bytes read are correct: a byte changes by itself, or the CRC is wrong.
+    return (address, expected[0], actual[0]), ""

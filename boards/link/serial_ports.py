@@ -1,4 +1,4 @@
-"""Serial ports with boards behind them: at what rate one answers, who it is, and which port it is."""
+"""Serial ports of boards: finds the connected board, its port, its baud rate and its identity."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from weft.boards.sdram.calibration import CalibrationState
 from weft.sim.device import DeviceError
 
 PROBE_SECONDS = 0.2
-"""Seconds in which a board answers that is asked at its own baud rate."""
+"""Seconds within which a board answers at its own baud rate."""
 PROBE_ATTEMPTS = 2
-"""How often it is asked at each."""
+"""Requests sent at each baud rate."""
 START_SECONDS = 60.0
-"""Seconds in which a board has started: to copy 14 MB from its flash takes five, to try its SDRAM less than one."""
+"""Seconds within which a board starts: copying 14 MB from flash takes five, calibrating the SDRAM less than one."""
 START_POLL = 0.05
-"""Seconds between two questions whether it has."""
+"""Seconds between two requests while the board starts."""
 BRIDGES = {
-    (0x0403, 0x6010): "FT2232: iCEBreaker; what the Tangs have says that it is one",
+    (0x0403, 0x6010): "FT2232: iCEBreaker; the bridges of the Tangs use the same ids",
     (0x0403, 0x6015): "FT231X: ULX3S, Icepi Zero",
     (0x1D50, 0x602B): "iCELink: iCESugar-Pro",
 }
-"""USB vendor and product of the boards' bridges. At other ports nothing is asked: who knows what is behind them."""
+"""USB vendor and product ids of the boards' bridges. Other ports are not probed, because the devices there are
+unknown."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A board: its serial port, the rate at which it answers in bits a second, and what it says about itself."""
+class ConnectedBoard:
+    """Connected board: its serial port, its baud rate, and its identity."""
 
     port: str
     baud: int
@@ -46,14 +47,14 @@ class Found:
 
 
 def identify(session: Session) -> Identity:
-    """What the board at the other end says about itself.
+    """Return the identity of the board at the other end.
 
     Raises
     ------
     SilenceError
         If nothing answers.
     DeviceError
-        If what answers is no board, or speaks another version of the link.
+        If the answer is not from a board, or the board has another version of the link.
     """
     answer = session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
     try:
@@ -69,38 +70,41 @@ def identify(session: Session) -> Identity:
 
 
 def identify_ready(session: Session) -> Identity:
-    """The same of a board once it has looked for the phase of its SDRAM's clock, and, if it has found one, copied what
-    it has in its flash to memory. Raises as `identify`, and `DeviceError` if it never has."""
+    """Return the identity of the board once it has started.
+
+    Start-up includes calibration of the SDRAM's clock and, if that succeeds, the copy from flash to memory. Raises
+    errors as `identify` does, and `DeviceError` if start-up does not end.
+    """
     until = time.monotonic() + START_SECONDS
-    while doing := _starting(identity := identify(session)):
+    while activity := _start_up_activity(identity := identify(session)):
         if time.monotonic() > until:
             raise DeviceError(
-                f"the board {identity.board} at {session.name} has {doing} for {START_SECONDS:g} seconds, without an "
-                "end: switch it off and on again"
+                f"the board {identity.board} at {session.name} has {activity} for {START_SECONDS:g} seconds and did "
+                "not finish: switch it off and on again"
             )
         time.sleep(START_POLL)
     return identity
 
 
-def _starting(identity: Identity) -> str:
-    """What a board has done since it started; empty if it is ready."""
+def _start_up_activity(identity: Identity) -> str:
+    """Return the current activity of a starting board; empty if it is ready."""
     if identity.calibration.state is CalibrationState.BUSY:
-        return "looked for the phase of its SDRAM's clock"
+        return "calibrated its SDRAM's clock"
     if identity.calibration.state is CalibrationState.FAILED:
-        return ""  # and nothing is copied
+        return ""  # the copy from flash does not begin
     return "copied its flash to memory" if identity.flash is FlashState.COPYING else ""
 
 
 def sdram_fault(identity: Identity) -> str:
-    """A sentence on an SDRAM that does not work at the board's clock; empty if it does, or there is none."""
-    found = identity.calibration
-    if found.state is not CalibrationState.FAILED:
+    """Return a message if the SDRAM does not work at the board's clock; empty if it works, or without SDRAM."""
+    calibration = identity.calibration
+    if calibration.state is not CalibrationState.FAILED:
         return ""
-    if found.working is None:
-        why = f"in none of {found.phases} phases of its clock it gives back what was written"
+    if calibration.working is None:
+        why = f"it works in none of {calibration.phases} phases of its clock"
     else:
-        first, last = found.working
-        why = f"it gave back what was written from {first} to {last} degrees of its clock only, which is too little"
+        first, last = calibration.working
+        why = f"it works only from {first} to {last} degrees of its clock, which is too little"
     return (
         f"the SDRAM of {identity.board} does not work at {identity.clock / 1e6:g} MHz: {why}; build with a lower clock "
         f"(weft build --board {identity.board} --clock MHZ) and flash that"
@@ -108,48 +112,48 @@ def sdram_fault(identity: Identity) -> str:
 
 
 def flash_fault(identity: Identity) -> str:
-    """A sentence on what is wrong with the program in the board's flash; empty if nothing is."""
+    """Return a message if the program in the board's flash is damaged; else empty."""
     if identity.flash is not FlashState.DAMAGED:
         return ""
     return (
-        f"the program in the flash of {identity.board} is damaged, and was not copied to memory as a whole: write it "
-        f"again with weft flash --board {identity.board} --program FOLDER"
+        f"the program in the flash of {identity.board} is damaged, and was not fully copied to memory: write it again "
+        f"with weft flash --board {identity.board} --program FOLDER"
     )
 
 
 def open_session(
     port: str, rates: Sequence[int], *, timeout: float | None = None, attempts: int = ATTEMPTS
 ) -> tuple[Session, int]:
-    """A session with the board at a port, at the first of `rates` at which it answers, and that rate; a single one is
-    not tried. `timeout` and `attempts` are those of `weft.boards.link.host.BoardDevice.open`.
+    """Open a session at the first of `rates` at which a board answers; return it and its baud rate.
+
+    A single rate is used without a probe. `timeout` and `attempts` are as in `weft.boards.link.host.BoardDevice.open`.
 
     Raises
     ------
     DeviceError
         If the port cannot be opened, or no board answers.
     """
-    opened = open_port(port, rates[0])
+    serial_port = open_port(port, rates[0])
     try:
-        rate = rates[0] if len(rates) == 1 else _answering(opened, port, rates, timeout)
+        rate = rates[0] if len(rates) == 1 else _find_rate(serial_port, port, rates, timeout)
     except BaseException:
-        opened.close()
+        serial_port.close()
         raise
+    # Time of 8192 bytes on the line, with some margin.
     window = 0.2 + 8192 * 10 / rate
-    session = Session(
-        opened, port, timeout=timeout or window, adaptive=timeout is None, attempts=attempts
-    )  # fmt: skip
-    return session, rate
+    adaptive = timeout is None
+    return Session(serial_port, port, timeout=timeout or window, adaptive=adaptive, attempts=attempts), rate
 
 
-def _answering(opened: SerialPort, port: str, rates: Sequence[int], timeout: float | None) -> int:
-    """The first of `rates` at which a board answers. Raises `SilenceError`."""
+def _find_rate(serial_port: SerialPort, port: str, rates: Sequence[int], timeout: float | None) -> int:
+    """Return the first of `rates` at which a board answers. Raises `SilenceError`."""
     silence = SilenceError("")
     for rate in rates:
         try:
-            opened.baudrate = rate
-        except (ValueError, OSError):  # one that this port cannot do
+            serial_port.baudrate = rate
+        except (ValueError, OSError):  # the port does not support this rate
             continue
-        session = Session(opened, port, timeout=timeout or PROBE_SECONDS, attempts=PROBE_ATTEMPTS)
+        session = Session(serial_port, port, timeout=timeout or PROBE_SECONDS, attempts=PROBE_ATTEMPTS)
         try:
             session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
         except SilenceError as error:
@@ -160,8 +164,8 @@ def _answering(opened: SerialPort, port: str, rates: Sequence[int], timeout: flo
     raise SilenceError(f"{silence} (tried at {tried} baud)")
 
 
-def candidates() -> list[str]:
-    """Serial ports of this machine that belong to bridges as boards have them, those of one bridge in order."""
+def bridge_ports() -> list[str]:
+    """Return the serial ports of this machine that belong to the boards' USB bridges, in order."""
     try:
         from serial.tools.list_ports import comports
     except ImportError:
@@ -169,37 +173,38 @@ def candidates() -> list[str]:
     return sorted(info.device for info in comports() if (info.vid, info.pid) in BRIDGES)
 
 
-def find(rates: Sequence[int]) -> Found:
-    """The one board that is connected. Of bridges with two ports, it answers at one.
+def find_board(rates: Sequence[int]) -> ConnectedBoard:
+    """Find the connected board. A bridge with two ports answers at one of them.
 
     Raises
     ------
     DeviceError
-        If there is no port to ask at, nothing answers, or several do.
+        If there is no candidate port, if nothing answers, or if several boards do.
     """
-    ports = candidates()
+    ports = bridge_ports()
     if not ports:
         raise DeviceError(
-            "no serial port of this machine belongs to a bridge as boards have it: connect the board, or name its port "
-            "with --port"
+            "no serial port of this machine belongs to a board's USB bridge: connect the board, or name its port with "
+            "--port"
         )
+    # Ports are probed in parallel, because a silent port costs a timeout at every rate.
     with ThreadPoolExecutor(len(ports)) as pool:
         answers = list(pool.map(lambda port: _ask(port, rates), ports))
-    found = [answer for answer in answers if isinstance(answer, Found)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        told = ", ".join(f"{board.identity.board} at {board.port}" for board in found)
-        raise DeviceError(f"{len(found)} boards are connected ({told}): name the port with --port")
-    told = "; ".join(str(answer) for answer in answers)
-    raise DeviceError(f"no weft board is found: {told}")
+    boards = [answer for answer in answers if isinstance(answer, ConnectedBoard)]
+    if len(boards) == 1:
+        return boards[0]
+    if boards:
+        names = ", ".join(f"{board.identity.board} at {board.port}" for board in boards)
+        raise DeviceError(f"{len(boards)} boards are connected ({names}): name the port with --port")
+    reasons = "; ".join(str(answer) for answer in answers)
+    raise DeviceError(f"no weft board was found: {reasons}")
 
 
-def _ask(port: str, rates: Sequence[int]) -> Found | DeviceError:
+def _ask(port: str, rates: Sequence[int]) -> ConnectedBoard | DeviceError:
     try:
         session, rate = open_session(port, rates)
         try:
-            return Found(port, rate, identify(session))
+            return ConnectedBoard(port, rate, identify(session))
         finally:
             session.close()
     except DeviceError as error:

@@ -1,4 +1,4 @@
-"""The host's end of the link: requests in a window, sent again until they are answered."""
+"""The host's end of the link: a window of requests, which are repeated until they are answered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from weft.boards.link.flights import FRAMED, SIZES, Flights, Pending, Quality, held, on_line, payload
+from weft.boards.link.flights import (
+    FRAME_BYTES,
+    SIZES,
+    Flights,
+    Pending,
+    Quality,
+    buffer_bytes,
+    line_bytes,
+    payload_bytes,
+)
 from weft.boards.link.frames import (
     PAYLOAD,
     REQUEST_BYTES,
@@ -25,33 +34,35 @@ from weft.boards.link.frames import (
 from weft.sim.device import DeviceError
 
 WINDOW = 64
-"""Requests that are sent before the first one's answer."""
-WINDOW_BYTES = 16 * (FRAMED + PAYLOAD)
-"""Bytes that these take on the line, both ways together; what they hold must fit in the board's buffer besides."""
+"""Largest number of unanswered requests."""
+WINDOW_BYTES = 16 * (FRAME_BYTES + PAYLOAD)
+"""Largest number of bytes of unanswered requests on the line, in both directions together. They must fit in the board's
+buffer as well."""
 ATTEMPTS = 6
-"""How often in a row a board may be silent that has never answered."""
+"""Consecutive timeouts after which a board that never answered counts as absent."""
 PATIENCE = 45.0
-"""Seconds for which one may be silent that has: USB hubs and busy hosts have stood still for half a minute."""
+"""Seconds after which a board that answered before counts as lost. USB hubs and busy hosts have stalled for half a
+minute."""
 PROBES = 4
-"""Requests that are sent again after silence."""
+"""Requests repeated after a timeout."""
 SILENCES = 2
-"""Of silences in a row, how many tell of the line's quality: in more than these, it stands still."""
+"""Consecutive timeouts that count towards the line's quality. After more, the line counts as stalled."""
 LOSSES = 100
-"""How often one request may be lost while others are answered."""
-LEAST = 0.04
-"""Seconds that an answer may take at least, besides its time on the line: hosts do other things, too."""
+"""Losses of one request, while others are answered, after which the line counts as unusable."""
+MIN_WAIT = 0.04
+"""Seconds allowed for an answer, in addition to its time on the line, because hosts do other work, too."""
 LONGEST_WAIT = 1.0
-"""Seconds between two attempts at most."""
+"""Longest time between two attempts, in seconds."""
 POLL = 0.02
-"""Seconds that a read of the port takes at most."""
+"""Longest time that a read of the port blocks, in seconds."""
 
 
 class SilenceError(DeviceError):
-    """Nothing that understands us answers."""
+    """No board answers."""
 
 
 class SerialPort(Protocol):
-    """What is used of `serial.Serial`; reads must return within `POLL` seconds or so."""
+    """Subset of `serial.Serial` in use. Reads must return within about `POLL` seconds."""
 
     baudrate: int
 
@@ -66,12 +77,12 @@ class SerialPort(Protocol):
 
 
 def open_port(port: str, baud: int) -> SerialPort:
-    """Open a serial port for `Session`: a device, or a URL that pyserial knows.
+    """Open a serial port for `Session`: a device, or a URL that pyserial supports.
 
     Raises
     ------
     DeviceError
-        If it does not exist, is in use, is no serial port, may not be opened or cannot run at `baud`, or if pyserial
+        If it does not exist, is in use, is no serial port, may not be opened or does not support `baud`, or if pyserial
         is not installed.
     """
     try:
@@ -80,11 +91,11 @@ def open_port(port: str, baud: int) -> SerialPort:
     except ImportError:
         raise DeviceError("boards need pyserial: pip install 'weft[boards]'") from None
     try:
-        opened = serial.serial_for_url(port, baud, timeout=POLL, write_timeout=1.0, exclusive=True)
+        serial_port = serial.serial_for_url(port, baud, timeout=POLL, write_timeout=1.0, exclusive=True)
     except serial.SerialException as error:
         if error.errno == errno.ENOENT:
-            found = ", ".join(sorted(info.device for info in comports())) or "none"
-            message = f"there is no serial port {port}; the ports of this machine: {found}"
+            ports = ", ".join(sorted(info.device for info in comports())) or "none"
+            message = f"there is no serial port {port}; the ports of this machine: {ports}"
         elif error.errno in (errno.EACCES, errno.EPERM):
             message = (
                 f"you may not open {port}: join the group that owns it (often dialout), then log in again"
@@ -98,45 +109,45 @@ def open_port(port: str, baud: int) -> SerialPort:
         raise DeviceError(message) from None
     except (ValueError, OverflowError, NotImplementedError) as error:
         raise DeviceError(f"cannot open {port} at {baud} baud: {error}") from None
-    # USB adapters else hold answers back for 16 ms. Other ports and systems know no such mode.
+    # Without this mode, USB adapters delay answers by 16 ms. Other ports and systems do not have it.
     with contextlib.suppress(AttributeError, NotImplementedError, ValueError, OSError):
-        opened.set_low_latency_mode(True)
-    return opened
+        serial_port.set_low_latency_mode(True)
+    return serial_port
 
 
 class Session:
     """Requests and answers over a serial port.
 
-    Requests are lost where bytes are. As the board answers in order, an answer tells that what was sent before its
-    request is lost, and only that is sent again; what was sent last is sent again when nothing comes for a while. On a
-    line that loses much, requests on memory are divided: `payload` says how.
+    Damaged bytes lose requests. Because the board answers in order, an answer shows that earlier unanswered requests
+    are lost, and only these are repeated. The last requests are repeated after a timeout. On a line with many losses,
+    requests on memory are split: see `payload`.
 
     Parameters
     ----------
     port : SerialPort
     name : str
-        What messages call the port.
+        Name of the port for messages.
     timeout : float
-        Seconds without an answer after which requests are sent again.
+        Seconds without an answer after which requests are repeated.
     adaptive : bool
-        Whether to wait for less than `timeout` where the board has answered faster.
+        Wait for less than `timeout` if the board has answered faster.
     attempts : int
-        How often in a row a board may be silent that has never answered.
+        Consecutive timeouts after which a board that never answered counts as absent.
     patience : float
-        Seconds for which one may be silent that has.
+        Seconds after which a board that answered before counts as lost.
     clock : callable
-        The time in seconds.
+        Returns the time in seconds.
 
     Attributes
     ----------
     buffer : int
-        Bytes of requests that the board can hold.
+        Bytes of the board's request buffer.
     starts : int
         `Answer.starts` of the last answer.
-    repeated : int
-        Requests sent again so far.
+    retries : int
+        Requests repeated so far.
     quality : Quality
-        What was answered and lost so far.
+        Statistics of answers and losses.
     """
 
     def __init__(
@@ -153,21 +164,21 @@ class Session:
         self.name, self.timeout, self.adaptive = name, timeout, adaptive
         self.attempts, self.patience = attempts, patience
         self.buffer = 2 * (REQUEST_BYTES + PAYLOAD)
-        self.starts = self.answered = self.repeated = 0
+        self.starts = self.answers = self.retries = 0
         self.quality = Quality()
         self._port, self._clock = port, clock
         self._parser = Parser()
-        # A session before this one may have left answers on the line.
+        # A random start, because answers to an earlier session may still arrive.
         self._flights = Flights(random.randrange(256))
 
     @property
-    def damaged(self) -> int:
+    def damaged_frames(self) -> int:
         """Damaged frames received so far."""
         return self._parser.damaged
 
     @property
     def payload(self) -> int:
-        """Bytes that requests on memory should be about now."""
+        """Best current size in bytes for requests on memory."""
         return self.quality.payload
 
     def close(self) -> None:
@@ -175,16 +186,19 @@ class Session:
         self._port.close()
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Answer]]:
-        """Send requests, whatever their sequence numbers; yields each and its answer, in any order. Those that read or
-        write memory may have become several.
+        """Send requests, and yield each with its answer, in any order. Their sequence numbers are replaced.
+
+        A request that reads or writes memory may be split into several.
 
         Raises
         ------
         SilenceError
-            If the board is silent, or something else answers.
+            If the board does not answer, or another device does.
         DeviceError
-            If the line is lost or too bad.
+            If the port is lost, or the line is unusable.
         """
+        # `heard` is the time of the last answer, `woken` that of the last answer or timeout, and `silent` counts the
+        # timeouts between answers.
         waiting = deque[Pending]()
         following = iter(requests)
         flights = self._flights
@@ -198,23 +212,27 @@ class Session:
             for answer in self._answers(self._receive()):
                 arrival = flights.arrive(answer)
                 if arrival is None:
-                    continue  # of a request that was sent twice
+                    continue  # a second answer to a repeated request
                 mine, sent, lost = arrival
+                # From the second timeout on, repeats reuse sequence numbers: the answered transmission is unknown.
                 now = self._clock()
-                self.quality.answered(payload(mine.request), now - max(sent, heard) if silent < 2 else None)
+                gap = now - max(sent, heard) if silent < 2 else None
+                self.quality.record_answer(payload_bytes(mine.request), gap)
                 heard = woken = now
                 silent = 0
-                waiting.extendleft(reversed([part for one in lost for part in self._lost(one)]))
+                waiting.extendleft(
+                    reversed([part for pending in lost for part in self._replace_lost(pending)])
+                )
                 yield mine.request, answer
             now = self._clock()
             if flights and now > woken + self._wait(silent):
                 silent, woken = silent + 1, now
-                if silent >= self.attempts and (not self.answered or now > heard + self.patience):
+                if silent >= self.attempts and (not self.answers or now > heard + self.patience):
                     raise SilenceError(self._silence())
                 waiting.extendleft(reversed(self._probe(silent)))
 
     def _fill(self, waiting: deque[Pending], following: Iterator[Request]) -> None:
-        """Send what finds room on the line and in the board: what was lost first."""
+        """Send as many requests as line and board have room for, lost requests first."""
         out, now = b"", self._clock()
         while True:
             if not waiting:
@@ -232,55 +250,58 @@ class Session:
         flights = self._flights
         return not flights or (
             len(flights) < WINDOW
-            and flights.held + held(request) < self.buffer
-            and flights.on_line + on_line(request) <= WINDOW_BYTES
+            and flights.buffered + buffer_bytes(request) < self.buffer
+            and flights.on_line + line_bytes(request) <= WINDOW_BYTES
         )
 
-    def _lost(self, one: Pending) -> list[Pending]:
-        """What to send for a request that is lost: in pieces if that is better."""
-        self.repeated += 1
-        self.quality.failed(payload(one.request))
-        if one.losses >= LOSSES:
+    def _replace_lost(self, pending: Pending) -> list[Pending]:
+        """Return the requests that replace a lost one, split if that is better."""
+        self.retries += 1
+        self.quality.record_loss(payload_bytes(pending.request))
+        if pending.losses >= LOSSES:
             raise DeviceError(
                 f"the line to {self.name} is too bad: it lost a request or its answer {LOSSES} times"
             )
-        parts = _divided(one.request, self.payload)
-        return [Pending(part, losses=one.losses + 1) for part in parts]
+        parts = _split(pending.request, self.payload)
+        return [Pending(part, losses=pending.losses + 1) for part in parts]
 
     def _probe(self, silent: int) -> list[Pending]:
-        """Send some of what is not answered again: the answers tell if more is lost. Returns a part of it that
-        is to be sent in pieces, the shorter the longer the silence.
+        """Repeat some unanswered requests; answers to them show which others are lost.
 
-        All but the first time they go with the same numbers, so that these do not run out while a line stands still.
+        If the oldest is better split, it is not sent but its parts are returned; they are shorter the longer the
+        silence. After the first time, repeats keep their sequence numbers, so that numbers do not run out while the
+        line is stalled.
         """
+        # More timeouts in a row say that the line is stalled, not that it loses bytes.
         if silent <= SILENCES:
-            for one in self._flights.oldest(WINDOW):
-                self.quality.failed(payload(one.request))
+            for pending in self._flights.oldest(WINDOW):
+                self.quality.record_loss(payload_bytes(pending.request))
         oldest = self._flights.oldest(PROBES)
-        self.repeated += len(oldest)
+        self.retries += len(oldest)
         most = max(SIZES[-1], min(self.payload, PAYLOAD >> silent))
-        parts = [Pending(part) for part in _divided(oldest[0].request, most)]
+        parts = [Pending(part) for part in _split(oldest[0].request, most)]
         if len(parts) == 1:
             parts = []
         else:
             self._flights.drop(oldest.pop(0))
         now = self._clock()
-        for one in oldest if silent == 1 else []:
-            self._flights.depart(one, now)
+        for pending in oldest if silent == 1 else []:
+            self._flights.depart(pending, now)
         if oldest:
-            self._write(b"".join(frame(one.request.encode()) for one in oldest))
+            self._write(b"".join(frame(pending.request.encode()) for pending in oldest))
         return parts
 
     def request(self, request: Request) -> Answer:
-        """Exchange one request, which must not be one that may become several."""
+        """Exchange one request, which must not be of a kind that is split."""
         return next(answer for _, answer in list(self.exchange([request])))
 
     def _wait(self, silent: int) -> float:
-        """Seconds without an answer after which something is sent again."""
+        """Return the seconds without an answer until the next repeat."""
+        # 10 bits per byte. Waits double with every timeout.
         first = self.timeout
-        if self.adaptive and self.answered:
+        if self.adaptive and self.answers:
             line = self._flights.on_line * 10 / self._port.baudrate
-            first = min(first, LEAST + line + self.quality.reaction)
+            first = min(first, MIN_WAIT + line + self.quality.reaction)
         return min(first * 2**silent, max(LONGEST_WAIT, 2 * self.timeout))
 
     def _write(self, data: bytes) -> None:
@@ -289,7 +310,7 @@ class Session:
         try:
             self._port.write(data)
         except serial.SerialTimeoutException:
-            pass  # nobody takes it: as if it was lost
+            pass  # the data count as lost on the line
         except OSError as error:
             raise DeviceError(f"lost {self.name}: {error.strerror or error}") from None
 
@@ -305,12 +326,12 @@ class Session:
                 answer = Answer.decode(body)
             except FrameError:
                 continue
-            self.answered += 1
+            self.answers += 1
             self.starts = answer.starts
             yield answer
 
     def _silence(self) -> str:
-        if self.answered:
+        if self.answers:
             return f"the board at {self.name} no longer answers"
         if self._parser.received:
             return (
@@ -320,8 +341,9 @@ class Session:
         return f"nothing answers at {self.name}: is a board there, powered, and loaded with weft?"
 
 
-def _divided(request: Request, most: int) -> Iterator[Request]:
-    """A request as several, each on a part of its memory; itself if it is on none, or on no more than `most` bytes."""
+def _split(request: Request, most: int) -> Iterator[Request]:
+    """Yield a request in parts of at most `most` bytes of memory. Requests that cannot be split are yielded as they
+    are."""
     if request.size <= most or request.operation not in (Operation.READ_MEMORY, Operation.WRITE_MEMORY):
         yield request
         return
@@ -331,7 +353,7 @@ def _divided(request: Request, most: int) -> Iterator[Request]:
 
 
 def blocks(address: int, size: int, block: int) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes of the parts of `size` bytes from `address` on between multiples of `block`."""
+    """Yield (address, size) of the parts of `size` bytes from `address`, split at multiples of `block`."""
     end = address + size
     while address < end:
         length = min(end, (address // block + 1) * block) - address

@@ -1,4 +1,4 @@
-"""An asynchronous serial line: 8 data bits, no parity, one stop bit."""
+"""Asynchronous serial line (8 data bits, no parity, one stop bit), and signals for LEDs."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ MIN_DIVISOR = 4
 
 
 def check_divisor(divisor: int) -> int:
-    """`divisor`, if a line can run at it; else raises `ValueError`."""
+    """Return `divisor` if a line can run at it; raise `ValueError` if not."""
     if not isinstance(divisor, int) or not MIN_DIVISOR <= divisor < 1 << 16:
         raise ValueError(f"a bit takes from {MIN_DIVISOR} to 65535 clock cycles, not {divisor}")
     return divisor
 
 
 class Receiver(wiring.Component):
-    """Bytes from a serial line.
+    """Receiver of bytes from a serial line.
 
-    Bits are sampled once, in their middle; a start bit must be low there. Next to a sender whose clock is off by 2 %,
-    every divisor works.
+    Bits are sampled once, in their middle, where a start bit must be low. Any divisor tolerates a sender whose clock is
+    off by 2 %.
 
     Parameters
     ----------
     divisor : int
-        Clock cycles in a bit, 4 to 65535.
+        Clock cycles per bit, 4 to 65535.
 
     Members
     -------
     rx : In(1)
-        The line, asynchronous to the clock; 1 when idle.
+        Line, asynchronous to the clock; 1 when idle.
     byte : Out(stream of 8 bits, always ready)
     error : Out(1)
-        For one cycle: a byte was dropped, as its stop bit was low.
+        High for one cycle when a byte is dropped because its stop bit was low.
     """
 
     def __init__(self, divisor: int) -> None:
@@ -54,12 +54,13 @@ class Receiver(wiring.Component):
         m.submodules.synchroniser = FFSynchronizer(self.rx, line, init=1)
         timer = Signal(range(self.divisor))
         position = Signal(range(10))  # 0: start bit, 9: stop bit
-        busy, broken = Signal(), Signal()
+        busy = Signal()
+        broken = Signal()  # the stop bit was low, and the line is still low
         m.d.sync += [self.byte.valid.eq(0), self.error.eq(0)]
         with m.If(~busy):
-            # After a low stop bit the next start bit is a falling edge again.
+            # After a low stop bit, wait for a high line before the next start bit.
             m.d.sync += [broken.eq(broken & ~line), busy.eq(~line & ~broken), position.eq(0)]
-            m.d.sync += timer.eq((self.divisor - 3) // 2)  # two cycles of the start bit are over by then
+            m.d.sync += timer.eq((self.divisor - 3) // 2)  # half a bit less two cycles that have passed
         with m.Elif(timer != 0):
             m.d.sync += timer.eq(timer - 1)
         with m.Else():
@@ -67,7 +68,7 @@ class Receiver(wiring.Component):
             with m.If(position == 0):
                 m.d.sync += busy.eq(~line)
             with m.Elif(position == 9):
-                # Half a bit early, so that a fast sender's next start bit is seen.
+                # Stop half a bit early, so that a fast sender's next start bit is seen.
                 m.d.sync += [busy.eq(0), broken.eq(~line), self.byte.valid.eq(line), self.error.eq(~line)]
             with m.Else():
                 m.d.sync += self.byte.payload.eq(Cat(self.byte.payload, line)[1:])
@@ -75,17 +76,17 @@ class Receiver(wiring.Component):
 
 
 class Transmitter(wiring.Component):
-    """Bytes onto a serial line, without a pause between bytes that are there in time.
+    """Transmitter of bytes on a serial line, without a pause between bytes that arrive in time.
 
     Parameters
     ----------
     divisor : int
-        Clock cycles in a bit, 4 to 65535.
+        Clock cycles per bit, 4 to 65535.
 
     Members
     -------
     tx : Out(1)
-        The line; 1 when idle.
+        Line; 1 when idle.
     byte : In(stream of 8 bits)
     """
 
@@ -96,12 +97,13 @@ class Transmitter(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         timer = Signal(range(self.divisor))
-        left = Signal(range(11))  # bits after this one, and this one
+        left = Signal(range(11))  # bits left, including the current one
         shift = Signal(9, init=0x1FF)
         over = Signal()
         m.d.comb += [over.eq(timer == 0), self.byte.ready.eq(over & (left <= 1)), self.tx.eq(shift[0])]
         with m.If(~over):
             m.d.sync += timer.eq(timer - 1)
+        # `shift` fills with ones, which become the stop bit.
         with m.Elif(left > 1):
             m.d.sync += [timer.eq(self.divisor - 1), left.eq(left - 1), shift.eq(Cat(shift[1:], 1))]
         with m.Elif(self.byte.valid):
@@ -116,8 +118,8 @@ SIGNS = ("alive", "busy", "error")
 
 @dataclass(frozen=True)
 class Led:
-    """An LED: the platform's resource with its number, a member of it or none, and the signs that it shows, any of
-    them."""
+    """LED of a board: the platform's resource with its number, the signs of which any turns it on, and an optional
+    member of the resource."""
 
     resource: str
     number: int
@@ -126,45 +128,45 @@ class Led:
 
 
 def lights() -> wiring.Signature:
-    """Signs, as they come from a board's top component: 1 is on.
+    """Return the signature of signs for LEDs, seen from a board's top component; 1 is on.
 
     Members
     -------
     alive : Out(1)
-        Goes on and off once in a second or two.
+        Blinks with a period of one to two seconds.
     busy : Out(1)
-        A program runs, or has run in the last tenth of a second or so.
+        A program is running, or ran in the last tenth of a second or so.
     error : Out(1)
-        The last program that the host looked at has failed, or does.
+        The last program whose status the host read has failed.
     """
     return wiring.Signature(dict.fromkeys(SIGNS, Out(1)))
 
 
-def blinking(clock: float) -> int:
-    """Bits of a counter at a clock in Hz that comes round in one to two seconds."""
+def blink_counter_bits(clock: float) -> int:
+    """Return the width of a counter that overflows every one to two seconds at a clock in Hz."""
     return max(round(clock).bit_length(), 5)
 
 
 class Lights(wiring.Component):
-    """Makes the signs from what the host reads of the status register: it always looks whether a program is done.
+    """Generator of the signs, from the host's reads of the status register. Hosts poll it while a program runs.
 
     Parameters
     ----------
     clock : float
-        Hz.
+        Frequency in Hz.
 
     Members
     -------
     address : In(ADDRESS_BITS)
-        Of the register that is read; stands until it is answered.
+        Address of the register that is read, stable until the answer.
     answered : In(1)
-        `word` is what was read.
+        `word` is the register's value.
     word : In(32)
     lights : Out(lights())
     """
 
     def __init__(self, clock: float) -> None:
-        self.bits = blinking(clock)
+        self.bits = blink_counter_bits(clock)
         super().__init__(
             {"address": In(ADDRESS_BITS), "answered": In(1), "word": In(32), "lights": Out(lights())}
         )
@@ -172,12 +174,14 @@ class Lights(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         shown, word = self.lights, self.word
-        counter, recent = Signal(self.bits), Signal()
+        counter = Signal(self.bits)
+        recent = Signal()  # busy was set in the current sixteenth of the period
         m.d.sync += counter.eq(counter + 1)
         m.d.comb += shown.alive.eq(counter[-1])
-        # A sixteenth of the blinking: long enough to be seen.
+        # A sixteenth of the blink period is long enough to be seen.
         with m.If(counter[: self.bits - 4] == 0):
             m.d.sync += [recent.eq(0), shown.busy.eq(recent)]
+        # A program that the host stopped is no error.
         with m.If(self.answered & (self.address == Reg.STATUS)):
             m.d.sync += shown.error.eq((word & (ERRORS & ~Status.STOPPED)) != 0)
             with m.If((word & Status.BUSY) != 0):

@@ -1,1 +1,1 @@
-"""The accelerator in LiteX systems on a chip."""
+"""The accelerator in LiteX systems: hardware and host."""

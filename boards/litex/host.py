@@ -1,4 +1,4 @@
-"""An accelerator in a LiteX system as a device: programs run through ``litex_server``."""
+"""Device interface of an accelerator in a LiteX system, through ``litex_server``."""
 
 from __future__ import annotations
 
@@ -13,49 +13,48 @@ from weft.hdl.isa.memmap import MAGIC, START, START_LIST, VERSION, Reg, Status, 
 from weft.sim.device import DeviceError, check_base, check_list, check_program, check_range
 
 WORDS = 128
-"""Words of an access at most: UARTBone and Etherbone count up to 255."""
+"""Largest number of words per access; UARTBone and Etherbone count up to 255."""
 ATTEMPTS = 3
-"""How often what was written and does not read back is written."""
-LOOKS = 1000
-"""Looks at the reset register before the core is said not to be reset."""
+"""Attempts to write data until they read back correctly."""
+RESET_POLLS = 1000
+"""Reads of the reset status after which a reset counts as failed."""
 
 
 class Bus(Protocol):
-    """32-bit accesses to a system's bus, as ``litex.RemoteClient`` has them. Addresses are in bytes."""
+    """32-bit accesses to a system's bus, as ``litex.RemoteClient`` provides them. Addresses are in bytes."""
 
     def read(self, addr: int, length: int) -> list[int]:
-        """`length` words from `addr` on."""
+        """Return `length` words from `addr`."""
         ...
 
     def write(self, addr: int, datas: list[int]) -> None:
-        """Write words from `addr` on."""
+        """Write words from `addr`."""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
 class LitexDevice(PolledDevice):
-    """A `weft.sim.device.Device` in a LiteX system. Use `open`, or give the addresses yourself.
+    """Accelerator in a LiteX system, as a `weft.sim.device.Device`. Use `open`, or pass the addresses yourself.
 
-    Nobody confirms writes, neither over a serial line nor over UDP: all that is written is read back, and written again
-    if it differs.
+    Neither the serial line nor UDP confirms writes. All data are therefore read back, and written again if they differ.
 
     Parameters
     ----------
     bus : Bus
     config : Config
-        The accelerator that programs are for.
+        Configuration that programs are for.
     control : int
         Address of the accelerator's registers.
     reset, held : int
-        Addresses of its CSRs of these names.
+        Addresses of the CSRs of these names.
     memory, memory_bytes : int
-        Address and size of the memory that programs get, multiples of 4.
+        Address and size of the memory for programs, multiples of 4.
 
     Raises
     ------
     DeviceError
-        If nothing answers, or what answers is no accelerator of this configuration and version.
+        If nothing answers, or if the accelerator has another configuration or version.
     """
 
     def __init__(
@@ -68,10 +67,10 @@ class LitexDevice(PolledDevice):
         self._started = False
         self._reset()
         for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
-            found = self._read_register(register)
-            if found != value:
+            actual = self._read_register(register)
+            if actual != value:
                 raise DeviceError(
-                    f"register {register.name} of the core at {control:#x} is {found:#x}, not {value:#x}: build the "
+                    f"register {register.name} of the core at {control:#x} is {actual:#x}, not {value:#x}: build the "
                     "system for the program's configuration, or compile the program for the system's"
                 )
 
@@ -86,28 +85,28 @@ class LitexDevice(PolledDevice):
         host: str = "localhost",
         port: int = 1234,
     ) -> Self:
-        """The accelerator of a system that ``litex_server`` is connected with.
+        """Return the accelerator of the system that ``litex_server`` is connected to.
 
         Parameters
         ----------
         config : Config
-            The accelerator that programs are for.
+            Configuration that programs are for.
         csr_csv : str
-            The file that LiteX writes with ``--csr-csv``.
+            File that LiteX writes with ``--csr-csv``.
         name : str
-            As `weft.boards.litex.litex.add_weft` got it.
+            Name passed to `weft.boards.litex.litex.add_weft`.
         memory : str
-            The region of memory that programs get, all of it.
+            Memory region for programs, which use all of it.
         host, port
-            Where ``litex_server`` is.
+            Address of ``litex_server``.
 
         Raises
         ------
         DeviceError
-            As the class, and if there is no such file, region, or server.
+            As the class does, and if the file, a region or the server does not exist.
         """
         client = _client(host, port, csr_csv)
-        places = _places(client, csr_csv, name, memory)
+        places = _addresses(client, csr_csv, name, memory)
         try:
             client.open()
         except OSError as error:
@@ -121,61 +120,64 @@ class LitexDevice(PolledDevice):
             raise
 
     def close(self) -> None:
-        """End the connection. A program that runs goes on."""
+        """Close the connection. A running program continues."""
         self._bus.close()
 
     def write(self, address: int, payload: bytes) -> None:
-        """Write `payload` to memory. Raises `DeviceError` if it does not lie inside, or does not stay there."""
+        """Write `payload` to memory. Raises `DeviceError` if it is not inside memory, or does not read back."""
         check_range(address, len(payload), self.memory_bytes)
         first, end = address & ~3, -(-(address + len(payload)) // 4) * 4
-        # Words that it shares with its neighbours.
+        # The first and last word may be shared with neighbouring data.
         before = self.read(first, address - first)
         after = self.read(address + len(payload), end - address - len(payload))
         whole = before + bytes(payload) + after
         for at in range(0, len(whole), 4 * WORDS):
             part = whole[at : at + 4 * WORDS]
             words = [int.from_bytes(part[byte : byte + 4], "little") for byte in range(0, len(part), 4)]
-            self._keep(self.origin + first + at, words)
+            self._write_verified(self.origin + first + at, words)
 
     def read(self, address: int, size: int) -> bytes:
-        """Read `size` bytes of memory. Raises `DeviceError` if they do not lie inside."""
+        """Read `size` bytes of memory. Raises `DeviceError` if they are not inside memory."""
         check_range(address, size, self.memory_bytes)
         first, end = address & ~3, -(-(address + size) // 4) * 4
-        found = bytearray()
+        contents = bytearray()
         for at in range(first, end, 4 * WORDS):
-            for word in self._words(self.origin + at, min(WORDS, (end - at) // 4)):
-                found += word.to_bytes(4, "little")
-        return bytes(found[address - first :][:size])
+            for word in self._read_words(self.origin + at, min(WORDS, (end - at) // 4)):
+                contents += word.to_bytes(4, "little")
+        return bytes(contents[address - first :][:size])
 
     def set_base(self, index: int, address: int) -> None:
-        """Set base register `index` (0 to 7) to a byte address in memory, from where the next program starts on."""
+        """Set base register `index` (0 to 7) to a byte address in memory. The next start writes it."""
         check_base(index, address)
         self._bases[index] = address
 
     def start(self, program: int) -> None:
         """Start the program at byte address `program` in memory, a multiple of the bus width.
 
-        The core is reset first: then it says by itself whether the start has reached it.
+        The core is reset first, so that its status shows whether the start has arrived.
         """
         check_program(program, self.config)
         check_range(program, 0, self.memory_bytes)
         self._begin(Reg.PROGRAM, program, START)
 
     def start_list(self, address: int) -> None:
-        """Start the list of programs at byte address `address` in memory, as `start` does. What it holds are addresses
-        on the system's bus, where memory begins at `origin`."""
+        """Start the list of programs at byte address `address` in memory, as `start` does.
+
+        Addresses in the list are on the system's bus, where memory begins at `origin`.
+        """
         check_list(address, self.config, self.memory_bytes)
         self._begin(Reg.LIST, address, START_LIST)
 
     def _begin(self, register: Reg, address: int, command: int) -> None:
-        """Start what lies at an address, which belongs to a register."""
+        """Write `address` to `register` and start the core with `command`."""
         if self._started and self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
         self._reset()
-        self._keep(self._control + register, [self._address(address)])
-        self._keep(self._control + base_register(0), [self._address(base) for base in self._bases])
+        self._write_verified(self._control + register, [self._address(address)])
+        self._write_verified(self._control + base_register(0), [self._address(base) for base in self._bases])
+        # Repeating a start is safe, because the status shows whether an earlier one has arrived.
         for _ in range(ATTEMPTS):
-            self._put(self._control + Reg.CONTROL, [command])
+            self._write_words(self._control + Reg.CONTROL, [command])
             if self._status() & (Status.BUSY | Status.DONE):
                 self._started, self._in_list = True, command == START_LIST
                 return
@@ -189,45 +191,48 @@ class LitexDevice(PolledDevice):
         self._started = False
 
     def _reset(self) -> None:
-        """Reset the core, once memory has nothing left to do for it."""
+        """Reset the core, once memory has completed its accesses."""
         self._started = False
         for level in (1, 0):
-            self._put(self._reset_at, [level])
-            for look in range(LOOKS):
-                if self._words(self._held_at, 1) == [level]:
+            self._write_words(self._reset_at, [level])
+            # Write again from time to time, because a write may be lost.
+            for look in range(RESET_POLLS):
+                if self._read_words(self._held_at, 1) == [level]:
                     break
                 if look % 100 == 99:
-                    self._put(self._reset_at, [level])
+                    self._write_words(self._reset_at, [level])
             else:
                 raise DeviceError(
-                    f"the core at {self._control:#x} cannot be reset: memory does not answer what it asked for"
+                    f"the core at {self._control:#x} cannot be reset: memory does not complete its accesses"
                     if level
                     else f"the core at {self._control:#x} does not come out of reset"
                 )
 
     def _address(self, address: int) -> int:
-        """A device's byte address on the system's bus."""
+        """Return the address on the system's bus of a byte address in memory."""
         return (self.origin + address) % (1 << 32)
 
     def _read_registers(self, address: int, size: int) -> bytes:
-        words = self._words(self._control + address, size // 4)
+        words = self._read_words(self._control + address, size // 4)
         return b"".join(word.to_bytes(4, "little") for word in words)
 
-    def _keep(self, address: int, words: Sequence[int]) -> None:
-        """Write words until they read back."""
+    def _write_verified(self, address: int, words: Sequence[int]) -> None:
+        """Write words until they read back correctly."""
         for _ in range(ATTEMPTS):
-            self._put(address, list(words))
-            if self._words(address, len(words)) == list(words):
+            self._write_words(address, list(words))
+            if self._read_words(address, len(words)) == list(words):
                 return
-        raise DeviceError(f"what is written to the system's address {address:#x} does not stay there")
+        raise DeviceError(
+            f"data written to the system's address {address:#x} do not read back: check its memory"
+        )
 
-    def _words(self, address: int, count: int) -> list[int]:
+    def _read_words(self, address: int, count: int) -> list[int]:
         try:
             return [int(word) for word in self._bus.read(address, count)]
         except OSError as error:
             raise DeviceError(f"the connection to the system is lost: {error}") from None
 
-    def _put(self, address: int, words: list[int]) -> None:
+    def _write_words(self, address: int, words: list[int]) -> None:
         try:
             self._bus.write(address, words)
         except OSError as error:
@@ -235,7 +240,7 @@ class LitexDevice(PolledDevice):
 
 
 def _client(host: str, port: int, csr_csv: str) -> Any:
-    """A connection, not opened yet, with a server for the system that a file describes. Raises `DeviceError`."""
+    """Return an unopened connection to a server for the system that the file describes. Raises `DeviceError`."""
     try:
         from litex import RemoteClient
     except ImportError:
@@ -243,19 +248,19 @@ def _client(host: str, port: int, csr_csv: str) -> Any:
 
     class Client(RemoteClient):
         def clear_socket_buffer(self) -> None:
-            # Called where no answer has come, before zeros are returned for one.
+            # LiteX calls this after a timeout, before it returns zeros as the answer.
             raise DeviceError(f"the system behind litex_server at {host}:{port} does not answer a read")
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # LiteX leaves the file to Python
+            warnings.simplefilter("ignore", ResourceWarning)  # LiteX does not close the file
             return Client(host, port, csr_csv=csr_csv)
     except (OSError, ValueError, KeyError) as error:
         raise DeviceError(f"cannot read {csr_csv}: {error}; LiteX writes it with --csr-csv") from None
 
 
-def _places(client: Any, csr_csv: str, name: str, memory: str) -> dict[str, int]:
-    """Addresses and size that `LitexDevice` takes, by what the file `csr_csv` says. Raises `DeviceError`."""
+def _addresses(client: Any, csr_csv: str, name: str, memory: str) -> dict[str, int]:
+    """Return the addresses and the size for `LitexDevice`, from the file `csr_csv`. Raises `DeviceError`."""
     regions, registers = client.mems.d, client.regs.d
     missing = [region for region in (name, memory) if region not in regions]
     missing += [register for register in (f"{name}_reset", f"{name}_held") if register not in registers]

@@ -1,6 +1,6 @@
-"""The accelerator in a LiteX system on a chip: a LiteX module, and what connects it to the system's memory and bus.
+"""LiteX module of the accelerator, and its connection to the system's memory and bus.
 
-Importing this needs LiteX. What each path supports was read from LiteX and LiteDRAM 2024.12; docs/litex.md lists it.
+Importing this module needs LiteX. The supported paths follow from LiteX and LiteDRAM 2024.12; docs/litex.md lists them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ except ImportError as missing:
     ) from None
 
 BUFFER = 64
-"""Words that wait between LiteDRAM and the core, each way: as many as are under way at LiteDRAM's latency."""
+"""Words buffered between LiteDRAM and the core in each direction, enough for LiteDRAM's latency."""
 ORIGIN = 0x9000_0000
-"""Where the registers are in a system without CPU, which has no place of its own for them."""
+"""Address of the registers in a system without CPU, which has no memory map of its own."""
 _ADDRESS = ("id", "addr", "len", "size", "burst", "lock", "cache", "prot", "qos", "valid")
 _FROM_CORE = {
     "aw": _ADDRESS,
@@ -49,39 +49,39 @@ _TO_CORE = {
 
 
 class Weft(LiteXModule):
-    """An accelerator.
+    """Accelerator as a LiteX module.
 
-    Its Verilog is made once and kept in the cache, and is a source of the platform from then on.
+    Its Verilog is generated once, cached, and added to the platform's sources.
 
     Parameters
     ----------
     platform : litex.build.generic_platform.GenericPlatform
     config : Config
     sequential : bool
-        The core in a third of the logic, see `weft.hdl.sequential.core.SequentialCore`.
+        Use `weft.hdl.sequential.core.SequentialCore`, which takes a third of the logic.
     multipliers : Multipliers
-        Those of the platform's FPGA family, as ``weft.boards.families.ecp5.ECP5.fabric.multipliers``; by default
-        synthesis infers them.
+        Multipliers of the platform's FPGA family, such as ``weft.boards.families.ecp5.ECP5.fabric.multipliers``. By
+        default synthesis infers them.
 
     Attributes
     ----------
     bus : axi.AXIInterface
-        Manager, `config.bus_bytes` wide, of INCR bursts of whole words that stay inside 4 KiB, two or three IDs.
+        Manager, `config.bus_bytes` wide, with INCR bursts of whole words that stay inside 4 KiB, and two or three IDs.
     control : axi.AXILiteInterface
         Subordinate, 32 bits wide, with the registers of `weft.hdl.isa.memmap` in the low `SIZE` bytes.
     irq : Signal
-        From the end of a program to the next start.
+        High from the end of a program to the next start.
     ev : EventManager
-        Its event ``done`` is pending from the end of a program on, until it is cleared.
+        Its event ``done`` is pending from the end of a program until it is cleared.
     reset : CSRStorage
-        While it is 1, the core is in reset, from when its bursts have ended.
+        While it is 1, the core is in reset, starting when its bursts have completed.
     held : CSRStatus
-        Whether the core is in reset.
+        1 while the core is in reset.
 
     Raises
     ------
     weft.hdl.isa.config.ConfigError
-        If these multipliers cannot make this configuration.
+        If the multipliers cannot carry out the configuration.
     """
 
     def __init__(
@@ -155,43 +155,43 @@ def add_weft(
     multipliers: Multipliers = INFERRED,
     buffer: int = BUFFER,
 ) -> Weft:
-    """Add an accelerator to a system: its memory, its registers as a region of the bus, and its interrupt if the system
-    has interrupts.
+    """Add an accelerator to a system: its memory, its registers as a bus region, and its interrupt if the system has
+    any.
 
     Parameters
     ----------
     soc : litex.soc.integration.soc.SoC
     config : Config
     name : str
-        Of the module, of the region with its registers, and in the names of its CSRs.
+        Name of the module and of the region with its registers, and prefix of its CSRs.
     dram : str or None
-        Name of the LiteDRAM core whose port the accelerator gets, as ``soc.add_sdram(name=...)`` has it. None: it
-        reaches memory over the system's bus, a word at a time, each in three cycles and what the bus takes.
+        Name of the LiteDRAM core whose port the accelerator gets, as in ``soc.add_sdram(name=...)``. None: the
+        accelerator accesses memory over the system's bus, word by word, each in three cycles plus the bus's latency.
     origin : int or None
-        Address of the registers; None for ``soc.mem_map[name]``, else `ORIGIN` without a CPU, and with one where LiteX
-        finds room.
+        Address of the registers. None: ``soc.mem_map[name]`` if set; else `ORIGIN` without CPU, or an address that
+        LiteX allocates with a CPU.
     sequential, multipliers
         See `Weft`.
     buffer : int
-        Words that may be under way between LiteDRAM and the core, each way.
+        Words buffered between LiteDRAM and the core, in each direction.
 
     Returns
     -------
     Weft
-        It is ``soc.<name>`` as well.
+        Also available as ``soc.<name>``.
 
     Raises
     ------
     BoardError
-        If there is no such LiteDRAM core, or a cache in front of it whose contents the accelerator would not see.
+        If the LiteDRAM core does not exist, or if a cache in front of it would hide data from the accelerator.
     weft.hdl.isa.config.ConfigError
-        As `Weft`.
+        As `Weft` does.
     """
     if dram is not None:
         _check_dram(soc, dram)
     core = Weft(soc.platform, config, sequential=sequential, multipliers=multipliers)
     soc.add_module(name=name, module=core)
-    # What LiteX allocates before it has placed the CSRs may be where they go if there is no CPU.
+    # Without a CPU, a region that LiteX allocates before the CSRs are placed may overlap them.
     default = ORIGIN if isinstance(soc.cpu, CPUNone) else None
     where = soc.mem_map.get(name, default) if origin is None else origin
     soc.bus.add_slave(name, core.control, SoCRegion(origin=where, size=SIZE, cached=False))
@@ -218,11 +218,14 @@ def _check_dram(soc: Any, dram: str) -> None:
 
 
 class _WordsAfterCommands(LiteXModule):
-    """Between `LiteDRAMAXI2Native` and a port that converts widths: the former counts on words that are taken after
-    their command, as the crossbar takes them, where the latter takes them as soon as they come."""
+    """Adapter between `LiteDRAMAXI2Native` and a port that converts widths.
+
+    `LiteDRAMAXI2Native` relies on words being accepted after their command, as the crossbar does. The converting port
+    accepts words at once.
+    """
 
     def __init__(self, asks: Any, port: Any) -> None:
-        owed = Signal(8)  # words whose commands the port has taken
+        owed = Signal(8)  # words missing for commands that the port has accepted
         commands = port.cmd.valid & port.cmd.ready & port.cmd.we
         words = port.wdata.valid & port.wdata.ready
         self.comb += [
@@ -236,25 +239,25 @@ class _WordsAfterCommands(LiteXModule):
 
 
 def _to_dram(soc: Any, core: Weft, dram: Any, buffer: int) -> None:
-    """A port of LiteDRAM's crossbar, in which words of another width are put together or taken apart."""
+    """Connect the core to a port of LiteDRAM's crossbar, which converts between word widths."""
     from litedram.common import LiteDRAMNativePort
     from litedram.frontend.axi import LiteDRAMAXI2Native
 
-    # Not LiteX's AXI width converters: they take bursts to begin at whole words of the wider side, and to stay below
-    # 256 beats of the narrower one.
+    # LiteX's AXI width converters are unusable here: they require bursts that begin at whole words of the wider side
+    # and have fewer than 256 beats of the narrower side.
     width = core.config.widths.bus
     port = asks = dram.crossbar.get_port(data_width=width)
     if dram.crossbar.controller.data_width != width:
         asks = LiteDRAMNativePort("both", port.address_width, width)
         soc.submodules += _WordsAfterCommands(asks, port)
-    # Addresses are cut off at the size of the memory, which is where its region begins as well.
+    # Addresses are truncated to the size of the memory, and the memory's region begins at a multiple of that size.
     soc.submodules += LiteDRAMAXI2Native(
         core.bus, asks, w_buffer_depth=buffer, r_buffer_depth=buffer, base_address=0
     )
 
 
 def _to_bus(soc: Any, core: Weft, name: str) -> None:
-    """A master of the system's bus, whatever that is: LiteX converts Wishbone to its width and standard."""
+    """Connect the core as a master of the system's bus. LiteX converts Wishbone to its width and standard."""
     single = wishbone.Interface(data_width=core.config.widths.bus, address_width=32, addressing="word")
     soc.submodules += axi.AXI2Wishbone(core.bus, single)
     soc.bus.add_master(name, single)

@@ -1,4 +1,4 @@
-"""The core as a part of somebody else's system on a chip: with a reset that leaves the buses whole."""
+"""Core for other systems on a chip, with a reset that keeps bus transactions intact."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from weft.hdl.verilog import generate_cached
 
 
 class SocCore(wiring.Component):
-    """A core whose reset does not disturb the buses it is on.
+    """Core whose reset does not disturb the buses that it is connected to.
 
-    Nothing but a reset brings a core to a known state whose program has failed; but a memory that still has words for
-    it would give them to the next program, and a bus would wait for what never comes. So bursts and register accesses
-    that have begun come to their end first.
+    Only a reset brings a core to a known state after a failed program. Without precautions, memory would deliver
+    outstanding words to the next program, and a bus would wait forever for missing ones. Bursts and register accesses
+    that have begun therefore complete first.
 
     Parameters
     ----------
     config : Config
     sequential : bool
-        A `weft.hdl.sequential.core.SequentialCore`.
+        Use `weft.hdl.sequential.core.SequentialCore`.
     multipliers : Multipliers
-        Those of the FPGA family.
+        Multipliers of the FPGA family.
 
     Members
     -------
     m_axi_*, s_axi_*, irq
         As of `weft.hdl.core.Core`.
     reset : In(1)
-        Asks for a reset, and keeps the core in it.
+        Request a reset, and keep the core in reset.
     held : Out(1)
-        The core is in reset, and memory has nothing left to do for it.
+        The core is in reset, and memory has completed its accesses.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SocCore(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # A register, as it goes everywhere.
+        # A register, because the reset has a large fan-out.
         reset = Signal(init=1)
         m.domains.core = domain = ClockDomain("core", local=True)
         m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(reset)]
@@ -81,19 +81,19 @@ class SocCore(wiring.Component):
         return m
 
     def _registers(self, m: Module, core: Any, open_: Value) -> Value:
-        """Pass register accesses on, those that begin while `open_`. Returns whether none is under way."""
+        """Forward register accesses that begin while `open_`; return whether none is in progress."""
         under_way = {channel: Signal(name=f"{channel}_under_way") for channel in ("aw", "w", "ar")}
         for name, member in AXI_LITE.items():
             inner, outer = getattr(core, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
         for channel, mine in under_way.items():
-            # The word of a write whose address has been taken, and the other way round, belong to what has begun.
+            # Address and word of a write belong together: if one has been accepted, the other passes as well.
             other = under_way[{"aw": "w", "w": "aw"}.get(channel, channel)]
             passes = ~mine & (open_ | other)
             valid, ready = f"s_axi_{channel}valid", f"s_axi_{channel}ready"
             answer = "s_axi_r" if channel == "ar" else "s_axi_b"
             offered = getattr(self, valid) & passes
-            # Ready only for what is offered: LiteX's AXI4-Lite width converter takes any ready for its own.
+            # Ready depends on valid, because LiteX's AXI4-Lite width converter takes any ready as meant for it.
             m.d.comb += [
                 getattr(core, valid).eq(offered),
                 getattr(self, ready).eq(getattr(core, ready) & offered),
@@ -106,21 +106,22 @@ class SocCore(wiring.Component):
 
 
 def module_name(config: Config, *, sequential: bool = False) -> str:
-    """The name of the Verilog module, so that cores of several configurations may be in one design."""
+    """Return the name of the Verilog module, which is unique per configuration so that a design may contain several
+    cores."""
     return f"weft_{'sequential_' if sequential else ''}{config.digest:08x}"
 
 
 def soc_core_verilog(
     config: Config, *, sequential: bool = False, multipliers: Multipliers = INFERRED
 ) -> Path:
-    """The file with the Verilog of a `SocCore`, top module `module_name`, from the cache if it was made before.
+    """Return the file with the Verilog of a `SocCore`, top module `module_name`, from the cache if possible.
 
     Raises
     ------
     weft.hdl.isa.config.ConfigError
-        If these multipliers cannot make this configuration.
+        If the multipliers cannot carry out the configuration.
     weft.hdl.cache.CacheError
-        If there is no folder to keep it in.
+        If there is no cache folder.
     """
     return generate_cached(
         lambda: SocCore(config, sequential=sequential, multipliers=multipliers),

@@ -1,1 +1,1 @@
-"""SDRAM: controller, calibration, and models of chips."""
+"""SDRAM: the chip's rules, the controller, clock-phase calibration, and simulation models."""

@@ -1,7 +1,7 @@
-"""What a board finds out about its SDRAM when it starts: defined once for gateware and host.
+"""Calibration of the SDRAM's clock phase at start-up: definitions shared by hardware and host.
 
-The chip's clock goes through a number of phases, a step of the PLL apart, once around; `weft.boards.sdram.calibrator`
-tries memory at each. Phases are counted from half a cycle before the calculated one, see `weft.boards.sdram.eye`.
+The chip's clock steps through all phases of the PLL, once around, and `weft.boards.sdram.calibrator` tests memory at
+each. Phases are numbered from half a cycle before the calculated phase, see `weft.boards.sdram.eye`.
 """
 
 from __future__ import annotations
@@ -16,70 +16,77 @@ from typing import Any
 from amaranth.lib import data
 
 FIELDS = {
-    "state": 8, "capture": 8, "computed_capture": 8, "phases": 16, "computed_phase": 16, "last": 16, "count": 16,
+    "state": 8,
+    "capture": 8,
+    "computed_capture": 8,
+    "phases": 16,
+    "computed_phase": 16,
+    "last": 16,
+    "count": 16,
     "chosen": 16,
-}  # fmt: skip
+}
 """Fields of a `Calibration` and their widths in bits, least significant byte first."""
 _PACKED = struct.Struct("<" + "".join({8: "B", 16: "H"}[width] for width in FIELDS.values()))
 CALIBRATION_BYTES = _PACKED.size
-LEAST = 1.0
-"""Nanoseconds that the phases that work must span: half of it is left on either side of the one in their middle."""
+MIN_WORKING_NS = 1.0
+"""Nanoseconds that the working phases must span at least. Half of it is the margin on either side of the middle
+phase."""
 
 
 class CalibrationState(enum.IntEnum):
-    """How far a board is with its SDRAM's clock."""
+    """State of a board's calibration."""
 
     NONE = 0
-    """The board does not look for a phase, or has no SDRAM."""
+    """The board does not calibrate, or has no SDRAM."""
     BUSY = 1
     FOUND = 2
     FAILED = 3
-    """Too few phases work, or none: the clock has the calculated one, and memory cannot be relied upon."""
+    """Too few phases work. The clock has the calculated phase, and memory is unreliable."""
 
 
 def calibration_layout() -> data.StructLayout:
-    """A `Calibration` in hardware."""
+    """Return the layout of a `Calibration` in hardware."""
     return data.StructLayout(FIELDS)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """How a board looks for the phase of its SDRAM's clock.
+    """Parameters of calibration.
 
     Parameters
     ----------
     phases : callable
-        Phases in a cycle of a clock in Hz, an even number: as the PLL steps through them while it runs.
+        Returns the number of PLL phases per cycle of a clock in Hz, an even number.
     blocks : int
-        Blocks of memory that are written and read at each, a power of two from 2 to 32.
+        Blocks of memory that are tested at each phase, a power of two from 2 to 32.
     """
 
     phases: Callable[[float], int]
     blocks: int = 16
 
-    def least(self, clock: float) -> int:
-        """Phases that must work at a clock in Hz: `LEAST`."""
-        return math.ceil(LEAST * 1e-9 * clock * self.phases(clock))
+    def min_phases(self, clock: float) -> int:
+        """Return the number of consecutive phases that must work at a clock in Hz, to span `MIN_WORKING_NS`."""
+        return math.ceil(MIN_WORKING_NS * 1e-9 * clock * self.phases(clock))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found.
+    """Result of calibration.
 
     Attributes
     ----------
     state : CalibrationState
     capture, computed_capture : int
-        Cycles after the CAS latency in which words are taken, see `weft.boards.sdram.eye.Eye.capture`: found and
-        calculated.
+        Chosen and calculated capture cycle: cycles after the CAS latency when words are captured, see
+        `weft.boards.sdram.eye.Eye.capture`.
     phases : int
-        Of a cycle.
+        Phases per cycle.
     computed_phase : int
-        The calculated one, counted from 0 degrees, in phases.
+        Calculated phase, counted from 0 degrees, in phases.
     last, count : int
-        The last of the longest row of phases that work, and how many those are, at most all.
+        Last phase and length of the longest run of working phases; the length is at most `phases`.
     chosen : int
-        The one in their middle.
+        Middle of that run.
     """
 
     state: CalibrationState = CalibrationState.NONE
@@ -92,26 +99,26 @@ class Calibration:
     chosen: int = 0
 
     def encode(self) -> bytes:
-        """`CALIBRATION_BYTES` bytes. Raises `struct.error` for fields that do not fit."""
+        """Return `CALIBRATION_BYTES` bytes. Raises `struct.error` for fields that do not fit."""
         return _PACKED.pack(*astuple(self))
 
     @classmethod
     def decode(cls, payload: bytes) -> Calibration:
-        """Raises `ValueError` for bytes that are none."""
+        """Return the calibration in `payload`. Raises `ValueError` for an invalid state."""
         state, *rest = _PACKED.unpack(payload)
         return cls(CalibrationState(state), *rest)
 
     def degrees(self, phase: int) -> int:
-        """By how many degrees, 0 to 359, the clock is late in one of the phases, as they are counted here."""
+        """Return the clock's delay in degrees, 0 to 359, at a phase number."""
         return round(360 * (phase + self.computed_phase - self.phases // 2) / self.phases) % 360
 
     @property
     def working(self) -> tuple[int, int] | None:
-        """Degrees of the first and last phase that work, which may go through 0; None if none does."""
+        """Delays in degrees of the first and last working phase, which may span 0; None if no phase works."""
         return (self.degrees(self.last - self.count + 1), self.degrees(self.last)) if self.count else None
 
-    def described(self) -> dict[str, Any] | None:
-        """As plain values, phases in degrees; None if there is nothing to tell."""
+    def as_dict(self) -> dict[str, Any] | None:
+        """Return plain values for JSON, with phases in degrees; None without calibration."""
         if self.state is CalibrationState.NONE:
             return None
         return {
@@ -126,7 +133,7 @@ class Calibration:
 
     def __str__(self) -> str:
         if self.state is not CalibrationState.FOUND or self.working is None:
-            return f"no phase of its clock was found: {self.state.name}"
+            return f"no working phase of its clock is known: {self.state.name}"
         first, last = self.working
         extent = "all phases" if self.count == self.phases else f"phases from {first} to {last} degrees"
         return (
@@ -136,4 +143,4 @@ class Calibration:
 
 
 NOT_CALIBRATED = Calibration()
-"""Of a board that does not look for a phase."""
+"""Calibration of a board that does not calibrate."""

@@ -1,4 +1,4 @@
-"""What controller and model know of an SDRAM chip: its timings, its commands, its pads, its mode register."""
+"""Properties of SDRAM chips for controller and model: timings, commands, pads, mode register."""
 
 import dataclasses
 import enum
@@ -11,21 +11,22 @@ from amaranth.lib.wiring import In, Out
 
 BANKS = 4
 A_BITS = 13
-"""Address pads, and so the most rows: 8192."""
+"""Number of address pads, which allows for up to 8192 rows."""
 ROW_BITS, COLUMN_BITS = 13, 9
-"""Of the chips on the boards, which have 32 MB."""
+"""Address bits of the boards' chips, which have 32 MB."""
 ALL_BANKS = 1 << 10
-"""The address bit that makes a precharge one of all banks, and a read or write close its row (not used here)."""
+"""Address bit that makes a precharge apply to all banks. In reads and writes it closes the row, which is not used
+here."""
 INIT_REFRESHES = 8
-"""Refreshes between power-up and the mode register."""
+"""Refreshes between power-up and setting the mode register."""
 
 
 @dataclass(frozen=True)
 class SdramTiming:
     """Timings of a single-data-rate SDRAM, in nanoseconds.
 
-    The defaults are each the slowest of the data sheets of ISSI IS42S16160G-7, Alliance AS4C16M16SA-7 and
-    AS4C32M16SB-7, Winbond W9825G6KH-6 and Micron MT48LC16M16A2-7E, so that any of them may be on a board.
+    Each default is the slowest value in the data sheets of ISSI IS42S16160G-7, Alliance AS4C16M16SA-7 and
+    AS4C32M16SB-7, Winbond W9825G6KH-6 and Micron MT48LC16M16A2-7E, so that any of these chips works.
 
     Parameters
     ----------
@@ -46,17 +47,17 @@ class SdramTiming:
     refresh : float
         Between refreshes, on average (tREFI): 64 ms / 8192.
     power_up : float
-        From stable clock and power to the first command.
+        Stable clock and power to the first command.
     cl2, cl3 : float
         Shortest clock cycle with a CAS latency of 2 and 3.
     access2, access3 : float
-        Clock edge to a word read with a CAS latency of 2 and 3 (tAC), at most.
+        Longest time from clock edge to data with a CAS latency of 2 and 3 (tAC).
     output_hold : float
-        Clock edge to the end of the word before (tOH), at least.
+        Shortest time from clock edge to the end of the previous data (tOH).
     release : float
-        Clock edge to data pads that are let go of (tHZ), at most.
+        Longest time from clock edge to released data pads (tHZ).
     setup, hold : float
-        Before and after a clock edge, of commands (tCMS, tCMH), addresses (tAS, tAH), masks and words (tDS, tDH).
+        Set-up and hold time of commands (tCMS, tCMH), addresses (tAS, tAH), masks and data (tDS, tDH).
     """
 
     rcd: float = 21.0
@@ -85,7 +86,7 @@ class SdramTiming:
                 raise ValueError(f"SDRAM timing {field.name!r} must be more than 0 ns, not {value}")
 
     def cycles(self, clock: float) -> "SdramCycles":
-        """The timings in cycles of `clock` Hz, rounded up; the interval between refreshes, rounded down."""
+        """Return the timings in cycles of `clock` Hz, rounded up; the refresh interval is rounded down."""
         up = {
             name: math.ceil(getattr(self, name) * clock * 1e-9 - 1e-6)
             for name in ("rcd", "rp", "ras", "rc", "rrd", "rfc", "wr", "mrd", "power_up")
@@ -93,31 +94,31 @@ class SdramTiming:
         return SdramCycles(**up, refresh=math.floor(self.refresh * clock * 1e-9 + 1e-6))
 
     def check_clock(self, clock: float, cas_latency: int) -> None:
-        """Raises `ValueError` if the chip cannot run at `clock` Hz with `cas_latency`."""
+        """Raise `ValueError` if the chip cannot run at `clock` Hz with `cas_latency`."""
         if cas_latency not in (2, 3):
             raise ValueError(f"the CAS latency of an SDRAM must be 2 or 3, not {cas_latency}")
         if not self.fits(clock, cas_latency):
             raise ValueError(
                 f"with a CAS latency of {cas_latency} the SDRAM runs at up to "
-                f"{1e3 / self.shortest(cas_latency):.0f} MHz, not {clock / 1e6:g} MHz"
+                f"{1e3 / self.shortest_cycle(cas_latency):.0f} MHz, not {clock / 1e6:g} MHz"
             )
 
-    def shortest(self, cas_latency: int) -> float:
-        """The shortest clock cycle in ns with a CAS latency of 2 or 3."""
+    def shortest_cycle(self, cas_latency: int) -> float:
+        """Return the shortest clock cycle in ns for a CAS latency of 2 or 3."""
         return self.cl2 if cas_latency == 2 else self.cl3
 
     def fits(self, clock: float, cas_latency: int) -> bool:
-        """Whether the chip runs at `clock` Hz with a CAS latency of 2 or 3."""
-        return clock * self.shortest(cas_latency) <= 1e9 * (1 + 1e-6)
+        """Return whether the chip runs at `clock` Hz with a CAS latency of 2 or 3."""
+        return clock * self.shortest_cycle(cas_latency) <= 1e9 * (1 + 1e-6)
 
-    def access(self, cas_latency: int) -> float:
-        """Clock edge to a word read in ns, with a CAS latency of 2 or 3."""
+    def access_time(self, cas_latency: int) -> float:
+        """Return the time in ns from clock edge to data for a CAS latency of 2 or 3."""
         return self.access2 if cas_latency == 2 else self.access3
 
 
 @dataclass(frozen=True)
 class SdramCycles:
-    """`SdramTiming` in clock cycles."""
+    """Timings of `SdramTiming` in clock cycles."""
 
     rcd: int
     rp: int
@@ -132,7 +133,7 @@ class SdramCycles:
 
 
 class Operation(enum.IntEnum):
-    """The commands: bit 0 is `ras`, bit 1 `cas`, bit 2 `we`, each 1 where the pad is low."""
+    """Commands. Bit 0 is `ras`, bit 1 `cas` and bit 2 `we`; 1 means that the pad is low."""
 
     NOP = 0b000
     ACTIVATE = 0b001
@@ -146,10 +147,10 @@ class Operation(enum.IntEnum):
 
 # Annotations must be real objects here: `data.Struct` reads them.
 class ModeRegister(data.Struct):
-    """What the mode command takes from the address pads."""
+    """Mode register, as the mode command takes it from the address pads."""
 
     burst: unsigned(3)  # type: ignore[valid-type]
-    """log2 of the burst length"""
+    """log2 of the burst length."""
     interleaved: unsigned(1)  # type: ignore[valid-type]
     cas_latency: unsigned(3)  # type: ignore[valid-type]
     reserved: unsigned(2)  # type: ignore[valid-type]
@@ -158,10 +159,10 @@ class ModeRegister(data.Struct):
 
 
 def sdram_pads() -> wiring.Signature:
-    """The pads of a 16-bit chip without its clock, seen from the controller; all of them active high, named and
-    meant as in the SDRAM resources of amaranth-boards (which invert `cs`, `ras`, `cas` and `we` at the pad).
+    """Return the signature of a 16-bit chip's pads without its clock, seen from the controller.
 
-    ``dqm``: bit i masks byte i of ``dq``. ``dq_oe``: the controller drives ``dq_o``, in this cycle.
+    All are active high. Names and meanings are those of the SDRAM resources of amaranth-boards, which invert `cs`,
+    `ras`, `cas` and `we` at the pad. Bit i of ``dqm`` masks byte i of ``dq``. ``dq_oe`` enables ``dq_o`` in this cycle.
     """
     return wiring.Signature(
         {
@@ -217,24 +218,25 @@ module weft_sdram_array #(parameter BITS = 24) (
     end
 endmodule
 """
-"""The array of a large chip, to add to the Verilog of a design that has one: as a memory of Amaranth it would take
-minutes to write out its initial zeros. Its arguments on the simulator's command line are those of `ArrayFaults`."""
+"""Array of a large chip, to be added to the design's Verilog. Amaranth would take minutes to write its initial zeros.
+The simulator arguments are those of `ArrayFaults`."""
 
 
 @dataclass(frozen=True)
 class ArrayFaults:
-    """What is wrong with a chip. Address lines are counted as the model has them: columns, rows, then banks.
+    """Defects of a simulated chip. Address lines are numbered as in the model: columns, rows, then banks.
 
     Attributes
     ----------
     zeros, ones, together : int
-        Masks of data pads that always read 0, always read 1, or are shorted: all are 0 if one is.
+        Masks of data pads that always read 0, always read 1, or are shorted. Shorted pads all read 0 if one of them
+        does.
     low, high, joined : int
-        The same of address lines.
+        Masks of address lines with these defects.
     lost : int
-        Mask of banks that keep nothing.
+        Mask of banks that lose their contents.
     garbage : int or None
-        Seed of what is in memory when it is switched on; None: zeros.
+        Seed of the contents at power-on; None for zeros.
     """
 
     zeros: int = 0
@@ -247,5 +249,5 @@ class ArrayFaults:
     garbage: int | None = None
 
     def arguments(self) -> list[str]:
-        """For the simulator's command line."""
+        """Return the arguments for the simulator's command line."""
         return [f"+sdram_{name}={value:x}" for name, value in vars(self).items() if value is not None]

@@ -1,4 +1,4 @@
-"""The SDRAM controller: a memory port on one side, the pads of a 16-bit chip on the other."""
+"""SDRAM controller, from a memory port to the pads of a 16-bit chip."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from weft.boards.sdram.eye import CAPTURES, phase_of
 from weft.boards.sdram.schedule import UNIT, RowSplitter, Scheduler
 
 READ_WORDS = 16
-"""Words read that wait, or are on their way: enough for the way there and back at any width of the bus."""
+"""Words read that are buffered or in progress: enough for the round trip at any bus width."""
 
 
 def read_latency(cas_latency: int, capture: int) -> int:
-    """Cycles from the decision to read a unit to its first half in a register of the controller: one each to the
-    scheduler's registers, to the pads, and from the pads, beside the chip's own."""
+    """Return the cycles from issuing a unit's read to its first half in the controller.
+
+    In addition to the chip's own cycles there is one each to the scheduler's registers, to the pads, and from the pads.
+    """
     return 3 + cas_latency + capture
 
 
 class WriteUnits(wiring.Component):
-    """Cuts words to write into units.
+    """Splits words to write into units.
 
     Parameters
     ----------
@@ -37,10 +39,10 @@ class WriteUnits(wiring.Component):
     -------
     write : In(stream of write_layout(bus_bytes))
     have : Out(1)
-        `unit` is there.
+        `unit` is valid.
     unit : Out(write_layout(UNIT))
     take : In(1)
-        `unit` is used; at most in every second cycle, which is when the next word comes in.
+        `unit` is used, at most in every second cycle. The next word is accepted in the cycles between.
     """
 
     def __init__(self, bus_bytes: int) -> None:
@@ -58,7 +60,7 @@ class WriteUnits(wiring.Component):
         m = Module()
         units = self.bus_bytes // UNIT
         word = Signal(write_layout(self.bus_bytes))
-        left = Signal(range(max(units, 2)))  # after the current one
+        left = Signal(range(max(units, 2)))  # units after the current one
         m.d.comb += [
             self.write.ready.eq(~self.have),
             self.unit.data.eq(word.data),
@@ -77,7 +79,7 @@ class WriteUnits(wiring.Component):
 
 
 class ReadWords(wiring.Component):
-    """Gathers words from what the chip sends, and keeps room for all that is on its way.
+    """Assembles words from the chip's data, and reserves room for all words in progress.
 
     Parameters
     ----------
@@ -85,23 +87,23 @@ class ReadWords(wiring.Component):
     latency : int
         Cycles from `unit` to its first half at `half`.
     delays : int
-        How many different latencies there may be, from that one on.
+        Number of different latencies, from `latency` on.
 
     Members
     -------
     delay : In(range(delays))
-        Cycles more than the first of them; changes only while nothing is on its way. With several only.
+        Cycles in addition to `latency`; may change only while no word is in progress. Only with several delays.
     unit : In(1)
-        A unit was asked for; at most in every second cycle.
+        A unit's read is issued, at most in every second cycle.
     reserve : In(1)
-        It is the first of a word.
+        It is the first unit of a word.
     room : Out(1)
-        There is room for a word; unspecified in the cycle after `reserve`.
+        There is room for a word; undefined in the cycle after `reserve`.
     half : In(16)
     arrives : Out(1)
-        It is one of a unit.
+        `half` belongs to a unit.
     seen : Out(16)
-        The last that was.
+        Last `half` of a unit.
     read : Out(stream of 8 * bus_bytes bits)
     """
 
@@ -123,15 +125,16 @@ class ReadWords(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.queue = queue = SyncFIFO(width=8 * self.bus_bytes, depth=READ_WORDS)
-        coming = Signal(
-            self.latency + 1
-        )  # bit i: a unit's first half is at `half` in i cycles less the latency
+        # Bit i is set i + 1 cycles after `unit`, so the last two bits mark a unit's halves at `half`.
+        coming = Signal(self.latency + 1)
         word = Signal(8 * self.bus_bytes)
         halves = Signal(range(self.bus_bytes // 2))
         complete = Signal()
+        # A word's place in the queue is reserved when its first unit is issued.
         free = Signal(range(READ_WORDS + 1), init=READ_WORDS)
         taken = self.read.valid & self.read.ready
         asked: Value = self.unit
+        # Delaying the issue by `delay` cycles has the effect of a higher latency.
         if self.delays > 1:
             later = Signal(self.delays - 1)
             m.d.sync += later.eq(Cat(self.unit, later))
@@ -159,43 +162,43 @@ class ReadWords(wiring.Component):
 
 
 class SdramController(wiring.Component):
-    """Memory in a 16-bit single-data-rate SDRAM.
+    """Controller of a 16-bit single-data-rate SDRAM behind a memory port.
 
-    A byte address is, from the low end: byte of the column, column, bank, row. Commands are carried out one after
-    the other; what is to be written should come soon after its command, because later commands wait for it.
+    A byte address consists of, from the low end: byte of the column, column, bank, row. Commands are carried out in
+    order. Words to write should follow their command soon, because later commands wait for them.
 
     Parameters
     ----------
     bus_bytes : int
         A power of two from 4 to 128.
     clock : float
-        Frequency of `sync` in Hz. The chip's clock has the same frequency and a phase of its own, which
+        Frequency of `sync` in Hz. The chip's clock has the same frequency and the phase that
         `weft.boards.sdram.eye.best_eye` chooses.
     timing : SdramTiming
     row_bits, column_bits : int
-        Of the chip: 13 and 9 for 32 MB, 13 and 10 for 64 MB.
+        Address bits of the chip: 13 and 9 for 32 MB, 13 and 10 for 64 MB.
     cas_latency : int
         2 or 3.
     capture : int
-        Cycles that the pads' registers outside of this component, the wires and the phase of the chip's clock add
-        to the CAS latency: a word comes in at `dq_i` ``cas_latency + capture`` cycles after its command went out,
-        and is taken into a register at the end of that cycle. See `weft.boards.sdram.eye.Eye.capture`.
+        Cycles that the pads' registers outside this component, the wires and the phase of the chip's clock add to the
+        CAS latency. A word is at `dq_i` ``cas_latency + capture`` cycles after its command left, and is captured at the
+        end of that cycle. See `weft.boards.sdram.eye.Eye.capture`.
     sweep : Sweep, optional
-        Find phase and capture at the start, beginning with those of `weft.boards.sdram.eye.best_eye` and `capture`,
-        one of `weft.boards.sdram.eye.CAPTURES`. Commands wait until then.
+        Calibrate phase and capture cycle at start-up, starting from `weft.boards.sdram.eye.best_eye` and `capture`, one
+        of `weft.boards.sdram.eye.CAPTURES`. Commands wait until calibration ends.
 
     Raises
     ------
     ValueError
-        For a clock that the chip or its refresh does not allow, or a parameter outside of these limits.
+        If the chip or its refresh does not allow the clock, or if a parameter is out of range.
 
     Members
     -------
     bus : In(memory_port(bus_bytes))
     pads : Out(sdram_pads())
-        All from registers; `dq_i` goes to registers.
+        All outputs come from registers; `dq_i` goes to registers.
     step : Out(1), calibration : Out(calibration_layout())
-        With a `sweep` only: see `weft.boards.sdram.calibrator.Calibrator`.
+        Only with a `sweep`: see `weft.boards.sdram.calibrator.Calibrator`.
     """
 
     def __init__(
@@ -217,7 +220,7 @@ class SdramController(wiring.Component):
         _check("columns", 8 <= column_bits <= 11, column_bits, "addressed with 8 to 11 bits")
         _check("capture", 0 <= capture <= 8, capture, "0 to 8 cycles")
         self.cycles = timing.cycles(clock)
-        # One refresh with all that comes before and after it.
+        # Longest pause for one refresh, including precharge before and activate after it.
         pause = self.cycles.ras + self.cycles.wr + self.cycles.rp + self.cycles.rfc + self.cycles.rcd + 8
         if self.cycles.refresh <= pause:
             raise ValueError(
@@ -227,16 +230,16 @@ class SdramController(wiring.Component):
         self.bus_bytes, self.row_bits, self.column_bits = bus_bytes, row_bits, column_bits
         self.cas_latency, self.capture = cas_latency, capture
         self.calibrator = None if sweep is None else self._calibrator(sweep, clock)
-        found = {"step": Out(1), "calibration": Out(calibration_layout())} if sweep else {}
-        super().__init__({"bus": In(memory_port(bus_bytes)), "pads": Out(sdram_pads()), **found})
+        members = {"step": Out(1), "calibration": Out(calibration_layout())} if sweep else {}
+        super().__init__({"bus": In(memory_port(bus_bytes)), "pads": Out(sdram_pads()), **members})
 
     def _calibrator(self, sweep: Sweep, clock: float) -> Calibrator:
         phases = sweep.phases(clock)
-        _check("capture", self.capture in CAPTURES, self.capture, "1 to 3 cycles where it is found out")
+        _check("capture", self.capture in CAPTURES, self.capture, "1 to 3 cycles with calibration")
         return Calibrator(
             phases,
             blocks=sweep.blocks,
-            least=sweep.least(clock),
+            min_phases=sweep.min_phases(clock),
             computed_phase=phase_of(clock, phases),
             computed_capture=self.capture,
             row_bits=self.row_bits,
@@ -259,6 +262,7 @@ class SdramController(wiring.Component):
             cas_latency=self.cas_latency,
         )
         m.submodules.units = units = WriteUnits(self.bus_bytes)
+        # With calibration, the capture cycle is variable.
         first, delays = (self.capture, 1) if self.calibrator is None else (CAPTURES[0], len(CAPTURES))
         latency = read_latency(self.cas_latency, first)
         m.submodules.words = words = ReadWords(self.bus_bytes, latency, delays)
@@ -295,20 +299,20 @@ class SdramController(wiring.Component):
         words: ReadWords,
         unit: Any,
     ) -> None:
-        """Scheduler and words read are the calibrator's until it is done."""
+        """Connect scheduler and read words to the calibrator until it is done, then to the bus."""
         m.submodules.calibrator = calibrator = self.calibrator
         assert calibrator is not None
         done, bus = calibrator.done, self.bus
-        # A cycle later, from a register of its own: words read are far from the calibrator, and the scheduler's
-        # decisions are long paths. No unit of the bus is due in that cycle.
+        # `ended` is `done` one cycle later, to shorten paths to the read words and to the scheduler. In that cycle no
+        # unit of the bus is due.
         ended = Signal()
         m.d.sync += ended.eq(done)
-        ours, theirs = calibrator.segment, splitter.segment
+        from_calibrator, from_bus = calibrator.segment, splitter.segment
         m.d.comb += [
-            scheduler.segment.payload.eq(Mux(done, theirs.payload, ours.payload)),
-            scheduler.segment.valid.eq(Mux(done, theirs.valid, ours.valid)),
-            theirs.ready.eq(scheduler.segment.ready & done),
-            ours.ready.eq(scheduler.segment.ready & ~done),
+            scheduler.segment.payload.eq(Mux(done, from_bus.payload, from_calibrator.payload)),
+            scheduler.segment.valid.eq(Mux(done, from_bus.valid, from_calibrator.valid)),
+            from_bus.ready.eq(scheduler.segment.ready & done),
+            from_calibrator.ready.eq(scheduler.segment.ready & ~done),
             scheduler.restart.eq(calibrator.restart),
             scheduler.have.eq(units.have | ~ended),
             units.take.eq(scheduler.write & done),
@@ -319,7 +323,7 @@ class SdramController(wiring.Component):
             calibrator.arrives.eq(words.arrives),
             calibrator.seen.eq(words.seen),
             words.delay.eq(calibrator.late),
-            # What the calibrator reads, it has seen before it comes here.
+            # Words that the calibrator has read are discarded here; it has already checked them through `seen`.
             bus.read.payload.eq(words.read.payload),
             bus.read.valid.eq(words.read.valid & ended),
             words.read.ready.eq(bus.read.ready | ~ended),
@@ -328,12 +332,14 @@ class SdramController(wiring.Component):
         ]
 
     def _outputs(self, m: Module, scheduler: Scheduler, written: Any) -> None:
-        """The registers at the pads. Nothing else reads them, so that they can be placed there."""
+        """Drive the output registers. Nothing else reads them, so that they can be placed in the pads."""
         pads = self.pads
         unit = Signal(data.StructLayout({"data": 32, "strobe": 4}))
-        first, second = Signal(), Signal()  # halves of `unit` that go out next
+        first = Signal()  # the first half of `unit` goes out next
+        second = Signal()  # the second half of `unit` goes out next
         with m.If(scheduler.write):
             m.d.sync += unit.eq(written)
+        # The halves of a unit follow each other on the pads. In reads `dqm` is 0, before initialisation 1.
         strobe = Mux(first, unit.strobe[:2], unit.strobe[2:])
         ras, cas, we = scheduler.operation
         m.d.sync += [
@@ -352,6 +358,6 @@ class SdramController(wiring.Component):
         ]
 
 
-def _check(what: str, good: bool, value: int, must: str) -> None:
-    if not good:
-        raise ValueError(f"an SDRAM controller's {what} must be {must}, not {value}")
+def _check(name: str, valid: bool, value: int, requirement: str) -> None:
+    if not valid:
+        raise ValueError(f"an SDRAM controller's {name} must be {requirement}, not {value}")

@@ -1,4 +1,4 @@
-"""Commands for an SDRAM chip: cutting bursts at the ends of rows, opening rows ahead, refreshing."""
+"""Command scheduling for an SDRAM chip: splitting bursts at row boundaries, opening rows ahead of time, refreshing."""
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
@@ -16,12 +16,13 @@ from weft.boards.sdram.chip import (
 )
 
 UNIT = 4
-"""Bytes of one read or write command: two columns of 16 bits. Every bus word is a whole number of units, so no burst
-is ever cut short, and every second cycle is free for opening and closing rows."""
+"""Bytes per read or write command: two columns of 16 bits. Every bus word is a whole number of units. No burst is thus
+ever cut short, and every second cycle is free for opening and closing rows."""
 
 
 def segment_layout(row_bits: int, column_bits: int) -> data.StructLayout:
-    """Units ``unit`` to ``unit + more`` of a row; ``last``: with them a command ends."""
+    """Return the layout of a segment: units ``unit`` to ``unit + more`` of a row; ``last`` marks a command's last
+    segment."""
     return data.StructLayout(
         {
             "write": 1,
@@ -35,7 +36,8 @@ def segment_layout(row_bits: int, column_bits: int) -> data.StructLayout:
 
 
 class RowSplitter(wiring.Component):
-    """Cuts commands at the ends of rows. Rows of all banks take turns: a sequential walk changes bank with each row.
+    """Splits commands at row boundaries. Consecutive rows are in different banks, so sequential accesses change bank
+    with each row.
 
     Parameters
     ----------
@@ -64,7 +66,8 @@ class RowSplitter(wiring.Component):
         word_units = self.bus_bytes // UNIT
         low = (word_units - 1).bit_length()
         command, segment = self.command, self.segment.payload
-        active, write = Signal(), Signal()
+        active = Signal()
+        write = Signal()
         word = Signal(inside + 2 + self.row_bits)
         more = Signal(9)  # words after the first
         room = Signal(inside)
@@ -99,45 +102,46 @@ class RowSplitter(wiring.Component):
 
 
 def _ones(count: int) -> int:
-    """`count` cycles of a countdown that shifts right."""
+    """Return the initial value of a shift-right countdown of `count` cycles."""
     return (1 << max(count, 0)) - 1
 
 
 class Scheduler(wiring.Component):
-    """Turns segments into commands of the chip, and keeps it initialised and refreshed.
+    """Scheduler that turns segments into commands of the chip, and initialises and refreshes it.
 
-    Two segments are under way: the units of one are read or written while the row of the next is opened, in the
-    cycles between. Rows stay open until another one of the bank is wanted or a refresh is due. A refresh waits for
-    nothing that comes from outside: it goes before the units of a segment that waits for data or room.
+    Two segments are in progress. While the units of one are read or written, the row of the next is opened in the
+    cycles between. Rows stay open until another row of the bank is needed or a refresh is due. A refresh never waits
+    for data or room: it precedes the units of a waiting segment.
 
-    Each wait is a countdown in unary that shifts right, its bit 0 meaning "not yet": no counter, no comparison.
+    Each wait is a unary countdown that shifts right, with bit 0 meaning "not yet", which needs no counter or
+    comparison.
 
     Parameters
     ----------
     cycles : SdramCycles
     word_units : int
-        Units of a bus word.
+        Units per bus word.
     row_bits, column_bits, cas_latency : int
 
     Members
     -------
     segment : In(stream of segment_layout(row_bits, column_bits))
     have : In(1)
-        A unit to write is there.
+        A unit to write is available.
     room : In(1)
-        There is room for a word read. Asked for the first unit of each word, and not in the cycle after.
+        There is room for a word read. It is sampled for the first unit of each word, and ignored in the next cycle.
     read, write : Out(1)
-        A unit is read, written, with the command that `operation` shows in the next cycle.
+        A unit is read or written, by the command that `operation` has in the next cycle.
     reserve : Out(1)
         With `read`: the first unit of a word.
     written : Out(1)
-        For one cycle: the last unit of a write command is on its way to the chip, before any later one.
+        High for one cycle when the last unit of a write command is sent to the chip, before any later one.
     restart : In(1)
-        While it is high, and no segment is under way, the chip gets no command from a few cycles on; it is initialised
-        anew after that.
+        While it is high and no segment is in progress, the chip gets no commands, from a few cycles later on.
+        Afterwards it is initialised again.
     operation : Out(Operation)
     bank, address : Out(2), Out(13)
-        Registered, as is `operation`.
+        Registered, like `operation`.
     awake : Out(1)
         The chip is initialised.
     """
@@ -177,11 +181,13 @@ class Scheduler(wiring.Component):
 
     def _state(self) -> None:
         cycles = self.cycles
-        # tRC is kept by tRAS and tRP alone.
+        # tRAS and tRP together then satisfy tRC.
         self._ras = max(cycles.ras, cycles.rc - cycles.rp)
-        self._run = Signal(name="run")  # the state RUN, in a register of its own: much hangs on it
-        self._now, self._now_valid = Signal(self.layout, name="now"), Signal(name="now_valid")
-        self._next, self._next_valid = Signal(self.layout, name="next"), Signal(name="next_valid")
+        self._run = Signal(name="run")  # state RUN, in a register of its own because of its fan-out
+        self._now = Signal(self.layout, name="now")
+        self._now_valid = Signal(name="now_valid")
+        self._next = Signal(self.layout, name="next")
+        self._next_valid = Signal(name="next_valid")
         self._looked = Signal(name="looked")
         self._open = [Signal(name=f"open{bank}") for bank in range(BANKS)]
         self._rows = [Signal(self.row_bits, name=f"row{bank}") for bank in range(BANKS)]
@@ -191,16 +197,21 @@ class Scheduler(wiring.Component):
         self._rcd = Signal(max(cycles.rcd - 2, 1), name="rcd")
         self._turn = Signal(self.cas_latency + 2, name="turn")
         self._issue = Signal(name="issue")
-        self._activate, self._precharge = Signal(name="activate"), Signal(name="precharge")
+        self._activate = Signal(name="activate")
+        self._precharge = Signal(name="precharge")
         self._reopen = Signal(name="reopen")
         self._close_all = Signal(name="close_all")
 
     def _countdowns(self, m: Module) -> None:
-        """Cycles until a bank may be closed (or, when it is closed, opened), until any bank may be opened, until the
-        next segment may begin, until the chip has left the data pads to us."""
+        """Update the countdowns.
+
+        They count the cycles until a bank may be closed (or, if closed, opened), until any bank may be opened, until
+        the next segment may begin, and until the chip has released the data pads.
+        """
         cycles, now, next_ = self.cycles, self._now, self._next
         for bank, (busy, opened) in enumerate(zip(self._busy, self._open, strict=True)):
             is_now, is_next = now.bank == bank, next_.bank == bank
+            # A write delays the closing of its bank by tWR, a read by one cycle.
             column = Mux(now.write, _ones(cycles.wr), 0b1)
             activate = (self._activate & is_next) | (self._reopen & is_now)
             m.d.sync += busy.eq(
@@ -218,27 +229,35 @@ class Scheduler(wiring.Component):
         m.d.sync += [
             self._rrd.eq((self._rrd >> 1) | Mux(self._activate | self._reopen, _ones(cycles.rrd - 1), 0)),
             self._rcd.eq((self._rcd >> 1) | Mux(self._activate, _ones(cycles.rcd - 2), 0)),
-            # One cycle more than the data: the chip lets go only after the clock edge.
+            # One cycle more than the data, because the chip releases the pads only after the clock edge.
             self._turn.eq((self._turn >> 1) | Mux(self.read, _ones(self.cas_latency + 2), 0)),
         ]
 
     def _row(self, m: Module) -> None:
         """Open the row of the next segment."""
         next_, looked = self._next, self._looked
-        hit, other, opened = Signal(), Signal(), Signal()
+        hit = Signal()
+        other = Signal()
+        opened = Signal()
         opens = Array(self._open)[next_.bank]
         wanted = Signal()
+        # The current segment's bank must keep its row open.
         same_bank = self._now_valid & (self._now.bank == next_.bank)
         m.d.comb += [
             wanted.eq(
-                self._run & looked & ~hit & ~opened & ~same_bank
-                & ~Array(busy[0] for busy in self._busy)[next_.bank] & ~self._issue
+                self._run
+                & looked
+                & ~hit
+                & ~opened
+                & ~same_bank
+                & ~Array(busy[0] for busy in self._busy)[next_.bank]
+                & ~self._issue
             ),
             self._precharge.eq(wanted & other),
             self._activate.eq(wanted & ~other & ~self._rrd[0]),
             self.segment.ready.eq(~self._next_valid),
-        ]  # fmt: skip
-        # A row that was just opened is a hit too, but not yet to be used.
+        ]
+        # A row that was just opened is a hit, too, but is not usable before tRCD.
         go = self._run & looked & Mux(opened, ~self._rcd[0], hit) & ~self._now_valid
         with m.If(self.segment.ready):
             m.d.sync += [next_.eq(self.segment.payload), self._next_valid.eq(self.segment.valid)]
@@ -252,7 +271,9 @@ class Scheduler(wiring.Component):
         with m.If(self._activate):
             m.d.sync += opened.eq(1)
         with m.If(self._precharge):
-            m.d.sync += looked.eq(0)  # look again: the look that comes is of the cycle before
+            m.d.sync += looked.eq(
+                0
+            )  # compare again, because the comparison in progress predates the precharge
         with m.If(go):
             m.d.sync += [
                 self._now.eq(next_),
@@ -261,7 +282,7 @@ class Scheduler(wiring.Component):
                 looked.eq(0),
                 opened.eq(0),
             ]
-        # What nobody looks at may be anything, so bank and address need not wait for the decision.
+        # Without a command, bank and address are don't-care, so they need not wait for the decision.
         one_bank = Cat(next_.row[:10], next_.row[10:11] & ~other, next_.row[11:])
         m.d.sync += [self.bank.eq(next_.bank), self.address.eq(one_bank)]
         with m.If(self._precharge):
@@ -272,9 +293,11 @@ class Scheduler(wiring.Component):
     def _units(self, m: Module) -> None:
         """Read or write the units of the current segment, at most one in two cycles."""
         now, issue = self._now, self._issue
-        second = Signal()  # the second column of the last unit goes over the data pads
-        final, first = Signal(), Signal()
+        second = Signal()  # the second column of the last unit is on the data pads
+        final = Signal()
+        first = Signal()
         inside = (self.word_units - 1).bit_length()
+        # A write waits for its data and for the turnaround of the data pads. A read needs room only for its first unit.
         ready = Mux(now.write, self.have & ~self._turn[0], self.room | ~first)
         m.d.comb += [
             first.eq(now.unit[:inside] == 0),
@@ -303,10 +326,13 @@ class Scheduler(wiring.Component):
         interval = Signal(range(cycles.refresh), init=cycles.refresh - 1)
         due = Signal()
         refreshes = Signal(range(INIT_REFRESHES), init=INIT_REFRESHES - 1)  # after the next one
+        # `timer` counts down to the next state's command, `interval` to the next refresh.
         m.d.comb += elapsed.eq(timer == 0)
         m.d.sync += [timer.eq(timer - ~elapsed), interval.eq(interval - 1)]
         with m.If(interval == 0):
             m.d.sync += [interval.eq(cycles.refresh - 1), due.eq(1)]
+        # Initialisation: precharge all banks, refresh several times, set the mode register. Later refreshes go through
+        # CLOSE, REFRESH and REOPEN.
         mode = ModeRegister.const({"burst": (UNIT // 2 - 1).bit_length(), "cas_latency": self.cas_latency})
         with m.FSM():
             with m.State("CLOSE"):
@@ -342,7 +368,7 @@ class Scheduler(wiring.Component):
             with m.State("REOPEN"):
                 m.d.sync += [self.bank.eq(self._now.bank), self.address.eq(self._now.row)]
                 with m.If(elapsed):
-                    with m.If(self._now_valid):  # it was interrupted
+                    with m.If(self._now_valid):  # the refresh interrupted this segment
                         m.d.comb += self._reopen.eq(1)
                         m.d.sync += [self.operation.eq(Operation.ACTIVATE), timer.eq(cycles.rcd - 1)]
                     m.next = "WAIT"
@@ -357,6 +383,6 @@ class Scheduler(wiring.Component):
 
 
 def _column(unit: Value) -> Value:
-    """The address pads for the first column of `unit`; pad 10 is not one of the column."""
+    """Return the address pads for the first column of `unit`. Pad 10 is not part of the column."""
     column = Cat(Const(0, 1), unit)
     return Cat(column[:10], Const(0, 1), column[10:])

@@ -1,1 +1,1 @@
-"""Boards: one file each, which is found by being here."""
+"""Board definitions, one file each. `weft.boards.board` imports every file in this folder."""

@@ -1,4 +1,4 @@
-"""1BitSquared iCEBreaker: an iCE40UP5K, whose single-port memories are the memory."""
+"""1BitSquared iCEBreaker: an iCE40UP5K, whose single-port RAMs hold tensors."""
 
 from __future__ import annotations
 
@@ -30,17 +30,31 @@ BOARDS = [
         memory=Memory(MemoryKind.SPRAM, 128 << 10),
         clock=21e6,
         baud=1_500_000,
-        # All block RAMs: tables, and data of the microprogram, just fill theirs.
-        config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
-                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
-                      row_states=8, alignments=64, table_depth=256, lookup_tables=1, multiply=1),
+        # This configuration uses all block RAMs. Tables and microprogram data exactly fill theirs.
+        config=Config(
+            n=4,
+            lanes=1,
+            scratchpad_banks=4,
+            scratchpad_depth=256,
+            accumulator_banks=2,
+            accumulator_depth=64,
+            bus_bytes=4,
+            mantissa_bits=16,
+            queue_depth=2,
+            probability_bits=7,
+            row_states=8,
+            alignments=64,
+            table_depth=256,
+            lookup_tables=1,
+            multiply=1,
+        ),
         programmer="ice40_generic",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
         pll=Ice40Pll.solve,
         seed=2,
         flash=SpiFlash(16 << 20, offset=1 << 20),
-        # Green and red.
+        # The green and the red LED.
         leds=(Led("led_g", 0, ("alive", "busy")), Led("led_r", 0, ("error",))),
     )
-]  # fmt: skip
+]

@@ -1,4 +1,4 @@
-"""Icepi Zero: an LFE5U-25F with 32 MB of SDRAM in the outline of a Raspberry Pi Zero. Revision 1.3's pads."""
+"""Icepi Zero: an LFE5U-25F with 32 MB of SDRAM in the form factor of a Raspberry Pi Zero. Pads of revision 1.3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MuseLab iCESugar-Pro: an LFE5U-25F with 32 MB of SDRAM on a module with the outline of a SODIMM."""
+"""MuseLab iCESugar-Pro: an LFE5U-25F with 32 MB of SDRAM on a SODIMM-sized module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOARDS = [
         available=RESOURCES["25"],
         memory=MEMORY,
         clock=80e6,
-        # What the makers of programs for its USB bridge, iCELink, use; nothing says that it manages more.
+        # Programs for its USB bridge, iCELink, use this rate. No source confirms that higher rates work.
         baud=115_200,
         config=SMALLEST,
         programmer="icesugar-pro",

@@ -1,4 +1,4 @@
-"""Sipeed Tang Nano 9K: a Gowin GW1NR-9C; tensors live in its block RAM."""
+"""Sipeed Tang Nano 9K: a Gowin GW1NR-9C, whose block RAM holds tensors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,23 @@ BOARDS = [
         memory=Memory(MemoryKind.BLOCK, 16 << 10),
         clock=45e6,
         baud=1_500_000,
-        config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
-                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
-                      row_states=16, alignments=64, table_depth=512, lookup_tables=4, multiply=1),
+        config=Config(
+            n=4,
+            lanes=1,
+            scratchpad_banks=4,
+            scratchpad_depth=256,
+            accumulator_banks=2,
+            accumulator_depth=64,
+            bus_bytes=4,
+            mantissa_bits=16,
+            queue_depth=2,
+            probability_bits=7,
+            row_states=16,
+            alignments=64,
+            table_depth=512,
+            lookup_tables=4,
+            multiply=1,
+        ),
         programmer="tangnano9k",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
@@ -40,4 +54,4 @@ BOARDS = [
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW1NR-9C"),
         flash=SpiFlash(4 << 20, offset=1 << 20),
     )
-]  # fmt: skip
+]

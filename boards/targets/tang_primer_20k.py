@@ -1,4 +1,4 @@
-"""Sipeed Tang Primer 20K: a Gowin GW2A-18C; tensors live in its block RAM."""
+"""Sipeed Tang Primer 20K: a Gowin GW2A-18C, whose block RAM holds tensors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,28 @@ BOARDS = [
         memory=Memory(MemoryKind.BLOCK, 32 << 10),
         clock=54e6,
         baud=1_500_000,
-        config=Config(n=8, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
-                      accumulator_depth=64, bus_bytes=8, mantissa_bits=24, queue_depth=2, probability_bits=8,
-                      row_states=32, alignments=128, table_depth=2048, lookup_tables=4, multiply=1,
-                      kernel=256),
+        config=Config(
+            n=8,
+            lanes=1,
+            scratchpad_banks=4,
+            scratchpad_depth=256,
+            accumulator_banks=2,
+            accumulator_depth=64,
+            bus_bytes=8,
+            mantissa_bits=24,
+            queue_depth=2,
+            probability_bits=8,
+            row_states=32,
+            alignments=128,
+            table_depth=2048,
+            lookup_tables=4,
+            multiply=1,
+            kernel=256,
+        ),
         programmer="tangprimer20k",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW2A-18C"),
         flash=SpiFlash(4 << 20, offset=1 << 20),
     )
-]  # fmt: skip
+]

@@ -1,7 +1,7 @@
-"""Sipeed Tang Primer 25K on its dock: a Gowin GW5A-25A; tensors live in its block RAM.
+"""Sipeed Tang Primer 25K on its dock: a Gowin GW5A-25A, whose block RAM holds tensors.
 
-Pads as in ``litex_boards/platforms/sipeed_tang_primer_25k.py`` of github.com/litex-hub/litex-boards and in
-``examples/gw5a/primer25k.cst`` of github.com/YosysHQ/apicula; the flash chip's size is that of wiki.sipeed.com.
+Pads are from ``litex_boards/platforms/sipeed_tang_primer_25k.py`` of github.com/litex-hub/litex-boards and from
+``examples/gw5a/primer25k.cst`` of github.com/YosysHQ/apicula. The size of the flash chip is from wiki.sipeed.com.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _platform() -> Any:
         ]
 
         def parse_part(self) -> None:
-            """Amaranth 0.5 knows no part's name of this series, and of what it would find needs only that."""
+            # Amaranth 0.5 does not recognise part names of this series. It needs only the series here.
             self.series = "GW5A"
 
     return TangPrimer25KPlatform()
@@ -45,7 +45,7 @@ BOARDS = [
         name="tang-primer-25k",
         title="Tang Primer 25K",
         family=GOWIN5A,
-        # Version A of the FPGA, which the board has, has no LUT RAM.
+        # The board has version A of the FPGA, which has no LUT RAM.
         synthesis="synth_gowin -family gw5a -nolutram",
         place=("--device", "GW5A-LV25MG121NC1/I0", "--vopt", "sspi_as_gpio"),
         pack=("-d", "GW5A-25A", "--sspi_as_gpio", "--mspi_as_gpio", "--cpu_as_gpio"),
@@ -53,14 +53,28 @@ BOARDS = [
         memory=Memory(MemoryKind.BLOCK, 32 << 10),
         clock=60e6,
         baud=1_500_000,
-        config=Config(n=8, lanes=1, scratchpad_banks=4, scratchpad_depth=512, accumulator_banks=2,
-                      accumulator_depth=256, bus_bytes=8, mantissa_bits=24, queue_depth=2, probability_bits=8,
-                      row_states=32, alignments=128, table_depth=2048, lookup_tables=4, multiply=1,
-                      kernel=256),
+        config=Config(
+            n=8,
+            lanes=1,
+            scratchpad_banks=4,
+            scratchpad_depth=512,
+            accumulator_banks=2,
+            accumulator_depth=256,
+            bus_bytes=8,
+            mantissa_bits=24,
+            queue_depth=2,
+            probability_bits=8,
+            row_states=32,
+            alignments=128,
+            table_depth=2048,
+            lookup_tables=4,
+            multiply=1,
+            kernel=256,
+        ),
         programmer="tangprimer25k",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
         pll=PllA.solve,
         flash=SpiFlash(8 << 20, offset=2 << 20),
     )
-]  # fmt: skip
+]

@@ -10,15 +10,32 @@ from weft.boards.families.ecp5_sdram import FLASH, MEMORY, RESOURCES, SMALLEST, 
 from weft.boards.link.uart import SIGNS, Led
 from weft.hdl.isa.config import Config
 
-# Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.
-# With a kernel engine, or with four banks of the scratchpad, it does not route.
-_LARGEST = Config.load("default").replace(lanes=4, queue_depth=1, scratchpad_banks=2, scratchpad_depth=4096,
-                                          accumulator_banks=2, row_states=128, alignments=1024,
-                                          lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
-# Loops, kernels and blocks of 4 bits, which decoders take, beside an array of 8 x 8: that takes twice as many weights a
-# cycle as the SDRAM brings of 4 bits each.
-_LANGUAGE = Config.load("small").replace(loops=1, kernel=256, int4=2, scratchpad_banks=4, scratchpad_depth=4096,
-                                         accumulator_banks=2, accumulator_depth=512)  # fmt: skip
+# Depthwise convolutions and requantisation after short contractions need four lanes and sums along rows. With a kernel
+# engine, or with four banks of the scratchpad, the design does not route.
+_LARGEST = Config.load("default").replace(
+    lanes=4,
+    queue_depth=1,
+    scratchpad_banks=2,
+    scratchpad_depth=4096,
+    accumulator_banks=2,
+    row_states=128,
+    alignments=1024,
+    lookup_tables=0,
+    multiply=0,
+    kernel=0,
+    depthwise_taps=3,
+)
+# Decoders need loops, kernels and blocks of 4-bit weights. The 8 x 8 array consumes twice as many weights per cycle as
+# the SDRAM delivers at 4 bits each.
+_LANGUAGE = Config.load("small").replace(
+    loops=1,
+    kernel=256,
+    int4=2,
+    scratchpad_banks=4,
+    scratchpad_depth=4096,
+    accumulator_banks=2,
+    accumulator_depth=512,
+)
 CONFIGS = {
     "12f": (SMALLEST, 80e6, 1),
     "25f": (SMALLEST, 80e6, 1),
@@ -26,22 +43,23 @@ CONFIGS = {
     "85f": (_LARGEST, 75e6, 3),
     "85f-lm": (_LANGUAGE, 75e6, 1),
 }
-"""Configuration, clock and seed by the size of the FPGA, and by what the configuration is for."""
-# The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
+"""Configuration, clock and seed by FPGA size, with the suffix ``-lm`` for language models."""
+# Only the 85F needs sites: the 12F and 25F have too few DSP blocks for arrays of more than one row of blocks, and the
+# 45F's array fits one row.
 _DSP = {"85f": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
 
 
 def board(kind: str) -> Board:
-    """The ULX3S with an LFE5U-12F, -25F, -45F or -85F, and one of `CONFIGS`."""
+    """Return the ULX3S with an LFE5U-12F, -25F, -45F or -85F, and one of `CONFIGS`."""
     config, clock, seed = CONFIGS[kind]
     size = kind[:2]
 
     def platform() -> Any:
         from amaranth_boards import ulx3s
 
-        # The sites of flash_* in the constraints of github.com/emard/ulx3s.
-        made = getattr(ulx3s, f"ULX3S_{size}F_Platform")()
-        return with_flash(made, cs="R2", dq="W2 V2", wp="Y2", hold="W1")
+        # Sites of flash_* in the constraints of github.com/emard/ulx3s.
+        base = getattr(ulx3s, f"ULX3S_{size}F_Platform")()
+        return with_flash(base, cs="R2", dq="W2 V2", wp="Y2", hold="W1")
 
     return Board(
         name=f"ulx3s-{kind}",
@@ -62,9 +80,9 @@ def board(kind: str) -> Board:
         seed=seed,
         dsp=_DSP.get(kind),
         leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
-        # Low, as unused pads of the ECP5 are pulled, it makes the board's ESP32 restart the board. Site L2, named
-        # wifi_gpio0 in the constraints of github.com/emard/ulx3s.
-        held=(("esp32", "gpio0", 1),),
+        # The ECP5 pulls unused pads low. A low level here makes the board's ESP32 restart the board. The pad is site
+        # L2, named wifi_gpio0 in the constraints of github.com/emard/ulx3s.
+        driven_pads=(("esp32", "gpio0", 1),),
     )
 
 

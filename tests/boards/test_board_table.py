@@ -135,7 +135,7 @@ def test_estimates_are_fitted_to_what_boards_have(table: ModuleType, name: str) 
 
 
 def test_boards_of_the_same_chip_share_rows(table: ModuleType) -> None:
-    groups = table.alike(map(find, BOARDS))
+    groups = table.group_equal_boards(map(find, BOARDS))
     (shared,) = (group for group in groups if len(group) > 1)
     assert [board.name for board in shared] == ["ulx3s-12f", "ulx3s-25f"]
     assert titles(shared) == "ULX3S 12F, 25F"

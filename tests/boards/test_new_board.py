@@ -31,7 +31,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
         # So that the module is forgotten behind the test.
         monkeypatch.setitem(sys.modules, module, None)
         del sys.modules[module]
-    monkeypatch.setattr(registry, "BOARDS", registry.boards_of_files())
+    monkeypatch.setattr(registry, "BOARDS", registry.load_boards())
     return registry.find("toy-board")
 
 

@@ -120,7 +120,7 @@ def test_steps_of_the_ecp5(wanted: int) -> None:
     assert ECP5.fabric.sweep.phases(pll.output) == pll.steps
     # A step is an eighth of the oscillator's period.
     assert 1 / pll.output / pll.steps == pytest.approx(1 / pll.oscillator / 8)
-    assert 0.9e-9 <= ECP5.fabric.sweep.least(pll.output) / pll.output / pll.steps <= 1.4e-9
+    assert 0.9e-9 <= ECP5.fabric.sweep.min_phases(pll.output) / pll.output / pll.steps <= 1.4e-9
 
 
 def test_ecppll_moves_phases_the_same_way(tmp_path: Path) -> None:

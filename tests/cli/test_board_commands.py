@@ -11,7 +11,7 @@ import pytest
 
 from weft.boards.board import Board, MemoryKind
 from weft.boards.build import build as building
-from weft.boards.build.build import Built, TimingError
+from weft.boards.build.build import Build, TimingError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram.eye import best_eye
 from weft.cli import main
@@ -63,7 +63,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path.parent / "cache"))
     calls: list[dict[str, Any]] = []
 
-    def build(board: Board, config: Config, cache: Path, *, progress: Any, **options: Any) -> Built:
+    def build(board: Board, config: Config, cache: Path, *, progress: Any, **options: Any) -> Build:
         calls.append({"board": board.name, "config": config, "cache": cache} | options)
         folder = cache / "one"
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         ):
             (folder / name).write_text(text)
         (folder / "yosys.log").write_text("")
-        return Built(folder, folder / "weft.bin", REPORT)
+        return Build(folder, folder / "weft.bin", REPORT)
 
     monkeypatch.setattr(building, "build", build)
     return calls
@@ -91,7 +91,7 @@ def test_boards_are_listed_with_what_fits(capsys: pytest.CaptureFixture[str]) ->
     )
     for board in BOARDS.values():
         if board.memory.kind is MemoryKind.SDRAM:
-            least = f"{best_eye(board.clock).least:.1f}"
+            least = f"{best_eye(board.clock).min_margin:.1f}"
             assert re.search(rf"^{board.name} .*% +{board.baud:,} +{least} ", "\n".join(lines), re.M)
     assert "huge" not in "\n".join(lines)
 

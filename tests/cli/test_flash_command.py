@@ -13,7 +13,7 @@ import weft
 from weft.boards.board import Memory, MemoryKind
 from weft.boards.flash.chip import WINDOW, SpiFlash
 from weft.boards.flash.image import ALIGN, DIRECTORY, Directory
-from weft.boards.link.loader import copied_image
+from weft.boards.link.loader import build_copy_image
 from weft.boards.registry import BOARDS, find
 from weft.cli import main
 from weft.cli.flash_command import flash_image
@@ -126,7 +126,7 @@ def test_programs_that_are_copied_to_memory(
     image = Image(part)
     assert image.bases[CONSTANTS] == 0
     content = flash_image(program, board)
-    assert content == copied_image(image.fixed, len(content), "")
+    assert content == build_copy_image(image.fixed, len(content), "")
     with pytest.raises(weft.WeftError, match=f"the flash of ulx3s-12f has room for {len(content) - 1:,}$"):
         flash_image(program, replace(board, flash=SpiFlash(len(content) + 63, 64)))
     needs = image.memory_bytes
@@ -168,7 +168,7 @@ def test_every_board_with_flash_has_a_programmer_for_it() -> None:
     assert {board.programmer for board in having} == set(IMAGE_PROGRAMMERS)
     for board in having:
         assert board.flash is not None
-        assert board.copies or board.memory.size <= WINDOW
+        assert board.copies_flash or board.memory.size <= WINDOW
         words = command(board, Path("x.bin"), offset=board.flash.offset, installed=False)
         assert words[-1] == "x.bin"
         assert str(board.flash.offset) in words

@@ -71,7 +71,7 @@ def test_a_part_of_memory_is_what_the_link_can_move(
 ) -> None:
     """The link as it was measured, whatever the rate of the line."""
     link = probing.LinkQuality((0.1, 0.1, 0.1), rate, 2 * rate, 1, 0, 0, 0.0)
-    monkeypatch.setattr(probing, "try_link", lambda *given, **named: link)
+    monkeypatch.setattr(probing, "measure_link", lambda *given, **named: link)
     assert call("probe", "--port", terminal.path, "--baud", "3000000", "--json") == 0
     moved = 4 * json.loads(capsys.readouterr().out)["memory_test"]["tested"]
     assert 0.8 < moved / (probe_command.PART_SECONDS * rate) <= 1
@@ -146,14 +146,14 @@ FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, cho
         ),
         (
             replace(FOUND, state=CalibrationState.FAILED, count=0, last=0),
-            "the SDRAM of icebreaker does not work at 24 MHz: in none of 56 phases of its clock it gives back what was "
-            "written; build with a lower clock (weft build --board icebreaker --clock MHZ) and flash that",
+            "the SDRAM of icebreaker does not work at 24 MHz: it works in none of 56 phases of its "
+            "clock; build with a lower clock (weft build --board icebreaker --clock MHZ) and flash that",
             1,
         ),
         (
             replace(FOUND, state=CalibrationState.FAILED, count=3),
-            "the SDRAM of icebreaker does not work at 24 MHz: it gave back what was written from 302 to 315 degrees of "
-            "its clock only, which is too little; build with a lower clock (weft build --board icebreaker --clock MHZ) "
+            "the SDRAM of icebreaker does not work at 24 MHz: it works only from 302 to 315 degrees of "
+            "its clock, which is too little; build with a lower clock (weft build --board icebreaker --clock MHZ) "
             "and flash that",
             1,
         ),

@@ -98,7 +98,7 @@ def test_bits_that_flip_on_a_board_that_began_with_garbage(case: Case) -> None:
                 image.load(device)  # knows what was loaded, and looks at nothing
                 image.write(device, {})
                 with pytest.raises(
-                    DeviceError, match=rf"^{name} on the board at \S+ changed .* are not what was sent"
+                    DeviceError, match=rf"^{name} on the board at \S+ changed .* differ from what was sent"
                 ):
                     image.start(device)
             assert case.run(device)
@@ -242,5 +242,5 @@ def test_a_program_in_flash_that_is_damaged_is_not_used(tmp_path: Path) -> None:
         assert case.run(device)
         assert device.transfer.written == len(case.image.fixed)
         assert device.advice.startswith(
-            ": the board's flash holds this program, but damaged; write this one's code"
+            ": the board's flash holds this program, but damaged; write this program's code"
         )

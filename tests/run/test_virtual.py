@@ -96,7 +96,7 @@ def test_run_on_a_board_from_the_command_line(
     assert [layer["modelled_cycles"] for layer in report["layers"]] == [
         layer["cycles"] for layer in model["layers"]
     ]
-    known = {"cycles": model["cycles"], "clock": board.clock, "bandwidth": board.memory.modelled[1]}
+    known = {"cycles": model["cycles"], "clock": board.clock, "bandwidth": board.memory.planning_model[1]}
     assert report["modelled"] == known
     assert known["cycles"] == pytest.approx(report["cycles"], rel=0.001 if exact else 0.005)
     assert [layer["cycles"] for layer in report["layers"]] == [None] * len(rows[: len(report["layers"])])
@@ -145,7 +145,7 @@ def test_a_program_in_flash(
             large.run(dict.fromkeys(large.inputs, rows), on=device)
         assert str(refused.value) == (
             f"the program needs {needs} bytes of memory, the device has 131072: the board's flash holds other "
-            "programs; write this one's code and weights there with weft flash --board icebreaker --program FOLDER"
+            "programs; write this program's code and weights there with weft flash --board icebreaker --program FOLDER"
         )
 
 
@@ -220,11 +220,11 @@ def test_a_simulated_board_refuses_programs_of_another(
         "virtual:ulx3s-85f": (
             "the board ulx3s-85f at virtual:ulx3s-85f is built for configuration ulx3s-85f "
             f"(digest {other.digest:#010x}), "
-            f"the program is for configuration icebreaker (digest {own.digest:#010x}): compile for the one or flash"
+            f"the program is for configuration icebreaker (digest {own.digest:#010x}): compile for the board or flash"
         ),
         "virtual:ulx3s-85f@tiny": "the board ulx3s-85f at virtual:ulx3s-85f@tiny is built for configuration tiny ",
         "virtual:icebreaker@tiny": "configuration field 'probability_bits' must be 7 or 0 for ice40, ",
-        "virtual:ulx3s-12f@ulx3s-85f": "the configuration does not fit ulx3s-12f: it is estimated to need ",
+        "virtual:ulx3s-12f@ulx3s-85f": "the configuration does not fit ulx3s-12f: it needs an estimated ",
         "virtual:icebreaker@none": "unknown configuration 'none'; choose a preset ",
     }
     for port, message in refusals.items():
@@ -333,8 +333,8 @@ def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
     monkeypatch.setattr(BoardDevice, "write", _noted(BoardDevice.write, sent))
     monkeypatch.setattr(virtual, "VirtualBoard", partial(VirtualBoard, eye=[Phase(0)] * PHASES))
     fault = (
-        "the SDRAM of icepi-zero does not work at 80 MHz: in none of 16 phases of its clock it gives back what was "
-        "written; build with a lower clock (weft build --board icepi-zero --clock MHZ) and flash that"
+        "the SDRAM of icepi-zero does not work at 80 MHz: it works in none of 16 phases of its "
+        "clock; build with a lower clock (weft build --board icepi-zero --clock MHZ) and flash that"
     )
     assert _exit_code([*run[:-1], f"{run[-1]}:image.bin"]) == 1
     captured = capsys.readouterr()

@@ -11,7 +11,7 @@ from weft.boards.link.frames import (
     Operation,
     Parser,
     Request,
-    filling,
+    fill_pattern,
     frame,
 )
 from weft.hdl.isa.config import Config
@@ -99,7 +99,7 @@ class BoardModel:
             self.memory[address : address + size] = request.payload
             self.writes += 1
         elif operation is Operation.FILL_MEMORY:
-            self.memory[address : address + size] = filling(address, size, inverse=request.inverse)
+            self.memory[address : address + size] = fill_pattern(address, size, inverse=request.inverse)
         elif operation is Operation.READ_MEMORY:
             payload = bytes(self.memory[address : address + size])
         elif operation is Operation.CHECK_MEMORY and size:

@@ -67,7 +67,7 @@ def _eye(board: Board) -> float | None:
     from weft.boards.board import MemoryKind
     from weft.boards.sdram.eye import best_eye
 
-    return best_eye(board.clock).least if board.memory.kind is MemoryKind.SDRAM else None
+    return best_eye(board.clock).min_margin if board.memory.kind is MemoryKind.SDRAM else None
 
 
 def _described(board: Board) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def _shares(board: Board) -> dict[str, float]:
 
 
 def _fits(board: Board, config: Config) -> bool:
-    from weft.boards.build.estimate import places
+    from weft.boards.build.estimate import can_place
 
     try:
         board.family.fabric.multipliers.check(config)
     except ConfigError:
         return False
-    return places(board, config)
+    return can_place(board, config)
 
 
 def build(

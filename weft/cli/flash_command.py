@@ -110,7 +110,7 @@ def _flash_program(board: Board, folder: Path, image: Path | None, dry_run: bool
         path.write_bytes(content)
         progress(f"writing {len(content):,} bytes to the flash of {board.title}")
         programmer.flash(board, path, offset=offset)
-    then = ", and will be in its memory when it has started anew" if board.copies else ""
+    then = ", and will be in its memory when it has started anew" if board.copies_flash else ""
     reports.say(f"code and weights of {folder} are in the flash of {board.title}{then}")
 
 
@@ -125,20 +125,20 @@ def flash_image(program: Program, board: Board) -> bytes:
     weft.boards.flash.image.FlashImageError
         If it has no room in the flash.
     """
-    from weft.boards.flash.image import image_of
-    from weft.boards.link.loader import copied_image
+    from weft.boards.flash.image import build_image
+    from weft.boards.link.loader import build_copy_image
     from weft.boards.registry import BOARDS
     from weft.run.runtime import Image
 
     if board.flash is None:
         having = ", ".join(other.name for other in BOARDS.values() if other.flash)
         raise InputError(f"{board.name} keeps no programs in its flash; boards that do: {having}")
-    parts = [Image(part, kept=None if board.copies else 0) for part in program.device_programs]
+    parts = [Image(part, kept=None if board.copies_flash else 0) for part in program.device_programs]
     if not parts:
         raise InputError("nothing of this program runs on the device, so there is nothing to write")
     needed = max(part.memory_bytes for part in parts)
     fixed, room, where = [part.fixed for part in parts], board.flash.room, f"the flash of {board.name}"
-    if board.copies:
+    if board.copies_flash:
         if needed > board.memory.size:
             raise InputError(
                 f"{board.name} has {board.memory.size:,} bytes of memory, and the program needs {needed:,}"
@@ -148,10 +148,10 @@ def flash_image(program: Program, board: Board) -> bytes:
                 f"{board.name} copies one part of a program to its memory when it starts, and this one has "
                 f"{len(fixed)} that take turns there: leave them to `weft run`, which sends them"
             )
-        return copied_image(fixed[0], room, where)
+        return build_copy_image(fixed[0], room, where)
     if needed > board.memory.size:
         raise InputError(
             f"with code and weights in its flash, {board.name} has {board.memory.size:,} bytes of memory, and the "
             f"program's values need {needed:,}"
         )
-    return image_of(fixed, room, where)
+    return build_image(fixed, room, where)

@@ -96,7 +96,7 @@ class _Probed:
             "core": board and board.core.value, "clock_hz": identity.clock,
             "digest": identity.digest, "config_name": name, "config": config and config.to_dict(),
             "memory_bytes": identity.memory_bytes, "memory_kind": board and board.memory.kind.value,
-            "sdram": identity.calibration.described(), "flash": identity.flash.name.lower(),
+            "sdram": identity.calibration.as_dict(), "flash": identity.flash.name.lower(),
             "registers": {"sound": self.registers.sound, "digest": self.registers.digest,
                           "version": self.registers.version, "status": self.registers.status.value},
             "link": dataclasses.asdict(self.link),
@@ -164,7 +164,7 @@ class _Probed:
 def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Progress) -> _Probed:
     from weft.boards.bus.memory import BoardMemory
     from weft.boards.link.frames import Operation, Request
-    from weft.boards.link.probe import read_registers, try_link
+    from weft.boards.link.probe import measure_link, read_registers
     from weft.boards.link.serial_ports import identify_ready, open_session, sdram_fault
     from weft.run.virtual import PREFIX, place_of
 
@@ -181,7 +181,7 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
             progress(f"trying the link to {identity.board}")
             memory = BoardMemory(session, identity.memory_bytes)
             most = min(identity.memory_bytes, int(LINK_SECONDS * rate / 10))
-            link = try_link(memory, most, seconds=LINK_SECONDS)
+            link = measure_link(memory, most, seconds=LINK_SECONDS)
             test = None if sdram_fault(identity) else _tested(memory, identity, part, link, progress)
         finally:
             session.close()

@@ -93,7 +93,11 @@ def add_model(
     model = program.run(zeros, on=device, memory=False).report
     for layer, known in zip(report["layers"], model["layers"], strict=True):
         layer["modelled_cycles"] = known["cycles"]
-    report["modelled"] = {"cycles": model["cycles"], "clock": clock, "bandwidth": board.memory.modelled[1]}
+    report["modelled"] = {
+        "cycles": model["cycles"],
+        "clock": clock,
+        "bandwidth": board.memory.planning_model[1],
+    }
 
 
 def board_model(
@@ -112,7 +116,7 @@ def board_model(
     from weft.boards.board import CoreKind
     from weft.sim.timing import SequentialTimingDevice, TimingDevice
 
-    latency, bandwidth = board.memory.modelled
+    latency, bandwidth = board.memory.planning_model
     size = memory_bytes or board.memory.size
     if board.core is CoreKind.SEQUENTIAL:
         timed = board.timed_flash(config, clock) if flash else None
@@ -128,7 +132,7 @@ def link_of(device: BoardDevice) -> dict[str, Any]:
     return {
         "written_bytes": device.transfer.written,
         "kept_bytes": device.transfer.kept,
-        "repeated": device.repeated,
+        "repeated": device.retries,
         "flash_fault": flash_fault(device.identity),
     }
 

@@ -163,7 +163,11 @@ def estimate(
     made = []
     for board in chosen:
         (progress or _nothing)(f"compiling for {board.name}")
-        key = (board.config, board.core, board.memory.modelled)  # the memory's details are not in the plan
+        key = (
+            board.config,
+            board.core,
+            board.memory.planning_model,
+        )  # the memory's details are not in the plan
         if key not in known:
             known[key] = _compiled(model, board, shapes, states)
         program = known[key]
@@ -241,12 +245,12 @@ def placed(parts: list[DeviceProgram], board: Board) -> tuple[int, int]:
 
 def _in_flash(parts: list[DeviceProgram], board: Board) -> int:
     """Bytes that code and constants take in the board's flash; 0 if there is none, or they have no room."""
-    from weft.boards.flash.image import FlashImageError, image_of
+    from weft.boards.flash.image import FlashImageError, build_image
 
-    if board.window is None:
+    if board.flash_window is None:
         return 0
     try:
-        return len(image_of([Image(part).fixed for part in parts], board.window.room, board.name))
+        return len(build_image([Image(part).fixed for part in parts], board.flash_window.room, board.name))
     except FlashImageError:
         return 0
 

@@ -21,7 +21,7 @@ from weft.boards.flash.model import FLASH_ARGUMENT, broken_rules
 from weft.boards.flash.model import Rule as FlashRule
 from weft.boards.link import serial_ports
 from weft.boards.link.host import BoardDevice, check_configuration
-from weft.boards.registry import boards_of_files, find, line_rates
+from weft.boards.registry import find, line_rates, load_boards
 from weft.boards.sdram.chip import ARRAY_VERILOG, ArrayFaults
 from weft.boards.sdram.model import Rule as SdramRule
 from weft.boards.sdram.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
@@ -91,7 +91,7 @@ def board_verilog(board: Board, config: Config) -> str:
     def make() -> VirtualTop:
         return VirtualTop(board, config, DIVISOR)
 
-    if not any(board is known for known in boards_of_files().values()):
+    if not any(board is known for known in load_boards().values()):
         return generate(make(), name="board")  # files of weft do not say what this board is
     return generate_cached(
         make,
@@ -136,7 +136,7 @@ def place_of(port: str | None, baud: int | None, config: Config | None = None) -
     """
     rates = line_rates(config) if baud is None else [baud]
     if port is None:
-        found = serial_ports.find(rates)
+        found = serial_ports.find_board(rates)
         yield Place(found.port, [found.baud])
         return
     if not port.startswith(PREFIX):

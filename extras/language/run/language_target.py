@@ -162,7 +162,7 @@ class Running:
         if self.bandwidth is not None:
             return self.bandwidth
         board = self._named()
-        return None if board is None else board.memory.peak
+        return None if board is None else board.memory.peak_bytes_per_cycle
 
     def _hertz(self) -> float | None:
         if self._connected is not None:

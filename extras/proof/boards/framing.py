@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Module, Mux, Signal, Value
 
-from weft.boards.link.frames import CRC_BYTES, END, ESC, FLIP, PAYLOAD, REQUEST_BYTES, Operation, carries
+from weft.boards.link.frames import (
+    CRC_BYTES,
+    END,
+    ESC,
+    FLIP,
+    PAYLOAD,
+    REQUEST_BYTES,
+    Operation,
+    carries_payload,
+)
 from weft.boards.link.framing import Deframer, Framer, _Phase
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
@@ -126,7 +135,7 @@ class DeframerBench(CutBench):
         complete = count == body + CRC_BYTES
         m.d.sync += count.eq(Mux(end, 0, count + (taken & ~complete)))
         with m.If(taken & (count == _OPERATION)):
-            m.d.sync += payload.eq(carries(byte))
+            m.d.sync += payload.eq(carries_payload(byte))
         for half in range(2):
             with m.If(taken & (count == _SIZE + half)):
                 m.d.sync += size[8 * half : 8 * half + 8].eq(byte)

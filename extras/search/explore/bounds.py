@@ -40,7 +40,7 @@ class Roofline:
     def bound(self, point: Point) -> Measured:
         """The least that a point can take: the array does N * N products a cycle, the memory moves its bytes."""
         board, n = point.place.board, point.config.n
-        peak = point.place.bandwidth if board is None else board.memory.peak
+        peak = point.place.bandwidth if board is None else board.memory.peak_bytes_per_cycle
         width = min(point.config.bus_bytes, peak or point.config.bus_bytes)
         both = 2 if peak is None or board is None else 1  # reads and writes at a time
         cycles = [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.boards.build.build import needs
+from weft.boards.build.build import synthesised_resources
 from weft.boards.families.family import Resources
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, CompileError, DeviceOp, DeviceSegment, View
@@ -137,7 +137,7 @@ def synthesised(item: Measured) -> Counted:
         If a tool fails, or is not installed.
     """
     place = item.point.place
-    counted = needs(place.similar, item.point.config)
+    counted = synthesised_resources(place.similar, item.point.config)
     there = None if place.board is None else place.board.available
     lacking = (name for name, count in counted.items() if there and count > getattr(there, name))
     return Counted(counted, item.need, tuple(lacking))

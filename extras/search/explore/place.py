@@ -51,7 +51,7 @@ class Place:
     @property
     def memory(self) -> tuple[int, float | None]:
         """Latency in cycles, and bytes a cycle, of the plain memory that programs are planned for."""
-        return (self.latency, self.bandwidth) if self.board is None else self.board.memory.modelled
+        return (self.latency, self.bandwidth) if self.board is None else self.board.memory.planning_model
 
     @property
     def similar(self) -> Board:
@@ -66,10 +66,10 @@ class Place:
         sdram = board.sdram(clock)
         return {
             "core": board.core.value,
-            "memory": board.memory.modelled,
+            "memory": board.memory.planning_model,
             "sdram": None if sdram is None else repr(sdram),
             "size": board.memory.size,
-            "flash": board.window is not None and board.name,
+            "flash": board.flash_window is not None and board.name,
         }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from weft.boards.board import BoardError
-from weft.boards.build.clock import predicted
+from weft.boards.build.clock import predict_clock
 from weft.boards.build.estimate import estimate, weights
 from weft.boards.families.family import Resources
 from weft.extras.search.explore.place import Place
@@ -62,7 +62,7 @@ class Point:
         board = place.board
         if board is None:
             return cls(config, place, place.clock, routed=False)
-        found = predicted(board, config)
+        found = predict_clock(board, config)
         return cls(config, place, found.hz if found.routed else found.hz // 1e6 * 1e6, found.routed)
 
     @property

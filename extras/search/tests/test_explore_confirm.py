@@ -207,14 +207,14 @@ def test_a_board_may_be_too_small(monkeypatch: pytest.MonkeyPatch, name: str, go
     item = uncounted(name, BOARDS["tang-nano-9k"].config)
     available = item.point.place.similar.available
     counted = dataclasses.replace(item.need, ram=available.ram + 1)
-    monkeypatch.setattr(confirming, "needs", lambda *given: counted)
+    monkeypatch.setattr(confirming, "synthesised_resources", lambda *given: counted)
     found = synthesised(item)
     assert found.good == good
     assert found.lacking == (() if good else ("ram",))
     assert ("more than the board has" in found.told) != good
     assert json.loads(json.dumps(found.described()))["good"] == good
     full = Resources(**{kind: getattr(available, kind) for kind in Resources.NAMES})
-    monkeypatch.setattr(confirming, "needs", lambda *given: full)
+    monkeypatch.setattr(confirming, "synthesised_resources", lambda *given: full)
     assert synthesised(item).lacking == ()
 
 

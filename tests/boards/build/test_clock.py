@@ -14,7 +14,7 @@ from clocks import PAGE, builds
 
 from weft.boards.board import BoardError
 from weft.boards.build import clock
-from weft.boards.build.clock import FILE, Sample, fitted, predicted, series, text
+from weft.boards.build.clock import FILE, Sample, fit_clocks, predict_clock, series, text
 from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
@@ -24,7 +24,7 @@ SAMPLES = builds(PAGE.read_text())
 @pytest.mark.parametrize("name", BOARDS)
 def test_own_configurations_reach_the_boards_clock(name: str) -> None:
     board = BOARDS[name]
-    assert predicted(board, board.config) == clock.Clock(board.clock, 0.0, routed=True)
+    assert predict_clock(board, board.config) == clock.Clock(board.clock, 0.0, routed=True)
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -33,12 +33,12 @@ def test_presets(name: str) -> None:
     board = BOARDS[name]
     fastest = max(sample.hz for sample in SAMPLES if series(sample.board) == series(board))
     for config in PRESETS.values():
-        found = predicted(board, config)
+        found = predict_clock(board, config)
         assert 1e6 < found.hz <= fastest
         assert not found.routed
         assert 0 < found.error < 1
     base = PRESETS["huge"].replace(lanes=2, int4=0, depthwise_taps=0)
-    clocks = [predicted(board, base.replace(n=1 << side)).hz for side in range(1, 8)]
+    clocks = [predict_clock(board, base.replace(n=1 << side)).hz for side in range(1, 8)]
     assert clocks == sorted(clocks, reverse=True)
     assert clocks[0] > clocks[-1]
 
@@ -46,7 +46,7 @@ def test_presets(name: str) -> None:
 def test_the_file_is_of_the_table() -> None:
     """`python benchmarks/clocks.py` changes nothing. Rounded, as machines differ in last digits."""
     found = clock._fit(FILE)
-    expected, others = fitted(SAMPLES)
+    expected, others = fit_clocks(SAMPLES)
     assert found.samples == expected.samples == len(SAMPLES) == len(others)
     assert found.highest == expected.highest
     for name in ("side", "share", "error"):
@@ -66,7 +66,7 @@ def test_the_fit_to_a_known_law() -> None:
         )
         for config in (PRESETS["tiny"].replace(n=4, lanes=1), PRESETS["tiny"], PRESETS["small"], board.config)
     ]
-    fit, others = fitted(known)
+    fit, others = fit_clocks(known)
     assert fit.side == pytest.approx(-0.1, abs=1e-3)
     assert fit.share == pytest.approx(-0.5, abs=5e-3)
     assert all(told <= 1.001 * max(item.hz for item in known) for told in others)
@@ -88,7 +88,7 @@ def test_larger_arrays_are_not_faster(name: str) -> None:
     wide = of_all_sides(board.config.replace(bus_bytes=128, int4=0))
     assert len(wide) > 2
     for configs in (of_all_sides(board.config), wide):
-        clocks = [predicted(board, config).hz for config in configs]
+        clocks = [predict_clock(board, config).hz for config in configs]
         assert clocks == sorted(clocks, reverse=True)
     assert clocks[0] > clocks[-1]
 
@@ -97,7 +97,7 @@ def test_larger_arrays_are_not_faster(name: str) -> None:
 def test_the_smallest_array_is_no_faster_than_builds_and_memory(name: str) -> None:
     """Which nobody has built: the line goes on above all builds there."""
     board, config = BOARDS[name], PRESETS["tiny"].replace(n=2, lanes=1)
-    found = predicted(board, config).hz
+    found = predict_clock(board, config).hz
     board.sdram(found)
     assert found <= max(sample.hz for sample in SAMPLES if series(sample.board) == series(board))
 
@@ -107,7 +107,7 @@ def test_a_series_without_builds_has_the_boards_clock(
 ) -> None:
     damaged(tmp_path, monkeypatch, lambda fit: (fit["series"].pop("ecp5"), fit["highest"].pop("ecp5")))
     board = BOARDS["ulx3s-85f"]
-    assert predicted(board, PRESETS["tiny"]) == clock.Clock(board.clock, 1.0, routed=False)
+    assert predict_clock(board, PRESETS["tiny"]) == clock.Clock(board.clock, 1.0, routed=False)
 
 
 def damaged(
@@ -132,7 +132,7 @@ def damaged(
         (lambda fit: fit.update(side=-1e300), "is damaged: fit.side: expected float >= -5.0"),
         (lambda fit: fit.update(share=0.5), "is damaged: fit.share: expected float <= 0.0"),
         (lambda fit: fit.update(error=-1.0), "is damaged: fit.error: expected float >= 0.0"),
-        (lambda fit: fit["highest"].pop("ecp5"), "has not the highest clock of all series"),
+        (lambda fit: fit["highest"].pop("ecp5"), "lacks the highest clock of some series"),
     ],
     ids=["null", "unknown", "offset", "highest", "steep", "rising", "error", "series"],
 )
@@ -142,7 +142,7 @@ def test_damaged_coefficients(
     """Are never a clock."""
     path = damaged(tmp_path, monkeypatch, change)
     with pytest.raises(BoardError) as caught:
-        predicted(BOARDS["ulx3s-85f"], PRESETS["tiny"])
+        predict_clock(BOARDS["ulx3s-85f"], PRESETS["tiny"])
     assert str(caught.value) == f"{path}, which is part of weft, {message}; install weft again"
 
 

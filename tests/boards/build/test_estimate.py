@@ -9,7 +9,7 @@ import pytest
 
 from weft.boards.board import Board, BoardError, CoreKind
 from weft.boards.build import estimate
-from weft.boards.build.build import needs as counted_needs
+from weft.boards.build.build import synthesised_resources as counted_needs
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.family import Family, Resources
 from weft.boards.families.gowin import GOWIN
@@ -204,7 +204,7 @@ def test_what_is_sure_not_to_fit_is_refused_with_figures() -> None:
     assert count == pytest.approx(515, rel=0.05)
     with pytest.raises(
         BoardError,
-        match=f"^the configuration does not fit ulx3s-25f: it is estimated to need {count} DSP blocks "
+        match=f"^the configuration does not fit ulx3s-25f: it needs an estimated {count} DSP blocks "
         "and there are 28; "
         r"choose a smaller n, fewer lanes or probability_bits 0 \(no softmax\)$",
     ):
@@ -223,8 +223,8 @@ def test_memory_says_what_to_change(board: str) -> None:
 def test_place_and_route_need_more_than_synthesis() -> None:
     """All boards' own configurations were placed and routed, and `tiny` on no LFE5U-25F: `weft build` only tries."""
     lfe5u_25f = {"icepi-zero", "icesugar-pro", "ulx3s-12f", "ulx3s-25f"}
-    assert all(estimate.places(board, board.config) for board in BOARDS.values())
-    placed = {name for name, board in BOARDS.items() if estimate.places(board, TINY)}
+    assert all(estimate.can_place(board, board.config) for board in BOARDS.values())
+    placed = {name for name, board in BOARDS.items() if estimate.can_place(board, TINY)}
     assert placed == BOARDS.keys() - lfe5u_25f - {"icebreaker"}
     assert all(estimate.fits(BOARDS[name], TINY) for name in lfe5u_25f)
 
@@ -311,7 +311,7 @@ def test_without_weights_everything_may_fit(tmp_path: Path, monkeypatch: pytest.
         ('"error": ', '"error": "x', "it is not JSON ("),
         ('"samples": 18', '"samples": null', "cores[...][...].samples: expected int, got null"),
         ('"samples": 18', '"spare": 1, "samples": 18', "cores[...][...]: object contains unknown field spare"),
-        ('"lut"', '"luts"', "has not all resources"),
+        ('"lut"', '"luts"', "lacks some resources"),
         ("{", "", "expected object, got str"),
     ],
     ids=range(7),

@@ -12,7 +12,7 @@ from weft.boards.board import Board, BoardError
 from weft.boards.build import records
 from weft.boards.build.build import elaborate
 from weft.boards.build.records import Record, Run, expected_seconds, read, remedy, write
-from weft.boards.registry import BOARDS, alike
+from weft.boards.registry import BOARDS, group_equal_boards
 from weft.hdl.isa.config import PRESETS
 
 RUNS = [Run(1, 76e6, 600.0), Run(2, None, 60.0), Run(3, 74e6, 900.0), Run(4, 78.5e6, 840.0)]
@@ -43,7 +43,7 @@ def test_records_are_of_the_hardware_of_this_checkout(record: Record) -> None:
 
 @pytest.mark.long
 def test_all_boards_have_been_built() -> None:
-    names = [[board.name for board in boards] for boards in alike(BOARDS.values())]
+    names = [[board.name for board in boards] for boards in group_equal_boards(BOARDS.values())]
     assert [record.boards for record in read()] == names
 
 

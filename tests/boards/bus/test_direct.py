@@ -17,7 +17,7 @@ from support.memory_driver import reset
 from support.mostly_long import mostly_long
 from support.port_memory import BYTES, PortMemory
 
-from weft.boards.bus.arbiter import Direct
+from weft.boards.bus.arbiter import DirectBridge
 from weft.boards.bus.port import memory_port
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import PRESETS, Config
@@ -33,7 +33,7 @@ class Clocked(wiring.Component):
     """What is tested has no registers; the models around it need a clock."""
 
     def __init__(self, config: Config) -> None:
-        self.direct = Direct(config)
+        self.direct = DirectBridge(config)
         super().__init__(
             {"axi": In(axi4_signature(config)), "memory": Out(memory_port(config.bus_bytes)), "ticks": Out(8)}
         )

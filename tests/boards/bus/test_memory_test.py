@@ -10,8 +10,8 @@ from support.board_model import BoardModel
 from support.board_terminal import CONFIG, Terminal, refused
 from support.connected_board import connected, tired
 
-from weft.boards.bus.memory import MemoryTest, cause_of, fill_memory, sample_memory, sampled
-from weft.boards.link.frames import CHECKED, Feature, Operation, Parser, Request, frame
+from weft.boards.bus.memory import MemoryTest, fill_memory, guess_cause, sample_addresses, sample_memory
+from weft.boards.link.frames import CHECK_BLOCK, Feature, Operation, Parser, Request, frame
 from weft.boards.link.host import BoardDevice
 from weft.sim.device import DeviceError
 
@@ -126,7 +126,7 @@ def test_one_bit_that_is_stuck_is_found_wherever_it_is(value: int) -> None:
         assert test.wrong is not None
         address, meant, found = test.wrong
         assert (address, meant ^ found, found >> bit & 1) == (at, mask, value)
-        assert str(test).endswith(f"(bit {bit}): a bit of data may be stuck at {value}")
+        assert str(test).endswith(f"(bit {bit}): a data bit may be stuck at {value}")
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.003])
@@ -145,12 +145,12 @@ def test_sound_memory_is_sound(rate: float) -> None:
 
 def test_a_sample_has_a_word_for_every_line_and_bank() -> None:
     for size in (1024, 1 << 14, 1 << 17, 32 << 20):
-        places = sampled(size)
+        places = sample_addresses(size)
         assert {1 << bit for bit in range(3, size.bit_length() - 1)} <= set(places)
         assert {0, size - 8} <= set(places)
         assert all(at % 8 == 0 and at + 8 <= size for at in places)
         assert len(places) <= 26
-    assert {at >> 10 & 3 for at in sampled(32 << 20)} == {0, 1, 2, 3}
+    assert {at >> 10 & 3 for at in sample_addresses(32 << 20)} == {0, 1, 2, 3}
 
 
 def test_a_board_fills_memory_much_faster_than_the_line() -> None:
@@ -163,9 +163,9 @@ def test_a_board_fills_memory_much_faster_than_the_line() -> None:
 def test_what_is_told_of_bytes() -> None:
     assert "(bits 0, 7)" in str(MemoryTest(8, 8, (16, 0x81, 0), None, 1.0))
     assert str(MemoryTest(8, 8, (16, 5, 5), None, 1.0)) == "the byte at 0x10 changes by itself"
-    assert cause_of(0x100, bytes(8), b"\1\1" + bytes(6), None) == ""
-    assert cause_of(0, bytes(8), b"\4" * 8, 0x30) == (
-        "it is what was written to 0x30, so address lines 4, 5 may be stuck or shorted"
+    assert guess_cause(0x100, bytes(8), b"\1\1" + bytes(6), None) == ""
+    assert guess_cause(0, bytes(8), b"\4" * 8, 0x30) == (
+        "this value was written to 0x30, so address lines 4, 5 may be stuck or shorted"
     )
 
 
@@ -194,17 +194,17 @@ def test_a_board_whose_memory_does_not_answer_is_refused() -> None:
     with pytest.raises(DeviceError) as refused:
         BoardDevice(memory.session, CONFIG)
     assert str(refused.value) == (
-        "the board at line no longer answers since its memory was tested: memory that does not answer may hold it up; "
-        "switch it off and on again"
+        "the board at line no longer answers since its memory was tested: its memory may not respond; "
+        "switch the board off and on again"
     )
     assert line.now < 30
 
 
 def test_pages_of_a_memory_that_is_smaller_than_one() -> None:
-    model = BoardModel(CONFIG, CHECKED // 4)
+    model = BoardModel(CONFIG, CHECK_BLOCK // 4)
     model.identity = replace(model.identity, features=Feature.FILLS)
     memory, line = connected(model)
-    assert fill_memory(memory, clock=line.clock).tested == CHECKED // 4
+    assert fill_memory(memory, clock=line.clock).tested == CHECK_BLOCK // 4
 
 
 def test_a_board_that_is_lost_in_a_test() -> None:

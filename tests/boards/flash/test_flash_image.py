@@ -11,11 +11,11 @@ from weft.boards.flash.image import (
     DIRECTORY,
     HEAD_BYTES,
     MAGIC,
-    MOST,
+    MAX_PROGRAMS,
     Directory,
     FlashImageError,
+    build_image,
     directory_bytes,
-    image_of,
 )
 
 START = 0x1100000
@@ -33,7 +33,7 @@ def opened(image: bytes) -> Directory:
 def test_blobs_are_found_by_their_content() -> None:
     draw = random.Random(1)
     blobs = [draw.randbytes(size) for size in (1, ALIGN, 3 * ALIGN + 64)]
-    image = image_of([*blobs, blobs[1]], 1 << 16, "a chip")
+    image = build_image([*blobs, blobs[1]], 1 << 16, "a chip")
     assert len(image) == DIRECTORY + ALIGN * (1 + 1 + 4)
     directory = opened(image)
     for blob in blobs:
@@ -46,19 +46,21 @@ def test_blobs_are_found_by_their_content() -> None:
 
 
 def test_most_programs() -> None:
-    blobs = [bytes([index]) for index in range(MOST)]
-    image = image_of(blobs, 1 << 20, "a chip")
+    blobs = [bytes([index]) for index in range(MAX_PROGRAMS)]
+    image = build_image(blobs, 1 << 20, "a chip")
     assert directory_bytes(image) <= DIRECTORY
     assert all(opened(image).find(blob) == START + DIRECTORY + ALIGN * blob[0] for blob in blobs)
-    with pytest.raises(FlashImageError, match=f"holds {MOST} device programs at most, not {MOST + 1}"):
-        image_of([*blobs, b"more"], 1 << 20, "a chip")
+    with pytest.raises(
+        FlashImageError, match=f"holds {MAX_PROGRAMS} device programs at most, not {MAX_PROGRAMS + 1}"
+    ):
+        build_image([*blobs, b"more"], 1 << 20, "a chip")
 
 
 def test_too_little_room() -> None:
-    assert image_of([b"one"], DIRECTORY + ALIGN, "a chip")
+    assert build_image([b"one"], DIRECTORY + ALIGN, "a chip")
     message = "^the program's code and constants take 8,192 bytes, and a chip has room for 8,191$"
     with pytest.raises(FlashImageError, match=message):
-        image_of([b"one"], DIRECTORY + ALIGN - 1, "a chip")
+        build_image([b"one"], DIRECTORY + ALIGN - 1, "a chip")
 
 
 def test_chips_without_an_image() -> None:
@@ -70,7 +72,7 @@ def test_chips_without_an_image() -> None:
 def test_damaged_directories() -> None:
     """No blob is found in a directory of which any bit is wrong."""
     blob = b"a program"
-    image = image_of([blob], 1 << 16, "a chip")
+    image = build_image([blob], 1 << 16, "a chip")
     for at in range(len(MAGIC), directory_bytes(image)):
         for bit in range(8):
             damaged = bytearray(image)
@@ -80,4 +82,4 @@ def test_damaged_directories() -> None:
             counted = at >= HEAD_BYTES
             assert directory.state.startswith("an image of which the directory is damaged: it"), (at, counted)
     wrong = image[: len(MAGIC)] + (1000).to_bytes(4, "little") + image[HEAD_BYTES:]
-    assert opened(wrong).state.endswith("damaged: it says that there are 1,000 programs")
+    assert opened(wrong).state.endswith("damaged: it claims 1,000 programs")

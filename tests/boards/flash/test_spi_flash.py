@@ -126,5 +126,5 @@ def test_limits():
     with pytest.raises(ValueError, match="read at up to 80 MHz, not 81"):
         SpiFlashReader(4, CHIP, 81e6)
     for size, offset in ((1 << 25, 0), (4096, 4096), (4096, -1)):
-        with pytest.raises(ValueError, match="up to 16777216 bytes and ours begin in it"):
+        with pytest.raises(ValueError, match="up to 16777216 bytes, and its offset lies inside"):
             SpiFlash(size, offset)

@@ -10,7 +10,7 @@ from amaranth.hdl import Module, Signal
 from amaranth.sim import Simulator
 
 from weft.boards.flash.chip import HEADER_CLOCKS, SpiFlash
-from weft.boards.flash.controller import SLOW, SpiFlashStream
+from weft.boards.flash.controller import CLOCK_DIVISOR, SpiFlashStream
 from weft.boards.flash.model import SpiFlashModel
 
 CONTENTS = random.Random(6).randbytes(1 << 10)
@@ -47,11 +47,11 @@ def test_bytes_come_in_order(megahertz: int, late: int, stall: float) -> None:
                 found.append(payload)
         assert found == expected
         if not stall:
-            assert cycles - first == (count - 1) * 4 * SLOW
-            start = CHIP.cycles(CHIP.release, clock / SLOW) + HEADER_CLOCKS
-            assert SLOW * start < first < SLOW * (start + 100)
+            assert cycles - first == (count - 1) * 4 * CLOCK_DIVISOR
+            start = CHIP.cycles(CHIP.release, clock / CLOCK_DIVISOR) + HEADER_CLOCKS
+            assert CLOCK_DIVISOR * start < first < CLOCK_DIVISOR * (start + 100)
         context.set(dut.stop, 1)
-        await context.tick().repeat(2 * SLOW)
+        await context.tick().repeat(2 * CLOCK_DIVISOR)
         assert context.get(dut.pads.cs) == 0
         assert context.get(model.violation) == 0
 

@@ -64,7 +64,7 @@ def test_memory(terminal: Terminal, device: BoardDevice, model: BoardModel, nois
         address = random.randrange(len(expected) - size)
         assert device.read(address, size) == expected[address : address + size]
     assert model.memory == expected
-    assert (device.repeated > 0) == (noise > 0)
+    assert (device.retries > 0) == (noise > 0)
 
 
 def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
@@ -300,7 +300,7 @@ def test_a_core_that_stands_still_is_not_waited_for(
 ) -> None:
     model.duration, model.moving = 1 << 30, set()
     device.start(0)
-    with pytest.raises(DeviceError, match=r"^the core at .* stands still: it counts no cycles$"):
+    with pytest.raises(DeviceError, match=r"^the core at .* has stopped: its cycle counter does not change$"):
         device.wait(timeout)
     model.duration, model.moving = 3, {Counter.CYCLES}
     device.start(0)
@@ -332,7 +332,7 @@ def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) ->
     device.start(0)
     device.wait()
     model.starts = 0
-    with pytest.raises(DeviceError, match="was loaded anew meanwhile: open it again"):
+    with pytest.raises(DeviceError, match="was configured again meanwhile: open it again"):
         device.start(0)
     assert model.runs == 1
     device.start(0)
@@ -390,7 +390,7 @@ def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardM
         terminal,
         f"the board model at {terminal.path} is built for configuration small "
         f"(digest {PRESETS['small'].digest:#010x}), the program is for configuration tiny "
-        f"(digest {CONFIG.digest:#010x}): compile for the one or flash the other",
+        f"(digest {CONFIG.digest:#010x}): compile for the board or flash the other bitstream",
     )
     model.identity = replace(model.identity, digest=own.digest)
     refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
@@ -535,5 +535,5 @@ def test_windows_fit_in_the_buffer(terminal: Terminal, device: BoardDevice, mode
     terminal.board = slow
     device.write(0, bytes(20_000))
     device.read(0, 20_000)
-    assert device.repeated == 0
+    assert device.retries == 0
     assert PAYLOAD < max(seen) < model.identity.buffer

@@ -25,10 +25,10 @@ from weft.boards.link.frames import (
     Operation,
     Parser,
     Request,
-    carries,
-    filling,
+    block_limit,
+    carries_payload,
+    fill_pattern,
     frame,
-    limit,
 )
 from weft.boards.sdram.calibration import CALIBRATION_BYTES, Calibration, CalibrationState
 
@@ -41,8 +41,8 @@ BODY = st.lists(BYTE, min_size=1, max_size=80).map(bytes)
 def requests(draw: st.DrawFn) -> Request:
     address = draw(st.integers(0, (1 << 32) - 1))
     operation = draw(st.sampled_from(Operation))
-    size = draw(st.integers(0, limit(operation) - address % limit(operation)))
-    payload = draw(st.binary(min_size=size, max_size=size)) if carries(operation) else b""
+    size = draw(st.integers(0, block_limit(operation) - address % block_limit(operation)))
+    payload = draw(st.binary(min_size=size, max_size=size)) if carries_payload(operation) else b""
     inverse = operation is Operation.FILL_MEMORY and draw(st.booleans())
     return Request(draw(st.integers(0, 255)), operation, address, size, payload, inverse)
 
@@ -133,10 +133,10 @@ def test_bits_without_end_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"address": 250, "size": 7}, "7 bytes from 0xfa on do not lie in a block of 256"),
-        ({"size": 257}, "do not lie in a block"),
+        ({"address": 250, "size": 7}, "7 bytes from 0xfa are not inside a block of 256"),
+        ({"size": 257}, "are not inside a block"),
         ({"operation": Operation.CHECK_MEMORY, "address": 0x1FFF, "size": 2}, "2 bytes .* a block of 4096"),
-        ({"size": -1}, "do not lie in a block"),
+        ({"size": -1}, "are not inside a block"),
         ({"operation": Operation.WRITE_MEMORY, "size": 2, "payload": b"1"}, "WRITE_MEMORY of 2 bytes carries 1"),
         ({"payload": b"1"}, "READ_MEMORY of 0 bytes carries 1"),
         ({"address": 1 << 32}, "does not fit into a frame"),
@@ -155,8 +155,8 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, int | bytes], wor
         (Request.decode, bytes([0, 9, 0, 0, 0, 0, 0, 0]), "unknown operation 0x9"),
         (Request.decode, bytes([0, 1, 1, 0, 0, 0, 0, 0]), "carries 0"),
         (Answer.decode, bytes(2), "at least 3 bytes, not 2"),
-        (Answer.decode, bytes([0, 1, 0]), "operation 0x1 is none of an answer"),
-        (Answer.decode, bytes([0, 0x89, 0]), "operation 0x89 is none"),
+        (Answer.decode, bytes([0, 1, 0]), "an answer has no operation 0x1"),
+        (Answer.decode, bytes([0, 0x89, 0]), "an answer has no operation 0x89"),
         (Identity.decode, bytes(35), f"has {IDENTITY_BYTES} bytes, not 35"),
         (Identity.decode, bytes(IDENTITY_BYTES), "starts with 0x54464557, not 0x0"),
     ],
@@ -176,7 +176,7 @@ def test_identities() -> None:
     assert Identity.decode(fills.encode()) == fills
     # A board that looks for nothing answers zeros.
     assert Identity.decode(looked.encode()[: FLASH_STATE + 1] + bytes(CALIBRATION_BYTES)) == identity
-    with pytest.raises(FrameError, match="an SDRAM has no state of this kind: 4 is"):
+    with pytest.raises(FrameError, match="an identity has an invalid calibration: 4 is"):
         Identity.decode(identity.encode()[: FLASH_STATE + 1] + bytes([4]) + bytes(CALIBRATION_BYTES - 1))
     with pytest.raises(FrameError, match="longer than 15 bytes"):
         Identity("a-very-long-board-name", 0, 0, 0, 0).encode()
@@ -188,16 +188,16 @@ def test_identities() -> None:
 def test_no_eight_bytes_of_what_memory_is_filled_with_are_the_same(inverse: bool) -> None:
     """A part of it is what all of it has there; every bit of memory is 0 once and 1 once."""
     size = 1 << 16
-    whole = filling(0, size, inverse=inverse)
+    whole = fill_pattern(0, size, inverse=inverse)
     words = {whole[at : at + 8] for at in range(0, size, 8)}
     assert len(words) == size // 8
     for at, length in ((0, 1), (3, 5), (7, 2), (4095, 1), (1000, 3001), (0, 0)):
-        assert filling(at, length, inverse=inverse) == whole[at : at + length]
+        assert fill_pattern(at, length, inverse=inverse) == whole[at : at + length]
     assert (
-        bytes(a ^ b for a, b in zip(whole, filling(0, size, inverse=not inverse), strict=True))
+        bytes(a ^ b for a, b in zip(whole, fill_pattern(0, size, inverse=not inverse), strict=True))
         == b"\xff" * size
     )
-    assert filling(32 << 20, 8) == bytes([0, 0, 0x40, 0, 255, 255, 0xBF, 255])
+    assert fill_pattern(32 << 20, 8) == bytes([0, 0, 0x40, 0, 255, 255, 0xBF, 255])
 
 
 def test_only_filling_has_an_inverse() -> None:

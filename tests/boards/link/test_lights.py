@@ -15,11 +15,11 @@ from amaranth.sim import Simulator
 
 from weft.boards.build.build import elaborate
 from weft.boards.bus.port import memory_port
-from weft.boards.link.uart import SIGNS, Lights, blinking, lights
+from weft.boards.link.uart import SIGNS, Lights, blink_counter_bits, lights
 from weft.boards.registry import BOARDS, find
 from weft.boards.sdram.calibration import CalibrationState, calibration_layout
 from weft.boards.sdram.chip import sdram_pads
-from weft.boards.top import Top, awake
+from weft.boards.top import Top, wait_for_start_up
 from weft.boards.virtual_top import SIMULATED
 from weft.hdl.isa.memmap import Reg, Status
 
@@ -49,7 +49,7 @@ def shown(dut: Lights, *reads: tuple[int, int, int]) -> list[tuple[int, int, int
 
 def test_alive_blinks_about_once_a_second() -> None:
     for clock in (24e6, 45e6, 54e6, 80e6):
-        assert 1 < 2 ** blinking(clock) / clock < 2
+        assert 1 < 2 ** blink_counter_bits(clock) / clock < 2
     dut = Lights(CLOCK)
     alive = [sign[0] for sign in shown(dut)]
     changes = [at for at in range(1, len(alive)) if alive[at] != alive[at - 1]]
@@ -126,7 +126,7 @@ def test_reset_lasts_until_block_ram_can_be_read() -> None:
     assert least == 315
     m, locked, over = Module(), Signal(), Signal()
     m.domains.sync = ClockDomain()
-    m.d.comb += over.eq(awake(m, locked, least))
+    m.d.comb += over.eq(wait_for_start_up(m, locked, least))
     when = []
 
     async def bench(context: Any) -> None:

@@ -20,7 +20,7 @@ from support.serial_models import CYCLE, Listener, disturb, send_bytes
 from support.unit_bench import stream_put
 
 from weft.boards.link.frames import (
-    CHECKED,
+    CHECK_BLOCK,
     END,
     ESC,
     PAYLOAD,
@@ -225,21 +225,21 @@ async def bench_checks(dut: Any) -> None:
     """The CRC of up to 4096 bytes, one behind the other, from and to any byte."""
     bench = Bench(dut, stall=0.2, registers=False)
     await bench.start()
-    page = random.randrange(0, MEMORY_BYTES, CHECKED)
+    page = random.randrange(0, MEMORY_BYTES, CHECK_BLOCK)
     ranges = [
-        (page, CHECKED),
-        (page + 1, CHECKED - 1),
-        (page, CHECKED - 1),
-        (page + CHECKED - 1, 1),
+        (page, CHECK_BLOCK),
+        (page + 1, CHECK_BLOCK - 1),
+        (page, CHECK_BLOCK - 1),
+        (page + CHECK_BLOCK - 1, 1),
         (page, 0),
     ]
-    ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECKED - 600))]
+    ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECK_BLOCK - 600))]
     requests = [bench.request(Operation.CHECK_MEMORY, at, size) for at, size in ranges]
     await bench.send(b"".join(frame(request.encode()) for request in requests))
     for request in requests:
         answer = await bench.answer()
         assert answer == bench.model.answer(request)
-        assert len(answer.payload) == request.answered
+        assert len(answer.payload) == request.answer_size
     bench.check()
 
 
@@ -249,10 +249,10 @@ async def bench_fills(dut: Any) -> None:
     makes none takes such a request for none."""
     bench = Bench(dut, stall=0.2, registers=False)
     await bench.start()
-    page = random.randrange(0, MEMORY_BYTES, CHECKED)
-    ranges = [(page + CHECKED - 1, 1), (page, 0), (page + 1, 7), (page + 5, 40)]
-    ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECKED - 600))]
-    ranges += [(page, CHECKED)] if bench.features else []
+    page = random.randrange(0, MEMORY_BYTES, CHECK_BLOCK)
+    ranges = [(page + CHECK_BLOCK - 1, 1), (page, 0), (page + 1, 7), (page + 5, 40)]
+    ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECK_BLOCK - 600))]
+    ranges += [(page, CHECK_BLOCK)] if bench.features else []
     for at, size in ranges:
         inverse = random.random() < 0.5
         fill = replace(bench.request(Operation.FILL_MEMORY, at, size), inverse=inverse)

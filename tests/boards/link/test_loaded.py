@@ -12,7 +12,7 @@ from support.board_terminal import CONFIG, Terminal
 from support.simulated_line import SimulatedLine
 
 from weft.boards.bus.memory import BoardMemory
-from weft.boards.link.frames import CHECKED
+from weft.boards.link.frames import CHECK_BLOCK
 from weft.boards.link.host import BoardDevice, Contents
 from weft.boards.link.session import Session
 from weft.hdl.isa.memmap import Reg, Status, base_register
@@ -57,14 +57,14 @@ def test_a_bit_that_flips_between_loading_and_the_start(model: BoardModel, seed:
     start = rng.choice(list(parts))
     at = start + rng.randrange(len(parts[start]))
     model.memory[at] ^= 1 << rng.randrange(8)
-    page = max(start, at // CHECKED * CHECKED)
-    last = min(start + len(parts[start]), (at // CHECKED + 1) * CHECKED) - 1
+    page = max(start, at // CHECK_BLOCK * CHECK_BLOCK)
+    last = min(start + len(parts[start]), (at // CHECK_BLOCK + 1) * CHECK_BLOCK) - 1
     name = "the weights" if start == WEIGHTS else "the code"
     with pytest.raises(DeviceError) as refused:
         contents.before_start()
     assert str(refused.value) == (
         f"{name} on the board at line changed before the program was started: {last + 1 - page:,} bytes of it, from "
-        f"{page:#x} to {last:#x}, are not what was sent; run it again, which sends them again, and if this comes back, "
+        f"{page:#x} to {last:#x}, differ from what was sent; run again to send them again, and if the error returns, "
         "test the memory with weft probe --memory-test all"
     )
     # Run again, what differs is sent again, and that alone.
@@ -203,7 +203,7 @@ def test_a_board_that_lost_its_registers_starts_nothing(
         model.registers[Reg.CONTROL :] = bytes(len(model.registers) - Reg.CONTROL)
     else:
         model.set(base_register(3), 0x404)
-    with pytest.raises(DeviceError, match="was loaded anew meanwhile: open it again"):
+    with pytest.raises(DeviceError, match="was configured again meanwhile: open it again"):
         device.start(0)
     assert model.runs == 0
     device.start(0)  # begins with a reset, and sets them again

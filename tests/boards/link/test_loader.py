@@ -20,9 +20,9 @@ from weft.boards.bus.memory import BoardMemory
 from weft.boards.flash.model import Rule as FlashRule
 from weft.boards.flash.model import SpiFlashModel
 from weft.boards.link import serial_ports
-from weft.boards.link.frames import CHECKED, FlashState
+from weft.boards.link.frames import CHECK_BLOCK, FlashState
 from weft.boards.link.link import Link
-from weft.boards.link.loader import MAGIC, MORE, Loader, copied_image
+from weft.boards.link.loader import MAGIC, PAGE_MARKER, Loader, build_copy_image
 from weft.boards.link.session import Session
 from weft.boards.registry import find
 from weft.boards.sdram.calibration import Calibration, CalibrationState
@@ -37,8 +37,8 @@ BOARD = find("icepi-zero")
 SIZE = 1 << 15
 LATE = 1
 """Cycles by which the chip's bits are later than registers in the pads make them."""
-PAGES = random.Random(3).randbytes(CHECKED + 904)
-IMAGE = copied_image(PAGES, 1 << 20, "the flash")
+PAGES = random.Random(3).randbytes(CHECK_BLOCK + 904)
+IMAGE = build_copy_image(PAGES, 1 << 20, "the flash")
 RECORD = len(MAGIC)
 """Where the first page's marker is."""
 
@@ -128,20 +128,20 @@ def test_memory_holds_what_the_flash_does(tmp_path: Path) -> None:
         assert identity.flash is FlashState.COPIED
         assert serial_ports.flash_fault(identity) == ""
         # Generous, as the board goes on while a busy host does not ask.
-        assert board.cycles < 40 * 2 * CHECKED * 16
-        assert memory.read(0, 2 * CHECKED) == PAGES + bytes(2 * CHECKED - len(PAGES))
+        assert board.cycles < 40 * 2 * CHECK_BLOCK * 16
+        assert memory.read(0, 2 * CHECK_BLOCK) == PAGES + bytes(2 * CHECK_BLOCK - len(PAGES))
         assert memory.read(SIZE - 300, 300) == PAGES[:300]
-        transfer = memory.bring(0, PAGES)
+        transfer = memory.update(0, PAGES)
         assert (transfer.written, transfer.kept) == (0, len(PAGES))
 
 
 DRAW = random.Random(7)
 DAMAGED = {
-    "content": RECORD + 1 + DRAW.randrange(CHECKED),
-    "crc": RECORD + 1 + CHECKED + DRAW.randrange(7),
-    "last byte of the crc": RECORD + 1 + CHECKED + 7,
+    "content": RECORD + 1 + DRAW.randrange(CHECK_BLOCK),
+    "crc": RECORD + 1 + CHECK_BLOCK + DRAW.randrange(7),
+    "last byte of the crc": RECORD + 1 + CHECK_BLOCK + 7,
     "marker": RECORD,
-    "second page": RECORD + (1 + CHECKED + 8) + 1 + DRAW.randrange(CHECKED),
+    "second page": RECORD + (1 + CHECK_BLOCK + 8) + 1 + DRAW.randrange(CHECK_BLOCK),
     "end": len(IMAGE) - 1,
 }
 
@@ -153,26 +153,26 @@ def test_a_bit_that_flipped_is_found(where: str, tmp_path: Path) -> None:
         identity = serial_ports.identify_ready(session)
         assert identity.flash is FlashState.DAMAGED, at
         assert serial_ports.flash_fault(identity) == (
-            "the program in the flash of icepi-zero is damaged, and was not copied to memory as a whole: write it "
-            "again with weft flash --board icepi-zero --program FOLDER"
+            "the program in the flash of icepi-zero is damaged, and was not fully copied to memory: write it again "
+            "with weft flash --board icepi-zero --program FOLDER"
         )
         # The host goes on, and sends what is not there.
         memory = BoardMemory(session, SIZE)
-        first = PAGES[:CHECKED]
-        assert memory.bring(0, first).kept == (CHECKED if where in ("crc", "last byte of the crc", "second page", "end")
-                                               else 0)  # fmt: skip
-        assert memory.read(0, CHECKED) == first
+        first = PAGES[:CHECK_BLOCK]
+        copied = where in ("crc", "last byte of the crc", "second page", "end")
+        assert memory.update(0, first).kept == CHECK_BLOCK * copied
+        assert memory.read(0, CHECK_BLOCK) == first
 
 
 def test_flashes_without_an_image(tmp_path: Path) -> None:
     """Empty, and with something else in it; one that ends early is damaged."""
-    page = RECORD + 1 + CHECKED + 8
+    page = RECORD + 1 + CHECK_BLOCK + 8
     for image, state in (
         (b"", FlashState.EMPTY),
         (flipped(RECORD - 1), FlashState.EMPTY),
         (bytes(100) + IMAGE, FlashState.EMPTY),
         (IMAGE[:page], FlashState.DAMAGED),
-        (IMAGE[:page] + bytes([MORE]), FlashState.DAMAGED),
+        (IMAGE[:page] + bytes([PAGE_MARKER]), FlashState.DAMAGED),
     ):
         with started(tmp_path, image) as (_, session):
             assert serial_ports.identify_ready(session).flash is state

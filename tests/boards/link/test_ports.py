@@ -13,7 +13,7 @@ from support.board_model import BoardModel
 from support.board_terminal import CONFIG, Terminal
 
 from weft.boards.link import serial_ports
-from weft.boards.link.serial_ports import BRIDGES, Found, find
+from weft.boards.link.serial_ports import BRIDGES, ConnectedBoard, find_board
 from weft.sim.device import DeviceError
 
 RATES = [3_000_000, 115_200]
@@ -54,17 +54,15 @@ def test_the_second_port_of_a_bridge(connect: Connect, ids: tuple[int, int]) -> 
     connect(lambda data: heard.append(data) or b"", (0x2341, 0x0043))
     connect(lambda data: heard.append(data) or b"", None)
     board = connect(model.feed, ids)
-    assert find(RATES) == Found(board.path, RATES[0], model.identity)
+    assert find_board(RATES) == ConnectedBoard(board.path, RATES[0], model.identity)
     assert heard == []
     assert model.resets == model.runs == model.writes == 0
 
 
 def test_no_port(connect: Connect) -> None:
     connect(forbidden, None)
-    with pytest.raises(
-        DeviceError, match=r"^no serial port of this machine belongs to a bridge as boards have it"
-    ):
-        find(RATES)
+    with pytest.raises(DeviceError, match=r"^no serial port of this machine belongs to a board's USB bridge"):
+        find_board(RATES)
 
 
 def test_no_board(connect: Connect) -> None:
@@ -74,8 +72,8 @@ def test_no_board(connect: Connect) -> None:
     other = BoardModel(CONFIG)
     other.identity = replace(other.identity, protocol=1)
     old = connect(other.feed)
-    with pytest.raises(DeviceError, match=r"^no weft board is found: [^\n]*$") as caught:
-        find(RATES)
+    with pytest.raises(DeviceError, match=r"^no weft board was found: [^\n]*$") as caught:
+        find_board(RATES)
     told = str(caught.value)
     assert f"nothing answers at {silent.path}" in told
     assert f"what answers at {noisy.path} is no weft board" in told
@@ -85,6 +83,6 @@ def test_no_board(connect: Connect) -> None:
 def test_several_boards(connect: Connect) -> None:
     first, second = connect(BoardModel(CONFIG).feed), connect(BoardModel(CONFIG).feed)
     with pytest.raises(DeviceError, match=r"2 boards are connected .* name the port with --port") as caught:
-        find(RATES)
+        find_board(RATES)
     assert f"model at {first.path}" in str(caught.value)
     assert f"model at {second.path}" in str(caught.value)

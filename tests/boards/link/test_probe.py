@@ -15,8 +15,8 @@ from support.connected_board import tired
 from support.simulated_line import SimulatedLine
 
 from weft.boards.bus.memory import BoardMemory, MemoryTest, fill_memory
-from weft.boards.link.frames import CHECKED
-from weft.boards.link.probe import check_memory, chosen_blocks, read_registers, try_link
+from weft.boards.link.frames import CHECK_BLOCK
+from weft.boards.link.probe import check_memory, choose_blocks, measure_link, read_registers
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
 from weft.sim.device import DeviceError
 
@@ -94,7 +94,7 @@ class Folded(bytearray):
 
 
 @pytest.mark.parametrize("bit", [12, 14])
-@pytest.mark.parametrize("most", [1 << 15, 4 * CHECKED, 3000])
+@pytest.mark.parametrize("most", [1 << 15, 4 * CHECK_BLOCK, 3000])
 def test_an_address_line_that_is_not_connected(bit: int, most: int) -> None:
     """It is found in a part of memory, too."""
     model = BoardModel(CONFIG, 1 << 15)
@@ -106,9 +106,9 @@ def test_an_address_line_that_is_not_connected(bit: int, most: int) -> None:
 
 
 def test_a_part_of_memory() -> None:
-    for size in (1024, CHECKED, 1 << 14, 1 << 17, 32 << 20):
-        for most in (1, CHECKED, 14_000, 100_000, 1 << 20):
-            block, places = chosen_blocks(size, most)
+    for size in (1024, CHECK_BLOCK, 1 << 14, 1 << 17, 32 << 20):
+        for most in (1, CHECK_BLOCK, 14_000, 100_000, 1 << 20):
+            block, places = choose_blocks(size, most)
             assert places == sorted(set(places))
             assert places[0] == 0
             assert all(at % block == 0 and at + block <= size for at in places)
@@ -131,7 +131,7 @@ def test_a_board_that_is_lost_under_test() -> None:
     memory, line = connected(model)
     line.board = tired(model, 20_000)
     with pytest.raises(
-        DeviceError, match="no longer answers; parts of its memory may hold what the test has written"
+        DeviceError, match="no longer answers; parts of its memory may still hold test patterns"
     ):
         check_memory(memory, SIZE, clock=line.clock)
 
@@ -140,7 +140,7 @@ def test_the_link() -> None:
     model = board()
     before = bytes(model.memory)
     memory, line = connected(model)
-    good = try_link(memory, SIZE, line.clock)
+    good = measure_link(memory, SIZE, line.clock)
     assert model.memory == before
     assert 0.001 < good.round_trip[0] <= good.round_trip[1] <= good.round_trip[2] < 0.003
     assert 270_000 < good.write_rate < 300_000
@@ -149,7 +149,7 @@ def test_the_link() -> None:
     read = sum(256 << turn for turn in range(7))  # up to all of memory
     assert good.requests == 50 + (read + SIZE) // 256
     line.rate = 0.003
-    bad = try_link(memory, SIZE, line.clock)
+    bad = measure_link(memory, SIZE, line.clock)
     assert model.memory == before
     assert 0.0015 < bad.error_rate < 0.006
     assert bad.repeated > 0
@@ -162,7 +162,7 @@ def test_a_slow_link_is_not_tried_for_longer(baud: int) -> None:
     """A simulated board is a hundred times slower than the rate of its line says."""
     memory, line = connected(board(1 << 17))
     line.baudrate = baud
-    link = try_link(memory, 1 << 17, line.clock, seconds=0.5)
+    link = measure_link(memory, 1 << 17, line.clock, seconds=0.5)
     assert line.now < 3
     assert link.read_rate == pytest.approx(baud / 10, rel=0.2)
 

@@ -70,7 +70,7 @@ def test_spoilt_bytes(rate: float, writing: float, reading: float, payload: int,
     assert write < writing * CLEAN
     assert read < reading * CLEAN
     assert payload // 2 <= made.session.payload <= 2 * payload
-    assert (made.session.repeated > 0) == (rate > 0)
+    assert (made.session.retries > 0) == (rate > 0)
 
 
 def test_a_line_that_is_bad_from_the_start_and_gets_better() -> None:
@@ -99,12 +99,12 @@ def test_a_line_that_gets_bad_under_long_requests() -> None:
 def test_a_line_that_stands_still_for_half_a_minute(forgets: bool, rate: float) -> None:
     made = setting(4)
     made.there_and_back(size=20_000)
-    repeated = made.session.repeated
+    repeated = made.session.retries
     made.line.rate, made.line.forgets = rate, forgets
     made.line.still = (made.line.now + 0.05, made.line.now + 30.05)
     write, read = made.there_and_back(size=30_000)
     assert 30 < write + read < 33
-    assert made.session.repeated - repeated < 400 + 2000 * (rate > 0)
+    assert made.session.retries - repeated < 400 + 2000 * (rate > 0)
     assert made.session.payload == PAYLOAD or rate
 
 

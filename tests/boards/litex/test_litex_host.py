@@ -97,7 +97,7 @@ def test_writes_get_lost(model: LitexModel) -> None:
 def test_memory_that_does_not_keep_what_is_written(model: LitexModel) -> None:
     device = opened(model)
     model.stuck.add(MEMORY + 0x40)
-    with pytest.raises(DeviceError, match="what is written to the system's address 0x40000000 does not stay"):
+    with pytest.raises(DeviceError, match="data written to the system's address 0x40000000 do not read back"):
         device.write(0, bytes(range(1, 200)))
 
 
@@ -168,7 +168,7 @@ def test_programs_that_do_not_end(model: LitexModel) -> None:
     device.start(0)
     with pytest.raises(DeviceError, match="a program is still running"):
         device.start(0)
-    with pytest.raises(DeviceError, match="stands still: it counts no cycles"):
+    with pytest.raises(DeviceError, match="has stopped: its cycle counter does not change"):
         device.wait()
     model.moving = True
     device.start(0)

@@ -55,12 +55,12 @@ def test_degrees_are_counted_from_zero() -> None:
 
 
 def test_plain_values() -> None:
-    assert NOT_CALIBRATED.described() is None
-    assert replace(FOUND, capture=1).described() == {
+    assert NOT_CALIBRATED.as_dict() is None
+    assert replace(FOUND, capture=1).as_dict() == {
         "state": "found", "phases": 40, "working_degrees": [180, 279], "chosen_degrees": 234, "computed_degrees": 225,
         "capture_cycles": 1, "computed_capture_cycles": 2,
     }  # fmt: skip
-    failed = replace(FOUND, state=CalibrationState.FAILED, count=0, chosen=20).described()
+    failed = replace(FOUND, state=CalibrationState.FAILED, count=0, chosen=20).as_dict()
     assert failed is not None
     assert (failed["state"], failed["working_degrees"]) == ("failed", None)
 
@@ -68,6 +68,6 @@ def test_plain_values() -> None:
 def test_phases_that_must_work() -> None:
     """One nanosecond and no phase more."""
     sweep = Sweep(lambda clock: 56)
-    assert sweep.least(80e6) == 5
+    assert sweep.min_phases(80e6) == 5
     for clock in (25e6, 40e6, 100e6):
-        assert (sweep.least(clock) - 1) / clock / 56 < 1e-9 <= sweep.least(clock) / clock / 56
+        assert (sweep.min_phases(clock) - 1) / clock / 56 < 1e-9 <= sweep.min_phases(clock) / clock / 56

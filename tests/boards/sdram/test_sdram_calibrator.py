@@ -24,7 +24,7 @@ from weft.boards.sdram.calibration import (
     Sweep,
     calibration_layout,
 )
-from weft.boards.sdram.calibrator import UNITS, Calibrator, pattern, place, taps
+from weft.boards.sdram.calibrator import UNITS, Calibrator, parity_taps, pattern, scatter_lines
 from weft.boards.sdram.chip import SdramTiming
 from weft.boards.sdram.controller import SdramController
 from weft.boards.sdram.eye import CAPTURES, PadDelays, best_eye
@@ -293,7 +293,7 @@ def test_calibrator(bus: int, clock: float, phases: int, blocks: int, only: str)
         "bus": bus,
         "clock": clock,
         "phases": phases,
-        "least": sweep.least(clock),
+        "least": sweep.min_phases(clock),
         "capture": best_eye(clock).capture,
     }
     run_bench(Memory(bus, clock, sweep), parameters=parameters, only=f"bench_({only})$")
@@ -322,7 +322,7 @@ def shown(expression, **given: int) -> int:
 def test_units_differ(bits: int) -> None:
     """No two units of a test have the same first half, and none has what it had in a test with another salt."""
     halves = {
-        sum((sum(number >> bit & 1 for bit in pad) & 1) << at for at, pad in enumerate(taps(bits)))
+        sum((sum(number >> bit & 1 for bit in pad) & 1) << at for at, pad in enumerate(parity_taps(bits)))
         for number in range(1 << bits)
     }
     assert len(halves) == 1 << bits
@@ -338,7 +338,9 @@ def test_blocks_lie_apart(blocks: int, row_bits: int, column_bits: int) -> None:
     """Each has a place of its own, and from an even one to the next all address lines change."""
     lines = row_bits + 2 + column_bits - 1 - (UNITS - 1).bit_length()
     bits = (blocks - 1).bit_length()
-    places = [shown(lambda block: place(block[:bits], lines, 0), block=block) for block in range(blocks)]
+    places = [
+        shown(lambda block: scatter_lines(block[:bits], lines, 0), block=block) for block in range(blocks)
+    ]
     assert len(set(places)) == blocks
     assert {even ^ odd for even, odd in zip(places[::2], places[1::2], strict=True)} == {(1 << lines) - 1}
 

@@ -15,7 +15,16 @@ from weft.boards.families.ecp5_sdram import pll
 from weft.boards.families.family import PllError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram.chip import SdramTiming
-from weft.boards.sdram.eye import CAPTURES, CAS_LATENCY, LEAST, Eye, PadDelays, arrival, best_eye, eye_at
+from weft.boards.sdram.eye import (
+    CAPTURES,
+    CAS_LATENCY,
+    MIN_MARGIN_NS,
+    Eye,
+    PadDelays,
+    arrival,
+    best_eye,
+    eye_at,
+)
 
 SOURCE = 25e6
 CLOCKS = range(10, 143)
@@ -89,13 +98,13 @@ def test_margins_tell_what_works(capture: int) -> None:
 def test_every_clock_has_an_eye() -> None:
     for clock in CLOCKS:
         eye = best_eye(clock * 1e6)
-        assert eye.least >= LEAST
+        assert eye.min_margin >= MIN_MARGIN_NS
         assert Pads(clock * 1e6, eye.phase).works(eye.capture)
         # The chip lets go 6 ns after its edge; its edge before the next word to write comes two cycles ahead of that.
         assert eye.turnaround == pytest.approx((2 - eye.phase / 360) * 1e3 / clock - 6)
         # Nothing else is better, to the degree.
         others = (eye_at(clock * 1e6, phase, capture) for phase in range(0, 360, 7) for capture in CAPTURES)
-        assert all(other.least <= eye.least for other in others)
+        assert all(other.min_margin <= eye.min_margin for other in others)
 
 
 def test_the_pll_makes_the_phase() -> None:
@@ -109,7 +118,7 @@ def test_the_pll_makes_the_phase() -> None:
         assert first <= coarse <= 127
         shown = (coarse - first + fine / 8) / dividers.output_divider * 360
         assert shown == pytest.approx(dividers.phase)
-        assert eye_at(dividers.output, shown, eye.capture).least >= LEAST
+        assert eye_at(dividers.output, shown, eye.capture).min_margin >= MIN_MARGIN_NS
         assert Pads(dividers.output, shown).works(eye.capture)
         assert arrival(dividers.output, shown) == CAS_LATENCY - 1 + eye.capture
 
@@ -119,8 +128,8 @@ def test_a_phase_of_half_a_cycle_does_not_do() -> None:
     holds = {clock: eye_at(clock * 1e6, 180, 2).read_hold for clock in (80, 75, 70, 40)}
     assert holds == pytest.approx({80: 0.25, 75: -1 / 6, 70: -0.643, 40: -6}, abs=1e-3)
     for clock in range(50, 101):
-        quarter = eye_at(clock * 1e6, 270, 2).least
-        assert 0 < quarter <= best_eye(clock * 1e6).least + 0.05
+        quarter = eye_at(clock * 1e6, 270, 2).min_margin
+        assert 0 < quarter <= best_eye(clock * 1e6).min_margin + 0.05
 
 
 @pytest.mark.parametrize(
@@ -130,7 +139,7 @@ def test_a_phase_of_half_a_cycle_does_not_do() -> None:
 )
 def test_the_boards_own_clocks(board: Board) -> None:
     eye = best_eye(board.clock)
-    assert eye.least > 2.5
+    assert eye.min_margin > 2.5
     assert eye.report()["margins_ns"]["read_hold"] == round(eye.read_hold, 2)
 
 
@@ -143,7 +152,7 @@ def test_the_boards_own_clocks(board: Board) -> None:
          "cannot run at 60.5 MHz: its clock cycle is at least 30 ns; the nearest clock that can be used is 33 MHz"),
         # Words stand for 10 - 11.2 + 2.5 ns, half of which is left at either end; with 2 ns it is enough.
         (100e6, SdramTiming(access3=11.2, setup=0.5, hold=0.5),
-         "cannot run at 100 MHz: only 0.6 ns of set-up or hold are left, and 1 must be; "
+         "cannot run at 100 MHz: its smallest margin is 0.6 ns, and at least 1 ns are necessary; "
          "the nearest clock that can be used is 93 MHz"),
         (80e6, SdramTiming(setup=300.0, hold=800.0), "it cannot be used at all"),
     ],
@@ -175,7 +184,7 @@ def test_the_clock_that_a_refusal_names_is_the_nearest() -> None:
 
 def is_open(clock: float, chip: SdramTiming) -> bool:
     try:
-        return best_eye(clock, chip).least >= LEAST
+        return best_eye(clock, chip).min_margin >= MIN_MARGIN_NS
     except BoardError:
         return False
 
@@ -186,11 +195,11 @@ def test_the_docs_tell_the_same() -> None:
     assert len(rows) > 4
     for clock, phase, capture, least in rows:
         eye = best_eye(float(clock) * 1e6)
-        assert (phase, capture, least) == (f"{eye.phase:g}", f"{eye.capture}", f"{eye.least:.1f}")
+        assert (phase, capture, least) == (f"{eye.phase:g}", f"{eye.capture}", f"{eye.min_margin:.1f}")
 
 
 def test_a_pll_too_slow_for_a_phase_says_so() -> None:
     dividers = Ecp5Pll.solve(SOURCE, 5e6)
     assert dataclasses.replace(dividers, phase=0).phases[1] <= 127
     with pytest.raises(PllError, match=r"late by 300 degrees: ask for 6\.25 MHz or more$"):
-        dividers.late(300)
+        dividers.with_phase(300)

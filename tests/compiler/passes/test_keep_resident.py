@@ -82,7 +82,7 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
 def test_random_convolutions_on_boards(name: str) -> None:
     """With the plans for a board's own configuration and memory, and for memories around its."""
     board = BOARDS[name]
-    own = board.memory.modelled[1] or board.config.bus_bytes
+    own = board.memory.planning_model[1] or board.config.bus_bytes
     for seed, bandwidth in enumerate((own, own, 0.2, 2.0, float(board.config.bus_bytes))):
         rng = np.random.default_rng([seed, board.config.digest])
         segment, _ = random_convolutions(rng)
