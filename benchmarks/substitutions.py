@@ -56,7 +56,7 @@ def row(case: str, most: int) -> str:
     seconds = time.monotonic() - begin
     done = program.substitutions
     assert done is not None
-    for line in done.told:
+    for line in done.lines:
         print(f"  {line}", flush=True)
     inputs = {
         value: np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)
@@ -83,7 +83,7 @@ def budget_row(case: str, budget: str, count: int) -> str:
     }
     done = weft.compile(model, config, memory=float(bandwidth), budget=budget, samples=samples).roundings
     assert done is not None
-    for line in done.told:
+    for line in done.lines:
         print(f"  {line}", flush=True)
     apart = done.difference
     cells = (

@@ -1,1 +1,1 @@
-"""Devices that run programs without an FPGA: the golden interpreter and the generated RTL."""
+"""Devices that run programs without an FPGA: golden interpreter, cycle models, and simulated RTL."""

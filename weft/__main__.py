@@ -1,6 +1,6 @@
 """The ``weft`` command, also as ``python -m weft``.
 
-It imports next to nothing before it can be interrupted: the command line takes a moment to load.
+It installs signal handlers before it imports the command line, which takes a moment to load.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the ``weft`` command; always leaves by `SystemExit`.
+    """Run the ``weft`` command; always raises `SystemExit`.
 
-    What is being written vanishes when the user interrupts it (exit code 130), and when another process ends it.
+    If the user interrupts it (exit code 130) or another process ends it, partly written files are removed.
     """
     before = {}
     hook = sys.unraisablehook
     try:
         if threading.current_thread() is threading.main_thread():
-            sys.unraisablehook = lambda dropped: None if _sent_again(dropped) else hook(dropped)
-            # What is ignored stays so: under nohup, weft goes on without its terminal.
-            heard = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
-            before = {number: signal.signal(number, _end) for number in heard}
+            sys.unraisablehook = lambda dropped: None if _resend(dropped) else hook(dropped)
+            # Ignored signals stay ignored: under nohup, weft continues without its terminal.
+            handled = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+            before = {number: signal.signal(number, _end) for number in handled}
         from weft.cli.main import main as command
 
         command(arguments)
@@ -38,13 +38,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _end(number: int, frame: object) -> None:
-    """By convention, a process that a signal ended has its number and 128 as exit code."""
-    sys.exit(128 + number)
+    sys.exit(128 + number)  # the shell's convention for a process that a signal ended
 
 
-def _sent_again(dropped: sys.UnraisableHookArgs) -> bool:
-    """Python drops what is raised in a destructor or in a callback of the import's locks, and goes on: where that
-    was a signal that should end weft, it comes once more, when the callback has ended.
+def _resend(dropped: sys.UnraisableHookArgs) -> bool:
+    """Send a signal again if Python dropped its exception. Return True if it did.
+
+    Python drops exceptions raised in a destructor, or in a callback of an import lock. The signal is sent after that
+    callback has ended.
     """
     error = dropped.exc_value
     codes = {128 + number: number for number in _ENDING}

@@ -1,4 +1,4 @@
-"""The Python API: compile a model, run it on a device, look at what it cost."""
+"""The Python API: compile, check and load models, and generate Verilog."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from weft.hdl.schema import printable
 from weft.run.program import Changes, Program, folder_of
 
 if TYPE_CHECKING:
-    from weft.samples import Given
+    from weft.samples import SampleSource
 
 DESCRIPTION = "weft description 1"
-"""Format of what `verilog` says of an accelerator."""
+"""Format of the description that `verilog` returns."""
 
 
 @contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """A program is millions of objects that stay alive: looking for garbage among them takes half of the time."""
+def without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: a program is millions of live objects, whose collection takes half of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -49,8 +49,8 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-@without_collection()
-def compile(  # the public name, and what it does
+@without_garbage_collection()
+def compile(  # shadows a builtin, but is the natural public name
     model: Source,
     config: str | os.PathLike[str] | Config = "default",
     *,
@@ -65,86 +65,86 @@ def compile(  # the public name, and what it does
     substitute: int | None = None,
     rules: str | os.PathLike[str] | None = None,
     budget: float | str | None = None,
-    samples: Given | None = None,
+    samples: SampleSource | None = None,
 ) -> Program:
     """Compile a quantised ONNX (QDQ), TFLite or MLIR model.
 
     Parameters
     ----------
     model : path, bytes or ModelProto
-        The model: a file, or serialised, or in memory.
+        The model: a file, serialised, or in memory.
     config : str, path or Config
-        A preset's name, a board's (its own configuration), a JSON file, or a configuration.
+        Name of a preset or of a board (its own configuration), a JSON file, or a configuration.
     memory : float or str
-        The memory that the program is planned for: bytes a cycle, or a board's name. By default it is that of the board
-        whose name `config` is; else it is as fast as the bus is wide. The program computes the same behind any memory.
-        Where it is a board's that is inside the FPGA, values share it as far as they can.
+        Bandwidth in bytes a cycle of the memory to plan for, or a board's name. Default: the memory of board `config`,
+        else the bandwidth of the bus. The program computes the same bytes with any memory. If a board's memory is
+        inside the FPGA, buffers share memory as far as possible.
     progress : callable
-        Told the name of every operator before it is lowered.
+        Called with the name of every operator before it is lowered.
     reuse : bool
-        Let intermediates share memory, and stay on chip between operators; without it every one can be looked at
+        Let intermediate results share memory, and stay on chip between operators. If False, all of them can be read
         after the run.
     plain_inputs : bool
-        Have all inputs in memory in NHWC order. Otherwise `Program.run` lays rows of an input side by side where that
-        makes a first convolution quicker, which takes up to as many times the memory as its kernel has rows.
+        Store all inputs in NHWC order. Otherwise `Program.run` interleaves rows of an input if that makes a first
+        convolution faster; the input then takes up to as many times the memory as the convolution's window has rows.
     choose : Chooser
-        Plans convolutions, for example from a tuning; the best by estimate if it is not
-        given. All decisions are by these plans.
+        Chooses the plans of convolutions, for example from a tuning; default: the best plan by estimate.
     watch : callable
-        Told the name of every pass of the compiler and the device segment that it made
-        (`weft.compiler.ir.model.dump_segment` writes it as text).
+        Called after every pass of the compiler with the name of the pass and its device segment
+        (`weft.compiler.ir.model.dump_segment` writes a segment as text).
     shapes : mapping of str to int
-        Sizes of dimensions that the model leaves open, by their names, or by ``input.axis``.
+        Sizes of the model's open dimensions, by their names or as ``input.axis``.
     states : mapping of str to str
-        Inputs of an ONNX model that are kept from run to run, each by the name of the output that it becomes for the
-        next run; both are then neither inputs nor outputs of the program. A TFLite model says itself what it keeps.
+        Inputs of an ONNX model that are states, with the name of the output that is the state of the next run. Neither
+        is then an input or output of the program. A TFLite model declares its states itself.
     substitute : int
-        Search for graph substitutions that make the program quicker, and measure the cycles of so many parts of it at
-        most; none without. They change no byte of an output, while values between operators may no longer exist;
-        `Program.substitutions` tells what was done.
+        Search for graph substitutions that make the program faster, and measure the cycles of at most this number of
+        parts of the model. Default: no search. Substitutions change no byte of an output, but intermediate results may
+        disappear. `Program.substitutions` describes them.
     rules : str or path
-        A file of rules for it, as `weft rules --find` writes them, in place of those that weft carries. All of them are
-        proven first.
+        File of substitution rules from `weft rules --find`, instead of the rules that come with weft. Each is proven
+        before it is used.
     budget : float or str
-        Make rewrites that round otherwise where the program gets quicker: as many as keep every value that leaves the
-        device within so many steps of what it would be, or, as a text such as ``"1%"``, as move the maximum of an
-        output of classes in at most that share of runs. None without. `Program.roundings` tells what was done, and
-        `Program.graphs` are the networks that were made.
+        Apply rewrites that change rounding and make the program faster, up to this error. A number is the largest
+        difference of any value that leaves the device, in steps. A text such as ``"1%"`` is the largest share of runs
+        in which the class with the maximum may change. Default: no rewrites. `Program.roundings` describes the
+        rewrites, and `Program.graphs` are the rewritten graphs.
     samples : mapping, array or path
-        What the budget is measured on: as `quantise` takes them.
+        Samples to measure the error on, see `quantise`.
 
     Raises
     ------
     CompileError
         If the model cannot be read or compiled.
     ConfigError
-        If the configuration is not valid.
+        If the configuration is invalid.
     InputError
-        If an argument has another type.
+        If an argument has a wrong type.
     FileError
         If samples cannot be read.
     RuleError
-        If a file of rules cannot be read, or one of them does not hold.
+        If the file of rules cannot be read, or a rule cannot be proven.
     """
-    chosen, bandwidth = configuration(config), memory_of(memory, config)
+    configured, bandwidth = configuration(config), memory_of(memory, config)
     for name, value in (("reuse", reuse), ("plain_inputs", plain_inputs)):
         flag(name, value)
     for name, function in (("progress", progress), ("choose", choose), ("watch", watch)):
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
-    graph = graph_of(model, chosen, shapes, states)
-    told = progress or _silent
-    graph, roundings = _rounded(graph, chosen, bandwidth, budget, samples, told)
-    planned, done = _substituted(graph, chosen, bandwidth, substitute, rules, told)
+    graph = graph_of(model, configured, shapes, states)
+    # Rewrites and substitutions change the graph before anything is planned.
+    report = progress or _ignore
+    graph, roundings = _round_within_budget(graph, configured, bandwidth, budget, samples, report)
+    replacements, substitutions = _substitute(graph, configured, bandwidth, substitute, rules, report)
     segments = tuple(
         compile_segment(
-            planned.get(segment.name, segment),
-            chosen,
+            replacements.get(segment.name, segment),
+            configured,
             bandwidth=bandwidth,
             reuse=reuse,
             plain_inputs=plain_inputs,
             room=room_of(memory, config),
-            sequential=bool(sequential_boards(chosen)),
+            sequential=bool(sequential_boards(configured)),
             progress=progress,
             choose=choose,
             watch=watch,
@@ -153,9 +153,9 @@ def compile(  # the public name, and what it does
         else segment
         for segment in graph.segments
     )
-    return _checked(
+    return _check_program(
         Compiled(
-            chosen,
+            configured,
             segments,
             graph.to_device,
             graph.from_device,
@@ -166,29 +166,29 @@ def compile(  # the public name, and what it does
             bandwidth,
         ),
         tuple(segment for segment in graph.segments if isinstance(segment, DeviceSegment)),
-        done,
+        substitutions,
         roundings,
     )
 
 
-def _rounded(
+def _round_within_budget(
     graph: Graph,
     config: Config,
     bandwidth: float | None,
     budget: float | str | None,
-    samples: Given | None,
+    samples: SampleSource | None,
     progress: Callable[[str], None],
 ) -> tuple[Graph, Changes | None]:
-    """The model with rewrites that round otherwise, and what was done; as it is if there is no budget for them."""
+    """Apply rewrites that change rounding. Return the graph and its changes; without a budget, the graph and None."""
     if (budget is None) != (samples is None):
         raise InputError("'budget' is measured on 'samples': give both or neither")
     if budget is None or samples is None:
         return graph, None
-    rounded = provider("round within a budget")
-    return rounded(graph, config, budget, samples, bandwidth=bandwidth, progress=progress)
+    round_graph = provider("round within a budget")
+    return round_graph(graph, config, budget, samples, bandwidth=bandwidth, progress=progress)
 
 
-def _substituted(
+def _substitute(
     graph: Graph,
     config: Config,
     bandwidth: float | None,
@@ -196,28 +196,27 @@ def _substituted(
     rules: str | os.PathLike[str] | None,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, DeviceSegment], Changes | None]:
-    """By name, device segments with graph substitutions in place of those of a model, and what was done; neither if
-    they are not asked for."""
+    """Return the device segments after graph substitutions by name, and the changes; an empty dict and None if off."""
     if substitute is None:
         if rules is not None:
             raise InputError("'rules' are for a search: give 'substitute' as well")
         return {}, None
-    substituted = provider("substitute operators")
-    own = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
-    found, done = substituted(
-        own, config, most=substitute, bandwidth=bandwidth, rules=rules, progress=progress
+    search = provider("substitute operators")
+    originals = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
+    segments, changes = search(
+        originals, config, most=substitute, bandwidth=bandwidth, rules=rules, progress=progress
     )
-    return {segment.name: segment for segment in found}, done
+    return {segment.name: segment for segment in segments}, changes
 
 
-def _silent(text: str) -> None:
-    """Tells nobody."""
+def _ignore(text: str) -> None:
+    return None
 
 
 def graph_of(
     model: Source, config: Config, shapes: Mapping[str, int] | None, states: Mapping[str, str] | None
 ) -> Graph:
-    """The model as `config` runs it: what `compile` compiles, and what `check` tells of."""
+    """Import a model for `config`, and assign its nodes to device and host."""
     if not isinstance(model, Source):
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
     if not isinstance(shapes, Mapping | None):
@@ -228,13 +227,13 @@ def graph_of(
     return import_model(model, config=config, shapes=sizes, states=states)
 
 
-def _checked(
+def _check_program(
     compiled: Compiled,
     graphs: tuple[DeviceSegment, ...] = (),
     substitutions: Changes | None = None,
     roundings: Changes | None = None,
 ) -> Program:
-    """The program, after a look at every part and instruction: neither compiler nor files are taken on trust."""
+    """Check every part and instruction of a program, whether it comes from the compiler or a file, and return it."""
     verify(compiled)
     for segment in compiled.segments:
         if isinstance(segment, DeviceProgram):
@@ -253,27 +252,27 @@ def load(folder: str | os.PathLike[str]) -> Program:
     Raises
     ------
     ProgramFileError
-        If it is missing, damaged, or of another version.
+        If the folder is missing, damaged, or of another version.
     CompileError
-        If its parts do not fit each other.
+        If parts of the program are inconsistent.
     ProgramError
-        If its instructions leave what they may read and write, can race or can block each other, or are in no order
-        for the sequential core.
+        If instructions access memory outside their buffers, can race or deadlock, or cannot run on the sequential core
+        that the configuration needs.
     """
     path = folder_of(folder)
     compiled = load_compiled(path)
     try:
-        return _checked(compiled)
+        return _check_program(compiled)
     except (CompileError, ProgramError) as error:
         raise type(error)(f"{path} is damaged: {error}; compile the model again") from None
 
 
 class Check(list[tuple[str, str, str, str]]):
-    """What `check` tells: (name, operator, "device" or "host", reason) for every node of a model, and its `shares`."""
+    """Result of `check`: (name, operator, "device" or "host", reason) of every node of a model, and its `shares`."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each value that may leave the range that the device has for it."""
+        """A warning for each value that the device may clamp, because its range is limited."""
         return clamps(self)
 
     def __init__(self, nodes: Iterable[tuple[str, str, str, str]], shares: Shares) -> None:
@@ -288,45 +287,45 @@ def check(
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Check:
-    """Tell where every node of a model runs, without compiling it.
+    """Return where every node of a model runs, without compiling the model.
 
     Parameters
     ----------
     model, config, shapes, states
-        As of `compile`.
+        See `compile`.
 
     Returns
     -------
     Check
         A list of (str, str, str, str): name, operator, "device" or "host", and for the host the reason. Its attribute
-        ``shares`` has the multiplications on either side and the bytes that cross.
+        ``shares`` has the MACs on device and host, and the bytes transferred between them.
 
     Raises
     ------
     CompileError, ConfigError, InputError
-        As `compile`.
+        See `compile`.
     """
     graph = graph_of(model, configuration(config), shapes, states)
     return Check(graph.assignment, shares(graph))
 
 
 def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, dict[str, Any]]:
-    """The accelerator as Verilog, and its description (parameters, ports, register map) as JSON values.
+    """Return the accelerator as Verilog, and its description (parameters, ports, register map) as JSON values.
 
-    It is the pipelined core, but for the own configurations of boards that have the sequential core
-    (`weft.configurations.sequential_boards`); ``core`` of the description says which.
+    The own configuration of a board with the sequential core gives the sequential core
+    (`weft.configurations.sequential_boards`), all others give the pipelined core. ``core`` in the description names it.
 
     Raises
     ------
     ConfigError, InputError
-        As `compile`.
+        See `compile`.
     """
     from weft.hdl.core import Core
     from weft.hdl.sequential.core import SequentialCore
     from weft.hdl.verilog import describe, generate
 
-    chosen = configuration(config)
-    sequential = bool(sequential_boards(chosen))
-    core = SequentialCore(chosen) if sequential else Core(chosen)
+    configured = configuration(config)
+    sequential = bool(sequential_boards(configured))
+    core = SequentialCore(configured) if sequential else Core(configured)
     kind = "sequential" if sequential else "pipelined"
-    return generate(core, name="weft"), {"format": DESCRIPTION, "core": kind} | describe(chosen)
+    return generate(core, name="weft"), {"format": DESCRIPTION, "core": kind} | describe(configured)

@@ -1,6 +1,6 @@
-"""Arrays on disk: the inputs of a model from .npz, .npy, images or stdin, and its outputs to .npz.
+"""Read the inputs of a model from .npz, .npy, images or stdin, and write its outputs to .npz.
 
-Files may hold anything: what an array will be is read from its header, and compared with the model, before its data is.
+Files are not trusted: an array's header is read and compared with the model before its data.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+# First bytes of image files, by Pillow's name of the format
 _FORMATS = {
     "PNG": (b"\x89PNG\r\n\x1a\n",),
     "JPEG": (b"\xff\xd8\xff",),
@@ -35,43 +36,42 @@ _FORMATS = {
     "WEBP": (b"RIFF",),
     "PPM": (b"P4", b"P5", b"P6"),
 }
-"""How files of a format, by Pillow's name of it, begin."""
+# Pillow's modes by number of channels
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's pixels of so many channels."""
-_READ = {1: ("1", "L", "P", "RGB"), 3: ("1", "L", "P", "RGB"), 4: ("RGBA",)}
-"""Pixels that become those."""
-_ORIENTATION = 0x0112
-"""EXIF's tag."""
+# Modes of images that can be converted to a number of channels
+_CONVERTIBLE_MODES = {1: ("1", "L", "P", "RGB"), 3: ("1", "L", "P", "RGB"), 4: ("RGBA",)}
+_ORIENTATION_TAG = 0x0112
 
 
 def is_image(head: bytes) -> bool:
-    """Whether a file that begins so may be an image."""
+    """Return True if a file that begins with `head` may be an image."""
     return any(head.startswith(magic) for magics in _FORMATS.values() for magic in magics)
 
 
 def read_image(file: BinaryIO, label: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """An image as a model's input.
+    """Read an image as a model's input.
 
     Parameters
     ----------
     file : BinaryIO
         PNG, JPEG, BMP, GIF, WebP or PPM, with 8 bits a channel.
     label : str
-        What messages call the file.
+        Name of the file in error messages.
     dtype, shape
-        Of the input: uint8 takes pixels as they are, floats take them divided by 255. The shape is (height, width), or
-        (channels, height, width) or (height, width, channels) with 1, 3 or 4 channels, perhaps with 1 in front. Grey
-        pixels are repeated for 3 channels; colours become grey as ITU-R 601 has it for 1.
+        The input's dtype and shape. For uint8, pixels are not scaled; for floats, they are divided by 255. The shape is
+        (height, width), (channels, height, width) or (height, width, channels) with 1, 3 or 4 channels, optionally
+        with a batch axis of 1. Grey pixels are repeated for 3 channels. For 1 channel, colours are converted to grey
+        by ITU-R 601.
 
     Returns
     -------
     ndarray
-        Of that dtype and shape.
+        Array of this dtype and shape.
 
     Raises
     ------
     FileError
-        If Pillow is missing, the image is damaged, has another size, or nothing says what its pixels become.
+        If Pillow is missing, the image is damaged or has another size, or its pixels cannot be converted.
     """
     try:
         from PIL import Image
@@ -89,13 +89,13 @@ def read_image(file: BinaryIO, label: str, dtype: str, shape: tuple[int, ...]) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file, formats=list(_FORMATS)) as image:
-                channels_last, channels = _fitting(image, label, layouts)
+                channels_last, channels = _fitting_layout(image, label, layouts)
                 pixels = np.asarray(image.convert(_MODES[channels]), np.uint8)
     except FileError:
         raise
-    except Exception as error:  # Pillow's readers raise anything
+    except Exception as error:  # Pillow raises many kinds of errors for damaged files
         raise FileError(f"{label} is no image that can be read: {printable(str(error), 100)}") from None
-    pixels = pixels.reshape(*pixels.shape[:2], channels)
+    pixels = pixels.reshape(*pixels.shape[:2], channels)  # Pillow drops a single channel's axis
     if not channels_last:
         pixels = pixels.transpose(2, 0, 1)
     scaled = pixels if kind == np.uint8 else pixels / np.float32(255)
@@ -103,19 +103,22 @@ def read_image(file: BinaryIO, label: str, dtype: str, shape: tuple[int, ...]) -
 
 
 def _layouts(label: str, shape: tuple[int, ...]) -> list[tuple[bool, int, int, int]]:
-    """What a shape may mean: whether channels come last, their number, height and width."""
-    one = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape
-    found = [(False, 1, *one)] if len(one) == 2 else []
-    if len(one) == 3:
-        found = [(False, *one), (True, one[2], one[0], one[1])]
-    found = [layout for layout in found if layout[1] in _MODES]
-    if not found:
+    """Return the possible layouts of a shape as (channels last, channels, height, width)."""
+    image = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape
+    layouts = [(False, 1, *image)] if len(image) == 2 else []
+    if len(image) == 3:
+        layouts = [(False, *image), (True, image[2], image[0], image[1])]
+    layouts = [layout for layout in layouts if layout[1] in _MODES]
+    if not layouts:
         raise FileError(f"{label} is one image, but the model takes shape {shape}: give a .npy file")
-    return found
+    return layouts
 
 
-def _fitting(image: Image, label: str, layouts: list[tuple[bool, int, int, int]]) -> tuple[bool, int]:
-    """The first layout with the image's size, as (channels last, channels); the pixels must become its channels."""
+def _fitting_layout(image: Image, label: str, layouts: list[tuple[bool, int, int, int]]) -> tuple[bool, int]:
+    """Return (channels last, channels) of the first layout with the image's size.
+
+    Raises `FileError` if no layout has this size, or the pixels cannot be converted to its channels.
+    """
     fitting = [layout for layout in layouts if layout[2:] == (image.height, image.width)]
     if not fitting:
         sizes = " or ".join(f"{width} x {height}" for _, _, height, width in layouts)
@@ -124,35 +127,35 @@ def _fitting(image: Image, label: str, layouts: list[tuple[bool, int, int, int]]
             "resize it"
         )
     channels_last, channels = fitting[0][:2]
-    clear = "transparency" in image.info
-    if image.mode not in _READ[channels] or clear:
-        has = "transparent pixels" if clear else f"pixels of the kind {image.mode!r}"
+    transparent = "transparency" in image.info
+    if image.mode not in _CONVERTIBLE_MODES[channels] or transparent:
+        has = "transparent pixels" if transparent else f"pixels of the kind {image.mode!r}"
         raise FileError(
             f"{label} has {has}, but the model takes {channels} channels: save it as 8-bit {_MODES[channels]} "
             "(L is greyscale)"
         )
     if (frames := getattr(image, "n_frames", 1)) != 1:
         raise FileError(f"{label} has {frames} frames: save one of them")
-    if (turned := image.getexif().get(_ORIENTATION, 1)) != 1:
+    if (orientation := image.getexif().get(_ORIENTATION_TAG, 1)) != 1:
         raise FileError(
-            f"{label} is to be turned when it is shown (EXIF orientation {turned}): save it upright"
+            f"{label} is to be turned when it is shown (EXIF orientation {orientation}): save it upright"
         )
     return channels_last, channels
 
 
 Signature = Mapping[str, tuple[str, Sequence[int]]]
-"""Names with (dtype name, shape)."""
+"""Inputs or outputs in order: (dtype name, shape) by name."""
 
 STDIN = Path("-")
 _ZIP, _NPY = b"PK", b"\x93NUMPY"
+# Most bytes of a name in a zip file
 _NAME_BYTES = 65_535 - len(".npy")
-"""What a name in a zip file may have."""
+# Most bytes to read from stdin, or twice the inputs' size if that is more
 _STDIN_BYTES = 1 << 28
-"""What stdin may have in any case; more if the model reads more."""
-_NAMES = 8
-"""Names that a message shows."""
+# Most names in an error message
+_MAX_NAMES = 8
+# Parts of an array's name to escape: as a file name they would leave the folder, or not give the name back.
 _UNSAFE = re.compile(r"^/|/$|/(?=/)|(?<=/)/|(?<![^/])\.+(?![^/])|^[A-Za-z]:|\.npy$|[%\\]")
-"""In the name of an array: what would make a file name that leads elsewhere, or is not read back as it was."""
 
 
 def read_inputs(source: Path, signature: Signature) -> dict[str, np.ndarray]:
@@ -161,52 +164,51 @@ def read_inputs(source: Path, signature: Signature) -> dict[str, np.ndarray]:
     Parameters
     ----------
     source : Path
-        A .npz file whose arrays carry the names of the inputs (others are ignored); for a model of one input, a .npy
-        file or an image as `weft.arrays.read_image` takes it. Contents tell which, not the file's name.
+        A .npz file with an array for each input, by name (other arrays are ignored). For a model with one input, also a
+        .npy file or an image for `weft.arrays.read_image`. The contents determine the kind of file, not its name.
     signature : mapping
         The inputs: name to (dtype name, shape).
 
     Returns
     -------
     dict of str to ndarray
-        For each input an array of exactly that dtype and shape, in C order and the byte order of this machine,
-        whatever the file's.
+        An array for each input with exactly its dtype and shape, in C order and this machine's byte order.
 
     Raises
     ------
     FileError
-        If the file is damaged or none of these, or an array is missing or has another dtype or shape.
+        If the file is damaged or of another kind, or an array is missing or has another dtype or shape.
     OSError
         If the file cannot be read.
     """
     label = "stdin" if source == STDIN else str(source)
-    with _opened(source, signature) as file:
+    with _open(source, signature) as file:
         head = file.read(16)
         file.seek(0)
         if head.startswith(_ZIP):
             return _read_npz(file, label, signature)
         if head.startswith(_NPY):
-            name, dtype, shape = _only(label, signature)
+            name, dtype, shape = _single_input(label, signature)
             return {name: _read_npy(file, None, label, dtype, shape)}
         if is_image(head):
-            name, dtype, shape = _only(label, signature)
+            name, dtype, shape = _single_input(label, signature)
             return {name: read_image(file, label, dtype, shape)}
     raise FileError(f"{label} is no .npz or .npy file, and no image of a known kind")
 
 
 @contextmanager
-def _opened(source: Path, signature: Signature) -> Iterator[BinaryIO]:
-    """A file that can be read from any place on; of stdin and pipes no more is kept than the model can need."""
+def _open(source: Path, signature: Signature) -> Iterator[BinaryIO]:
+    """Open a file for random access; stdin and pipes are buffered up to a limit."""
     if source == STDIN:
         if sys.stdin is None or sys.stdin.isatty():
             raise FileError("--input - reads a file from stdin: put one there, with a pipe or <")
-        yield _buffered(sys.stdin.buffer, "stdin", signature)
+        yield _buffer(sys.stdin.buffer, "stdin", signature)
         return
     with source.open("rb") as file:
-        yield file if file.seekable() else _buffered(file, str(source), signature)
+        yield file if file.seekable() else _buffer(file, str(source), signature)
 
 
-def _buffered(file: BinaryIO, label: str, signature: Signature) -> BinaryIO:
+def _buffer(file: BinaryIO, label: str, signature: Signature) -> BinaryIO:
     needed = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in signature.values())
     limit = max(_STDIN_BYTES, 2 * needed)
     raw = io.BytesIO()
@@ -220,10 +222,9 @@ def _buffered(file: BinaryIO, label: str, signature: Signature) -> BinaryIO:
     return raw
 
 
-def _only(label: str, signature: Signature) -> tuple[str, str, tuple[int, ...]]:
-    """The one input of a model."""
+def _single_input(label: str, signature: Signature) -> tuple[str, str, tuple[int, ...]]:
     if len(signature) != 1:
-        names = _listed(signature) or "none"
+        names = _quote_names(signature) or "none"
         raise FileError(
             f"{label} holds one array, but the model has {len(signature)} inputs ({names}): "
             "give a .npz with these names"
@@ -232,17 +233,17 @@ def _only(label: str, signature: Signature) -> tuple[str, str, tuple[int, ...]]:
     return name, dtype, tuple(shape)
 
 
-def _listed(names: Mapping[str, object]) -> str:
-    shown = [repr(printable(name, 60)) for name in list(names)[:_NAMES]]
-    return ", ".join([*shown, *(["..."] if len(names) > _NAMES else [])])
+def _quote_names(names: Mapping[str, object]) -> str:
+    quoted = [repr(printable(name, 60)) for name in list(names)[:_MAX_NAMES]]
+    return ", ".join([*quoted, *(["..."] if len(names) > _MAX_NAMES else [])])
 
 
 @contextmanager
-def _damage(label: str) -> Iterator[None]:
-    """What zipfile and numpy raise on damaged files, which is anything, as one sentence."""
+def _file_errors(label: str) -> Iterator[None]:
+    """Turn errors of zipfile and numpy, which raise many kinds for damaged files, into a `FileError`."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers of Python 2
+            warnings.simplefilter("ignore")  # numpy warns about headers written by Python 2
             yield
     except FileError:
         raise
@@ -252,7 +253,7 @@ def _damage(label: str) -> Iterator[None]:
 
 
 def _read_npz(file: BinaryIO, label: str, signature: Signature) -> dict[str, np.ndarray]:
-    with _damage(label), zipfile.ZipFile(file) as archive:
+    with _file_errors(label), zipfile.ZipFile(file) as archive:
         members: dict[str, list[zipfile.ZipInfo]] = {}
         for info in archive.infolist():
             members.setdefault(info.filename.removesuffix(".npy"), []).append(info)
@@ -267,22 +268,24 @@ def _read_member(
     dtype: str,
     shape: Sequence[int],
 ) -> np.ndarray:
-    found = members.get(member_name(name)) or members.get(name)
-    shown = repr(printable(name, 60))
-    if not found:
-        held = _listed(members) or "nothing"
-        raise FileError(f"{label} has no array {shown} for the model's input of that name; it holds {held}")
-    if len(found) > 1:
-        raise FileError(f"{label} has {len(found)} arrays of the name {shown}")
-    with archive.open(found[0]) as member:
-        return _read_npy(member, found[0].file_size, f"{label}: array {shown}", dtype, tuple(shape))
+    infos = members.get(member_name(name)) or members.get(name)
+    quoted = repr(printable(name, 60))
+    if not infos:
+        present = _quote_names(members) or "nothing"
+        raise FileError(
+            f"{label} has no array {quoted} for the model's input of that name; it holds {present}"
+        )
+    if len(infos) > 1:
+        raise FileError(f"{label} has {len(infos)} arrays of the name {quoted}")
+    with archive.open(infos[0]) as member:
+        return _read_npy(member, infos[0].file_size, f"{label}: array {quoted}", dtype, tuple(shape))
 
 
 def _read_npy(
     file: IO[bytes], size: int | None, label: str, dtype: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """An array, read once its header fits; `size` is the whole file's, if that is known."""
-    with _damage(label):
+    """Read an array whose header fits the model; `size` is that of the whole file, or None if unknown."""
+    with _file_errors(label):
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise FileError(
@@ -292,10 +295,13 @@ def _read_npy(
         read_header = np.lib.format.read_array_header_2_0 if two else np.lib.format.read_array_header_1_0
         try:
             stored_shape, fortran, stored = read_header(file)
-        except Exception:  # it is a Python expression, and what reading it raises names Python's objects
+        except (
+            Exception
+        ):  # the header is a Python expression, and numpy's error would quote Python's own message
             raise FileError(f"{label} is damaged: its header cannot be read") from None
         _check_header(label, stored, stored_shape, dtype, shape)
         expected = math.prod(shape) * stored.itemsize
+        # Check the size before reading, so that a damaged header cannot make weft allocate memory.
         if size is not None and size - file.tell() != expected:
             raise FileError(f"{label} is damaged: its data has {size - file.tell()} bytes, not {expected}")
         raw = file.read(expected)
@@ -312,13 +318,13 @@ def _check_header(
         raise FileError(f"{label} holds Python objects, which weft does not read")
     if stored_shape != shape:
         raise FileError(f"{label} has shape {stored_shape}, but the model takes {shape}")
-    text = stored.kind == "U" and dtype == "object"  # ONNX's strings
+    text = stored.kind == "U" and dtype == "object"  # strings of ONNX are objects in numpy
     if stored.newbyteorder("=") != np.dtype(dtype) and not text:
         raise FileError(f"{label} is {stored}, but the model takes {dtype}")
 
 
 def check_outputs(signature: Signature) -> None:
-    """Raises `FileError` if an output cannot be kept in a .npz file: to be asked before anything runs."""
+    """Raise `FileError` if an output cannot be stored in a .npz file; call this before a run."""
     for name, (dtype, _) in signature.items():
         _check_output(name, np.dtype(dtype))
 
@@ -336,18 +342,18 @@ def _check_output(name: str, dtype: np.dtype) -> None:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write named arrays to a .npz file, whole or not at all; `member_name` tells under which names.
+    """Write arrays atomically to a .npz file, under the names from `member_name`.
 
     Raises
     ------
     FileError
-        For a name or a dtype that such a file cannot hold.
+        If a .npz file cannot hold a name or dtype.
     """
     stored = {name: _storable(name, np.asarray(array)) for name, array in arrays.items()}
     with whole_file(path) as part, zipfile.ZipFile(part, "w") as archive:
         for name, array in stored.items():
             info = zipfile.ZipInfo(f"{member_name(name)}.npy")
-            info.external_attr = 0o644 << 16
+            info.external_attr = 0o644 << 16  # permissions for tools that unpack the file
             with archive.open(info, "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
@@ -362,19 +368,19 @@ def _storable(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def member_name(name: str) -> str:
-    """The name of an array in a .npz file: as it is, but for what would not be a plain file name, or not be printed.
+    """Return the file name of an array in a .npz file, where unsafe or unprintable characters are escaped.
 
-    That is written as ``%`` and two hexadecimal digits for each byte, as in URLs; the empty name is ``%``. No two names
-    become one, and `array_name` gives the name back.
+    As in URLs, an escape is ``%`` and two hexadecimal digits per byte. The empty name becomes ``%``. Names stay
+    distinct, and `array_name` restores them.
     """
-    safe = _UNSAFE.sub(lambda match: _quoted(match.group()), name)
-    return "".join(letter if letter.isprintable() else _quoted(letter) for letter in safe) or "%"
+    safe = _UNSAFE.sub(lambda match: _percent_encode(match.group()), name)
+    return "".join(letter if letter.isprintable() else _percent_encode(letter) for letter in safe) or "%"
 
 
-def _quoted(text: str) -> str:
+def _percent_encode(text: str) -> str:
     return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass"))
 
 
 def array_name(member: str) -> str:
-    """The inverse of `member_name`."""
+    """Return the array's name, the inverse of `member_name`."""
     return "" if member == "%" else unquote(member, errors="surrogatepass")

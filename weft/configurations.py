@@ -1,4 +1,4 @@
-"""Configurations by name: presets, boards, JSON files; and which core their accelerator has."""
+"""Configurations by name (presets, boards, JSON files), with the core and memory of a board's own configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
 
 def configuration(source: str | os.PathLike[str] | Config) -> Config:
-    """The configuration that `source` is or names.
+    """Return the configuration that `source` is or names.
 
     Parameters
     ----------
@@ -23,9 +23,9 @@ def configuration(source: str | os.PathLike[str] | Config) -> Config:
     Raises
     ------
     ConfigError
-        If it is none of these, or the file is none of a configuration.
+        If `source` names no configuration, or the file does not contain one.
     InputError
-        If it is of another type.
+        If `source` has a wrong type.
     """
     if isinstance(source, Config):
         return source
@@ -44,19 +44,19 @@ def configuration(source: str | os.PathLike[str] | Config) -> Config:
 
 
 def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Config) -> float | None:
-    """The bytes a cycle of the memory that a program is planned for; None for as many as the bus is wide.
+    """Return the bandwidth of the memory that a program is planned for, in bytes a cycle; None: that of the bus.
 
     Parameters
     ----------
     memory : float or str
-        Bytes a cycle, or a board's name; if None that of the board whose name `config` is, if it is one.
+        Bytes a cycle, or a board's name. None: the memory of board `config`, if that is a board's name.
     config : str, path or Config
-        As for `configuration`.
+        See `configuration`.
 
     Raises
     ------
     InputError
-        If it is a name of no board, no number, or outside its limits.
+        If `memory` is neither a board's name nor a number within limits.
     """
     boards = _boards()
     if memory is None:
@@ -74,24 +74,24 @@ def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Confi
 
 
 def room_of(memory: float | str | None, config: str | os.PathLike[str] | Config) -> int | None:
-    """The bytes of the memory that `memory_of` speaks of, if it is inside a board's FPGA and small; else None."""
+    """Return the size in bytes of the memory that `memory_of` describes, if it is inside a board's FPGA; else None."""
     from weft.boards.board import MemoryKind
 
-    named = config if memory is None else memory
-    board = _boards().get(named) if isinstance(named, str) else None
+    name = config if memory is None else memory
+    board = _boards().get(name) if isinstance(name, str) else None
     return None if board is None or board.memory.kind is MemoryKind.SDRAM else board.memory.size
 
 
 def names() -> list[str]:
-    """Of all presets and boards."""
+    """Return the names of all presets and boards."""
     return [*PRESETS, *_boards()]
 
 
 def sequential_boards(config: Config) -> list[str]:
-    """Boards whose own configuration this is, and whose core is the sequential one.
+    """Return the boards with the sequential core whose own configuration this is.
 
-    A configuration does not say which core runs it, as both run everything that it allows; but for one that is a
-    board's own, the board does. Empty for all others: their accelerator is the pipelined core.
+    Either core can run any configuration, so a configuration does not determine the core. A board's own configuration
+    uses the board's core; every other configuration uses the pipelined core.
     """
     from weft.boards.board import CoreKind
 
@@ -103,8 +103,10 @@ def sequential_boards(config: Config) -> list[str]:
 
 
 def runs_in_turn(device: Any, config: Config | None = None) -> bool:
-    """Whether `device` has the sequential core, on which nothing overlaps: a board says which it is, a simulation by
-    its attribute ``sequential``, else `config` if it is given."""
+    """Return True if `device` has the sequential core, on which instructions do not overlap.
+
+    A board's identity, a simulation's attribute ``sequential``, or else `config` determines the core.
+    """
     from weft.boards.board import CoreKind
 
     board = _boards().get(getattr(getattr(device, "identity", None), "board", ""))
@@ -113,13 +115,14 @@ def runs_in_turn(device: Any, config: Config | None = None) -> bool:
     return bool(getattr(device, "sequential", False) or (config and sequential_boards(config)))
 
 
-def sequential(boards: Sequence[str]) -> str:
-    """The sentence that `sequential_boards` asks for."""
+def sequential_core_sentence(boards: Sequence[str]) -> str:
+    """Return the start of an error message for a configuration with `sequential_boards`."""
     have = "which has" if len(boards) == 1 else "which have"
     return f"this is the configuration of {' and '.join(boards)}, {have} the sequential core"
 
 
 def _boards() -> dict[str, Any]:
+    # Importing boards takes time, so it waits until a name needs them.
     from weft.boards.registry import BOARDS
 
     return BOARDS

@@ -1,4 +1,4 @@
-"""What the API and the command line tell their user."""
+"""Errors of the API and the command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from weft.hdl.errors import WeftError
 
 
 class InputError(WeftError, ValueError):
-    """An argument that does not fit; one sentence with name, value and what is expected."""
+    """Invalid argument; the message is one sentence with its name, its value and the expected value."""
 
 
 class FileError(WeftError, ValueError):
-    """A file the user named that does not hold what it should; one sentence with file, array and remedy."""
+    """Invalid contents of a user's file; the message is one sentence with file, array and remedy."""

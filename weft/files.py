@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all, through links and special files, and never over what is read."""
+"""Write files atomically, through links and to special files, and without overwriting inputs."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from typing import Any
 from weft.errors import FileError
 
 
-def existing(path: Path) -> Path:
-    """`path`, opened once so that a wrong one is reported by name before anything else is done."""
+def require_file(path: Path) -> Path:
+    """Return `path`. Raises `FileError` or `OSError` if it cannot be opened as a file."""
     if path.is_dir():
         raise FileError(f"{path} is a folder, not a file")
     path.open("rb").close()
     return path
 
 
-def apart(
+def check_overwrites(
     writes: Mapping[str, Path | None],
     reads: Iterable[Path | None],
     suffixes: Mapping[str, tuple[str, ...]] = {},
 ) -> None:
-    """Refuse files that must not be written, before any work is done.
+    """Check before any work that no output overwrites an input or another output.
 
     Parameters
     ----------
     writes : mapping of str to Path or None
-        Files that are to be written, by the option that names them.
+        Output files by the option that names them.
     reads : iterable of Path or None
-        Files that are read. Names, links and hard links of the same file are the same file.
+        Input files. Paths, links and hard links to one file are recognised as one file.
     suffixes : mapping of str to tuple of str
-        By option, how names of files in its format end.
+        Allowed suffixes of output files, by option.
 
     Raises
     ------
     FileError
-        If one of `writes` is read, or two of them are the same, or one's name ends like those of another format.
+        If an output is also an input, two outputs are one file, or an output has the suffix of another format.
     IsADirectoryError
-        If one of them is a folder.
+        If an output is a folder.
     """
     read = {_identity(path) for path in reads if path is not None}
     written: dict[Any, str] = {}
@@ -55,7 +55,7 @@ def apart(
             continue
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if special(path):
+        if is_special(path):
             continue
         identity = _identity(path)
         if identity in read:
@@ -65,20 +65,20 @@ def apart(
         written[identity] = option
     for option, known in suffixes.items():
         path = writes[option]
-        if path is not None and path.suffix.lower() not in ("", *known) and not special(path):
+        if path is not None and path.suffix.lower() not in ("", *known) and not is_special(path):
             raise FileError(
                 f"{option} writes {known[0]}, which {path} would not be by its name: end it in {known[0]}"
             )
 
 
 def program_files(folder: Path) -> list[Path]:
-    """What is read of a program folder."""
+    """Return the files of a program folder that are read."""
     names = ("segment*", "states.bin", "certificate.json", "network*.graph")
     return [folder / "program.json", *(path for name in names for path in folder.glob(name))]
 
 
-def special(path: Path) -> bool:
-    """Whether `path` leads to something that cannot be replaced by a file: a device, a pipe, an open descriptor."""
+def is_special(path: Path) -> bool:
+    """Return True if `path` leads to a device, a pipe or an open descriptor, which cannot be replaced by a file."""
     if _descriptor(path) is not None:
         return True
     try:
@@ -89,18 +89,19 @@ def special(path: Path) -> bool:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path whose contents become those of `path` when the block ends, and vanish if it fails.
+    """Yield a temporary path that replaces `path` at the end of the block; if the block fails, it is deleted.
 
-    A regular file is replaced at once. Links are followed, and what is no regular file (a device, a pipe, an open
-    descriptor such as ``/dev/stdout``) is written to.
+    A regular file is replaced atomically. Links are followed. A special file (a device, a pipe, an open descriptor such
+    as ``/dev/stdout``) is written to.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    through = special(path)
+    # Links keep pointing to their target, which is replaced. Special files get the contents at the end.
+    through = is_special(path)
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     parent = Path(tempfile.gettempdir()) if through else target.parent
     prefix = f".{path.stem}-"
-    with _folder(parent), _named(path, parent / prefix):
+    with _folder(parent), _rename_errors(path, parent / prefix):
         handle, name = tempfile.mkstemp(dir=parent, prefix=prefix, suffix=path.suffix)
         os.close(handle)
         part = Path(name)
@@ -108,7 +109,7 @@ def whole_file(path: Path) -> Iterator[Path]:
             yield part
             if through:
                 _write_through(part, path)
-            else:
+            else:  # `part` is in the same folder, so the replacement is atomic
                 part.chmod(_mode(target))
                 os.replace(part, target)
         finally:
@@ -117,22 +118,22 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path, reads: Iterable[Path | None] = ()) -> Iterator[Path]:
-    """A temporary folder whose files move into the folder `path` when the block ends, and vanish if it fails.
+    """Yield a temporary folder whose files move into `path` at the end of the block; if the block fails, it is deleted.
 
-    Other files that `path` holds stay as they are. Raises `FileError`, and moves nothing, if one of `reads` would be
-    overwritten.
+    Other files in `path` stay. If a file would overwrite one of `reads`, raises `FileError` and moves nothing.
     """
     if path.exists() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    # Inside it if it is there: it may be on another file system than the folder that it is in.
+    # Inside `path` if it exists, because its parent may be on another file system.
     inside = path if path.is_dir() else path.parent
     prefix = f".{path.name}-"
-    with _folder(inside), _named(path, inside / prefix):
+    with _folder(inside), _rename_errors(path, inside / prefix):
         part = Path(tempfile.mkdtemp(dir=inside, prefix=prefix))
         try:
             yield part
             files = sorted(file.relative_to(part) for file in part.rglob("*") if not file.is_dir())
-            apart({f"{path / file}:": path / file for file in files}, reads)
+            # Check all files before the first one moves.
+            check_overwrites({f"{path / file}:": path / file for file in files}, reads)
             for file in files:
                 (path / file).parent.mkdir(parents=True, exist_ok=True)
                 _move(part / file, path / file)
@@ -141,28 +142,28 @@ def whole_folder(path: Path, reads: Iterable[Path | None] = ()) -> Iterator[Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8, as `whole_file` does."""
+    """Write `text` as UTF-8 with `whole_file`."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, as `whole_file` does; numpy scalars are written as numbers."""
+    """Write `value` as indented JSON with `whole_file`; numpy scalars become numbers."""
     write_text(path, json.dumps(value, indent=2, default=lambda scalar: scalar.item()) + "\n")
 
 
 def _identity(path: Path) -> Any:
-    """Equal for two paths of one file, whether it is there or not."""
+    """Return a value that is equal for all paths of one file, whether it exists or not."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return os.path.realpath(path)
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _descriptor(path: Path) -> int | None:
-    """The descriptor of this process that `path` is a name of, as ``/dev/stdout`` and ``/dev/fd/1`` are of 1."""
-    for _ in range(40):  # links: the kernel follows as many
+    """Return the descriptor of this process that `path` names (1 for ``/dev/stdout`` and ``/dev/fd/1``), or None."""
+    for _ in range(40):  # the kernel's limit of links
         folder = os.path.realpath(path.parent)
         if folder in (f"/proc/{os.getpid()}/fd", "/dev/fd") and path.name.isdecimal():
             return int(path.name)
@@ -176,14 +177,14 @@ def _descriptor(path: Path) -> int | None:
 def _write_through(part: Path, path: Path) -> None:
     descriptor = _descriptor(path)
     sys.stdout.flush()
-    # Opened by its name, a file that stdout goes to would be written from its start again.
+    # Opening /dev/stdout by name would overwrite a redirected stdout from its start.
     opened = path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
     with part.open("rb") as source, opened as target:
         shutil.copyfileobj(source, target)
 
 
 def _move(file: Path, target: Path) -> None:
-    if target.is_symlink() or special(target):
+    if target.is_symlink() or is_special(target):
         with whole_file(target) as part:
             shutil.copyfile(file, part)
     else:
@@ -192,31 +193,31 @@ def _move(file: Path, target: Path) -> None:
 
 
 def _mode(target: Path) -> int:
-    """Permissions of `target`; if it is new, those of any new file."""
+    """Return the permissions of `target`, or the default permissions if it is new."""
     with suppress(FileNotFoundError):
         return stat.S_IMODE(target.stat().st_mode)
-    mask = os.umask(0)
+    mask = os.umask(0)  # the only way to read it is to set it
     os.umask(mask)
     return 0o666 & ~mask
 
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """Make a folder and those that it is in; those that were not there are gone again if the block fails."""
+    """Create a folder with its parents; if the block fails, remove the created folders."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         for folder in missing:
-            with suppress(OSError):  # it is not empty any more
+            with suppress(OSError):  # another process has written to it
                 folder.rmdir()
         raise
 
 
 @contextmanager
-def _named(path: Path, temporary: Path) -> Iterator[None]:
-    """Have errors of the operating system name `path` where they name a file that begins with `temporary`, or none."""
+def _rename_errors(path: Path, temporary: Path) -> Iterator[None]:
+    """Replace the file name in an `OSError` by `path`, if it begins with `temporary` or is missing."""
     try:
         yield
     except OSError as error:

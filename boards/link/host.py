@@ -344,7 +344,7 @@ class BoardDevice(PolledDevice):
         """
         self.contents.confirm()
 
-    def kept(self, payload: bytes) -> int | None:
+    def find_in_flash(self, payload: bytes) -> int | None:
         """Return the address of `payload` in the board's flash; None if it is not there, or if programs cannot run from
         flash."""
         # Boards that copy their flash to memory do not run programs from it.
@@ -375,7 +375,7 @@ class BoardDevice(PolledDevice):
             self._write_register(base_register(index), address)
 
     def start(self, program: int) -> None:
-        """Start the program at a DRAM byte address or at an address from `kept`, a multiple of the bus width.
+        """Start the program at a DRAM address, or at one from `find_in_flash`; a multiple of the bus width.
 
         Loaded regions are checked first, see `weft.boards.link.host.Contents`. After a failed run the core is reset
         first, because only a reset brings its units to a known state. Raises `DeviceError` if a loaded region or a

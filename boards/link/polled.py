@@ -9,19 +9,19 @@ from typing import NoReturn
 from weft.hdl.control.counters import HangDetector, describe_stalls
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import ERRORS, Counter, Fault, ListProgress, Reg, Status, counter_register, failure
-from weft.sim.device import Closing, Device, DeviceError
+from weft.sim.device import Closable, Device, DeviceError
 
 POLL_SECONDS = 0.01
 """Seconds between reads of the status register, after some without a pause."""
 PATIENCE = 1_000_000
-"""Cycles without progress after which a program counts as hung, at least; see `weft.hdl.control.counters.HangDetector`."""
+"""Minimum cycles without progress after which a program counts as hung; see `weft.hdl.control.counters.HangDetector`."""
 DIAGNOSIS_CYCLES = 10_000
 """Cycles over which a hung program is observed, to report what it waits for."""
 STOPPED_POLLS = 100
 """Reads of an unchanged cycle counter after which the core counts as stopped."""
 
 
-class PolledDevice(Closing, Device):
+class PolledDevice(Closable, Device):
     """Base class of devices whose status is polled.
 
     Attributes
@@ -81,7 +81,7 @@ class PolledDevice(Closing, Device):
             polls += 1
             time.sleep(POLL_SECONDS if polls > 10 else 0)
 
-    def listed(self) -> ListProgress:
+    def list_progress(self) -> ListProgress:
         """Return the progress of the last list."""
         return ListProgress.of(self._read_register(Reg.LISTED))
 
@@ -96,7 +96,7 @@ class PolledDevice(Closing, Device):
         if status & ERRORS:
             words = self._read_registers(Reg.FAULT_ADDRESS, 8)
             address, fault = (int.from_bytes(words[at : at + 4], "little") for at in (0, 4))
-            listed = self.listed() if self._in_list else None
+            listed = self.list_progress() if self._in_list else None
             self._fail(failure(status, Fault.of(fault, address), listed))
         if not status & (Status.BUSY | Status.DONE):
             self._fail(f"the core at {self._at} was reset while the program ran")

@@ -102,7 +102,7 @@ def generate(
         if certify:
             with reports.progress() as progress:
                 found = loaded.certify(progress)
-            reports.tell(*(item.told for item in found))
+            reports.say_on_stderr(*(item.told for item in found))
         begin = time.monotonic()
         going = loaded.generate(
             text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, stop=stop
@@ -120,8 +120,8 @@ def generate(
             from weft.extras.language.run.language_report import counted
 
             made = counted(len(result.tokens), "token")
-            reports.tell(f"{made} behind {len(result.prompt):,}: {result.reason.value}")
-            reports.tell(*running.lines(took, seconds))
+            reports.say_on_stderr(f"{made} behind {len(result.prompt):,}: {result.reason.value}")
+            reports.say_on_stderr(*running.lines(took, seconds))
         running.compared(loaded)
 
 
@@ -173,7 +173,7 @@ def perplexity(
             print(f"device:  {device.value:,.4g} ({device.tokens:,} tokens)")
             print(f"float32: {exact.value:,.4g}")
             print(f"chance:  {chance:,}")
-            reports.tell(*running.lines(took, seconds))
+            reports.say_on_stderr(*running.lines(took, seconds))
         running.compared(loaded)
 
 
@@ -189,7 +189,7 @@ def _prompt(prompt: str | None, path: Path | None) -> str:
 
 def text_of(path: Path) -> str:
     """The text in a file."""
-    content = files.existing(path).read_bytes()
+    content = files.require_file(path).read_bytes()
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -200,7 +200,7 @@ def text_of(path: Path) -> str:
 
 def _loaded(running: Running, path: Path, context: int | None, rows: int, calibration: Path | None) -> Model:
     text = None if calibration is None else text_of(calibration)
-    return running.load(files.existing(path), rows=rows, context=context, calibration=text)
+    return running.load(files.require_file(path), rows=rows, context=context, calibration=text)
 
 
 def _generated(model: Model, result: Completion, took: Took | None, running: Running) -> dict[str, Any]:

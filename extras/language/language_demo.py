@@ -30,7 +30,7 @@ def demonstrate(config: str, folder: Path, tokens: int | None = None) -> bool:
     FileError
         If the configuration's file would be overwritten.
     """
-    files.apart({f"--keep ({name})": folder / name for name in FILES}, [config_file(config)])
+    files.check_overwrites({f"--keep ({name})": folder / name for name in FILES}, [config_file(config)])
     return LanguageDemo(config, folder).run(tokens)
 
 

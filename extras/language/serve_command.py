@@ -111,7 +111,9 @@ def serve(
     limits = Limits(connections, read_timeout, idle_timeout)
     _allow_files(connections + _FILES)
     _return_large_blocks()
-    loaded = running.load(files.existing(model), rows=rows, context=context, pages=pages, calibration=text)
+    loaded = running.load(
+        files.require_file(model), rows=rows, context=context, pages=pages, calibration=text
+    )
     with loaded, Engine(loaded) as engine, Server(engine, model.stem, read_timeout) as server:
         settings = configuration(server.application(access), limits, quiet=reports.QUIET.get())
         with _listening(host, port) as listener:

@@ -45,8 +45,8 @@ def convert(
     shape: Shapes = [],  # noqa: B006
 ) -> None:
     """Write a model as MLIR text of TOSA, which computes the same bytes."""
-    files.existing(model)
-    files.apart({"--output": output}, [model], {"--output": (".mlir",)})
+    files.require_file(model)
+    files.check_overwrites({"--output": output}, [model], {"--output": (".mlir",)})
     with reports.progress() as progress:
         progress(f"reading {model.name}")
         text = convert_model(model, shapes=shapes_of(shape))

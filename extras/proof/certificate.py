@@ -405,7 +405,7 @@ def placement_of(program: DeviceProgram) -> Placement:
         image.bases,
         start + program.entry,
         image.memory_bytes,
-        [(start, image.fixed)],
+        [(start, image.read_only)],
         inputs,
         buffers,
         results,
@@ -418,7 +418,7 @@ def _layout(image: Image, name: str) -> np.ndarray:
     size = int(np.prod(shape))
 
     def laid_out(numbers: np.ndarray) -> np.ndarray:
-        raw = image.laid_out(name, numbers.astype(np.uint8).view(np.int8).reshape(shape))
+        raw = image.input_bytes(name, numbers.astype(np.uint8).view(np.int8).reshape(shape))
         return np.frombuffer(raw, np.uint8).astype(np.int64)
 
     ones, twos = laid_out(np.full(size, 1)), laid_out(np.full(size, 2))

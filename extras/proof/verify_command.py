@@ -33,7 +33,7 @@ def verify(
     """
     from weft.extras.proof.certificate import verify as prove
 
-    source = None if model is None else files.existing(model)
+    source = None if model is None else files.require_file(model)
     sizes, kept = shapes_of(shape), states_of(state)
     program, _ = load(folder)
     with reports.progress() as progress:

@@ -18,7 +18,7 @@ from weft.extras.search.substitution.part_costs import PartCosts
 from weft.extras.search.substitution.rounding import Rewrite, rewrites
 from weft.extras.search.substitution.search import Used
 from weft.hdl.isa.config import Config
-from weft.samples import Given, Samples, fitted
+from weft.samples import Samples, SampleSource, fit_samples
 
 MOST_STEPS = 65_535
 _ROUNDS = 3
@@ -94,7 +94,7 @@ class Rounded:
     difference: Difference
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def lines(self) -> tuple[str, ...]:
         """What was done, in lines."""
         return (
             *(item.told for item in self.used),
@@ -107,7 +107,7 @@ def rounded(
     graph: Graph,
     config: Config,
     budget: float | str | Budget,
-    samples: Given,
+    samples: SampleSource,
     *,
     bandwidth: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
@@ -122,7 +122,7 @@ def rounded(
     budget : Budget, float or str
         A number or a text as of `Budget.of`.
     samples : mapping, array or path
-        What outputs are compared on, as `weft.samples.fitted` takes them.
+        What outputs are compared on, as `weft.samples.fit_samples` takes them.
     bandwidth : float
         Of the memory, in bytes a cycle.
     progress : callable
@@ -137,7 +137,7 @@ def rounded(
     budget = budget if isinstance(budget, Budget) else Budget.of(budget)
     if graph.states:
         raise InputError("'budget' is for models that keep nothing from run to run, and this one does")
-    measured = _Measured(graph, config, fitted(samples, graph.inputs))
+    measured = _Measured(graph, config, fit_samples(samples, graph.inputs))
     if budget.share is not None and not measured.choices:
         raise InputError(
             "a 'budget' in % is for models with an output of classes, (n, classes), and this one has none: give steps"

@@ -97,7 +97,7 @@ def command(
     from weft.extras.search.explore.workers import WorkersError
 
     for path in model:
-        files.existing(path)
+        files.require_file(path)
     out = Output.of(
         output,
         models_of(output, model, shapes_of(shape)),
@@ -126,7 +126,7 @@ def command(
     if found.lost:
         raise WorkersError(found.lost)
     if found.interrupted:
-        reports.tell("what was found is kept, and the same command goes on")
+        reports.say_on_stderr("what was found is kept, and the same command goes on")
         raise KeyboardInterrupt
     wanted = [what for what, is_wanted in ((VERIFIED, verify), (SYNTHESISED, synth)) if is_wanted]
     if wanted and not _confirm(out, found, wanted, seed, jobs, scheduler):
@@ -152,7 +152,7 @@ def _confirm(
         with reports.progress() as progress:
             return confirmed(checks, workers, told, progress)
     except KeyboardInterrupt:
-        reports.tell("what was confirmed is kept, and the same command goes on")
+        reports.say_on_stderr("what was confirmed is kept, and the same command goes on")
         raise
 
 

@@ -17,7 +17,7 @@ from weft.extras.search.substitution.rule_file import carried, proven, read
 from weft.extras.search.substitution.search import Search, Searched, Used
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import Simulation, simulated
+from weft.run.devices import Simulation, open_device
 from weft.run.runtime import Image, zeros
 
 MOST = 1_000_000
@@ -40,7 +40,7 @@ class Substitutions:
     whole: bool
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def lines(self) -> tuple[str, ...]:
         """What was done, in lines: each chain of uses, and what it saved."""
         end = "" if self.whole else "; the search did not come to its end: allow more parts"
         return (
@@ -127,6 +127,6 @@ class Costs:
             segment, self._config, bandwidth=self._bandwidth, sequential=self._sequential
         )
         image = Image(program)
-        with simulated("timing", self._config, image.memory_bytes, self._memory) as device:
+        with open_device("timing", self._config, image.memory_bytes, self._memory) as device:
             image.run(device, zeros(program))
             return int(device.counters()[Counter.CYCLES])

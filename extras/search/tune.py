@@ -17,7 +17,7 @@ from weft.compiler.pipeline import PIPELINE
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
-from weft.configurations import sequential, sequential_boards
+from weft.configurations import sequential_boards, sequential_core_sentence
 from weft.errors import FileError, InputError
 from weft.extras.search.tuning import TunedLayer, Tuning, sources_digest
 from weft.hdl.cache import entry
@@ -79,7 +79,7 @@ def tune(
     """
     boards = sequential_boards(config)
     if boards:
-        raise InputError(f"{sequential(boards)}: tilings are tuned for the pipelined core only")
+        raise InputError(f"{sequential_core_sentence(boards)}: tilings are tuned for the pipelined core only")
     integer("trials", trials, 1, TRIALS)
     integer("seed", seed, *SEED)
     judge = _Memory(config, *memory(latency, bandwidth))

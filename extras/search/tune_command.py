@@ -28,9 +28,9 @@ def tune(
     bandwidth: Bandwidth = None,
 ) -> None:
     """Search for faster plans of a model's convolutions, for `weft compile --tuning`."""
-    files.existing(model)
+    files.require_file(model)
     chosen = configuration(config)
-    files.apart({"--output": output}, [model, config_file(config)], {"--output": (".json",)})
+    files.check_overwrites({"--output": output}, [model, config_file(config)], {"--output": (".json",)})
     from weft.extras.search.tune import tune as search
 
     with reports.progress() as progress:

@@ -12,7 +12,7 @@ from weft.compiler.onnx.reader import Source, read
 from weft.errors import InputError
 from weft.extras.training.interface import labels_of
 from weft.hdl.isa.config import Config
-from weft.samples import fitted
+from weft.samples import fit_samples
 
 _QUANTISED = "QuantizeLinear"
 
@@ -35,7 +35,7 @@ def accuracy(
     program = api.compile(model, config)
     if len(program.outputs) != 1:
         raise InputError(f"a classifier has one output; this model has {len(program.outputs)}")
-    found = fitted(samples, program.inputs)
+    found = fit_samples(samples, program.inputs)
     output = next(iter(program.outputs))
     rows = [program.run(given).outputs[output] for given in found]
     classes = np.concatenate([row.reshape(-1, row.shape[-1]).argmax(1) for row in rows])

@@ -21,7 +21,7 @@ from weft.extras.training.gradient.network import gradient_network
 from weft.extras.training.trainer import Epoch, Settings, Trainer
 from weft.hdl.isa.config import Config
 from weft.run.devices import NAMES
-from weft.samples import Given, array_of, fitted
+from weft.samples import SampleSource, array_of, fit_samples
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
@@ -87,7 +87,7 @@ def grad(model: Source, wanted: Iterable[str] | None = None) -> onnx.ModelProto:
 
 
 def train(
-    model: Source, samples: Given, labels: object, config: str | os.PathLike[str] | Config = "default", *,
+    model: Source, samples: SampleSource, labels: object, config: str | os.PathLike[str] | Config = "default", *,
     layers: int | None = 1, names: Sequence[str] = (), epochs: int = 10, batch: int = 32, rate: float = 0.01,
     momentum: float = 0.9, seed: int = 0, adapter: int = 0, on: str | Device = "golden",
     progress: Callable[[str], None] | None = None,
@@ -145,10 +145,10 @@ def train(
     return Trained(trainer.trained(arrays, classes), found, tuple(trainer.names), trainer.nodes)
 
 
-def samples_of(trainer: Trainer, given: Given) -> dict[str, np.ndarray]:
+def samples_of(trainer: Trainer, given: SampleSource) -> dict[str, np.ndarray]:
     """Arrays of single samples by input: (count, \\*shape of one)."""
     shapes = {name: (dtype, (1, *(kind.sizes or ())[1:])) for name, (dtype, kind) in trainer.given.items()}
-    found = fitted(given, shapes)
+    found = fit_samples(given, shapes)
     return {name: array.reshape(-1, *shapes[name][1][1:]) for name, array in found.arrays.items()}
 
 

@@ -85,9 +85,9 @@ def train(
 ) -> None:
     """Train the last layers of a model with steps that run on the device, in integers."""
     chosen = configuration(config)
-    reads = [files.existing(path) for path in (model, data, held_out) if path is not None]
+    reads = [files.require_file(path) for path in (model, data, held_out) if path is not None]
     suffixes = {"--output": (".onnx",), "--report": (".json",)}
-    files.apart({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
+    files.check_overwrites({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
     if port is not None and on is not Target.BOARD:
         raise FileError(f"--port and --on {on} do not go together: only a board has a port")
     import weft
@@ -142,9 +142,9 @@ def _device(
     if on is not Target.BOARD:
         yield on.value
         return
-    from weft.run.board_run import opened
+    from weft.run.board_run import open_board
 
-    with opened(port, config, baud, progress) as device:
+    with open_board(port, config, baud, progress) as device:
         yield device
 
 

@@ -24,9 +24,9 @@ def register_bits(config: Config) -> int:
 class KernelDivide(wiring.Component):
     """Serial unit that computes RECIPROCAL and RSQRT for a lane group, as defined by `weft.hdl.isa.MicroOp`.
 
-    An element takes `KERNEL_DIVISION_CYCLES` cycles, and `KERNEL_ROOT_CYCLES` more for a square root. Its magnitude, its number of
-    bits and its normalised value take one cycle each. Restoring algorithms then compute root and quotient, one bit a
-    cycle.
+    An element takes `KERNEL_DIVISION_CYCLES` cycles, and `KERNEL_ROOT_CYCLES` more for a square root. Its
+    magnitude, its number of bits and its normalised value take one cycle each. Restoring algorithms then compute root
+    and quotient, one bit a cycle.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
 
 class VecLookup(wiring.Component):
-    """Look-up tables: a pipeline of `LOOKUP_LATENCY` cycles without back-pressure that replaces results by table entries.
+    """Look-up tables that replace results: a pipeline of `LOOKUP_LATENCY` cycles without back-pressure.
 
     Results of a `Vec` with ``lookup`` become entries of its table; results of other instructions pass unchanged.
     `Lookup` fills a table.

@@ -1,1 +1,1 @@
-"""The golden interpreter, compiled: the same results as `weft.sim.golden`, many times faster."""
+"""The golden interpreter in C++, with the results of `weft.sim.golden`."""

@@ -1,4 +1,4 @@
-// What `Vec` and `Softmax` multiply and add each column by, and how results are rounded.
+// Parameters of columns for `Vec` and `Softmax`, and rounding.
 #pragma once
 
 #include "memories.h"
@@ -9,7 +9,7 @@ struct Columns {
     alignas(64) int32_t bias[128], mantissa[128];
     alignas(64) int64_t shift[128], half[128], odd[128];
 
-    // False if the block is not in memory, or a mantissa has too many bits.
+    // Reads the parameters. Returns false if they are outside memory, or a mantissa has too many bits.
     template <int N>
     bool read(const State& s, int64_t params) {
         for (int64_t byte = 0; byte < PARAMETER_VECTOR_COUNT; byte++)
@@ -25,20 +25,20 @@ struct Columns {
         return true;
     }
 
-    // ``product / 2**shift`` of a column, halves to the even: adds half less one, and one more where the digit before
-    // is odd. Exact for products of 57 bits.
+    // Returns ``product / 2**shift`` of a column, rounded half to even: adds half minus 1, plus 1 if the quotient is
+    // odd. Exact for products of 57 bits.
     int64_t rounded(int64_t product, int k) const {
         return (product + half[k] + ((product >> shift[k]) & odd[k])) >> shift[k];
     }
 };
 
-// The same with a shift of one's own.
+// Returns ``product / 2**shift``, rounded half to even.
 inline int64_t round_half_even(int64_t product, int64_t shift) {
     const int64_t odd = shift != 0, half = int64_t(uint64_t(1) << shift >> 1) - odd;
     return (product + half + ((product >> shift) & odd)) >> shift;
 }
 
-// rsh() of `weft.hdl.isa.instructions`.
+// Shifts right, rounding half up, like `rsh` of weft.sim.golden.memories.
 inline int64_t rsh(int64_t value, int64_t shift) { return (value + (int64_t(1) << shift >> 1)) >> shift; }
 
 inline int64_t bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }

@@ -1,4 +1,4 @@
-"""The compiled interpreter as a device."""
+"""The compiled golden interpreter as a device."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _HERE = Path(__file__).parent
 _SHARED = Path(hardware.__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fwrapv", "-shared", "-fvisibility=hidden")
 _OPTIMISE = "-O3"
+# Flags that not all compilers know. The second has g++ vectorise loops over N elements instead of unrolling them.
 _NATIVE = ("-march=native", "--param=max-completely-peel-times=1")
-"""Flags that not all compilers know. The second one has g++ make vector instructions of loops over the N elements of a
-vector, rather than N copies of what is in them."""
 
 
 class State(ctypes.Structure):
-    """As in memories.h."""
+    """Mirror of ``State`` in memories.h."""
 
     _fields_ = [
+        # Memories
         ("dram", ctypes.c_void_p),
         ("dram_bytes", ctypes.c_uint64),
         ("scratchpad", ctypes.c_void_p),
@@ -56,6 +56,7 @@ class State(ctypes.Structure):
         ("sums", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
         ("lookup", ctypes.c_void_p),
+        # Sizes
         ("n", ctypes.c_int64),
         ("scratchpad_size", ctypes.c_int64),
         ("accumulator_size", ctypes.c_int64),
@@ -67,6 +68,7 @@ class State(ctypes.Structure):
         ("lookup_tables", ctypes.c_int64),
         ("bus_bytes", ctypes.c_int64),
         ("wide_activations", ctypes.c_int64),
+        # The program, and its execution
         ("words", ctypes.c_void_p),
         ("foreign", ctypes.c_void_p),
         ("indices", ctypes.c_void_p),
@@ -85,12 +87,12 @@ class State(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled interpreter, from the cache if it was built before.
+    """Build the interpreter unless the cache has it, and load it.
 
     Raises
     ------
     weft.sim.verilate.BuildError
-        If there is no C++ compiler, or it fails.
+        If no C++ compiler is installed, or it fails.
     """
     sources = [
         *sorted(_HERE.glob("*.h")),
@@ -98,18 +100,27 @@ def library() -> ctypes.CDLL:
         _SHARED / "words.h",
         _SHARED / "common.h",
     ]
+    # Everything that the built library depends on, because the cache is shared.
     parts = [
-        _header(), shlex.join(compiler()), *_FLAGS, _OPTIMISE, *_NATIVE, _processor(),
+        _header(),
+        shlex.join(compiler()),
+        *_FLAGS,
+        _OPTIMISE,
+        *_NATIVE,
+        _processor(),
         *(source.read_text() for source in sources),
-    ]  # fmt: skip
+    ]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     loaded = ctypes.CDLL(str(entry(f"compiled-{key}", _build) / "compiled.so"))
     loaded.weft_compiled_run.restype = ctypes.c_int64
     loaded.weft_compiled_run.argtypes = [ctypes.POINTER(State)]
     loaded.weft_compiled_kernel.restype = ctypes.c_int64
     loaded.weft_compiled_kernel.argtypes = [
-        ctypes.POINTER(State), ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64,
-    ]  # fmt: skip
+        ctypes.POINTER(State),
+        ctypes.c_uint64,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+    ]
     return loaded
 
 
@@ -119,7 +130,7 @@ def _header() -> str:
 
 
 def _processor() -> str:
-    """What decides which instructions the processor has: a cache may be shared by machines."""
+    """Return the processor's flags, which ``-march=native`` depends on: machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -133,29 +144,28 @@ def _build(folder: Path) -> None:
     job = [(_HERE / "interpreter.cpp", _OPTIMISE)]
     try:
         built = tools.compile(job, [*flags, *_NATIVE])
-    except BuildError:
+    except BuildError:  # this compiler may not know _NATIVE
         tools = Tools(folder)
         built = tools.compile(job, flags)
     tools.link(["-shared", *built], "compiled.so")
 
 
+# Opcodes that interpreter.cpp executes
 _COMPILED = (Opcode.LOAD, Opcode.STORE, Opcode.MM, Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
-"""The opcodes that interpreter.cpp carries out by itself."""
 _TOO_LARGE = "the compiled interpreter needs more memory for this program than there is"
-_FETCHED = 1 << 12
-"""Words that are looked through for END at a time."""
+# Words that are searched for END at a time
+_WORDS_PER_SEARCH = 1 << 12
 
 
 class CompiledDevice(GoldenDevice):
-    """A `GoldenDevice` whose frequent instructions are carried out by compiled code, on the same memories.
+    """A `GoldenDevice` that executes frequent instructions in compiled code, on the same memories.
 
-    What that leaves alone, `GoldenDevice` carries out: instructions of other opcodes, and those that break a rule, so
-    that errors are the same.
+    `GoldenDevice` itself executes rare opcodes, and instructions that break a rule, so that both raise the same errors.
 
     Raises
     ------
     weft.sim.verilate.BuildError
-        If there is no C++ compiler, or it fails.
+        If no C++ compiler is installed, or it fails.
     """
 
     def __init__(self, config: Config, memory_bytes: int) -> None:
@@ -171,11 +181,11 @@ class CompiledDevice(GoldenDevice):
             self._carry_out(code)
 
     def _code(self, address: int) -> Code | None:
-        """The words from `address` up to END; None if there is something wrong with them."""
+        """Return the program at `address` up to END, or None if it has no END or an invalid word."""
         words = self.memories.dram[address:]
         words = words[: words.size // WORD_BYTES * WORD_BYTES].reshape(-1, WORD_BYTES)
-        for first in range(0, len(words), _FETCHED):
-            ends = np.flatnonzero(words[first : first + _FETCHED, 0] == int(Opcode.END))
+        for first in range(0, len(words), _WORDS_PER_SEARCH):
+            ends = np.flatnonzero(words[first : first + _WORDS_PER_SEARCH, 0] == int(Opcode.END))
             if ends.size:
                 try:
                     return Code.from_bytes(words[: first + int(ends[0]) + 1].tobytes())
@@ -190,7 +200,7 @@ class CompiledDevice(GoldenDevice):
             self._run_stretches(code, walk)
 
     def _run_stretches(self, code: Code, walk: Walk) -> None:
-        indices, frames = _passed(walk.stretches)
+        indices, frames = _execution_order(walk.stretches)
         registers = np.array([stretch.registers for stretch in walk.stretches], np.uint32)
         queues, read_only = code.queues[indices], np.array(walk.reads, np.int64)
         order = [np.flatnonzero(queues == int(queue)).astype(np.uint32) for queue in Queue]
@@ -202,8 +212,9 @@ class CompiledDevice(GoldenDevice):
             order=(ctypes.c_void_p * len(Queue))(*(part.ctypes.data for part in order)),
             order_count=(ctypes.c_uint64 * len(Queue))(*(part.size for part in order)), **self._memories(),
         )  # fmt: skip
+        # `state` borrows the arrays above, which must stay alive until the end of the run.
         try:
-            for place in self._left(state):
+            for place in self._uncompiled(state):
                 index = int(indices[place])
                 instruction, self.memories.registers = code[index], walk.stretches[frames[place]].registers
                 self._carry_out_one(index, instruction, state.available)
@@ -215,7 +226,7 @@ class CompiledDevice(GoldenDevice):
             self.instructions = state.executed
 
     def _memories(self) -> dict[str, int]:
-        """Where memories are, and the sizes of things."""
+        """Return the addresses of memories and the sizes in `State`."""
         memories, config = self.memories, self.config
         names = ("dram", "scratchpad", "accumulator", "alignments", "maxima", "sums", "table", "lookup")
         return {name: getattr(memories, name).ctypes.data for name in names} | {
@@ -232,13 +243,14 @@ class CompiledDevice(GoldenDevice):
             super()._execute(index, instruction)
 
     def _kernel(self, index: int, instruction: Kernel) -> bool:
-        """Carry out a `Kernel`, if it breaks no rule."""
+        """Execute a `Kernel` in compiled code. Return False if it breaks a rule."""
         try:
             ops = kernel_at(self.memories.kernel, instruction.start)
             check_kernel(ops, instruction, self.config)
         except IsaError:
             return False
         assert self._state is not None
+        # The C++ takes only checked words.
         words = np.array(self.memories.kernel[instruction.start :][: len(ops)], np.uint64)
         outcome = self._library.weft_compiled_kernel(
             ctypes.byref(self._state), index, words.ctypes.data, words.size
@@ -247,43 +259,45 @@ class CompiledDevice(GoldenDevice):
             raise MemoryError(_TOO_LARGE)
         return bool(outcome == 0)
 
-    def _left(self, state: State) -> Iterator[int]:
-        """Carry out what is compiled; the instructions in between that are not."""
+    def _uncompiled(self, state: State) -> Iterator[int]:
+        """Run compiled code, and yield the place of each instruction that it leaves to the caller."""
         while (index := self._library.weft_compiled_run(ctypes.byref(state))) >= 0:
             yield index
         if index < -1:
             raise MemoryError(_TOO_LARGE)
 
 
-def _passed(stretches: Sequence[Stretch]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each instruction in the order of passing fetch, its index and the number of its stretch: (count,) uint32."""
+def _execution_order(stretches: Sequence[Stretch]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index and the stretch of each instruction, in the order of passing fetch: two (count,) uint32."""
     spans = np.array([(item.first, item.stop) for item in stretches], np.int64).reshape(-1, 2)
     lengths = spans[:, 1] - spans[:, 0]
+    # Expand the spans [first, stop) to single indices without a loop in Python.
     frames = np.repeat(np.arange(len(spans)), lengths)
-    ahead = np.cumsum(lengths) - lengths
-    indices = np.arange(len(frames)) - ahead[frames] + spans[frames, 0]
+    starts = np.cumsum(lengths) - lengths
+    indices = np.arange(len(frames)) - starts[frames] + spans[frames, 0]
     return indices.astype(np.uint32), frames.astype(np.uint32)
 
 
 def _foreign(code: Code, config: Config) -> np.ndarray:
-    """Which instructions are left to `GoldenDevice`, those that the configuration does not have among them: uint8."""
+    """Return a mask (uint8) of the instructions left to `GoldenDevice`, among them all that the configuration lacks."""
     foreign = np.ones(len(code), np.uint8)
     for opcode, rows in code.by_opcode():
         requires = INSTRUCTIONS[opcode].REQUIRES
         if opcode not in _COMPILED or (requires and requires.missing(config)):
             continue
-        wrong = np.zeros(rows.size, bool)
+        unsupported = np.zeros(rows.size, bool)
         for name, feature in required_features(opcode).items():
             if feature.missing(config):
-                wrong |= code.field(name, opcode, rows) != 0
+                unsupported |= code.field(name, opcode, rows) != 0
+        # Without loops there are only the host's base registers.
         for name in () if config.loops else register_fields(opcode):
-            wrong |= code.field(name, opcode, rows) >= BASES
-        foreign[rows] = wrong
+            unsupported |= code.field(name, opcode, rows) >= BASES
+        foreign[rows] = unsupported
     return foreign
 
 
 def golden_device(config: Config, memory_bytes: int) -> GoldenDevice:
-    """A `CompiledDevice` if there is a C++ compiler, else the `GoldenDevice` itself."""
+    """Return a `CompiledDevice`, or a `GoldenDevice` without a C++ compiler."""
     try:
         return CompiledDevice(config, memory_bytes)
     except BuildError:

@@ -1,4 +1,4 @@
-// Programs, instruction by instruction, in the order of `weft.sim.golden.interpreter`.
+// Executes programs instruction by instruction, in the order of `weft.sim.golden.interpreter`.
 #include <exception>
 #include <memory>
 #include <type_traits>
@@ -28,14 +28,14 @@ Word decoded(const uint8_t* word, int opcode) {
 }
 
 std::vector<MicroOp> micro_ops(const uint64_t* words, uint64_t count) {
-    std::vector<MicroOp> found(count);
+    std::vector<MicroOp> ops(count);
     for (uint64_t op = 0; op < count; op++) {
-        uint8_t word[24]{};  // with what `field_of` reads behind a word
+        uint8_t word[24]{};  // `field_of` reads 16 bytes from any byte of the word
         std::memcpy(word, words + op, sizeof *words);
-        int64_t* next = reinterpret_cast<int64_t*>(&found[op]);
+        int64_t* next = reinterpret_cast<int64_t*>(&ops[op]);
         for (const Field& field : FIELDS_MICRO) *next++ = field_of(word, field);
     }
-    return found;
+    return ops;
 }
 
 template <int N>
@@ -57,13 +57,13 @@ bool ready(const State& s, uint64_t wait) {
     return true;
 }
 
-// Whether no semaphore's count would become too large.
-bool passes(const State& s, const Header& header) {
+// Returns true if no semaphore would exceed its largest count.
+bool fits_semaphores(const State& s, const Header& header) {
     for (unsigned k = 0; k < SEMAPHORE_COUNT; k++)
         if (header.signal >> k & 1 && s.available[k] - (header.wait >> k & 1) == SEMAPHORE_LARGEST) return false;
     return true;
 }
-void pass(State& s, const Header& header) {
+void update_semaphores(State& s, const Header& header) {
     for (unsigned k = 0; k < SEMAPHORE_COUNT; k++) s.available[k] += (header.signal >> k & 1) - (header.wait >> k & 1);
 }
 
@@ -85,8 +85,8 @@ int64_t run(State& s) {
         const uint8_t* word = s.words + index * WORD_LENGTH;
         s.bases = s.registers + s.frames[chosen] * REGISTER_COUNT;
         const auto header = decoded<Header>(word, OP_END);
-        if (s.foreign[index] || !passes(s, header) || !execute<N>(s, units, word)) return chosen;
-        pass(s, header);
+        if (s.foreign[index] || !fits_semaphores(s, header) || !execute<N>(s, units, word)) return chosen;
+        update_semaphores(s, header);
         s.next[queue]++;
         s.executed++;
     }
@@ -111,10 +111,10 @@ int64_t with_n(const State& s, Function function) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Both return -2 if there is not enough memory: no exception may leave a function that Python calls.
+// Both functions return -2 if memory runs out, because exceptions must not reach Python.
 
-// Carries out what it can. Returns the place of the instruction that the specification has to carry out next, or of
-// which it says why that is impossible; -1 when all are done.
+// Executes instructions. Returns the place of an instruction that the golden interpreter must execute next (or whose
+// error it must raise), or -1 at the end of the program.
 EXPORT int64_t weft_compiled_run(weft::State* state) {
     try {
         return weft::with_n(*state, [&](auto n) { return weft::run<n.value>(*state); });
@@ -123,8 +123,8 @@ EXPORT int64_t weft_compiled_run(weft::State* state) {
     }
 }
 
-// Carries out a KERNEL whose micro-operations, `count` words, are checked. Returns 0, or 1 if the specification has to
-// say what is wrong.
+// Executes a KERNEL with `count` checked words of micro-operations. Returns 0, or 1 if the golden interpreter must
+// raise its error.
 EXPORT int64_t weft_compiled_kernel(weft::State* state, uint64_t index, const uint64_t* words, uint64_t count) {
     try {
         const auto word = state->words + index * weft::WORD_LENGTH;

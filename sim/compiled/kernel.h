@@ -1,4 +1,4 @@
-// KERNEL: the micro-operations that `weft.hdl.isa.kernel` defines and has checked, strip by strip.
+// KERNEL: executes micro-operations strip by strip. `weft.hdl.isa.kernel` defines them, and has checked them before.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,7 @@ private:
     static constexpr int REGISTER_COUNT = 8, SOURCE_COUNT = 4, TARGET_COUNT = 2;
     static constexpr int FACTOR_BITS = 18, LARGEST_FACTOR = 65535;
     static constexpr int MOST_ELEMENTS = STRIP_ROW_COUNT * 128;
-    // By the numbers that micro-operations have for operands: sources, each with its first and its second vector.
+    // Addresses of operands by their number in micro-operations: the first vectors of all operands, then the second.
     std::vector<int32_t> sources_[2 * SOURCE_COUNT], targets_[2 * TARGET_COUNT], written_;
     std::vector<int8_t> bytes_;
     alignas(64) int32_t registers_[REGISTER_COUNT][MOST_ELEMENTS], predicate_[MOST_ELEMENTS];
@@ -49,7 +49,7 @@ private:
         return true;
     }
 
-    // The rows from `row` on, for all of the kernel. Writes are kept for the end, as all reads come first.
+    // Runs the kernel on `rows` rows from `row` on. Writes are deferred, because all reads come first.
     template <int N>
     void strip(const State& s, const Kernel& op, const MicroOp* ops, int64_t row, int64_t rows) {
         const int64_t elements = rows * N;
@@ -90,11 +90,11 @@ private:
         const bool words = micro.a % SOURCE_COUNT == 0 && !op.source;
         for (int64_t r = 0; r < rows; r++) {
             const int64_t place = int64_t(sources_[micro.a][size_t((row + r) * op.ox + column)]) * N;
-            int32_t* found = first_ + r * N;
-            if (words) std::memcpy(found, s.accumulator + place, sizeof *found * N);
+            int32_t* values = first_ + r * N;
+            if (words) std::memcpy(values, s.accumulator + place, sizeof *values * N);
             else
-                for (int k = 0; k < N; k++) found[k] = s.scratchpad[place + k] & (micro.unsigned_ ? 0xFF : -1);
-            if (op.tail && column == op.ox - 1) std::fill(found + op.tail, found + N, micro.fill ? INT32_MIN : 0);
+                for (int k = 0; k < N; k++) values[k] = s.scratchpad[place + k] & (micro.unsigned_ ? 0xFF : -1);
+            if (op.tail && column == op.ox - 1) std::fill(values + op.tail, values + N, micro.fill ? INT32_MIN : 0);
         }
         return first_;
     }

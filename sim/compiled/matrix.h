@@ -8,7 +8,6 @@ namespace weft {
 
 class Matrix {
 public:
-    // N is that of the configuration.
     template <int N>
     bool mm(State& s, const Mm& op) {
         if (op.align && op.depthwise) return false;
@@ -18,8 +17,8 @@ public:
         if (!find_cells(s, op) || !reaches_a(s, op) || !reaches_b<N>(s, op)) return false;
         if (op.align && op.alignment + steps_ * rows_ > s.alignment_count) return false;
         for (int k = 0; k < N; k++) padding_[k] = int8_t(op.pad);
-        // Tiles with the same rows of A are multiplied together. Those that align what is in shared rows of C follow each
-        // other; else sums are added tile by tile in any case.
+        // Tiles with the same rows of A are multiplied together. Aligned tiles that share rows of C are not, because
+        // each shifts the sums of the tiles before it.
         const bool apart = op.a_nt || op.depthwise || (op.align && shared_);
         const int64_t together = apart ? 1 : std::max(1, MOST_COLUMNS / N);
         for (int64_t tile = 0; tile < op.nt; tile += together) {
@@ -30,7 +29,7 @@ public:
                 add_aligned<N>(s, op, tile, tiles);
                 continue;
             }
-            if (op.depthwise) along<N>(s, op, tile);
+            if (op.depthwise) depthwise<N>(s, op, tile);
             else multiply_steps<N>(s, op, tile, tiles, 0, steps_);
             add<N>(s, op, tile, tiles);
         }
@@ -53,7 +52,7 @@ private:
     uint32_t stamp_ = 0;
     bool shared_ = false, bounded_ = false;
 
-    // The addresses and coordinates of rows and contraction steps.
+    // Computes the addresses and coordinates of rows and contraction steps.
     void place(const Mm& op) {
         row_.resize(size_t(rows_)), step_.resize(size_t(steps_));
         Place* next = row_.data();
@@ -68,7 +67,7 @@ private:
                                int32_t(op.x + x * op.x_kx), int32_t(op.b + y * op.b_ky + x * op.b_kx + c * op.b_kc)};
     }
 
-    // The rows of C, tile by tile. False if one is no row, or two of a tile are the same.
+    // Computes the rows of C, tile by tile. Returns false if a row is outside memory, or a tile has a row twice.
     bool find_cells(const State& s, const Mm& op) {
         if (!addresses(cells_, op.c, {op.nt, op.c_nt}, {op.oy, op.c_oy}, {op.ox, op.c_ox}, s.accumulator_size))
             return false;
@@ -90,7 +89,8 @@ private:
         return true;
     }
 
-    // Whether all vectors of A that coordinates allow are in memory; `bounded_` is whether coordinates leave any out.
+    // Returns true if all vectors of A with coordinates in range are in memory. Sets `bounded_` if any are out of
+    // range.
     bool reaches_a(const State& s, const Mm& op) {
         const Span y({{op.oy, op.y_oy}, {op.ky, op.y_ky}}), x({{op.ox, op.x_ox}, {op.kx, op.x_kx}});
         bounded_ = !y.inside(op.y, std::min<int64_t>(op.h, 0x8000)) || !x.inside(op.x, std::min<int64_t>(op.w, 0x8000));
@@ -173,11 +173,11 @@ private:
                 }
     }
 
-    // Adds sums of neighbouring rows, channel by channel, to `total_`. In float32, which adds so few products exactly.
+    // Adds depthwise convolutions along rows to `total_`, in float32, which is exact for this few products.
     template <int N>
-    void along(const State& s, const Mm& op, int64_t tile) {
+    void depthwise(const State& s, const Mm& op, int64_t tile) {
         const int64_t taps = s.depthwise_taps;
-        line_.assign(size_t((taps - 1 + op.ox) * N), 0);  // behind zeros for what lies ahead of a line
+        line_.assign(size_t((taps - 1 + op.ox) * N), 0);  // with zeros before the line
         for (const Place& step : step_) {
             float weights[MOST_TAPS][N];
             for (int64_t tap = 0; tap < taps; tap++) {
@@ -218,7 +218,7 @@ private:
             }
     }
 
-    // Each step's products by themselves: they, or what is there, are shifted by the row's alignment.
+    // Adds steps one by one: the row's alignment shifts either the products or the sum so far.
     template <int N>
     void add_aligned(State& s, const Mm& op, int64_t tile, int64_t tiles) {
         part_.assign(size_t(rows_ * width_), 0);

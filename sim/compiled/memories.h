@@ -1,7 +1,8 @@
-// The memories of a device, and checks of the addresses that instructions count in them. `weft.sim.golden` is the
-// specification, and tests hold this to it. Every function here that carries out an instruction returns false, before
-// it has changed anything, if the instruction breaks a rule or is one that it leaves alone: then the specification
-// carries it out, and says what is wrong.
+// Memories of a device, and checks of addresses in them.
+//
+// `weft.sim.golden` is the specification. A function that executes an instruction returns false, before it changes any
+// memory, if the instruction breaks a rule or is not supported here. The golden interpreter then executes it, or raises
+// the error.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +14,9 @@
 
 namespace weft {
 
-constexpr int64_t MOST = int64_t(1) << 24;  // vectors of an operand that are held at a time; larger ones are left alone
+constexpr int64_t MOST = int64_t(1) << 24;  // most vectors of an operand; larger instructions are not supported here
 
-// As `State` in library.py.
+// Mirror of `State` in device.py.
 struct State {
     uint8_t* dram;
     uint64_t dram_bytes;
@@ -28,26 +29,26 @@ struct State {
     const int8_t* lookup;
     int64_t n, scratchpad_size, accumulator_size, alignment_count, state_count, table_depth, mantissa_bits;
     int64_t depthwise_taps, lookup_tables, bus_bytes, wide_activations;
-    const uint8_t* words;          // the program, with END behind it
-    const uint8_t* foreign;        // for each instruction, whether it is left to the specification
-    const uint32_t* indices;       // the instructions in the order in which they pass fetch,
-    const uint32_t* frames;        // and for each of these places the frame of registers that it has,
-    const uint32_t* registers;     // REGISTER_COUNT of them
-    const int64_t* read_only;      // first address and one past the last of what must not be written, so many times
+    const uint8_t* words;          // the program, including END
+    const uint8_t* foreign;        // for each instruction: 1 if the golden interpreter executes it
+    const uint32_t* indices;       // for each place in the order of passing fetch: index of the instruction
+    const uint32_t* frames;        // for each place: number of its frame of registers
+    const uint32_t* registers;     // frames of REGISTER_COUNT registers
+    const int64_t* read_only;      // `read_only_count` pairs: start and stop of DRAM that must not be written
     uint64_t read_only_count;
-    const uint32_t* order[UNITS];  // for each queue, the places of instructions that go to it
+    const uint32_t* order[UNITS];  // for each queue: places of its instructions
     uint64_t order_count[UNITS], next[UNITS];
     int64_t available[SEMAPHORE_COUNT];
     uint64_t executed;
-    const uint32_t* bases;  // the registers of the instruction that is carried out; nothing that Python sets
+    const uint32_t* bases;  // registers of the current instruction; set here, not by Python
 };
 
-// A loop around an operand: `stride` is added in each of its `count` iterations.
+// A loop of an operand: each of `count` iterations adds `stride`.
 struct Loop {
     int64_t count, stride;
 };
 
-// The smallest and the largest sum of the strides of some loops.
+// Smallest and largest offset of nested loops.
 struct Span {
     int64_t low = 0, high = 0;
 
@@ -60,11 +61,11 @@ struct Span {
     bool inside(int64_t first, int64_t size) const { return first + low >= 0 && first + high < size; }
 };
 
-// The addresses of three nested loops modulo 2**16, in order. False if one of them is not below `size`.
-inline bool addresses(std::vector<int32_t>& found, int64_t first, Loop a, Loop b, Loop c, int64_t size) {
+// Computes the addresses of three nested loops modulo 2**16, in order. Returns false if one is not below `size`.
+inline bool addresses(std::vector<int32_t>& result, int64_t first, Loop a, Loop b, Loop c, int64_t size) {
     if (a.count * b.count * c.count > MOST) return false;
-    found.resize(size_t(a.count * b.count * c.count));
-    int32_t* next = found.data();
+    result.resize(size_t(a.count * b.count * c.count));
+    int32_t* next = result.data();
     int64_t largest = 0;
     for (int64_t i = 0; i < a.count; i++)
         for (int64_t j = 0; j < b.count; j++) {
@@ -78,19 +79,19 @@ inline bool addresses(std::vector<int32_t>& found, int64_t first, Loop a, Loop b
     return largest < size;
 }
 
-// Whether a coordinate lies in range, as 16-bit two's complement.
+// Returns true if a coordinate is in range, as 16-bit two's complement.
 inline bool within(int64_t coordinate, int64_t limit) {
     coordinate &= 0xFFFF;
     return coordinate < 0x8000 && coordinate < limit;
 }
 
-// The position of `size` bytes at a DRAM address modulo 2**32, or -1 if they leave memory.
+// Returns a DRAM address modulo 2**32, or -1 if `size` bytes there exceed memory.
 inline int64_t dram_place(const State& state, int64_t address, int64_t size) {
     address &= 0xFFFFFFFF;
     return uint64_t(address + size) <= state.dram_bytes ? address : -1;
 }
 
-// Whether a program may write so many bytes at an address.
+// Returns true if a program may write `size` bytes at an address.
 inline bool may_write(const State& state, int64_t address, int64_t size) {
     for (uint64_t k = 0; k < state.read_only_count; k++)
         if (address < state.read_only[2 * k + 1] && state.read_only[2 * k] < address + size) return false;

@@ -1,4 +1,4 @@
-// LOAD and STORE: bytes are copied.
+// LOAD and STORE: copy bytes.
 #pragma once
 
 #include "memories.h"
@@ -86,12 +86,12 @@ private:
         return true;
     }
 
-    // Signed values of 4 bits, two a byte and the low nibble first, as bytes.
+    // Unpacks int4 values, low nibble first, to bytes.
     static void widen(uint8_t* to, const uint8_t* from, int64_t values) {
         for (int64_t k = 0; k < values; k++) to[k] = uint8_t(((from[k / 2] >> 4 * (k % 2) & 15) ^ 8) - 8);
     }
 
-    // Groups of values of 4 bits, in words of n, behind the factors of their rows.
+    // Unpacks groups of int4 values, in words of n, and multiplies them by the n factors before each group.
     static void multiply(uint8_t* to, const uint8_t* from, int64_t values, int64_t n) {
         const int64_t group = GROUP * n;
         for (int64_t k = 0; k < values; k++) {

@@ -1,4 +1,4 @@
-// Products of matrices of 16-bit integers, added up modulo 2**32.
+// Products of int16 matrices, accumulated modulo 2**32.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,25 @@
 
 namespace weft {
 
-constexpr int64_t LANES = 16;                                    // columns of a product that are computed side by side
-typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));  // each an int32, or a pair of int16
+constexpr int64_t LANES = 16;                                    // columns of a product that are computed in parallel
+typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));  // lanes of an int32, or of a pair of int16
 
 inline Lanes lanes_at(const int32_t* at) {
-    Lanes found;
-    std::memcpy(&found, at, sizeof found);
-    return found;
+    Lanes lanes;
+    std::memcpy(&lanes, at, sizeof lanes);
+    return lanes;
 }
 
 inline int32_t pair_of(int8_t low, int8_t high) {
     return int32_t(uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16);
 }
 inline int32_t pair_at(const int16_t* at) {
-    int32_t found;
-    std::memcpy(&found, at, sizeof found);
-    return found;
+    int32_t pair;
+    std::memcpy(&pair, at, sizeof pair);
+    return pair;
 }
 
-// Adds the two products of the pairs in each lane.
+// Adds the dot product of the pairs in each lane.
 inline Lanes add_pairs(Lanes sum, Lanes a, Lanes b) {
 #if defined(__AVX512VNNI__)
     return (Lanes)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -46,8 +46,8 @@ inline Lanes add_pairs(Lanes sum, Lanes a, Lanes b) {
 #endif
 }
 
-// Adds the products of ROWS rows of `pairs` pairs with columns to `total`, for `width` columns, a multiple of LANES.
-// Pair p of row r is at ``rows[2 * (r * pairs + p)]``, that of column c at ``columns[p * width + c]``.
+// Adds the products of ROWS rows with `width` columns (a multiple of LANES) to `total`; both have `pairs` pairs.
+// Pair p of row r is at ``rows[2 * (r * pairs + p)]``, and of column c at ``columns[p * width + c]``.
 template <int ROWS, int VECTORS>
 void multiply_some(const int16_t* rows, const int32_t* columns, int64_t pairs, int64_t width, int64_t column,
                    int32_t* total) {

@@ -1,4 +1,4 @@
-// SOFTMAX and NORMALISE: see `weft.sim.golden.vector` for the numerics.
+// SOFTMAX and NORMALISE, with the numerics of `weft.sim.golden.vector`.
 #pragma once
 
 #include "columns.h"
@@ -28,13 +28,13 @@ public:
         for (int64_t group = 0; group < op.ob; group++)
             for (int64_t row = 0; row < rows; row++) {
                 const int64_t place = group * rows + row;
-                int64_t behind = length - group * N;  // columns of this group that are valid
-                if (op.causal) behind = std::min(behind, diagonal + row % op.ox + 1 - group * N);
-                behind = clamped(behind, 0, N);
+                int64_t valid = length - group * N;  // valid columns at the start of this group
+                if (op.causal) valid = std::min(valid, diagonal + row % op.ox + 1 - group * N);
+                valid = clamped(valid, 0, N);
                 const int8_t* bytes = s.scratchpad + int64_t(sources_[size_t(place)]) * N;
                 const int32_t* words = s.accumulator + int64_t(sources_[size_t(place)]) * N;
-                const auto [e, total] = op.source ? probabilities<N>(s, bytes, behind, results_.data() + place * N)
-                                                  : probabilities<N>(s, words, behind, results_.data() + place * N);
+                const auto [e, total] = op.source ? probabilities<N>(s, bytes, valid, results_.data() + place * N)
+                                                  : probabilities<N>(s, words, valid, results_.data() + place * N);
                 shifts_[size_t(place)] = op.final ? int32_t(clamped(m_[size_t(row)] - e, 0, SHIFT_MOST))
                                                   : update(m_[size_t(row)], sums_[size_t(row)], e, total);
             }
@@ -108,18 +108,18 @@ private:
 
     static int64_t int16_of(int64_t value) { return clamped(int32_t(value), INT16_MIN, INT16_MAX); }
 
-    // Probabilities of a group of which the first `behind` columns are valid, as they are stored.
+    // Computes the stored probabilities of a group whose first `valid` columns are valid.
     template <int N, class Source>
-    Group probabilities(const State& s, const Source* scores, int64_t behind, int8_t* result) const {
+    Group probabilities(const State& s, const Source* scores, int64_t valid, int8_t* result) const {
         int64_t y[N], top = LOWEST * OCTAVE, total = 0;
         for (int k = 0; k < N; k++) {
             const int64_t product = int64_t(int32_t(scores[k]) + columns_.bias[k]) * columns_.mantissa[k];
             y[k] = clamped(columns_.rounded(product, k), INT16_MIN, INT16_MAX);
         }
-        for (int64_t k = 0; k < behind; k++) top = std::max(top, y[k]);
+        for (int64_t k = 0; k < valid; k++) top = std::max(top, y[k]);
         const int64_t e = (top + OCTAVE - 1) >> 7, step = REACH / s.table_depth;
         for (int64_t k = 0; k < N; k++) {
-            const int64_t distance = k < behind ? OCTAVE * e - y[k] : REACH;
+            const int64_t distance = k < valid ? OCTAVE * e - y[k] : REACH;
             const int64_t p = distance < REACH ? s.table[distance / step] : 0;
             total += p;
             result[k] = int8_t(p - (s.wide_activations ? 128 : 0));
@@ -127,7 +127,7 @@ private:
         return {e, total};
     }
 
-    // The row's state behind a group; returns what the group is to be aligned by.
+    // Updates a row's state by a group, and returns the group's alignment.
     static int32_t update(int64_t& m, int64_t& sum, int64_t e, int64_t total) {
         const int64_t largest = std::max(m, e);
         const int64_t u = std::min(largest - m, SHIFT_MOST), v = std::min(largest - e, SHIFT_MOST);

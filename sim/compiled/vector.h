@@ -55,10 +55,10 @@ private:
     static int64_t size_of_source(const State& s, const Vec& op) {
         return op.source ? s.scratchpad_size : s.accumulator_size;
     }
-    // Without a reduction only the last element is read.
+    // Returns the first iteration to read: without a reduction, only the last one counts.
     static int64_t first_of(const Vec& op, int64_t count) { return op.reduce == REDUCE_NONE ? count - 1 : 0; }
 
-    // Whether all elements that coordinates allow are in memory; `bounded_` is whether coordinates leave any out.
+    // Returns true if all elements with coordinates in range are in memory. Sets `bounded_` if any are out of range.
     bool reaches(const State& s, const Vec& op) {
         const Span y({{op.oy, op.y_oy}, {op.ry, op.y_ry}}), x({{op.ox, op.x_ox}, {op.rx, op.x_rx}});
         bounded_ = !y.inside(op.y, std::min<int64_t>(op.h, 0x8000)) || !x.inside(op.x, std::min<int64_t>(op.w, 0x8000));
@@ -77,7 +77,7 @@ private:
         return true;
     }
 
-    // The address of an element, or -1 if it is out of range.
+    // Returns the address of an element, or -1 if its coordinates are out of range.
     int64_t element(const Vec& op, const Output& at, int64_t ry, int64_t rx) const {
         if (bounded_ && !(within(at.y + ry * op.y_ry, op.h) && within(at.x + rx * op.x_rx, op.w))) return -1;
         return (at.address + ry * op.src_ry + rx * op.src_rx) & 0xFFFF;
@@ -101,7 +101,7 @@ private:
             }
     }
 
-    // In loops without a condition, on variables of their own, which compilers make vector instructions of.
+    // Loops without conditions on local variables, so that compilers vectorise them.
     template <int N>
     void requantise(const Vec& op, int32_t* value, const int8_t* other, int8_t* result) const {
         const int64_t zero = op.zero, low = op.low, high = op.high;

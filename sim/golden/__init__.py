@@ -1,1 +1,1 @@
-"""The golden interpreter, which is the specification."""
+"""The golden interpreter: the specification of every instruction in numpy."""

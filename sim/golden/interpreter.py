@@ -1,22 +1,22 @@
-"""The golden interpreter: the device in numpy, and the specification of what every other device computes.
+"""The golden interpreter: a device in numpy, and the specification of what all other devices compute.
 
-It reads the *encoded* words from its own DRAM, so it judges the compiler and the encoding as well. Formats:
+It decodes the program from its own DRAM, so that a comparison also tests the compiler and the encoding. Formats:
 
-- DRAM is bytes; base registers and offsets are 32 bits, their sum wraps modulo 2**32 and must lie in memory.
-- The scratchpad holds vectors of N int8, the accumulator rows of N int32; `weft.sim.golden.memories` has the others.
-  All are zero at first and keep their content from one program to the next, as block RAM does; semaphores start at
-  zero in every program.
-- On-chip addresses are 16 bits: strides are added modulo 2**16, and the result must be below the memory's
-  size.
+- DRAM is an array of bytes. Base registers and offsets have 32 bits; their sum wraps modulo 2**32 and must lie in
+  memory.
+- The scratchpad holds vectors of N int8, the accumulator rows of N int32. `weft.sim.golden.memories` lists the other
+  memories. All are zero at first and keep their contents between programs, like block RAM. Semaphores start at zero in
+  every program.
+- On-chip addresses have 16 bits: strides are added modulo 2**16, and the sum must be below the memory's size.
 - Coordinates (y, x) are 16-bit two's complement; a row is in range if ``0 <= y < h`` and ``0 <= x < w``.
 
-What each instruction computes is in `weft.sim.golden.units`, one function an opcode (of the VEC queue in
-`weft.sim.golden.vector`). Instructions without a queue are carried out before all others, which end up as a list
-without loops. An instruction executes as a whole: all its reads come before its writes.
-Where a program leaves the order of two instructions open, they run in program order if their semaphores allow it;
-programs that `weft.hdl.checker.program.check` accepts have one result whatever the order.
+`weft.sim.golden.units` and, for the VEC queue, `weft.sim.golden.vector` compute the instructions: one function per
+opcode. Instructions without a queue (loops, register changes) are executed first, which unrolls the program. An
+instruction is atomic: all its reads come before its writes. Where a program leaves the order of two instructions open,
+they run in program order if their semaphores allow it. A program that `weft.hdl.checker.program.check` accepts has the
+same result in any order.
 
-Of a list, each descriptor is read when the program before it is at its end and has its record. An error ends the list.
+A list reads each descriptor after the previous program has ended and its record is written. An error ends the list.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_BYTES, find_fault
 from weft.hdl.isa.memmap import Counter, ListProgress
 from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Descriptor, Record, pitch
-from weft.sim.device import EXECUTED_MOST, Device, DeviceError, check_base, check_list, check_program
-from weft.sim.golden import kernel, vector  # noqa: F401 -- they register what they carry out
+from weft.sim.device import MAX_EXECUTED, Device, DeviceError, check_base, check_list, check_program
+from weft.sim.golden import kernel, vector  # noqa: F401 -- they register functions in EXECUTE
 from weft.sim.golden.memories import Memories
 from weft.sim.golden.units import EXECUTE
 
@@ -59,7 +59,7 @@ _WORD = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Stretch:
-    """Instructions `first` to before `stop`, which run one after the other with the same content of all registers."""
+    """Consecutive instructions `first` to ``stop - 1`` that run with unchanged registers."""
 
     first: int
     stop: int
@@ -67,32 +67,32 @@ class Stretch:
 
 
 class Walk:
-    """Follows a program to its END.
+    """Control flow of a program, from its first instruction to END.
 
     Parameters
     ----------
     config : Config
     control : mapping of int to Instruction
-        The instructions without a queue by their index, without END.
+        The instructions without a queue by index, except END.
     end : int
         Index of the program's END.
     bases : sequence of int
-        What the host set base registers to.
+        Base registers as set by the host.
     memory : callable
-        Reads an address and a number of bytes; raises `DeviceError` if they do not lie in memory.
+        ``memory(address, size)`` returns bytes of DRAM; it raises `DeviceError` if they do not lie in memory.
 
     Attributes
     ----------
     stretches : list of Stretch
-        Those of instructions that have a queue, in the order in which they run.
+        The instructions with a queue, in the order of execution.
     reads : list of (int, int)
-        First address and one past the last of what READs read; a program must not write there.
+        Start and stop of the DRAM ranges that READs read; the program must not write them.
 
     Raises
     ------
     DeviceError
-        Naming the instruction: what the configuration does not have, a rule broken, a jump out of the program, or more
-        than `EXECUTED_MOST` instructions, as in a loop whose register never falls to 0.
+        Naming the instruction: the configuration does not support it, it breaks a rule, or it jumps out of the program.
+        Also after `MAX_EXECUTED` instructions, for example if a loop's register never falls to 0.
     """
 
     def __init__(
@@ -111,18 +111,19 @@ class Walk:
 
     def _follow(self) -> None:
         order, at, executed = sorted(self._control), 0, 0
-        held = tuple(self._registers)
+        registers = tuple(self._registers)
         while True:
+            # Instructions up to the next control instruction (or END) run with the current registers.
             place = bisect.bisect_left(order, at)
             stop = order[place] if place < len(order) else self._end
             if at < stop:
-                self.stretches.append(Stretch(at, stop, held))
+                self.stretches.append(Stretch(at, stop, registers))
             executed += stop - at + 1
             if stop == self._end:
                 return
-            if executed > EXECUTED_MOST:
+            if executed > MAX_EXECUTED:
                 raise DeviceError(
-                    f"the program goes on after {EXECUTED_MOST} instructions, the last of them instruction {stop} "
+                    f"the program goes on after {MAX_EXECUTED} instructions, the last of them instruction {stop} "
                     f"({self._control[stop].OPCODE.name}): does the register of a loop never fall to 0?"
                 )
             try:
@@ -131,10 +132,10 @@ class Walk:
                 raise DeviceError(
                     f"instruction {stop} ({self._control[stop].OPCODE.name}): {error}"
                 ) from None
-            held = tuple(self._registers)
+            registers = tuple(self._registers)
 
     def _carry_out(self, at: int, instruction: Instruction) -> int:
-        """Execute an instruction; returns the index of the next one."""
+        """Execute an instruction and return the index of the next one."""
         if reason := find_fault(instruction, self._config):
             raise DeviceError(reason)
         if isinstance(instruction, SlotInstruction):
@@ -143,6 +144,7 @@ class Walk:
             self._read(instruction)
         if isinstance(instruction, LoopNext):
             return self._back(at - instruction.back)
+        # A loop whose register is not positive (as int32) is skipped.
         if isinstance(instruction, LoopStart) and not 0 < self._registers[instruction.register] <= _WORD >> 1:
             target = at + 1 + instruction.skip
             if target > self._end:
@@ -172,7 +174,7 @@ class Walk:
 
 
 def check_read(instruction: ReadRegisters) -> None:
-    """Raises `DeviceError` if a READ names more words or registers than there are."""
+    """Raise `DeviceError` if a READ exceeds its maximum of words, or the registers."""
     last = instruction.first + instruction.count
     if not 1 <= instruction.count <= READ_BYTES // 4:
         raise DeviceError(f"'count' is {instruction.count}, outside 1 to {READ_BYTES // 4}")
@@ -180,8 +182,8 @@ def check_read(instruction: ReadRegisters) -> None:
         raise DeviceError(f"it reads registers up to {last - 1}; there are {PROGRAM_REGISTERS}")
 
 
-def passed(stretches: Sequence[Stretch]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Index of each instruction that goes to its queue, and what registers hold then, in order."""
+def executed_instructions(stretches: Sequence[Stretch]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the index of each instruction that enters its queue, with the registers at that time, in order."""
     for stretch in stretches:
         for index in range(stretch.first, stretch.stop):
             yield index, stretch.registers
@@ -191,7 +193,7 @@ _decode = lru_cache(maxsize=1 << 16)(decode)
 
 
 class GoldenDevice(Device):
-    """A `weft.sim.device.Device` that computes with numpy and knows no time.
+    """A `weft.sim.device.Device` that computes with numpy and has no notion of time.
 
     Parameters
     ----------
@@ -203,7 +205,7 @@ class GoldenDevice(Device):
     Attributes
     ----------
     memories : Memories
-        All state on the chip and in DRAM; two of its arrays are attributes here, too.
+        All state on the chip and in DRAM. Its scratchpad and accumulator are attributes here, too.
     scratchpad : numpy.ndarray
         int8 of shape (``config.scratchpad_size``, ``config.n``).
     accumulator : numpy.ndarray
@@ -217,6 +219,7 @@ class GoldenDevice(Device):
         self.memory_bytes = memory_bytes
         self.instructions = 0
         self.memories = Memories(config, memory_bytes)
+        # Address of what `wait` runs: a program or a list
         self._program: int | None = None
         self._list: int | None = None
         self._listed = ListProgress(0)
@@ -235,7 +238,7 @@ class GoldenDevice(Device):
         self.memories.dram_range(address, data.size)[:] = data
 
     def read(self, address: int, size: int) -> bytes:
-        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+        """Return `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
         return self.memories.dram_range(address, size).tobytes()
 
     def set_base(self, index: int, address: int) -> None:
@@ -249,23 +252,25 @@ class GoldenDevice(Device):
         self._program, self._list = program, None
 
     def start_list(self, address: int) -> None:
-        """Start the list of programs at DRAM byte address `address`; `wait` runs it. Raises `DeviceError` if none can
-        start there."""
+        """Start the list of programs at DRAM byte address `address`; `wait` runs it.
+
+        Raises `DeviceError` if no list can start there.
+        """
         check_list(address, self.config, self.memory_bytes)
         self._list, self._program, self._listed = address, None, ListProgress(0, at_descriptor=True)
 
-    def listed(self) -> ListProgress:
-        """How far the last list has come."""
+    def list_progress(self) -> ListProgress:
+        """Return the progress of the list that was started last."""
         return self._listed
 
     def wait(self, timeout: int | None = None) -> None:
-        """Execute the program or list that was started, if any. There is no time, so `timeout` is ignored.
+        """Execute the program or list that was started, if any. `timeout` is ignored.
 
         Raises
         ------
         DeviceError
-            Naming the instruction: a word that is no instruction, an address outside a memory, a rule of the
-            instruction set broken, or a semaphore that nothing will ever give.
+            Naming the instruction: an invalid word, an address outside a memory, a broken rule of the instruction set,
+            or a semaphore that no instruction will signal.
         """
         program, address = self._program, self._list
         self._program = self._list = None
@@ -275,7 +280,7 @@ class GoldenDevice(Device):
             self._walk_list(address)
 
     def counters(self) -> dict[Counter, int]:
-        """Nothing: all counters measure time or bus beats, which this device does not have."""
+        """Return no counters, because all of them count cycles or bus beats."""
         return {}
 
     def _walk_list(self, address: int) -> None:
@@ -290,7 +295,7 @@ class GoldenDevice(Device):
             address += pitch(self.config)
 
     def _run_listed(self, address: int) -> bool:
-        """Run one program of a list, by its descriptor; returns whether it is the last."""
+        """Run the program of the descriptor at `address`. Return True if it is the last of the list."""
         try:
             descriptor = Descriptor.decode(self.read(address, DESCRIPTOR_BYTES))
         except IsaError as error:
@@ -300,6 +305,7 @@ class GoldenDevice(Device):
         check_program(descriptor.program, self.config)
         self._listed = ListProgress(self._listed.done)
         self._start(descriptor.program)
+        # The record follows the descriptor's part that is read.
         self.write(address + RECORD_READ_BYTES, Record(done=True).encode())
         return descriptor.last
 
@@ -308,14 +314,14 @@ class GoldenDevice(Device):
         control = {index: item for index, item in enumerate(instructions) if item.QUEUE is None}
         walk = self._walk(control, len(instructions))
         with self._following(walk):
-            self._run(instructions, list(passed(walk.stretches)))
+            self._run(instructions, list(executed_instructions(walk.stretches)))
 
     def _walk(self, control: Mapping[int, Instruction], end: int) -> Walk:
         return Walk(self.config, control, end, self.memories.bases, self.read)
 
     @contextmanager
     def _following(self, walk: Walk) -> Iterator[None]:
-        """Memory that the program read registers from is not written meanwhile, and registers are the host's behind."""
+        # `walk` has read registers before any instruction runs, so the program must not write that memory.
         self.memories.read_only = walk.reads
         try:
             yield
@@ -323,7 +329,7 @@ class GoldenDevice(Device):
             self.memories.read_only, self.memories.registers = (), None
 
     def _fetch(self, address: int) -> list[Instruction]:
-        """Decode from `address` up to END, which is not returned."""
+        """Return the decoded instructions from `address` up to END, which is left out."""
         instructions: list[Instruction] = []
         while True:
             try:
@@ -337,14 +343,14 @@ class GoldenDevice(Device):
             address += WORD_BYTES
 
     def _run(self, instructions: list[Instruction], order: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Execute in this `order`: of the four queue heads, always the earliest that need not wait."""
+        """Execute instructions: of the four queue heads, always the earliest in `order` that need not wait."""
         queues: dict[Queue, list[int]] = {queue: [] for queue in Queue}
         for place, (index, _) in enumerate(order):
             queue = instructions[index].QUEUE
             assert queue is not None
             queues[queue].append(place)
         for places in queues.values():
-            places.reverse()
+            places.reverse()  # so that pop() takes the head
         counts = [0] * SEMAPHORES
         self.instructions = 0
         while heads := sorted(queue[-1] for queue in queues.values() if queue):
@@ -352,7 +358,7 @@ class GoldenDevice(Device):
                 if not _missing(instructions[order[place][0]], counts):
                     break
             else:
-                place = heads[0]
+                place = heads[0]  # all wait: report the earliest as deadlocked
             index, self.memories.registers = order[place]
             instruction = instructions[index]
             assert instruction.QUEUE is not None
@@ -361,7 +367,7 @@ class GoldenDevice(Device):
             self.instructions += 1
 
     def _carry_out_one(self, index: int, instruction: Instruction, counts: MutableSequence[int]) -> None:
-        """Execute an instruction, unless it waits: then it waits for ever."""
+        # The caller prefers instructions that need not wait, so a wait here never ends.
         if missing := _missing(instruction, counts):
             raise DeviceError(
                 f"deadlock: instruction {index} ({instruction.OPCODE.name}) waits for semaphore"
@@ -385,10 +391,10 @@ class GoldenDevice(Device):
 
 
 def _mask(mask: int) -> list[int]:
-    """Indices of the bits set in a semaphore mask."""
+    """Return the semaphores whose bits are set in `mask`."""
     return [semaphore for semaphore in range(SEMAPHORES) if mask >> semaphore & 1] if mask else []
 
 
 def _missing(instruction: Instruction, counts: Sequence[int]) -> list[int]:
-    """Semaphores that `instruction` waits for and that are not there."""
+    """Return the semaphores that `instruction` waits for and whose count is 0."""
     return [semaphore for semaphore in _mask(instruction.wait) if not counts[semaphore]]

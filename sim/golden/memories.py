@@ -1,4 +1,4 @@
-"""The memories of the golden interpreter, and the addresses and coordinates that instructions count in them."""
+"""Memories of the golden interpreter, their addresses and coordinates, and integer arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.sim.device import DeviceError
 
 
 class Memories:
-    """All state that outlives an instruction; zero at first.
+    """All state that outlives an instruction, zero at first.
 
     Attributes
     ----------
@@ -21,11 +21,11 @@ class Memories:
     scratchpad : int8 (``config.scratchpad_size``, N)
     accumulator : int32 (``config.accumulator_size``, N)
     bases : list of int
-        Base registers as the host set them, 32 bits unsigned.
+        Base registers as set by the host, 32 bits unsigned.
     registers : sequence of int or None
-        All registers as the instruction that is carried out passed fetch; None for those of the host.
+        All registers at the time when the current instruction passed fetch; None: `bases`.
     read_only : list of (int, int)
-        First address and one past the last of DRAM bytes that the program must not write.
+        Start and stop of DRAM ranges that the program must not write.
     maxima : int32 (``config.row_states``)
         ``m`` of the row states, -256 to 256.
     sums : int64 (``config.row_states``)
@@ -54,11 +54,11 @@ class Memories:
         self.kernel = [0] * config.kernel
 
     def register(self, number: int) -> int:
-        """What a register holds for the instruction that is carried out."""
+        """Return the value of a register for the current instruction."""
         return (self.bases if self.registers is None else self.registers)[number]
 
     def check_written(self, address: int, size: int) -> None:
-        """Raises `DeviceError` if a program must not write these DRAM bytes."""
+        """Raise `DeviceError` if these DRAM bytes overlap `read_only`."""
         for start, stop in self.read_only:
             if address < stop and start < address + size:
                 raise DeviceError(
@@ -67,7 +67,7 @@ class Memories:
                 )
 
     def dram_range(self, address: int, size: int) -> np.ndarray:
-        """A view of DRAM bytes. Raises `DeviceError` if they do not lie inside memory."""
+        """Return a view of DRAM bytes. Raises `DeviceError` if they do not lie inside memory."""
         if not (address >= 0 and size >= 0 and address + size <= self.dram.size):
             raise DeviceError(
                 f"{size} bytes at DRAM address {address:#x} leave the memory of {self.dram.size} bytes"
@@ -75,12 +75,12 @@ class Memories:
         return self.dram[address : address + size]
 
     def addresses(self, i: Instruction, name: str) -> np.ndarray:
-        """The addresses of an operand, int64 with an axis for each of its loops. Raises as `check` does."""
+        """Return the addresses of an operand: int64, with one axis per loop. Raises like `check`."""
         operand = i.operand(name)
         return self.check(operand, operand.first(i) + loops(*operand.nest(i, self.config)))
 
     def check(self, operand: Operand, address: np.ndarray) -> np.ndarray:
-        """`address` modulo 2**16. Raises `DeviceError` if the operand's memory has no such address."""
+        """Return `address` modulo 2**16. Raises `DeviceError` if the operand's memory is smaller."""
         size = operand.memory.size(self.config)
         address = address & 0xFFFF
         if address.size and int(address.max()) >= size:
@@ -90,15 +90,15 @@ class Memories:
         return address
 
     def cells(self, operand: Operand) -> np.ndarray:
-        """The memory of an operand, if that is the scratchpad or the accumulator."""
+        """Return the memory of an operand, which is the scratchpad or the accumulator."""
         return self.scratchpad if operand.memory is Memory.SCRATCHPAD else self.accumulator
 
 
 @lru_cache(maxsize=256)
 def loops(*nest: tuple[int, int]) -> np.ndarray:
-    """``i*stride_i + j*stride_j + ...`` for nested loops (count, stride), outermost first; int64, an axis each.
+    """Return ``i*stride_i + j*stride_j + ...`` for nested loops (count, stride), outermost first: one axis per loop.
 
-    Read-only, as the next instruction with the same loops gets the same array.
+    The array is read-only, because calls with equal loops share it.
     """
     total = np.zeros((), np.int64)
     for count, stride in nest:
@@ -108,29 +108,29 @@ def loops(*nest: tuple[int, int]) -> np.ndarray:
 
 
 def within(i: Instruction, bound: Bound, offset: np.ndarray) -> np.ndarray:
-    """Whether coordinates, `offset` from the first one, lie in range as 16-bit two's complement."""
+    """Return a mask of the coordinates (`offset` from the first) that lie in range, as 16-bit two's complement."""
     coordinate = (getattr(i, bound.name) + offset) & 0xFFFF
     return (coordinate < 0x8000) & (coordinate < getattr(i, bound.limit))
 
 
 def wrap(value: np.ndarray) -> np.ndarray:
-    """`value` modulo 2**32 as two's complement, in int64."""
+    """Return `value` modulo 2**32 as signed int32 values in int64."""
     return ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
 
 
 def rsh(value: np.ndarray, shift: np.ndarray | int) -> np.ndarray:
-    """``(value + 2**(shift - 1)) >> shift``, arithmetic, halves up; `value` where the shift is 0. Shifts 0 to 31."""
+    """Shift right arithmetically by 0 to 31, rounding half up: ``(value + 2**(shift - 1)) >> shift``."""
     half = (np.int64(1) << np.asarray(shift, np.int64)) >> 1
     return (value + half) >> shift
 
 
 def round_half_even(p: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """``p / 2**shift`` rounded to the nearest, halves to the even; int64, exact for shifts 0 to 63.
+    """Return ``p / 2**shift`` rounded half to even: int64, exact for shifts 0 to 63.
 
-    The remainder is compared instead of adding a half first, so that nothing overflows.
+    It compares the remainder with a half rather than adding a half, which could overflow.
     """
     one = np.int64(1)
-    low = p >> shift
+    low = p >> shift  # rounds down, also negative p
     # 2**63 - 1 is the mask for shift 63: the shift wraps to the smallest int64, and less 1 to the largest.
     with np.errstate(over="ignore"):
         rest = p & ((one << shift) - one)

@@ -1,7 +1,7 @@
-"""The computation of each instruction in numpy: one function an opcode, on the device's memories.
+"""Instructions of the LOAD, MM and STORE queues in numpy: one function per opcode, on the device's memories.
 
-Instructions execute as a whole: all reads come before all writes. Where one instruction writes an address
-twice, the last iteration of its loops wins. Those of the VEC queue are in `weft.sim.golden.vector`.
+An instruction is atomic: all its reads come before its writes. If it writes an address twice, the last iteration of its
+loops wins.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weft.sim.golden.memories import Memories, loops, rsh, within, wrap
 _Function = TypeVar("_Function", bound=Callable[[Memories, Any], None])
 
 EXECUTE: dict[type[Instruction], Callable[[Memories, Any], None]] = {}
-"""A function an instruction: it changes memories as the instruction does."""
+"""Functions by instruction class; each applies an instruction to memories."""
 
 
 def executes(kind: type[Instruction]) -> Callable[[_Function], _Function]:
-    """Decorate the function that carries out instructions of a kind."""
+    """Decorate the function that executes instructions of a class."""
 
     def register(function: _Function) -> _Function:
         EXECUTE[kind] = function
@@ -33,17 +33,18 @@ def executes(kind: type[Instruction]) -> Callable[[_Function], _Function]:
     return register
 
 
+# int8 products that float32 adds exactly in any order: 1024 * 2**14 = 2**24. With 9-bit activations half as many.
 _EXACT_TERMS = 1024
-"""int8 products that float32 adds exactly in any order: 1024 * 2**14 = 2**24. Half as many of 9-bit activations."""
 
 
 @executes(Load)
 def load(memories: Memories, i: Load) -> None:
-    """`Load`: bytes are copied. All ``run`` bytes of a row must lie in memory, even if pixels need fewer."""
+    """Execute `Load`: copy bytes. All ``run`` bytes of a row must lie in memory, even if its pixels need fewer."""
     n = memories.config.n
     if i.transpose:
         _check_transposed(i, n, memories.config.transposed_vectors * n)
     vectors = -(-i.length // n)
+    # Bytes of a row that pixels read; `before` of them precede the data in DRAM, and are filled.
     needed = (i.pixels - 1) * i.pitch + i.length
     take = max(0, min(2 * i.run if i.int4 else i.run, needed - i.before))
     rows = np.full((i.rows, needed), i.fill & 0xFF, np.uint8)
@@ -51,22 +52,24 @@ def load(memories: Memories, i: Load) -> None:
     for row in range(i.rows):
         address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
         source = memories.dram_range(address, i.row_bytes)
-        row_bytes = _widened(memories, i, address, source) if i.int4 else source
+        row_bytes = _unpack_int4(memories, i, address, source) if i.int4 else source
         rows[row, i.before : i.before + take] = row_bytes[:take]
+    # Pixels may overlap (pitch < length), so they are a strided view of the rows.
     shape, steps = (i.rows, i.pixels, i.length), (rows.strides[0], i.pitch, 1)
     pixels = np.lib.stride_tricks.as_strided(rows, shape, steps, writeable=False)
     data = np.full((i.rows, i.pixels, vectors * n), i.fill & 0xFF, np.uint8)
     data[:, :, : i.length] = pixels
     result = data.view(np.int8).reshape(-1, n)
     if i.transpose:
+        # Groups of n pixels are transposed; the last group is padded with `fill`.
         groups = -(-len(result) // (vectors * n))
         result = np.concatenate([result, np.full((groups * vectors * n - len(result), n), i.fill, np.int8)])
         result = result.reshape(groups, n, vectors * n).swapaxes(1, 2).reshape(-1, n)
     memories.scratchpad[memories.addresses(i, "dst").ravel()] = result
 
 
-def _widened(memories: Memories, i: Load, address: int, source: np.ndarray) -> np.ndarray:
-    """Two signed values of 4 bits of each byte, the low nibble first, or groups with factors, as bytes: uint8."""
+def _unpack_int4(memories: Memories, i: Load, address: int, source: np.ndarray) -> np.ndarray:
+    """Return int4 values, low nibble first, or groups of int4 values times their factors, as bytes: uint8."""
     if address % memories.config.bus_bytes:
         raise DeviceError(
             f"a row of values of 4 bits at DRAM address {address:#x} does not begin at a multiple of the "
@@ -92,7 +95,7 @@ def _check_transposed(i: Load, n: int, most: int) -> None:
 
 
 def _page(memories: Memories, i: Load) -> int:
-    """The page table's entry of a paged LOAD."""
+    """Return the page table's entry for a paged LOAD: an offset in bytes."""
     table = memories.register(i.table)
     if table % PAGE_ENTRY:
         raise DeviceError(
@@ -104,7 +107,7 @@ def _page(memories: Memories, i: Load) -> int:
 
 @executes(Store)
 def store(memories: Memories, i: Store) -> None:
-    """`Store`: rows in order, pixels in order within a row."""
+    """Execute `Store`: copy rows in order, and pixels in order within a row."""
     if i.pixels > 1 and i.pitch < i.length:
         raise DeviceError(f"pitch {i.pitch} is less than length {i.length}, so pixels overlap")
     data = memories.scratchpad[memories.addresses(i, "src")].view(np.uint8).reshape(i.rows, i.pixels, -1)
@@ -120,16 +123,16 @@ def store(memories: Memories, i: Store) -> None:
 
 @executes(Mm)
 def mm(memories: Memories, i: Mm) -> None:
-    """`Mm`: products and sums are exact integers, the accumulator wraps modulo 2**32 (two's complement).
+    """Execute `Mm`: products and sums are exact integers; the accumulator wraps modulo 2**32 (two's complement).
 
-    All contraction steps of one ``nt`` go to the same rows of C: adding them first and writing once is the same, unless
-    they are aligned.
+    All contraction steps of one ``nt`` go to the same rows of C, so they are added before a single write. Aligned steps
+    are not: every step shifts the sum.
     """
     rows = memories.addresses(i, "c").reshape(i.nt, -1)
     if np.unique(rows[0]).size != rows[0].size:
         raise DeviceError(i.operand("c").clash)
     shifts = _shifts(memories, i) if i.align else None
-    together = i.a_nt == 0
+    together = i.a_nt == 0  # all output tiles read the same rows of A
     for first in range(0, 1 if together else i.nt):
         tiles = range(i.nt) if together else range(first, first + 1)
         steps = _products(memories, i, tiles)
@@ -152,7 +155,7 @@ def _add_aligned(
     memories: Memories, rows: np.ndarray, steps: np.ndarray, shifts: np.ndarray, accumulate: bool
 ) -> None:
     """Add int32 (steps, rows, tiles, N) to accumulator rows (tiles, rows) by alignments (steps, rows)."""
-    # Tiles may share rows, and then follow each other.
+    # Tiles that share rows must be added one after the other.
     distinct = np.unique(rows).size == rows.size
     for tiles in [slice(None)] if distinct else [slice(tile, tile + 1) for tile in range(len(rows))]:
         cells = rows[tiles].T
@@ -166,13 +169,14 @@ def _add_aligned(
 
 
 def _shifts(memories: Memories, i: Mm) -> np.ndarray:
-    """Alignments (contraction steps, rows of A)."""
+    """Return the alignments: int64 (contraction steps, rows of A)."""
     return memories.alignments[memories.addresses(i, "alignment")].astype(np.int64)
 
 
 def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
-    """int32 (parts, rows, tiles, N): exact sums over parts of the contraction, for output tiles that share their A. A
-    part is one step if they are aligned, else whatever number of steps.
+    """Return exact sums over parts of the contraction, for output tiles that share their A.
+
+    The result is int32 (parts, rows, tiles, N). A part is a single step if steps are aligned, else everything.
     """
     n, config = memories.config.n, memories.config
     operand, weights = i.operand("a"), i.operand("b")
@@ -195,9 +199,10 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
             valid &= within(i, bound, row[:, None] + step[part])
         a = _gather(memories, operand, a_row[:, None] + a_step[part], valid, i.pad)
         b = memories.scratchpad[memories.check(weights, b_word[:, None] + b_step[part])]
+        # float32 products use BLAS, and are exact for `chunk` steps.
         left = a.reshape(a_row.size, -1).astype(np.float32) - np.float32(i.zero)
         right = b.reshape(b_word.size, -1).astype(np.float32)
-        product = (_along(left, right, i, config) if i.depthwise else left @ right.T).astype(np.int32)
+        product = (_depthwise(left, right, i, config) if i.depthwise else left @ right.T).astype(np.int32)
         if parts and not i.align:
             parts[0] += product
         else:
@@ -205,10 +210,11 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
     return np.stack(parts).reshape(-1, a_row.size, len(tiles), n)
 
 
-def _along(rows: np.ndarray, words: np.ndarray, i: Mm, config: Config) -> np.ndarray:
-    """Sums of neighbouring rows (rows, N) of a line by words (tiles * N, N), channel by channel: (rows, tiles * N)."""
+def _depthwise(rows: np.ndarray, words: np.ndarray, i: Mm, config: Config) -> np.ndarray:
+    """Convolve lines of rows (rows, N) with words (tiles * N, N) channel by channel; return (rows, tiles * N)."""
     n, taps = config.n, config.depthwise_taps
     lines = rows.reshape(i.oy, i.ox, 1, n)
+    # The taps are every second word at the end of a tile.
     weights = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]
     total = np.zeros((i.oy, i.ox, len(weights), n), np.float32)
     for tap in range(taps):
@@ -221,7 +227,7 @@ def _along(rows: np.ndarray, words: np.ndarray, i: Mm, config: Config) -> np.nda
 def _gather(
     memories: Memories, operand: Operand, address: np.ndarray, valid: np.ndarray, pad: int
 ) -> np.ndarray:
-    """Scratchpad vectors, or `pad` where not `valid`; addresses that are not valid are not checked."""
+    """Return scratchpad vectors, or `pad` where not `valid`. Only valid addresses are checked."""
     if valid.all():
         return memories.scratchpad[memories.check(operand, address)]
     data = memories.scratchpad[memories.check(operand, np.where(valid, address, 0))]

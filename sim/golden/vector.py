@@ -1,5 +1,4 @@
-"""The computation of instructions of the VEC queue in numpy: addresses and operands here, softmax's numerics in
-`weft.sim.golden.vector`."""
+"""Instructions of the VEC queue in numpy, and the numerics of softmax."""
 
 from __future__ import annotations
 
@@ -12,19 +11,19 @@ from weft.sim.golden.memories import Memories, loops, round_half_even, rsh, with
 from weft.sim.golden.units import executes
 
 OCTAVE = 128
-"""Steps of an octave logit in an octave: 7 fraction bits."""
+"""Steps per octave (factor of 2) in an octave logit, which has 7 fraction bits."""
 LOWEST = -256
-"""Exponent of a group without valid logits, and maximum of a row that has seen none: smallest exponent there is."""
+"""Smallest exponent: that of a group without valid logits, and the maximum of a row before its first valid logit."""
 REACH = 2048
-"""Distance, in steps, from which a probability is 0: 16 octaves."""
+"""Distance from the maximum, in steps (16 octaves), from which probabilities are 0."""
 SHIFT_MAX = 31
-"""Largest shift between two exponents; it leaves nothing of 31 bits."""
+"""Largest shift between two exponents; it shifts all bits out of a 31-bit number."""
 
 
 def octave_logits(
     scores: np.ndarray, bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Octave logits ``y`` of int32 scores.
+    """Return octave logits ``y`` of int32 scores.
 
     Parameters
     ----------
@@ -32,7 +31,7 @@ def octave_logits(
     bias : (N,) int64, int32 values
         Added to the score modulo 2**32.
     mantissa, shift : (N,) int64
-        Multiplier ``mantissa / 2**shift``, up to 24 and 6 bits unsigned. log2(e) is part of it.
+        Multiplier ``mantissa / 2**shift``, up to 24 and 6 bits unsigned. It includes the factor log2(e).
 
     Returns
     -------
@@ -43,26 +42,26 @@ def octave_logits(
 
 
 def group_exponents(y: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Exponents ``e`` of groups: the largest ``ceil(y / 128)`` of valid logits, `LOWEST` if there is none.
+    """Return exponents ``e`` of groups: the largest ``ceil(y / 128)`` of valid logits, else `LOWEST`.
 
-    (..., N) int64 octave logits and their masks to (...) int64 from -256 to 256.
+    `y` and `valid` are (..., N); the exponents are int64 (...), from -256 to 256.
     """
-    # The smallest logit is -256 octaves, so it stands for masked ones.
+    # The smallest logit is -256 octaves: it replaces masked logits.
     top = np.where(valid, y, LOWEST * OCTAVE).max(axis=-1)
     return -(-top // OCTAVE)
 
 
 def probabilities(y: np.ndarray, valid: np.ndarray, e: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Probabilities ``p`` relative to ``2**e``: the table's entry for the distance below e, 0 from 16 octaves on.
+    """Return probabilities ``p`` relative to ``2**e``: table entries by distance below e, or 0 from `REACH` on.
 
     Parameters
     ----------
     y, valid : (..., N)
-        Octave logits and their mask; masked ones have probability 0.
+        Octave logits and their mask; masked logits have probability 0.
     e : (...) int64
-        Exponents, not below ``y / 128`` of valid logits.
-    table : uint8, a power of two from 256 to 2048 of entries
-        Entry i for distances of ``2048 / entries * i`` steps on.
+        Exponents, at least ``y / 128`` of every valid logit.
+    table : uint8 (entries,), a power of two from 256 to 2048
+        Entry i holds for distances from ``2048 / entries * i`` steps on.
 
     Returns
     -------
@@ -76,35 +75,36 @@ def probabilities(y: np.ndarray, valid: np.ndarray, e: np.ndarray, table: np.nda
 def update(
     m: np.ndarray, sums: np.ndarray, e: np.ndarray, total: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The row state behind one group, and what the group is to be aligned by.
+    """Return the row state after one more group, and the group's alignment.
 
     Parameters
     ----------
     m, sums : int64
         Row state: maximum ``m``, and sum ``l`` with 8 fraction bits, 32 bits unsigned.
     e : int64
-        The group's exponent.
+        Exponent of the group.
     total : int64
-        The sum of its probabilities, at most ``255 * N``.
+        Sum of the group's probabilities, at most ``255 * N``.
 
     Returns
     -------
     m, sums, alignment : int64
-        The alignment is ``u - v``: positive to shift what was accumulated before, negative to shift the group. One of
-        the two is 0. Shifts round half up (`rsh`); the sum wraps modulo 2**32.
+        The alignment is ``u - v``: a positive one shifts the accumulated sum, a negative one the group; ``u`` or ``v``
+        is 0. Shifts round half up (`rsh`); the sum wraps modulo 2**32.
     """
+    # Either the sum so far or the new group is shifted down to the larger exponent.
     largest = np.maximum(m, e)
     u, v = np.minimum(largest - m, SHIFT_MAX), np.minimum(largest - e, SHIFT_MAX)
     return largest, (rsh(sums, u) + rsh(256 * total, v)) & 0xFFFFFFFF, u - v
 
 
 def final_alignment(m: np.ndarray, e: np.ndarray) -> np.ndarray:
-    """The shift to the right of a group with exponent `e`, once the maximum `m` of its row is known: 0 to 31."""
+    """Return the right shift (0 to 31) of a group with exponent `e`, given the final maximum `m` of its row."""
     return np.minimum(np.maximum(m - e, 0), SHIFT_MAX)
 
 
 def reciprocal(sums: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bits ``E`` (0 to 32) of row sums, and ``r``: `scale` divided by their top 17 bits.
+    """Return the number of bits ``E`` (0 to 32) of row sums, and ``r``: `scale` divided by their top 17 bits.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def reciprocal(sums: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
     r : int64
         ``floor(scale * 2**16 / t)``, at most 65535, with ``t = l << (17 - E)`` (or the shift right); 0 if l is 0.
     """
-    # Exact, since a 32-bit integer is a float64, whose exponent is its number of bits.
+    # float64 represents 32-bit integers exactly, and the exponent is their number of bits.
     bits = np.frexp(sums.astype(np.float64))[1].astype(np.int64)
     top = (sums << np.maximum(17 - bits, 0)) >> np.maximum(bits - 17, 0)
     quotient = (scale << 16) // np.maximum(top, 1)
@@ -135,7 +135,7 @@ def normalise_row(
     v_zero: int,
     alignment: np.ndarray | int,
 ) -> np.ndarray:
-    """Elements divided by the sums of their rows, rounded half to even; not yet with zero point or saturated.
+    """Divide elements by the sums of their rows, rounding half to even, without zero point and saturation.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def normalise_row(
     scale, exponent, v_zero
         Fields of `weft.hdl.isa.Normalise`.
     alignment : (rows, vectors) integers, or 0
-        0 to 31 from `final_alignment`, or any of the memory.
+        Right shifts: 0 to 31 from `final_alignment`, or any value of the alignment memory.
 
     Returns
     -------
@@ -155,18 +155,19 @@ def normalise_row(
     bits, r = reciprocal(sums, scale)
     z = v_zero * rsh(sums, 8)
     shift = np.minimum(np.maximum(bits[:, None] + exponent + alignment, 0), 63)
+    # z is the zero point of V times the sum of probabilities, which the product of probabilities and V contains.
     product = wrap(elements.astype(np.int64) - z[:, None, None]) * r[:, None, None]
     return round_half_even(product, shift[..., None])
 
 
 _INT32_MIN = -(1 << 31)
+# Elements that `vec` gathers at a time, which bounds its memory
 _CHUNK = 1 << 22
-"""Elements that `vec` gathers at a time, to bound its memory."""
 
 
 @executes(Vec)
 def vec(memories: Memories, i: Vec) -> None:
-    """`Vec`: see there for the formula. ``p`` needs 57 bits and is exact in int64; halves go to the even."""
+    """Execute `Vec`, whose docstring has the formula. ``p`` needs 57 bits, so int64 is exact."""
     mantissa, shift, bias = _parameters(memories, i)
     if i.b_mantissa >> memories.config.mantissa_bits:
         raise DeviceError(f"b_mantissa {i.b_mantissa} has more than {memories.config.mantissa_bits} bits")
@@ -175,11 +176,12 @@ def vec(memories: Memories, i: Vec) -> None:
     dst = memories.addresses(i, "dst").ravel()
     second = memories.scratchpad[memories.addresses(i, "b").reshape(-1)] if i.add else None
     results = np.empty((dst.size, memories.config.n), np.int8)
+    # All reads come before the first write, so results of chunks are collected.
     reduction = i.ry * i.rx if i.reduce else 1
     chunk = max(1, _CHUNK // (reduction * memories.config.n))
     for low in range(0, dst.size, chunk):
         part = slice(low, low + chunk)
-        value = _reduced(memories, i, part)
+        value = _reduce(memories, i, part)
         other = 0 if second is None else second[part].astype(np.int64) - i.b_zero
         if i.multiply:
             value = (value - i.pad) * other
@@ -193,7 +195,7 @@ def vec(memories: Memories, i: Vec) -> None:
 
 
 def _parameters(memories: Memories, i: Vec | Softmax) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mantissa (unsigned), shift (0 to 63) and bias (int32) of every column, as int64."""
+    """Return mantissa (unsigned), shift (0 to 63) and bias (int32) of every column, as int64."""
     words = config.parameter_words(memories.scratchpad[memories.addresses(i, "params")])
     mantissa = config.MANTISSA.of(words)
     if int(mantissa.max()) >> memories.config.mantissa_bits:
@@ -203,12 +205,12 @@ def _parameters(memories: Memories, i: Vec | Softmax) -> tuple[np.ndarray, np.nd
     return mantissa, config.SHIFT.of(words), config.BIAS.of(words)
 
 
-def _reduced(memories: Memories, i: Vec, part: slice) -> np.ndarray:
-    """int64 (outputs, N): the only (last) element, the maximum, or the sum modulo 2**32 of some outputs."""
+def _reduce(memories: Memories, i: Vec, part: slice) -> np.ndarray:
+    """Return the maximum, the sum modulo 2**32, or (without reduction) the last element: int64 (outputs, N)."""
     if i.reduce not in set(Reduce):
         raise DeviceError(f"unknown reduction {i.reduce}; the reductions are 0 to {max(Reduce)}")
     operand, outputs, reduction = i.operand("src"), ("ob", "oy", "ox"), ("ry", "rx")
-    elements = slice(None) if i.reduce else slice(-1, None)
+    elements = slice(None) if i.reduce else slice(-1, None)  # without reduction, the last iteration counts
 
     def spread(outer: list[tuple[int, int]], inner: list[tuple[int, int]]) -> np.ndarray:
         return loops(*outer).ravel()[part, None] + loops(*inner).ravel()[elements]
@@ -226,13 +228,13 @@ def _reduced(memories: Memories, i: Vec, part: slice) -> np.ndarray:
 
 
 def _source(memories: Memories, i: VectorInstruction) -> np.ndarray:
-    """int8 or int32 (ob, oy, ox, N): what an instruction without reduction reads."""
+    """Return the source of an instruction without reduction: int8 or int32 (ob, oy, ox, N)."""
     return memories.cells(i.operand("src"))[memories.addresses(i, "src")]
 
 
 @executes(Softmax)
 def softmax(memories: Memories, i: Softmax) -> None:
-    """`Softmax`: everything but the row states is independent of the order of groups."""
+    """Execute `Softmax`. Only the row states depend on the order of groups."""
     if i.first and i.final:
         raise DeviceError("'first' starts row states anew, which 'final' only reads")
     mantissa, shift, bias = _parameters(memories, i)
@@ -248,13 +250,18 @@ def softmax(memories: Memories, i: Softmax) -> None:
         m = memories.maxima[states].reshape(i.oy, i.ox)
         memories.alignments[alignments] = final_alignment(m, e)
     else:
-        memories.alignments[alignments] = _run(memories, i, states, e, p.sum(axis=-1, dtype=np.int64))
+        memories.alignments[alignments] = _update_states(
+            memories, i, states, e, p.sum(axis=-1, dtype=np.int64)
+        )
+    # With 9-bit activations, probabilities are stored minus 128 as signed bytes; MM's zero point adds 128 again.
     stored_less = 128 if memories.config.wide_activations else 0
     memories.scratchpad[dst] = (p - np.uint8(stored_less)).view(np.int8)
 
 
-def _run(memories: Memories, i: Softmax, states: np.ndarray, e: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Update the row states by one group after the other; alignments (ob, oy, ox)."""
+def _update_states(
+    memories: Memories, i: Softmax, states: np.ndarray, e: np.ndarray, total: np.ndarray
+) -> np.ndarray:
+    """Update the row states group by group. Return the alignments (ob, oy, ox)."""
     m, sums = memories.maxima[states].astype(np.int64), memories.sums[states]
     if i.first:
         m[:], sums[:] = LOWEST, 0
@@ -267,7 +274,8 @@ def _run(memories: Memories, i: Softmax, states: np.ndarray, e: np.ndarray, tota
 
 
 def valid_columns(memories: Memories, i: Softmax) -> np.ndarray:
-    """Which columns are not masked: bool, (ob, oy or 1, ox or 1, N)."""
+    """Return a mask of the columns that are not masked out: bool (ob, oy or 1, ox or 1, N)."""
+    # Relative lengths count from a register, which holds the number of keys so far.
     start = memories.register(i.register) if i.relative else 0
     length, diagonal = (_int16(field + start) for field in (i.length, i.diagonal))
     column = np.arange(i.ob * memories.config.n).reshape(i.ob, 1, 1, -1)
@@ -278,14 +286,14 @@ def valid_columns(memories: Memories, i: Softmax) -> np.ndarray:
 
 
 def _int16(value: int) -> int:
-    """`value` modulo 2**32 as int32, then clamped to int16."""
+    """Return `value` modulo 2**32 as int32, then clamped to int16."""
     value = ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
     return min(max(value, -(1 << 15)), (1 << 15) - 1)
 
 
 @executes(Normalise)
 def normalise(memories: Memories, i: Normalise) -> None:
-    """`Normalise`: ``(e - z) * r`` needs 48 bits and is exact in int64; halves go to the even."""
+    """Execute `Normalise`. ``(e - z) * r`` needs 48 bits, so int64 is exact."""
     dst, states = memories.addresses(i, "dst"), memories.addresses(i, "state").ravel()
     elements = _source(memories, i).reshape(states.size, i.ox, -1).astype(np.int64)
     if i.source == Source.SCRATCHPAD and memories.config.wide_activations:
@@ -294,16 +302,20 @@ def normalise(memories: Memories, i: Normalise) -> None:
     if i.scaled:
         alignment = memories.alignments[memories.addresses(i, "alignment")].reshape(states.size, i.ox)
     quotient = normalise_row(
-        elements, memories.sums[states],
-        scale=i.scale, exponent=i.exponent, v_zero=i.v_zero, alignment=alignment,
-    )  # fmt: skip
+        elements,
+        memories.sums[states],
+        scale=i.scale,
+        exponent=i.exponent,
+        v_zero=i.v_zero,
+        alignment=alignment,
+    )
     result = np.minimum(np.maximum(quotient + i.zero, i.low), i.high).astype(np.int8)
     memories.scratchpad[dst.reshape(states.size, i.ox)] = result
 
 
 @executes(Table)
 def table(memories: Memories, i: Table) -> None:
-    """`Table`: bytes are copied."""
+    """Execute `Table`: copy bytes into the table of probabilities."""
     vectors = memories.scratchpad[memories.addresses(i, "src")]
     if vectors.size > memories.table.size:
         raise DeviceError(f"{vectors.size} entries do not fit the table of {memories.table.size}")
@@ -312,7 +324,7 @@ def table(memories: Memories, i: Table) -> None:
 
 @executes(Lookup)
 def lookup(memories: Memories, i: Lookup) -> None:
-    """`Lookup`: bytes are copied."""
+    """Execute `Lookup`: copy bytes into a look-up table."""
     entries = memories.scratchpad[memories.addresses(i, "src")].ravel()
     if i.entry + entries.size > LOOKUP_ENTRIES:
         raise DeviceError(f"{entries.size} entries from {i.entry} on do not fit a look-up table")

@@ -1,1 +1,1 @@
-"""The RTL in simulation, as a device and on benches."""
+"""RTL simulation: a device, and benches of components."""

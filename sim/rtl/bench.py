@@ -1,4 +1,4 @@
-"""Run cocotb benches against the build of one component, in Verilator or in Icarus Verilog."""
+"""Run cocotb benches of one component in Verilator or Icarus Verilog."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from amaranth.lib import wiring
 
 from weft.hdl.cache import entry
 from weft.hdl.verilog import generate
-from weft.sim.verilate import Libraries, Model, without_cells
+from weft.sim.verilate import Libraries, Model, replace_cells
 
 
 def _ports(component: wiring.Component) -> list[str]:
     names = ["clk", "rst"]
     for path, _member, _value in component.signature.flatten(component):
-        names.append("__".join(str(part) for part in path))
+        names.append("__".join(str(part) for part in path))  # as in Amaranth's Verilog
     return names
 
 
 def build_bench(component: wiring.Component, *, models: Libraries = ()) -> Path:
-    """The cocotb executable of `component` (top module ``dut``), from the cache if it was built before.
+    """Build the cocotb executable of `component` (top module ``dut``) unless the cache has it, and return its path.
 
-    `models` are those of the cells that `component` instantiates.
+    `models` are simulation models of the cells that `component` instantiates.
     """
     import cocotb_tools.config
 
     return Model(
-        verilog=without_cells(generate(component, name="dut"), top="dut", models=models),
+        verilog=replace_cells(generate(component, name="dut"), top="dut", models=models),
         top="dut",
         driver=cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp",
         output="bench",
@@ -52,10 +52,10 @@ def build_bench(component: wiring.Component, *, models: Libraries = ()) -> Path:
 
 
 def build_icarus(component: wiring.Component) -> list[str | Path]:
-    """The command that simulates `component` (top module ``dut``) with cocotb in Icarus Verilog, which has four values:
-    what is not driven, or depends on that, is X.
+    """Build `component` (top module ``dut``) for Icarus Verilog, and return the command that runs it with cocotb.
 
-    Its build is in the cache. ``iverilog`` and ``vvp`` must be on the path.
+    Icarus Verilog simulates four values: undriven signals, and all that depend on them, are X. The build is cached.
+    ``iverilog`` and ``vvp`` must be on the path.
     """
     import cocotb_tools.config
 
@@ -83,7 +83,7 @@ def run_bench(
     models: Libraries = (),
     icarus: bool = False,
 ) -> None:
-    """Run the cocotb tests of the calling file against `component`; raises `AssertionError` if one fails.
+    """Run the cocotb tests of the calling file against `component`. Raises `AssertionError` if one fails.
 
     Parameters
     ----------
@@ -92,17 +92,18 @@ def run_bench(
     parameters : dict
         JSON values that the cocotb tests read back with `bench_parameters`.
     only : str
-        A regular expression; cocotb tests whose name does not match are left out.
+        Regular expression; cocotb tests whose name does not match are skipped.
     models : sequence of str or Path
-        Models that take the place of cells that `component` instantiates, see `weft.sim.verilate`.
+        Simulation models that replace cells of `component`, see `weft.sim.verilate`.
     icarus : bool
-        Simulate with `build_icarus`, without `models`, in place of Verilator.
+        Simulate in Icarus Verilog, which ignores `models`, instead of Verilator.
 
-    The random seed is printed, and can be set with ``COCOTB_RANDOM_SEED``.
+    Prints the random seed, which ``COCOTB_RANDOM_SEED`` sets.
     """
     import cocotb_tools.config
     import find_libpython
 
+    # cocotb imports the calling test file as a module in the simulator's process.
     module = Path(inspect.stack()[1].filename)
     command = build_icarus(component) if icarus else [build_bench(component, models=models)]
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
@@ -148,5 +149,5 @@ def run_bench(
 
 
 def bench_parameters() -> dict[str, Any]:
-    """The `parameters` of the `run_bench` call this simulation belongs to."""
+    """Return the `parameters` of the `run_bench` call that started this simulation."""
     return json.loads(os.environ["WEFT_BENCH"])

@@ -1,9 +1,8 @@
-"""What of a core's Verilog was covered: reads and merges Verilator's counts, and checks explanations of the rest.
+"""Coverage of a core's Verilog: read and merge Verilator's counts, and match explanations with uncovered points.
 
-A `Point` is a line that was carried out, a side of a branch that was taken, or a bit that changed in one direction.
-Counts of several configurations are merged: a point is covered if any of them covers it. No points are bits that Yosys
-finds to be constant, as nothing can change them; words of memories, of which the ports are covered; and results within
-an expression.
+A `Point` is a line, one side of a branch, or a change of one bit in one direction. Counts of several configurations are
+merged: a point is covered if any of them covers it. Excluded are bits that Yosys proves constant, words of memories
+(their ports are covered instead), and intermediate results of expressions.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from weft.sim.rtl.device import RtlDevice
 
 KINDS = ("line", "branch", "toggle")
 _TOP = "TOP.weft"
+# Intermediate results of expressions, which have no name in the sources
 _UNNAMED = re.compile(r"\$(?!signal)|port\$")
-"""What has no name in the sources: results within an expression."""
+# Bits of words of a memory
 _MEMORY = re.compile(r"\[\d+\]\[\d+\]:")
-"""A bit of a word of a memory, whose ports are covered in its place."""
 
 
 class CoverageError(WeftError, ValueError):
-    """A file that is not what it should be."""
+    """Malformed file of coverage or explanations."""
 
 
 class Point(NamedTuple):
-    """Something to cover.
+    """A coverage point.
 
     Attributes
     ----------
     kind : str
-        One of `KINDS`.
+        Element of `KINDS`.
     unit : str
         Path of the unit in the core, ``core`` for the core itself.
     name : str
-        Of a toggle ``signal[bit]:0->1``; of a line or a side of a branch what is assigned there, and how many such
-        there are ahead of it in the unit.
+        ``signal[bit]:0->1`` for a toggle. For a line or a side of a branch, the assigned signal and the point's number
+        among such points of the unit.
     """
 
     kind: str
@@ -57,9 +56,9 @@ Counts = dict[Point, int]
 
 
 def read(path: Path, verilog: str) -> Counts:
-    """How often each point was covered, from the file that Verilator wrote of a model of `verilog`.
+    """Read the counts of all points from Verilator's coverage file of a model of `verilog`.
 
-    Raises `CoverageError` if it is no such file.
+    Raises `CoverageError` if `path` is not a coverage file.
     """
     lines = path.read_text(errors="replace").splitlines()
     if not lines or not lines[0].startswith("# SystemC::Coverage"):
@@ -68,30 +67,31 @@ def read(path: Path, verilog: str) -> Counts:
     toggles: Counts = collections.defaultdict(int)
     others: list[tuple[str, str, int, int, str, int]] = []
     for line in lines[1:]:
+        # A record is C '...' COUNT, with fields KEY \x02 VALUE that begin with \x01.
         text, _, count = line.rpartition("' ")
         fields = dict(part.split("\x02", 1) for part in text.split("\x01")[1:])
         if not fields or not count.isdigit():
             raise CoverageError(f"{path}: {line[:60]!r} is no count of coverage")
-        unit = _decoded(fields["h"]).removeprefix(_TOP).lstrip(".") or "core"
+        unit = _verilog_name(fields["h"]).removeprefix(_TOP).lstrip(".") or "core"
         if fields["t"] == "toggle":
-            name = _decoded(fields["o"])
+            name = _verilog_name(fields["o"])
             if not _UNNAMED.match(name) and not _MEMORY.search(name):
                 toggles[Point("toggle", unit, name)] += int(count)
         else:
             others.append((fields["t"], unit, int(fields["l"]), int(fields["n"]), fields["o"], int(count)))
-    return {**toggles, **_named(others, source)}
+    return {**toggles, **_name_lines(others, source)}
 
 
-def _decoded(name: str) -> str:
-    """A name as it is in the Verilog."""
+def _verilog_name(name: str) -> str:
+    # Verilator writes special characters as __0 and two hexadecimal digits.
     return re.sub("__0([0-9A-Fa-f]{2})", lambda match: chr(int(match[1], 16)), name)
 
 
-def _named(found: list[tuple[str, str, int, int, str, int]], source: list[str]) -> Counts:
-    """Lines and branches by what they assign, as their numbers differ between configurations."""
+def _name_lines(records: list[tuple[str, str, int, int, str, int]], source: list[str]) -> Counts:
+    """Name lines and branches by the signals that they assign: line numbers differ between configurations."""
     counts: Counts = collections.defaultdict(int)
     numbers: dict[tuple[str, str, str], int] = collections.Counter()
-    for kind, unit, line, _column, side, count in sorted(found):
+    for kind, unit, line, _column, side, count in sorted(records):
         target = _target(source, line)
         base = f"{target} {side}"
         numbers[kind, unit, base] += 1
@@ -100,7 +100,8 @@ def _named(found: list[tuple[str, str, int, int, str, int]], source: list[str]) 
 
 
 def _target(source: list[str], line: int) -> str:
-    """What is assigned in a line of Verilog, or in the next one that assigns."""
+    """Return the signal assigned in `line`, or in the next line with an assignment."""
+    # A record names the line of `if` or `case`; its assignment is at most three lines below.
     for text in source[line - 1 : line + 3]:
         if match := re.search(r"(?:assign |\) |^\s+|else )(\S+)(?: \[[^\]]*\])? <?= ", text):
             return match[1].lstrip("\\")
@@ -108,7 +109,7 @@ def _target(source: list[str], line: int) -> str:
 
 
 def merge(parts: Iterable[Mapping[Point, int]]) -> Counts:
-    """The sum of counts."""
+    """Add counts point by point."""
     total: Counts = collections.defaultdict(int)
     for part in parts:
         for point, count in part.items():
@@ -118,14 +119,14 @@ def merge(parts: Iterable[Mapping[Point, int]]) -> Counts:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why some points are not covered.
+    """The reason why some points are not covered.
 
     Attributes
     ----------
     line : int
-        In the file.
+        Line number in the file of explanations.
     core, kind, unit, name : str
-        Patterns, in which ``*`` is any text. A name may end in bits: ``address[31:18]``.
+        Patterns, in which ``*`` matches any text. A name may end in a range of bits: ``address[31:18]``.
     reason : str
     """
 
@@ -136,20 +137,19 @@ class Explanation:
     name: str
     reason: str
 
-    def fits(self, core: str, point: Point) -> bool:
-        """Whether it is about this point."""
+    def matches(self, core: str, point: Point) -> bool:
         return (
             _like(self.core, core)
             and _like(self.kind, point.kind)
             and _like(self.unit, point.unit)
-            and self._named(point.name)
+            and self._matches_name(point.name)
         )
 
-    def may_be_of(self, core: str) -> bool:
-        """Whether it may be about a core of this name."""
+    def matches_core(self, core: str) -> bool:
         return _like(self.core, core)
 
-    def _named(self, name: str) -> bool:
+    def _matches_name(self, name: str) -> bool:
+        # A pattern with a range of bits matches single bits within that range.
         if bits := re.fullmatch(r"(.*)\[(\d+):(\d+)\]", self.name):
             own = re.fullmatch(r"(.*)\[(\d+)\](?::.->.)?", name)
             return bool(own) and _like(bits[1], own[1]) and int(bits[3]) <= int(own[2]) <= int(bits[2])  # type: ignore[index]
@@ -163,11 +163,11 @@ def _like(pattern: str, text: str) -> bool:
 
 
 def explanations(path: Path) -> list[Explanation]:
-    """Those of a file with lines ``core kind unit name: reason``; blank lines and such that begin with # say nothing.
+    """Read explanations from lines ``core kind unit name | reason``. Skips blank lines and lines that begin with #.
 
-    Raises `CoverageError` naming the line that is not of that form.
+    Raises `CoverageError` naming the first malformed line.
     """
-    found = []
+    result = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -178,24 +178,24 @@ def explanations(path: Path) -> list[Explanation]:
                 f"{path}, line {number}: {line.strip()[:60]!r} is not of the form 'core kind unit name | reason'"
             )
         core, kind, unit, *name = words
-        found.append(Explanation(number, core, kind, unit, " ".join(name), reason.strip()))
-    return found
+        result.append(Explanation(number, core, kind, unit, " ".join(name), reason.strip()))
+    return result
 
 
 @dataclass
 class Closure:
-    """Coverage of one core, against explanations.
+    """Coverage closure of one core.
 
     Attributes
     ----------
     covered, total : dict
-        Points by kind.
+        Numbers of points by kind.
     unexplained : list of Point
-        Not covered, and nothing says why.
+        Uncovered points without an explanation.
     explained : dict
-        By `Explanation` the points that it is about which are not covered.
+        Uncovered points by `Explanation`.
     units : dict
-        By unit and kind the points covered and all.
+        Numbers of covered points and of all points, by unit and kind.
     """
 
     covered: dict[str, int]
@@ -204,25 +204,26 @@ class Closure:
     explained: dict[Explanation, list[Point]]
     units: dict[str, dict[str, tuple[int, int]]]
 
-    def explained_of(self, kind: str) -> int:
-        """Points of a kind that are not covered, and explained."""
+    def count_explained(self, kind: str) -> int:
+        """Return the number of uncovered points of a kind that have an explanation."""
         return sum(point.kind == kind for points in self.explained.values() for point in points)
 
 
 def close(
     core: str, counts: Mapping[Point, int], constant: set[tuple[str, str]], why: list[Explanation]
 ) -> Closure:
-    """Compare counts of one `core` with explanations.
+    """Match the uncovered points of a core with explanations.
 
     Parameters
     ----------
     core : str
-        Its name.
+        Name of the core.
     counts : mapping
     constant : set of (str, str)
-        Unit and signal of bits, ``signal[bit]`` or ``signal``, that cannot change.
+        Unit and ``signal[bit]`` or ``signal`` of all bits that cannot change.
     why : list of Explanation
     """
+    # Drop toggles of bits that cannot change.
     points = {
         point: count
         for point, count in counts.items()
@@ -237,26 +238,26 @@ def close(
     explained: dict[Explanation, list[Point]] = collections.defaultdict(list)
     unexplained = []
     for point in sorted(point for point, count in points.items() if not count):
-        fitting = next((item for item in why if item.fits(core, point)), None)
-        if fitting is None:
+        explanation = next((item for item in why if item.matches(core, point)), None)
+        if explanation is None:
             unexplained.append(point)
         else:
-            explained[fitting].append(point)
+            explained[explanation].append(point)
     return Closure(dict(covered), dict(total), unexplained, dict(explained), dict(units))
 
 
 class HostedRtl(RtlDevice):
-    """A `weft.sim.rtl.device.RtlDevice` with `write_bytes`, whose memory may be anywhere.
+    """A `weft.sim.rtl.device.RtlDevice` with access to single registers and bytes, and with a movable memory.
 
     Parameters
     ----------
     config : Config
     memory_bytes : int
     origin : int
-        Address of the core's bus at which memory begins, a multiple of 4096. Addresses of this class are those within
-        memory, as they are everywhere else: programs, and base registers that the host sets, are moved by `origin`.
+        Bus address at which memory begins, a multiple of 4096. Methods take addresses relative to it, and add `origin`
+        to program addresses and base registers.
     **options
-        Those of `RtlDevice`.
+        Options of `RtlDevice`.
     """
 
     DRIVER = "rtl_host.cpp"
@@ -268,16 +269,16 @@ class HostedRtl(RtlDevice):
         self._library.weft_origin(self._handle, origin)
 
     def set_base(self, index: int, address: int) -> None:
-        """Set base register `index` to an address within memory, or beyond it."""
+        """Set base register `index` to an address relative to `origin`, which may lie outside memory."""
         super().set_base(index, (address + self.origin) % (1 << 32))
 
     @property
     def fault(self) -> Fault:
-        """The first error on the bus of the last program, at an address within memory."""
-        told = super().fault
-        return (
-            told if told.address is None else replace(told, address=(told.address - self.origin) % (1 << 32))
-        )
+        """First bus error of the last program, at an address relative to `origin`."""
+        fault = super().fault
+        if fault.address is None:
+            return fault
+        return replace(fault, address=(fault.address - self.origin) % (1 << 32))
 
     def _begin(self, register: Reg, address: int, command: int) -> None:
         super()._begin(register, (address + self.origin) % (1 << 32), command)
@@ -290,13 +291,13 @@ class HostedRtl(RtlDevice):
         Parameters
         ----------
         address, value : int
-            Of a word of 32 bits.
+            Address and value of the 32-bit register.
         strobe : int
-            Bit i is set if byte i is written.
+            WSTRB: bit i is set to write byte i.
         protection : int
             AWPROT, and ARPROT from now on.
         lead : int
-            Cycles by which data are ahead of the address, negative if they are behind it.
+            Cycles from the data to the address on the bus; negative if the address comes first.
 
         Raises
         ------
@@ -309,7 +310,7 @@ class HostedRtl(RtlDevice):
             raise DeviceError(f"the core does not answer a write of register {address:#x}")
 
     def peek(self, address: int) -> int:
-        """The register at byte `address`, a word of 32 bits. Raises `DeviceError` if the core does not answer."""
+        """Return the 32-bit register at byte `address`. Raises `DeviceError` if the core does not answer."""
         return self._read_register(address)
 
     def poke(self, address: int, value: int) -> None:
@@ -317,35 +318,35 @@ class HostedRtl(RtlDevice):
         self._write_register(address, value)
 
     def begin(self, program: int) -> None:
-        """Start the program at byte address `program`, wherever that is. Raises as `poke` does."""
+        """Start the program at byte address `program` without any check. Raises like `poke`."""
         self.poke(Reg.PROGRAM, program)
         self.poke(Reg.CONTROL, START)
         self._started = True
 
     def spend(self) -> None:
-        """Spend what memory of a limited bandwidth has saved up."""
+        """Use up the bytes that memory of a limited bandwidth has saved for a burst."""
         self._library.weft_spend.argtypes = [ctypes.c_void_p]
         self._library.weft_spend(self._handle)
 
     def reset(self) -> None:
-        """Reset the core, in whatever it is doing. Memory stays."""
+        """Reset the core at once. Memory keeps its contents."""
         self._library.weft_reset(self._handle)
         self._started = self._failed = False
 
 
 class CoveredRtl(HostedRtl):
-    """A `HostedRtl` that counts lines, branches and toggles, several times as slow as others."""
+    """A `HostedRtl` that counts lines, branches and toggles; several times slower."""
 
     COVERAGE = True
 
     def write_coverage(self, path: Path) -> None:
-        """Write what was covered since the device was made, for `weft.sim.rtl.coverage.read`."""
+        """Write the counts since the device was opened, for `weft.sim.rtl.coverage.read`."""
         self._library.weft_coverage.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self._library.weft_coverage(self._handle, str(path).encode())
 
 
 Bit = tuple[str, int]
-"""The name of a wire, and which of its bits."""
+"""Name of a wire, and number of the bit."""
 
 
 def is_memory(cell: Any) -> bool:
@@ -357,24 +358,24 @@ def is_register(cell: Any) -> bool:
 
 
 def bits_of(signal: Any) -> list[Bit | None]:
-    """The bits of a signal; None for constants."""
+    """Return the bits of a signal, with None for constants."""
     return [(str(bit.wire.name), bit.offset) if bit.is_wire() else None for bit in signal.to_sigbit_vector()]
 
 
 class Connections:
-    """The wires of a module that are only other names of others."""
+    """Aliases between the wires of a module."""
 
     def __init__(self, module: Any) -> None:
-        self._behind = {
+        self._sources = {
             left: right
-            for one, other in module.connections_
-            for left, right in zip(bits_of(one), bits_of(other), strict=True)
+            for target, source in module.connections_
+            for left, right in zip(bits_of(target), bits_of(source), strict=True)
         }
 
     def source(self, bit: Bit | None) -> Bit | None:
-        """The bit that another one is a name of."""
-        while bit in self._behind:
-            bit = self._behind[bit]
+        """Return the bit that `bit` is an alias of."""
+        while bit in self._sources:
+            bit = self._sources[bit]
         return bit
 
     def sources(self, signal: Any) -> list[Bit | None]:

@@ -1,4 +1,4 @@
-"""The device as its real Verilog, compiled by Verilator, with a memory model behind AXI4."""
+"""The generated Verilog as a device, simulated by Verilator with a memory model on its AXI4 port."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weft.hdl.isa.memmap import (
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate_cached
 from weft.sim.device import (
-    Closing,
+    Closable,
     Device,
     DeviceError,
     check_base,
@@ -48,17 +48,17 @@ from weft.sim.waves import CYCLE_TIME, Waves
 
 TOP = "weft"
 Observed = Mapping[str, Sequence[str]]
-"""Signals that rtl_observe.h reads, by Verilog module."""
+"""Signals by Verilog module that rtl_observe.h reads."""
 PAGE = 4096
 CHUNK = 100_000
-"""Cycles between looks at the status register."""
+"""Cycles between reads of the status register."""
 PROBE = 1000
-"""Cycles over which a program that does not end is watched, to say what it waits for."""
+"""Cycles to watch a program that does not end, in order to report what it waits for."""
 SLOWEST = 10_000_000
-"""Cycles that a slow memory is waited for at most, before the program is said to hang."""
+"""Most cycles to wait for a slow memory before a program counts as hanging."""
 SETTLING_COLUMN, SETTLING = 5, 6
-"""Cycles from a reset until a sequential core can begin a program: for each column of the array, and for the rest."""
-_NEVER = 1 << 56
+"""Cycles from a reset until a sequential core can start a program: per column of the array, and in addition."""
+_NEVER = 1 << 56  # cycles
 
 _SIGNATURES = {
     "weft_open": (
@@ -95,7 +95,7 @@ _SIGNATURES = {
 
 @lru_cache(maxsize=8)
 def core_verilog(config: Config, *, sequential: bool = False) -> str:
-    """Verilog of the core of `config`, kept in the cache under the hash of all that it is generated from."""
+    """Return the Verilog of the core of `config`, from the cache unless its sources have changed."""
     kind = SequentialCore if sequential else Core
     return generate_cached(lambda: kind(config), name=TOP, of=f"{config} {sequential}").read_text()
 
@@ -109,14 +109,14 @@ def build_model(
     driver: str = "rtl_model.cpp",
     coverage: bool = False,
 ) -> Path:
-    """The shared library of the core of `config`, from the cache if it was built before.
+    """Build the shared library of the core of `config` unless the cache has it, and return its path.
 
-    With the signals of `weft.sim.rtl.trace` as `observed`, it keeps what they do.
+    The library records the changes of `observed` signals, which must be those of `weft.sim.rtl.trace`.
 
     Raises
     ------
     weft.sim.verilate.BuildError
-        If the Verilog does not pass Verilator or the C++ compiler.
+        If Verilator or the C++ compiler fails.
     """
     return Model(
         verilog=verilog if verilog is not None else core_verilog(config),
@@ -127,13 +127,13 @@ def build_model(
         defines=[f"WEFT_BUS_BYTES={config.bus_bytes}", *(["WEFT_OBSERVE=1"] if observed else [])],
         link=["-Wl,-Bsymbolic"],
         trace=trace,
-        # A model that writes or counts takes more than twice the time to compile, and is rarely run for long.
+        # Models with waveforms or coverage take more than twice the time to compile, and rarely run for long.
         optimise="-O0" if trace else "-O1" if coverage else "-O2",
         coverage=coverage,
     ).build()
 
 
-class RtlDevice(Closing, Device):
+class RtlDevice(Closable, Device):
     """A `weft.sim.device.Device` that simulates the generated Verilog cycle by cycle.
 
     Parameters
@@ -145,18 +145,18 @@ class RtlDevice(Closing, Device):
     latency : int
         Cycles from an accepted address to its first beat, and from the last write beat to its response.
     bytes_per_cycle : float or None
-        Memory bandwidth that reads and writes share; without it, one beat a cycle in each direction.
+        Memory bandwidth shared by reads and writes; None: one beat a cycle in each direction.
     stall_probability : float
-        Chance, in every cycle and for every AXI channel, that the memory side does nothing.
+        Probability, in every cycle and for every AXI channel, that the memory stalls the channel.
     reordered : bool
-        Memory answers reads of different IDs in any order, and their beats in turn.
+        Memory answers reads of different IDs in random order, and interleaves their beats.
     stall_seed : int
-        Seed of these stalls and orders.
+        Seed of stalls and reordering.
     trace : Waves, Path or None
-        Write waveforms there, of all cycles from the reset on if it is a path. Slow.
+        Waveform file to write; a path records all cycles from the reset on. Slow.
     trace_levels : int or None
-        How deep in the module hierarchy the trace looks: 1 for the ports, 2 for the wires between the units, and so
-        on; None for everything, which is about 10 kB a cycle as VCD.
+        Depth of traced modules: 1 for the ports, 2 for the wires between the units, and so on; None for all modules,
+        which is about 10 kB a cycle as VCD.
     verilog : str or None
         Verilog of the core (top module `TOP`) to use instead of generating it.
     sequential : bool
@@ -169,14 +169,14 @@ class RtlDevice(Closing, Device):
     DeviceError
         If the model does not identify itself as this version and configuration.
     MemoryError
-        If the simulation needs more memory than there is, here or later.
+        If the simulation runs out of memory, here or in a later call.
     weft.sim.verilate.BuildError
         If the model cannot be built.
     """
 
     DRIVER = "rtl_model.cpp"
     COVERAGE = False
-    """Whether it counts coverage, see `weft.sim.rtl.coverage`."""
+    """True to count coverage, see `weft.sim.rtl.coverage`."""
 
     def __init__(
         self,
@@ -221,23 +221,24 @@ class RtlDevice(Closing, Device):
             stall_seed,
             path,
             trace_levels or 0,
-            self._waves is not None and self._waves.windowed,
+            self._waves is not None and self._waves.has_window,
             ctypes.byref(exhausted),
         )
         if exhausted.value:
             raise MemoryError(f"no room for a simulation with {self.memory_bytes} bytes of memory")
         if not model:
             raise DeviceError(f"cannot write the trace {path.decode() if path else ''}")
-        self._model = model
+        self._model = model  # a pointer, freed by `close`
         if reordered:
             self._library.weft_reorder(model)
         self._memory: int = self._library.weft_memory(model)
         self._bases = [0] * BASES
         self._failed = False
         self._started = False
-        self._in_list = False  # what was started last
+        self._in_list = False  # True if a list was started last
         self._watchdog = 0
         self.sequential = sequential
+        # A program hangs if no counter moves for several times the cycles of a memory access.
         answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
             1 - stall_probability
         )
@@ -247,9 +248,9 @@ class RtlDevice(Closing, Device):
         self._identify()
 
     def _settle(self) -> None:
-        """Let a sequential core write its row of zeros, which it does after each reset and before the next program.
+        """Wait until a sequential core has written its row of zeros after a reset.
 
-        A program that is started earlier waits, and its counters have the wait. Hosts of boards are never so fast.
+        A program that starts earlier would wait, and count the wait. Hosts of boards are too slow for that.
         """
         if self.sequential:
             self._library.weft_idle(self._handle, SETTLING + SETTLING_COLUMN * self.config.n)
@@ -257,9 +258,9 @@ class RtlDevice(Closing, Device):
     def _identify(self) -> None:
         expected = {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: self.config.digest}
         for register, value in expected.items():
-            found = self._read_register(register)
-            if found != value:
-                raise DeviceError(f"register {register.name} of the model is {found:#x}, not {value:#x}")
+            actual = self._read_register(register)
+            if actual != value:
+                raise DeviceError(f"register {register.name} of the model is {actual:#x}, not {value:#x}")
 
     def close(self) -> None:
         """Free the model and finish the trace. The device cannot be used afterwards."""
@@ -273,7 +274,7 @@ class RtlDevice(Closing, Device):
 
     @property
     def cycles(self) -> int:
-        """Clock cycles simulated so far, register accesses included."""
+        """Clock cycles simulated so far, including register accesses."""
         return int(self._library.weft_cycles(self._handle))
 
     @property
@@ -287,7 +288,7 @@ class RtlDevice(Closing, Device):
         ctypes.memmove(self._range(address, len(payload)), bytes(payload), len(payload))
 
     def read(self, address: int, size: int) -> bytes:
-        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+        """Return `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
         return ctypes.string_at(self._range(address, size), size)
 
     def _range(self, address: int, size: int) -> int:
@@ -310,23 +311,24 @@ class RtlDevice(Closing, Device):
         reads: bool = True,
         writes: bool = True,
     ) -> None:
-        """From now on, memory answers what touches these bytes with an error, and does nothing else.
+        """Have memory answer accesses to these bytes with an error from now on, without reading or writing.
 
         Parameters
         ----------
         address, size : int
-            DRAM bytes.
+            Range of DRAM bytes.
         response : int or None
-            AXI's: 1 is EXOKAY, which nobody asked for, 2 is SLVERR, 3 is DECERR. None: there is no answer at all.
+            AXI response: 1 (EXOKAY, an error because no access is exclusive), 2 (SLVERR) or 3 (DECERR). None for no
+            response at all.
         reads, writes : bool
-            Of which of the two.
+            Accesses to fail.
 
         Raises
         ------
         DeviceError
             If the bytes do not lie inside memory.
         ValueError
-            If the response is none of these.
+            If the response is invalid.
         """
         self._range(address, size)
         if response is not None and response not in RESPONSES:
@@ -338,47 +340,50 @@ class RtlDevice(Closing, Device):
         self._check_memory()
 
     def mend_memory(self) -> None:
-        """Take back all of `break_memory`."""
+        """Undo all calls of `break_memory`."""
         self._library.weft_no_faults(self._handle)
 
     def set_watchdog(self, units: int) -> None:
-        """Stop programs that make no progress for `units` (0 to 255; 0: for ever) times `WATCHDOG_CYCLES` cycles."""
+        """Stop programs that make no progress for `units` (1 to 255; 0: off) times `WATCHDOG_CYCLES` cycles."""
         if not 0 <= units < 1 << WATCHDOG_BITS:
             raise DeviceError(f"the watchdog waits for 0 to {(1 << WATCHDOG_BITS) - 1} units, not {units}")
         self._watchdog = units
         self._write_register(Reg.WATCHDOG, units)
 
     def stop(self) -> None:
-        """Ask the program that runs to stop; `wait` then says so."""
+        """Ask the running program to stop; `wait` then raises `DeviceError`."""
         self._write_register(Reg.CONTROL, STOP)
 
     @property
     def fault(self) -> Fault:
-        """The first error on the bus of the last program."""
+        """First bus error of the last program."""
         return Fault.of(self._read_register(Reg.FAULT), self._read_register(Reg.FAULT_ADDRESS))
 
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, a multiple of the bus width.
 
-        After a run that did not end the core is reset first, as nothing else brings its units to a known state.
+        After a run that did not end, this resets the core first, because its units may be in any state.
         """
         check_program(program, self.config)
         self._range(program, 0)
         self._begin(Reg.PROGRAM, program, START)
 
     def start_list(self, address: int) -> None:
-        """Start the list of programs at DRAM byte address `address`, as `start` does a program. Raises `DeviceError` if
-        none can start there."""
+        """Start the list of programs at DRAM byte address `address`, with a reset as in `start`.
+
+        Raises `DeviceError` if no list can start there.
+        """
         check_list(address, self.config, self.memory_bytes)
         self._begin(Reg.LIST, address, START_LIST)
 
-    def listed(self) -> ListProgress:
-        """How far the last list has come."""
+    def list_progress(self) -> ListProgress:
+        """Return the progress of the list that was started last."""
         return ListProgress.of(self._read_register(Reg.LISTED))
 
     def _begin(self, register: Reg, address: int, command: int) -> None:
-        """Start what lies at an address, which belongs to a register."""
+        """Write `address` to `register`, then `command` to the control register."""
         if self._failed:
+            # The reset clears base registers and watchdog.
             self._library.weft_reset(self._handle)
             self._settle()
             for index, base in enumerate(self._bases):
@@ -389,7 +394,7 @@ class RtlDevice(Closing, Device):
             raise DeviceError("a program is still running")
         self._write_register(register, address)
         waves = self._waves
-        if waves is not None and waves.windowed:
+        if waves is not None and waves.has_window:
             self._library.weft_window(self._handle, waves.first, waves.cycles or _NEVER)
         self._write_register(Reg.CONTROL, command)
         if waves is not None:
@@ -397,18 +402,18 @@ class RtlDevice(Closing, Device):
         self._started, self._in_list = True, command == START_LIST
 
     def _begun(self) -> int:
-        """The cycle in which the last program started, counted as in `cycles`."""
+        """Return the value of `cycles` at which the last program started."""
         return int(self._library.weft_begun(self._handle))
 
     def wait(self, timeout: int | None = None) -> None:
-        """Return when the program is done; at once if none was started.
+        """Wait until the program is done; return at once if no program was started.
 
         Raises
         ------
         DeviceError
-            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for a long time
-            (the message says what it waits for); if an address is outside memory, the core breaks the AXI
-            protocol, memory answers with an error, a word is no instruction, or the program was stopped.
+            If the program is not done after `timeout` cycles, or without a timeout, makes no progress for a long time
+            (the message says what it waits for). If an address is outside memory, the core violates the AXI protocol,
+            memory answers with an error, an instruction is invalid, or the program was stopped.
         """
         left = timeout
         watch = HangDetector(self.config, self._patience, sequential=self.sequential)
@@ -432,38 +437,38 @@ class RtlDevice(Closing, Device):
                     self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
 
     def _end(self) -> None:
-        """What there is to say behind the interrupt."""
+        """Check the status register after the interrupt. Raises `DeviceError` if it reports an error."""
         status = self._status()
-        if not status & Status.DONE:  # memory is silent, so that the units never come to their end
+        if not status & Status.DONE:  # memory did not answer, so the units never finish
             self._fail(f"{self._failure(status)}: {self._diagnose(hangs=True)}")
         self._started = False
         if status & ERRORS:
-            self._settle()  # what stops a run resets the core
+            self._settle()  # the core resets itself when an error stops a run
             raise DeviceError(self._failure(status))
 
     def _failure(self, status: Status) -> str:
-        return failure(status, self.fault, self.listed() if self._in_list else None)
+        return failure(status, self.fault, self.list_progress() if self._in_list else None)
 
     def _fail(self, message: str) -> NoReturn:
         self._failed = True
         raise DeviceError(message)
 
     def mark_writes(self, totals: Sequence[int]) -> None:
-        """Note the cycle in which the program started next has written each of `totals` bytes (ascending) to memory.
+        """Have the next program record the cycle at which it has written each of `totals` bytes (ascending) to memory.
 
-        As STOREs are in order, this tells when a layer is done without a trace of the units in hardware.
+        STOREs are in order, so these cycles are the ends of layers; hardware needs no trace of its units for this.
         """
         self._marks = len(totals)
         self._library.weft_mark(self._handle, (ctypes.c_uint64 * len(totals))(*totals), len(totals))
         self._check_memory()
 
     def marks(self) -> list[int]:
-        """The cycles noted for `mark_writes`, counted from that call; totals not reached are left out."""
+        """Return the recorded cycles, counted from the call of `mark_writes`, without totals that were not reached."""
         cycles = (ctypes.c_uint64 * max(1, self._marks))()
         return list(cycles[: self._library.weft_marks(self._handle, cycles)])
 
     def counters(self) -> dict[Counter, int]:
-        """The counters of the last program."""
+        """Return the counters of the last program."""
         return {
             counter: self._read_register(counter_register(counter))
             | self._read_register(counter_register(counter) + 4) << 32
@@ -471,7 +476,8 @@ class RtlDevice(Closing, Device):
         }
 
     def _diagnose(self, *, hangs: bool = False) -> str:
-        """The activity of the units in the last cycles, from the counters."""
+        """Describe the activity of the units over the next `PROBE` cycles, from the counters."""
+        # The busy and stall counters that change meanwhile show what units wait for.
         before = self.counters()
         self._library.weft_run(self._handle, PROBE)
         return describe_stalls(before, self.counters(), hangs=hangs)

@@ -1,16 +1,16 @@
-// The driver of rtl_model.cpp with memory anywhere, a host that writes single bytes of registers, and coverage.
+// Extends rtl_model.cpp by a movable memory, writes of single bytes of registers, and coverage.
 
 #include "rtl_model.cpp"
 
 #if VM_COVERAGE
 #include "verilated_cov.h"
 
-// What was covered since the model was opened goes to a file, in Verilator's format.
+// Writes the coverage since the model was opened to a file in Verilator's format.
 EXPORT void weft_coverage(Model* model, const char* path) { model->context.coveragep()->write(path); }
 #endif
 
-// Writes those bytes of a register that `strobe` names, with data ahead of the address by `lead` cycles, or behind it.
-// `protection` is of both channels from now on. Returns 0 if there is no answer.
+// Writes the bytes of a register that `strobe` selects. Data is sent `lead` cycles before the address, or after it if
+// negative. `protection` applies to both channels from now on. Returns 0 if the core does not answer.
 EXPORT int weft_write_bytes(Model* model, uint32_t address, uint32_t value, uint32_t strobe, uint32_t protection,
                             int lead) {
     Vtop& t = *model->top;
@@ -36,8 +36,8 @@ EXPORT int weft_write_bytes(Model* model, uint32_t address, uint32_t value, uint
     return answered;
 }
 
-// What memory has saved up of its bandwidth is spent.
+// Empties the token bucket of a memory of limited bandwidth.
 EXPORT void weft_spend(Model* model) { model->tokens = 0; }
 
-// Memory begins at this address of the bus, a multiple of 4096, from now on.
+// Moves memory to this bus address, a multiple of 4096.
 EXPORT void weft_origin(Model* model, uint32_t address) { model->origin = address; }

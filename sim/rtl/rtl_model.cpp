@@ -1,10 +1,9 @@
-// The Verilator model of the core with its memory, as a few C functions for weft.sim.rtl.device.
+// C interface to the Verilator model of the core with its memory, for weft.sim.rtl.device.
 //
-// Memory is a byte array behind AXI4: INCR bursts, some outstanding, a latency from accepting an address to its first
-// beat (or from the last write beat to its response), and a token bucket of bytes that reads and writes share. Bursts
-// are answered in order or, of reads with different IDs, in any order and beats in turn. Every channel can stall at
-// random. What breaks the protocol, and what lies outside memory, ends the run with
-// a message.
+// Memory is a byte array on AXI4. It accepts up to OUTSTANDING INCR bursts, with a latency from an accepted address to
+// its first beat (or from the last write beat to its response), and a token bucket of bytes that reads and writes
+// share. Bursts are answered in order; optionally, reads with different IDs are reordered and interleaved. Every
+// channel can stall at random. A violation of the protocol or an address outside memory ends the run with a message.
 
 #include <cstdarg>
 #include <cstdint>
@@ -37,23 +36,23 @@ constexpr unsigned BUS = WEFT_BUS_BYTES;
 constexpr size_t OUTSTANDING = 16;
 constexpr unsigned OKAY = 0, SLVERR = 2, INCR = 1;
 constexpr int REGISTER_TIMEOUT = 10000;
-constexpr unsigned HALF = 5;  // a clock's, in units of time
+constexpr unsigned HALF = 5;  // half a clock cycle in units of time
 
 struct Burst {
     uint64_t address;
     uint64_t ready;
     unsigned beats, id;
-    unsigned response;  // of a write, so far
+    unsigned response;  // of a write: the response to its beats so far
 };
 
-// Accesses of these bytes are answered with an error, and do nothing; or not answered at all.
+// Accesses to these bytes get an error response (or, if `silent`, none) and have no effect.
 struct Fault {
     uint64_t first, end;
     unsigned response;
     bool reads, writes, silent;
 };
 
-// A channel the core drives: what it offered and was not accepted must stand unchanged.
+// Checks a channel that the core drives: a payload that is not accepted must stay unchanged in the next cycle.
 template <size_t SIZE>
 struct Offer {
     bool standing = false;
@@ -71,27 +70,27 @@ struct Model {
     std::unique_ptr<Vtop> top;
 #if VM_TRACE
     std::unique_ptr<Waves> trace;
-    uint64_t trace_from = 0, trace_to = ~uint64_t(0);  // times, the latter included
-    uint64_t window_from = 0, window_time = 0;  // times from the end of the next write of a register on
-    bool armed = false;
+    uint64_t trace_from = 0, trace_to = ~uint64_t(0);  // first and last time to record
+    uint64_t window_from = 0, window_time = 0;  // start and length of the window after the next write of a register
+    bool armed = false;  // the window waits for that write
 #endif
 #if WEFT_OBSERVE
     Observer observer;
 #endif
     std::vector<uint8_t> memory;
-    uint32_t origin = 0;  // its address on the bus
+    uint32_t origin = 0;  // bus address of memory
     uint64_t cycles = 0, latency = 1, random = 1;
-    uint64_t begun = 0;  // the cycle in which what was last written to a register takes effect
+    uint64_t begun = 0;  // cycle in which the last write of a register took effect
     uint32_t stall = 0;  // of 2**32
-    double rate = 0, tokens = 0;  // bytes a cycle, 0: no limit
+    double rate = 0, tokens = 0;  // bytes a cycle (0: no limit), bytes available
     std::deque<Burst> reads, writes, responses;
-    bool reordered = false;  // reads of one ID overtake those of another
+    bool reordered = false;  // reads with different IDs may overtake each other
     std::vector<Fault> faults;
-    size_t served = 0;  // which of `reads` the beat on the bus belongs to
+    size_t served = 0;  // index into `reads` of the burst whose beat is on the bus
     bool beat_taken = false, response_taken = false;
     Offer<5> ar, aw;
     Offer<BUS + (BUS + 7) / 8 + 1> w;
-    std::vector<uint64_t> marks, marked;  // bytes written at which to note the cycle, and the cycles noted
+    std::vector<uint64_t> marks, marked;  // totals of written bytes to record the cycle of, and the recorded cycles
     uint64_t written = 0, started = 0;
     std::string error;
     bool exhausted = false;
@@ -103,8 +102,8 @@ struct Model {
 
     bool stalls() { return stall && draw() < stall; }
 
-    // The burst whose beat comes next: of an ID at random the first one.
-    size_t chosen() {
+    // Returns the burst of the next beat: the first burst, or the first burst of a random ID if reordered.
+    size_t choose() {
         if (!reordered) return 0;
         const unsigned id = reads[draw() % reads.size()].id;
         size_t first = 0;
@@ -122,7 +121,7 @@ struct Model {
         error = text;
     }
 
-    // What a word is answered with, or null.
+    // Returns the fault of a bus word, or null.
     const Fault* fault(uint64_t address, bool write) const {
         for (const Fault& fault : faults)
             if ((write ? fault.writes : fault.reads) && address < fault.end && address + BUS > fault.first) return &fault;
@@ -130,13 +129,13 @@ struct Model {
     }
 
     bool mute(uint64_t address, bool write) const {
-        const Fault* const found = fault(address, write);
-        return found && found->silent;
+        const Fault* const word_fault = fault(address, write);
+        return word_fault && word_fault->silent;
     }
 
     bool funded() const { return rate == 0 || tokens >= BUS; }
 
-    // Inputs of a cycle depend only on what was sampled before it, and change only here.
+    // Sets the core's inputs for a cycle. They depend only on earlier cycles, and change only here.
     void drive() {
         Vtop& t = *top;
         if (beat_taken) t.m_axi_rvalid = 0;
@@ -146,7 +145,7 @@ struct Model {
         t.m_axi_arready = reads.size() < OUTSTANDING && !stalls();
         t.m_axi_awready = writes.size() < OUTSTANDING && !stalls();
         t.m_axi_wready = !writes.empty() && funded() && !stalls() && !mute(writes.front().address, true);
-        if (!t.m_axi_rvalid && !reads.empty()) served = chosen();
+        if (!t.m_axi_rvalid && !reads.empty()) served = choose();
         if (!t.m_axi_rvalid && !reads.empty() && reads[served].ready <= cycles && funded() && !stalls() &&
             !mute(reads[served].address, false)) {
             tokens -= BUS;
@@ -201,7 +200,7 @@ struct Model {
         }
     }
 
-    // Handshakes of a cycle, with all combinational outputs settled.
+    // Evaluates the handshakes of a cycle, after all combinational outputs have settled.
     void sample() {
         Vtop& t = *top;
         const bool new_read = t.m_axi_arvalid && t.m_axi_arready, new_write = t.m_axi_awvalid && t.m_axi_awready;
@@ -333,7 +332,7 @@ struct Model {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// No exception may leave a function that Python calls. All that is thrown here is for want of memory.
+// Exceptions must not reach Python. The only ones thrown here mean that memory ran out.
 template <class Action>
 static int guarded(Model* model, Action action) {
     try {
@@ -350,7 +349,7 @@ static std::unique_ptr<Model> open(uint64_t memory_bytes, uint64_t latency, doub
     model->memory.resize(memory_bytes);
     model->latency = latency;
     model->rate = bytes_per_cycle;
-    // At rest, as the cycle model has it: what memory can save up, it has.
+    // Like the cycle model, start after a long rest: the token bucket is full.
     while (model->rate > 0 && model->tokens < BUS + model->rate) model->tokens += model->rate;
     model->stall = stall <= 0 ? 0 : static_cast<uint32_t>(stall * 4294967295.0);
     model->random = (seed + 1) * 0x9E3779B97F4A7C15ull | 1;
@@ -360,7 +359,7 @@ static std::unique_ptr<Model> open(uint64_t memory_bytes, uint64_t latency, doub
     model->top = std::make_unique<Vtop>(&model->context);
 #if VM_TRACE
     if (trace) {
-        // Verilator's own writers end the program, or say nothing.
+        // Open the file first: on failure Verilator's writers end the program, or do not report it.
         std::FILE* const file = std::fopen(trace, "wb");
         if (!file) return nullptr;
         std::fclose(file);
@@ -376,9 +375,9 @@ static std::unique_ptr<Model> open(uint64_t memory_bytes, uint64_t latency, doub
     return model;
 }
 
-// `stall` is a probability, `trace` a path or null, `levels` how deep it looks in the hierarchy (0: all of it).
-// `later`: nothing is written to it before `weft_window`. Returns null if the file cannot be opened, or if there is not
-// enough memory, which `exhausted` tells.
+// `stall` is a probability, `trace` a path or null, `levels` the depth of traced modules (0: all). With `later`,
+// nothing is written before `weft_window`. Returns null if the file cannot be opened, or if memory runs out
+// (`exhausted`).
 EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_per_cycle, double stall, uint64_t seed,
                         const char* trace, uint32_t levels, uint32_t later, int* exhausted) {
     *exhausted = 0;
@@ -410,9 +409,9 @@ EXPORT void weft_idle(Model* model, uint64_t cycles) {
         return 1;
     });
 }
-// From now on reads of different IDs overtake each other.
+// Reorders reads with different IDs from now on.
 EXPORT void weft_reorder(Model* model) { model->reordered = true; }
-// From now on accesses of bytes from `first` to before `end` fail: with `response`, or if it is 0, they are not answered.
+// Makes accesses to bytes `first` to `end` - 1 fail with `response` from now on; 0: they get no response.
 EXPORT void weft_fault(Model* model, uint64_t first, uint64_t end, uint32_t response, uint32_t reads, uint32_t writes) {
     guarded(model, [=] {
         model->faults.push_back({first, end, response, reads != 0, writes != 0, response == OKAY});
@@ -421,7 +420,7 @@ EXPORT void weft_fault(Model* model, uint64_t first, uint64_t end, uint32_t resp
 }
 EXPORT void weft_no_faults(Model* model) { model->faults.clear(); }
 EXPORT uint8_t* weft_memory(Model* model) { return model->memory.data(); }
-// Note, from now on, the cycle in which each of `count` ascending totals of written bytes is reached.
+// Records from now on the cycles in which each of `count` ascending totals of written bytes is reached.
 EXPORT void weft_mark(Model* model, const uint64_t* totals, uint64_t count) {
     guarded(model, [=] {
         model->marks.assign(totals, totals + count);
@@ -437,7 +436,7 @@ EXPORT uint64_t weft_marks(Model* model, uint64_t* cycles) {
 }
 EXPORT uint64_t weft_cycles(Model* model) { return model->cycles; }
 EXPORT uint64_t weft_begun(Model* model) { return model->begun; }
-// Waveforms of `cycles` cycles only, `from` cycles after the next write of a register has taken effect.
+// Restricts waveforms to `cycles` cycles, which begin `from` cycles after the next write of a register takes effect.
 EXPORT void weft_window(Model* model, uint64_t from, uint64_t cycles) {
 #if VM_TRACE
     model->window_from = 2 * HALF * from;
@@ -446,7 +445,7 @@ EXPORT void weft_window(Model* model, uint64_t from, uint64_t cycles) {
     model->armed = true;
 #endif
 }
-// Pairs of cycle and word, as in rtl_observe.h; returns how many.
+// Returns the number of changes of observed signals: pairs of cycle and word, see rtl_observe.h.
 EXPORT uint64_t weft_observed(Model* model, const uint64_t** changes) {
 #if WEFT_OBSERVE
     *changes = &model->observer.changes.data()->cycle;
@@ -456,7 +455,7 @@ EXPORT uint64_t weft_observed(Model* model, const uint64_t** changes) {
 #endif
 }
 EXPORT const char* weft_error(Model* model) { return model->error.c_str(); }
-// Whether there was not enough memory; the model can only be closed then.
+// Returns 1 if memory has run out; then the model can only be closed.
 EXPORT int weft_exhausted(Model* model) { return model->exhausted; }
 EXPORT int weft_write_register(Model* model, uint32_t address, uint32_t value) {
     return guarded(model, [=] { return model->write_register(address, value); });
@@ -465,7 +464,7 @@ EXPORT int weft_read_register(Model* model, uint32_t address, uint32_t* value) {
     return guarded(model, [=] { return model->read_register(address, value); });
 }
 
-// Runs until the interrupt, a message, or `cycles` are over; returns 1 for the interrupt.
+// Runs until the interrupt, an error message, or for `cycles` cycles. Returns 1 on an interrupt.
 EXPORT int weft_run(Model* model, uint64_t cycles) {
     return guarded(model, [=]() -> int {
         for (uint64_t i = 0; i < cycles && model->error.empty(); i++) {

@@ -1,6 +1,5 @@
-// What the units of hdl/core.py do in each cycle of a program, for weft.sim.rtl.trace: the signals by which they tell
-// each other. Names are those of the components' ports, with __ as Verilator spells it; `OBSERVED` in rtl_trace.py
-// makes them visible.
+// Records handshakes of the units of hdl/core.py in each cycle of a program, for weft.sim.rtl.trace. Names are those of
+// the components' ports, with __ in Verilator's spelling; `OBSERVED` in trace.py makes the signals visible.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +12,10 @@ struct Observer {
     struct Change {
         uint64_t cycle, word;
     };
-    std::vector<Change> changes;  // from a cycle on, the word of every cycle; the last one has the end and no word
+    std::vector<Change> changes;  // first cycle and word of each stretch of equal words; the last entry marks the end
 
-    // Once a cycle, with everything settled. Cycle 0 is that in which the program starts: the first one seen is 1.
+    // Call once a cycle, after all signals have settled. The program starts in cycle 0, and the first sample is cycle
+    // 1.
     void sample(const Vtop& top) {
 #define SEEN(unit, port) uint64_t(top.rootp->weft__DOT__##unit##__DOT__##port)
         const bool enable = SEEN(counters, enable);
@@ -32,15 +32,15 @@ private:
     bool enabled_ = false;
     uint64_t cycle_ = 0;
 
-    // Four bits each, a bit a queue: an instruction waits for semaphores, is offered to the unit, would be accepted.
+    // Three fields of 4 bits, one per queue: an instruction waits for semaphores; is offered; the unit is ready.
     static uint64_t queues(const Vtop& top) {
 #define QUEUES(port) \
     (SEEN(load_queue, port) | SEEN(mm_queue, port) << 1 | SEEN(vec_queue, port) << 2 | SEEN(store_queue, port) << 3)
         return QUEUES(waiting) | QUEUES(instruction___05Fvalid) << 4 | QUEUES(instruction___05Fready) << 8;
     }
 
-    // The load unit writes a vector, the matrix unit a row of C; memory has confirmed all of an instruction of the store
-    // unit; a beat is read, one is written; the last results of an instruction of the vector unit are out.
+    // Bits from 0: LOAD writes a vector; MM writes a row of C; a STORE is confirmed by memory; a beat is read; a beat
+    // is written; the vector unit's writer is busy between an instruction's last results and its signal.
     static uint64_t moves(const Vtop& top) {
         return (SEEN(scratchpad, write___05F1___05Fvalid) & SEEN(scratchpad, write___05F1___05Fready)) |
                SEEN(counters, write) << 1 | SEEN(store__DOT__done, r_en) << 2 |

@@ -1,4 +1,4 @@
-"""The RTL device that also tells what its units did when, as the cycle model does."""
+"""The RTL device with a trace of its units, in the form of the cycle model's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OBSERVED: Observed = {
     "weft.store.done": ("r_en",),
     "weft.vec.writer": ("busy",),
 }
-"""Ports of components, as others change their names in Verilog."""
-# Bits of what rtl_observe.h notes; of the first three there is one for each queue.
+"""Ports of components only, because other signals are renamed in Verilog."""
+# Numbers of bits in the words that rtl_observe.h records; the first three are one bit per queue.
 _WAITING, _OFFERED, _READY, _LOADED, _ROW, _CONFIRMED, _READ, _WRITTEN, _RESULTS = (
     0,
     4,
@@ -40,15 +40,15 @@ _WAITING, _OFFERED, _READY, _LOADED, _ROW, _CONFIRMED, _READ, _WRITTEN, _RESULTS
 
 
 class TracedRtl(RtlDevice):
-    """A `weft.sim.rtl.device.RtlDevice` that keeps `intervals` and `beats`, as `weft.sim.timing.TimingDevice` does.
+    """A `weft.sim.rtl.device.RtlDevice` that records `intervals` and `beats` like `weft.sim.timing.TimingDevice`.
 
-    Cycles count as there: 0 is the one in which the program starts. Without softmax, and with the same memory, the two
-    agree in all of them.
+    Cycle 0 is the cycle in which the program starts. Both devices record equal cycles for a program without softmax, if
+    their memories are alike.
 
     Parameters
     ----------
     config, memory_bytes, options
-        As of `RtlDevice`.
+        See `RtlDevice`.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class TracedRtl(RtlDevice):
         self.intervals: list[Interval] = []
         self.beats: list[tuple[int, int]] = []
         self._program = 0
-        self._marked = 0
+        self._marking_cycle = 0
 
     def start(self, program: int) -> None:
         super().start(program)
@@ -69,26 +69,26 @@ class TracedRtl(RtlDevice):
 
     def mark_writes(self, totals: Sequence[int]) -> None:
         super().mark_writes(totals)
-        self._marked = self.cycles
+        self._marking_cycle = self.cycles
 
     def marks(self) -> list[int]:
-        """As of `RtlDevice`, but counted from the start of the program."""
-        return [cycle + self._marked - self._begun() for cycle in super().marks()]
+        """Return the recorded cycles like `RtlDevice.marks`, but counted from the start of the program."""
+        return [cycle + self._marking_cycle - self._begun() for cycle in super().marks()]
 
     def wait(self, timeout: int | None = None) -> None:
-        """As of `RtlDevice`; `intervals` and `beats` are then those of the program that is done."""
+        """Wait like `RtlDevice.wait`, then set `intervals` and `beats`."""
         super().wait(timeout)
-        watched = _Watched(self._changes())
+        observation = _Observation(self._changes())
         program = list(self._instructions())
         self.intervals = [
-            interval for queue in Queue for interval in _intervals(watched, queue, program, self.config)
+            interval for queue in Queue for interval in _intervals(observation, queue, program, self.config)
         ]
-        self.beats = watched.beats()
+        self.beats = observation.beats()
 
     def _changes(self) -> np.ndarray:
-        found = ctypes.POINTER(ctypes.c_uint64)()
-        count = self._library.weft_observed(self._handle, ctypes.byref(found))
-        flat = np.ctypeslib.as_array(found, (2 * count,)) if count else np.zeros(0, np.uint64)
+        changes = ctypes.POINTER(ctypes.c_uint64)()
+        count = self._library.weft_observed(self._handle, ctypes.byref(changes))
+        flat = np.ctypeslib.as_array(changes, (2 * count,)) if count else np.zeros(0, np.uint64)
         return flat.reshape(-1, 2).copy()
 
     def _instructions(self) -> Iterator[Instruction]:
@@ -98,66 +98,69 @@ class TracedRtl(RtlDevice):
             at += WORD_BYTES
 
 
-class _Watched:
-    """Observed signals, bit by bit: an entry of an array for every cycle, that of cycle 1 first."""
+class _Observation:
+    """Observed signals as arrays with one entry per cycle, from cycle 1 on."""
 
     def __init__(self, changes: np.ndarray) -> None:
         self._words = changes[:-1, 1]
+        # A change is (cycle, word of all signals); the last one only marks the end.
         cycles = changes[:, 0].astype(np.int64)
         self._lengths = cycles[1:] - cycles[:-1]
 
     def bit(self, number: int) -> np.ndarray:
-        """Whether bit `number` is 1."""
+        """Return signal `number` in every cycle: bool."""
         return np.repeat((self._words >> np.uint64(number) & np.uint64(1)).astype(bool), self._lengths)
 
     def cycles(self, number: int) -> np.ndarray:
-        """The cycles in which it is."""
+        """Return the cycles in which signal `number` is 1."""
         return np.flatnonzero(self.bit(number)) + 1
 
     def beats(self) -> list[tuple[int, int]]:
-        """Read and written in every `SAMPLE` cycles, up to the last that has any."""
-        ways = [self.cycles(bit) // SAMPLE for bit in (_READ, _WRITTEN)]
-        samples = max((int(way[-1]) + 1 for way in ways if way.size), default=0)
-        read, written = (np.bincount(way, minlength=samples).tolist() for way in ways)
+        """Return (beats read, beats written) of every `SAMPLE` cycles, up to the last sample with a beat."""
+        directions = [self.cycles(bit) // SAMPLE for bit in (_READ, _WRITTEN)]
+        samples = max((int(numbers[-1]) + 1 for numbers in directions if numbers.size), default=0)
+        read, written = (np.bincount(numbers, minlength=samples).tolist() for numbers in directions)
         return list(zip(read, written, strict=True))
 
 
 def _intervals(
-    watched: _Watched, queue: Queue, program: Sequence[Instruction], config: Config
+    observation: _Observation, queue: Queue, program: Sequence[Instruction], config: Config
 ) -> Iterator[Interval]:
-    """The intervals of one unit, in the order of its instructions."""
+    """Yield the intervals of one unit, in the order of its instructions."""
     own = [index for index, instruction in enumerate(program) if queue is instruction.QUEUE]
-    offered = watched.bit(_OFFERED + queue)
-    accepted = np.flatnonzero(offered & watched.bit(_READY + queue)) + 1
-    # At the head of the queue: it waits, or is offered, or has just got what it waited for and will be.
-    head = np.flatnonzero(offered | watched.bit(_WAITING + queue) | np.append(offered[1:], False)) + 1
+    offered = observation.bit(_OFFERED + queue)
+    accepted = np.flatnonzero(offered & observation.bit(_READY + queue)) + 1
+    # An instruction is at the head of its queue while it waits, while it is offered, and in the cycle between.
+    head = np.flatnonzero(offered | observation.bit(_WAITING + queue) | np.append(offered[1:], False)) + 1
     first = head[np.searchsorted(head, np.append(0, accepted[:-1] + 1))] if accepted.size else accepted
-    ends = _ends(watched, queue, [program[index] for index in own], config)
+    # The interval of an instruction begins in the cycle after its acceptance.
+    ends = _ends(observation, queue, [program[index] for index in own], config)
     for index, since, at, end in zip(own, first.tolist(), accepted.tolist(), ends, strict=True):
         if at > since + 1:
             yield Interval(queue, index, "waits", since, at + 1)
         yield Interval(queue, index, "runs", at + 1, end)
 
 
-def _ends(watched: _Watched, queue: Queue, own: Sequence[Instruction], config: Config) -> list[int]:
-    """The cycle after that of each instruction's signal, or in which the signal would be if there is none to give.
+def _ends(observation: _Observation, queue: Queue, own: Sequence[Instruction], config: Config) -> list[int]:
+    """Return the cycle after each instruction's signal, or after the last step of an instruction without a signal.
 
-    No unit says which instruction it is at, so this counts what an instruction does, which is known.
+    Units do not report their current instruction. So this counts the steps of instructions, whose numbers are known.
     """
     silent = np.array([not instruction.signal for instruction in own], np.int64)
     if queue is Queue.VEC:
         # The writer is busy between the last results and the signal.
-        busy = watched.bit(_RESULTS)
+        busy = observation.bit(_RESULTS)
         return (np.flatnonzero(busy[1:] & ~busy[:-1]) + 4).tolist()
+    # The signal follows 1 cycle after these events, and an interval ends in the cycle after it.
     if queue is Queue.STORE:
-        return (watched.cycles(_CONFIRMED) + 2 - silent).tolist()
+        return (observation.cycles(_CONFIRMED) + 2 - silent).tolist()
     counts = np.cumsum([_steps(instruction, config) for instruction in own], dtype=np.int64)
     if queue is Queue.LOAD:
-        return (watched.cycles(_LOADED)[counts - 1] + 2 - silent).tolist()
-    return (watched.cycles(_ROW)[counts - 1] + 2).tolist()
+        return (observation.cycles(_LOADED)[counts - 1] + 2 - silent).tolist()
+    return (observation.cycles(_ROW)[counts - 1] + 2).tolist()
 
 
 def _steps(instruction: Instruction, config: Config) -> int:
-    """Vectors that a LOAD writes, rows of A that an MM reads."""
+    """Return the number of vectors that a LOAD writes, or of rows of A that an MM reads."""
     operand = instruction.operand("dst" if isinstance(instruction, Load) else "a")
     return math.prod(count for count, _ in operand.nest(instruction, config))

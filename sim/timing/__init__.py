@@ -1,5 +1,4 @@
-"""The cycle models: how long an encoded program takes on `weft.hdl.core.Core`, and why, without RTL and without data;
-and how long on the sequential core."""
+"""Cycle models of the pipelined core (without data) and of the sequential core, which need no RTL."""
 
 from weft.sim.timing.device import Interval, TimingDevice
 from weft.sim.timing.sequential import SequentialTimingDevice

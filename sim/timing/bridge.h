@@ -1,5 +1,5 @@
-// What is between a core and the SDRAM controller of a board: boards/bus/axi_bridge.py and boards/bus/arbiter.py, of which
-// nobody else asks for anything.
+// The path from a core to a board's SDRAM controller: boards/bus/axi_bridge.py and boards/bus/arbiter.py, without
+// requests from the arbiter's other ports.
 #pragma once
 
 #include "common.h"
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// hdl/lib/queues.py, of whose words only the number counts.
+// hdl/lib/queues.py, reduced to the number of words.
 struct BufferedLevel {
     unsigned most = 1, inner = 0;
     bool readable = false;
@@ -20,7 +20,7 @@ struct BufferedLevel {
     }
 };
 
-// Pieces of bursts, at most one a cycle.
+// Splits bursts into pieces, at most one a cycle.
 struct Pieces {
     struct Piece {
         uint8_t id = 0;
@@ -55,7 +55,7 @@ struct Pieces {
     }
 };
 
-// Whose words come next; here, whether any do.
+// The order of ports whose words come next, reduced to whether a port's words are due.
 struct Turns {
     Fifo<uint32_t, 64> queue;
     bool valid = false;
@@ -80,7 +80,7 @@ struct SdramBoard {
     };
 
     SdramController chip;
-    // What the core sees in a cycle.
+    // Outputs to the core in a cycle.
     bool read_ready_for_address = false, write_ready_for_address = false, write_ready = false;
     bool read_valid = false, response_valid = false;
     uint8_t read_id = 0;
@@ -112,7 +112,7 @@ struct SdramBoard {
         response_valid = reports_ && write_order_.head().last;
     }
 
-    // `read`, `write`: bursts offered; `beat`, `left`: a beat came from the core, or left for it.
+    // `read`, `write`: offered bursts; `beat`, `left`: a beat was taken from, or given to, the core.
     void step(Cycle cycle, const Burst* read, const Burst* write, bool beat, bool left) {
         if (cycle != stepped_ + 1) drive(cycle);
         stepped_ = cycle;
@@ -144,7 +144,7 @@ private:
     PortCommand command_;
     Cycle stepped_ = 0;
 
-    // Returns whether a command is taken from the bridge.
+    // Returns true if a command is taken from the bridge.
     bool arbitrate(bool command_ready, bool written, bool word_written, bool word_read) {
         const bool free = !command_valid_ || command_ready;
         const bool room = read_turns_.queue.writable() && write_turns_.queue.writable() && reported_ != reports_depth_;

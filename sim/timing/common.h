@@ -1,5 +1,5 @@
-// What all units of the cycle model share: small parts of hardware as far as they take time, and what units tell each
-// other within a cycle. Nothing here holds data, only where data is.
+// Shared parts of the cycle model: the timing of small hardware components, and the signals between units in a cycle.
+// Nothing here holds data, only addresses.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,7 @@ inline unsigned log2_of(uint64_t value) {
     return bits;
 }
 
-// hdl/lib/queues.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before
-// `step`.
+// hdl/lib/queues.py. `valid` and `full` are registers: read `ready` and `valid` before calling `step`.
 template <class T>
 struct SkidBuffer {
     T out{}, kept{};
@@ -41,7 +40,7 @@ struct SkidBuffer {
     }
 };
 
-// amaranth.lib.fifo.SyncFIFO: what is written can be read in the next cycle. `step` at the end of a cycle.
+// amaranth.lib.fifo.SyncFIFO: an item can be read in the cycle after it is written. Call `step` at the end of a cycle.
 template <class T, unsigned MOST>
 struct Fifo {
     T items[MOST]{};
@@ -59,7 +58,7 @@ struct Fifo {
     }
 };
 
-// hdl/lib/loopnest.py: `LOOPS` loops, outermost first, and values that they move.
+// hdl/lib/loopnest.py: `LOOPS` loops, outermost first, with a stride for each of `VALUES` values.
 template <unsigned LOOPS, unsigned VALUES>
 struct Nest {
     int64_t count[LOOPS]{}, index[LOOPS]{}, stride[VALUES][LOOPS]{}, level[VALUES][LOOPS]{};
@@ -69,7 +68,7 @@ struct Nest {
         for (unsigned k = 0; k < LOOPS; k++) index[k] = 0;
         active = true;
     }
-    // Set one value's strides; a loop that does not move it has 0.
+    // Sets the start and strides of one value.
     void set(unsigned value, int64_t base, const int64_t (&strides)[LOOPS]) {
         for (unsigned k = 0; k < LOOPS; k++) stride[value][k] = strides[k], level[value][k] = base;
     }
@@ -82,7 +81,7 @@ struct Nest {
         return true;
     }
     bool last_all() const { return last_from(0); }
-    // Returns the loop that went on; those further in are at their start again.
+    // Advances by one iteration. Returns the loop that advanced; all loops inside it restart.
     unsigned step() {
         constexpr unsigned inmost = LOOPS - 1;
         if (index[inmost] != count[inmost] - 1) {
@@ -107,11 +106,11 @@ struct Nest {
     }
 };
 
-// What is known to happen at one cycle in the future.
+// Events scheduled for one future cycle.
 struct Slot {
     uint8_t vec_write;  // 1 + bank of the scratchpad that the vector unit writes
-    bool mm_done;  // an Mm is done, which gives `mm_signal`
-    bool vec_end;  // the last result of the vector unit's instruction
+    bool mm_done;       // an Mm is done, and signals `mm_signal`
+    bool vec_end;       // last result of the vector unit's instruction
     bool vec_row, vec_under_way;  // see vector.h
     uint16_t mm_signal;
 };
@@ -123,9 +122,9 @@ public:
     Slot& at(Cycle cycle) { return slots_[cycle % HORIZON]; }
     Slot take(Cycle cycle) {
         Slot& slot = at(cycle);
-        const Slot found = slot;
+        const Slot taken = slot;
         slot = Slot{};
-        return found;
+        return taken;
     }
 
 private:
@@ -139,7 +138,7 @@ struct Interval {
 };
 enum IntervalKind { WAITS, RUNS };
 
-// The requests of one cycle that compete for a bank of the scratchpad; 0 is none, else 1 + bank.
+// Requests of one cycle that compete for banks of the scratchpad: 1 + bank, or 0 for no request.
 struct Competition {
     unsigned b = 0, a = 0, vec = 0;
 };
@@ -151,12 +150,12 @@ struct Burst {
 };
 enum Reader { FETCHES, LOADS, PAGES };
 
-// An instruction of the program, or one that has gone to its queue: then it is there once for each time.
+// An instruction of the program, or one execution of it in a queue.
 struct Instruction {
     int opcode;
     const int64_t* fields;
     int32_t index = 0;        // in the program
-    uint32_t values[2] = {};  // what the registers hold that it names, in the order of its fields
+    uint32_t values[2] = {};  // values of the registers that it names, in the order of its fields
 };
 
 template <class Word>

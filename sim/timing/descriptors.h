@@ -1,4 +1,4 @@
-// Lists of programs (hdl/control/descriptors.py): what walks them, cycle by cycle.
+// The walker of lists of programs (hdl/control/descriptors.py), cycle by cycle.
 #pragma once
 
 #include "common.h"
@@ -6,7 +6,7 @@
 
 namespace weft {
 
-// A program of a list, as Python gives it, and what its record tells.
+// A program of a list: inputs from Python, and the contents of its record.
 struct Listed {
     uint32_t entry;
     uint32_t bases[8];
@@ -42,7 +42,7 @@ struct Walker {
     Burst write() const { return {address + record_at_, uint16_t(writes_), 0}; }
     WriteBeat beat() const { return {left == 1, uint16_t(bytes_)}; }
 
-    // The end of a cycle. `idle`: nothing of the program is left; the others: what the bus says to what is asked of it.
+    // Ends a cycle. `idle`: the program has ended; the other arguments are handshakes on the bus.
     void step(bool idle, bool beat, bool read_ready, bool write_ready, bool send_ready, bool confirmed) {
         switch (state) {
         case REST: break;

@@ -1,4 +1,4 @@
-"""The cycle model as a device: the counters of a program, without its results."""
+"""The cycle model as a device, which returns the counters of a program but no results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter, ListProgress
 from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Descriptor, Record, pitch
 from weft.sim.device import (
-    EXECUTED_MOST,
+    MAX_EXECUTED,
     Device,
     DeviceError,
     check_base,
@@ -30,9 +30,9 @@ from weft.sim.timing.hardware import parameters
 from weft.sim.timing.library import ListedProgram, RawInterval, Request, library
 
 LIMIT = 1 << 40
-"""Cycles after which a program is given up if nobody says otherwise."""
+"""Default timeout in cycles."""
 SAMPLE = 64
-"""Cycles that share one entry of `TimingDevice.beats`; as in memory.h."""
+"""Cycles per entry of `TimingDevice.beats`; must equal the constant in memory.h."""
 TOO_LARGE = "the cycle model needs more memory for this program than there is"
 _OUTCOMES = ("done", "hangs", "timeout", "lost", "endless")
 _KINDS = ("waits", "runs")
@@ -40,16 +40,16 @@ _KINDS = ("waits", "runs")
 
 @dataclass(frozen=True)
 class Interval:
-    """The state of an instruction from cycle `start` to cycle `end` of the program, the latter not included.
+    """State of an instruction from cycle `start` of the program to cycle ``end - 1``.
 
     Attributes
     ----------
     unit : Queue
     instruction : int
-        Its index in the program.
+        Index in the program.
     kind : str
-        ``waits`` for semaphores or its unit, at the head of the queue; or ``runs``, from the cycle after its acceptance
-        to that of its signal: while one of its instructions runs, a unit is busy.
+        ``waits``: the instruction is at the head of its queue, and waits for semaphores or its unit. ``runs``: from the
+        cycle after its acceptance to the cycle of its signal, during which the unit is busy.
     """
 
     unit: Queue
@@ -62,9 +62,8 @@ class Interval:
 class TimingDevice(Device):
     """A `weft.sim.device.Device` that predicts `weft.hdl.core.Core`'s counters, and computes nothing.
 
-    Memory keeps what the host wrote: programs, lists and page tables are read from it, everything else is not looked
-    at, and `read` returns it unchanged by programs, but for the records of lists. Addresses outside memory are not
-    noticed.
+    The model reads only programs, lists and page tables from memory. Programs do not change memory, except that lists
+    write their records. Accesses outside memory go unnoticed.
 
     Parameters
     ----------
@@ -72,25 +71,26 @@ class TimingDevice(Device):
     memory_bytes : int
         Size of the DRAM; zero at first.
     latency, bytes_per_cycle
-        Of the memory, as in `weft.sim.rtl.device.RtlDevice`.
+        Latency and bandwidth of the memory, as in `weft.sim.rtl.device.RtlDevice`.
     sdram : Sdram, optional
-        The memory is a board's SDRAM, in place of those two. Programs find it just refreshed.
+        Model a board's SDRAM instead, which ignores `latency` and `bytes_per_cycle`. It is refreshed just before each
+        program.
     trace : bool
-        Keep `intervals` and `beats` of the last program.
+        Record `intervals` and `beats` of the last program.
 
     Attributes
     ----------
     computes : bool
-        False: results are not in memory after a program.
+        False: a program leaves no results in memory.
     intervals : list of Interval
-        Those of all programs of a list, each with indices of its own.
+        After a list, the intervals of all its programs; indices restart with each program.
     beats : list of (int, int)
-        Read and written in every `SAMPLE` cycles from the start on, up to the last that has any.
+        Beats read and written in every `SAMPLE` cycles since the start, up to the last sample with a beat.
 
     Raises
     ------
     weft.sim.verilate.BuildError
-        If the model, which is C++, cannot be built.
+        If the C++ model cannot be built.
     """
 
     computes = False
@@ -119,9 +119,11 @@ class TimingDevice(Device):
         self._memory = np.zeros(memory_bytes, np.uint8)
         self._bases = np.zeros(BASES, np.uint32)
         self._marks = np.zeros(0, np.uint64)
-        self._marked: list[int] = []
+        self._mark_cycles: list[int] = []
         self._counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
-        self._tokens = 0.0  # bytes that memory has saved up, which the next program finds
+        self._tokens = (
+            0.0  # bytes that memory of a limited bandwidth has saved for bursts, at the start of a program
+        )
         self._program: int | None = None
         self._list: int | None = None
         self._listed = ListProgress(0)
@@ -132,7 +134,7 @@ class TimingDevice(Device):
         self._memory[address : address + len(payload)] = np.frombuffer(payload, np.uint8)
 
     def read(self, address: int, size: int) -> bytes:
-        """Read `size` bytes of DRAM, as the host wrote them. Raises `DeviceError` if they do not lie inside memory."""
+        """Return `size` bytes of DRAM as written by the host. Raises `DeviceError` if they do not lie inside memory."""
         check_range(address, size, self.memory_bytes)
         return self._memory[address : address + size].tobytes()
 
@@ -148,25 +150,27 @@ class TimingDevice(Device):
         self._program, self._list = program, None
 
     def start_list(self, address: int) -> None:
-        """Start the list of programs at DRAM byte address `address`; `wait` runs it. Raises `DeviceError` if none can
-        start there."""
+        """Start the list of programs at DRAM byte address `address`; `wait` runs it.
+
+        Raises `DeviceError` if no list can start there.
+        """
         check_list(address, self.config, self.memory_bytes)
         self._list, self._program, self._listed = address, None, ListProgress(0, at_descriptor=True)
 
-    def listed(self) -> ListProgress:
-        """How far the last list has come; nowhere, if something is wrong with it."""
+    def list_progress(self) -> ListProgress:
+        """Return the progress of the list that was started last; a faulty list makes none."""
         return self._listed
 
     def mark_writes(self, totals: Sequence[int]) -> None:
-        """As `weft.sim.rtl.device.RtlDevice.mark_writes`, counted from the start of the program."""
+        """Have programs record the cycle at which they have written each of `totals` bytes (ascending) to DRAM."""
         self._marks = np.array(totals, np.uint64)
 
     def marks(self) -> list[int]:
-        """The cycles noted for `mark_writes`; totals not reached are left out."""
-        return self._marked
+        """Return the recorded cycles, counted from the start of the program, without totals that were not reached."""
+        return self._mark_cycles
 
     def counters(self) -> dict[Counter, int]:
-        """The counters of the last program."""
+        """Return the counters of the last program."""
         return dict(self._counters)
 
     def wait(self, timeout: int | None = None) -> None:
@@ -175,10 +179,10 @@ class TimingDevice(Device):
         Raises
         ------
         DeviceError
-            For a word that is no descriptor, or no instruction of this configuration; if a program waits for a
-            semaphore that nothing will give; if it takes more than `timeout` cycles.
+            If a descriptor is invalid, or an instruction for this configuration. If a program waits for a semaphore
+            that no instruction will signal, or takes more than `timeout` cycles.
         MemoryError
-            If the model needs more memory than there is.
+            If the model runs out of memory.
         """
         program, address = self._program, self._list
         self._program = self._list = None
@@ -188,38 +192,41 @@ class TimingDevice(Device):
             self._run_list(address, timeout)
 
     def _run_list(self, address: int, timeout: int | None) -> None:
-        found = self._read_list(address)
-        listed = (ListedProgram * len(found))(
-            *(ListedProgram(item.program, (ctypes.c_uint32 * BASES)(*item.bases)) for item in found)
+        descriptors = self._read_list(address)
+        listed = (ListedProgram * len(descriptors))(
+            *(ListedProgram(item.program, (ctypes.c_uint32 * BASES)(*item.bases)) for item in descriptors)
         )
         request = self._request(address, timeout)
-        request.listed, request.listed_count = ctypes.addressof(listed), len(found)
+        request.listed, request.listed_count = ctypes.addressof(listed), len(descriptors)
         self._carry_out(request, address, timeout)
-        self._bases[:] = found[-1].bases
+        # After a list, base registers hold the values of its last descriptor.
+        self._bases[:] = descriptors[-1].bases
         for index, program in enumerate(listed):
             self.write(
                 address + index * pitch(self.config) + RECORD_READ_BYTES,
                 Record(True, program.cycles, program.waited).encode(),
             )
-        self._listed = ListProgress(len(found))
+        self._listed = ListProgress(len(descriptors))
 
     def _read_list(self, address: int) -> list[Descriptor]:
-        """The descriptors of a list, all of whose programs can be run."""
-        found: list[Descriptor] = []
-        while not found or not found[-1].last:
+        """Return the descriptors of a list. Raises `DeviceError` if one of its programs cannot run."""
+        descriptors: list[Descriptor] = []
+        while not descriptors or not descriptors[-1].last:
             try:
                 descriptor = Descriptor.decode(self.read(address, DESCRIPTOR_BYTES))
             except (DeviceError, IsaError) as error:
-                raise DeviceError(f"{ListProgress(len(found), at_descriptor=True)}: {error}") from None
+                raise DeviceError(f"{ListProgress(len(descriptors), at_descriptor=True)}: {error}") from None
             check = self._request(descriptor.program, None)
             faulty = self._library.weft_timing_check(ctypes.byref(check))
             if faulty < -1:
                 raise MemoryError(TOO_LARGE)
             if faulty >= 0:
-                raise DeviceError(f"{ListProgress(len(found))}: {self._fault(descriptor.program, faulty)}")
-            found.append(descriptor)
+                raise DeviceError(
+                    f"{ListProgress(len(descriptors))}: {self._fault(descriptor.program, faulty)}"
+                )
+            descriptors.append(descriptor)
             address += pitch(self.config)
-        return found
+        return descriptors
 
     def _run(self, program: int, timeout: int | None) -> None:
         self._carry_out(self._request(program, timeout), program, timeout)
@@ -233,6 +240,7 @@ class TimingDevice(Device):
             self._collect(model)
         finally:
             self._library.weft_timing_free(model)
+        # Negative outcomes are -1 - i for an invalid word i.
         if outcome.value < 0:
             raise DeviceError(self._fault(program, -1 - outcome.value))
         if _OUTCOMES[outcome.value] == "hangs":
@@ -243,7 +251,7 @@ class TimingDevice(Device):
             raise DeviceError("the program jumps to where it has no instruction")
         if _OUTCOMES[outcome.value] == "endless":
             raise DeviceError(
-                f"the program goes on after {EXECUTED_MOST} instructions: does the register of a loop never fall to 0?"
+                f"the program goes on after {MAX_EXECUTED} instructions: does the register of a loop never fall to 0?"
             )
 
     def _request(self, program: int, timeout: int | None) -> Request:
@@ -251,12 +259,12 @@ class TimingDevice(Device):
             self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, len(self._memory),
             self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
             len(self._marks), LIMIT if timeout is None else timeout,
-            EXECUTED_MOST if self.config.loops else LIMIT,
+            MAX_EXECUTED if self.config.loops else LIMIT,
             None if self._sdram is None else self._sdram.ctypes.data, None, 0,
         )  # fmt: skip
 
     def _fault(self, program: int, index: int) -> str:
-        """Why word `index` of the program cannot be executed."""
+        """Return the reason why word `index` of the program cannot be executed."""
         try:
             at = program + index * WORD_BYTES
             check_range(at, WORD_BYTES, len(self._memory))
@@ -271,10 +279,10 @@ class TimingDevice(Device):
         self._library.weft_timing_counters(model, counters)
         self._counters = dict(zip(Counter, map(int, counters), strict=True))
         cycles = (ctypes.c_uint64 * max(1, len(self._marks)))()
-        self._marked = [int(cycle) for cycle in cycles[: self._library.weft_timing_marks(model, cycles)]]
-        found = ctypes.POINTER(RawInterval)()
-        count = self._library.weft_timing_intervals(model, ctypes.byref(found))
-        raws = found[:count] if count else []
+        self._mark_cycles = [int(cycle) for cycle in cycles[: self._library.weft_timing_marks(model, cycles)]]
+        intervals = ctypes.POINTER(RawInterval)()
+        count = self._library.weft_timing_intervals(model, ctypes.byref(intervals))
+        raws = intervals[:count] if count else []
         self.intervals = [
             Interval(Queue(raw.unit), raw.instruction, _KINDS[raw.kind], raw.start, raw.end) for raw in raws
         ]
@@ -285,11 +293,11 @@ class TimingDevice(Device):
 
 
 Span = tuple[int, int]
-"""First cycle, and the one after the last."""
+"""First cycle, and the cycle after the last."""
 
 
 class _Vectors:
-    """Since when every vector of the scratchpad is in use (-1: it never was), and until when as far as is known."""
+    """First cycle in which each scratchpad vector's contents are in use (-1: never written), and the last known use."""
 
     def __init__(self, size: int) -> None:
         self.since = np.full(size, -1, np.int64)
@@ -300,7 +308,8 @@ class _Vectors:
         self.until[cells] = np.maximum(self.until[cells], span[1])
 
     def write(self, cells: Cells, span: Span) -> None:
-        """New contents: the old ones were in use until they were last read. No vector counts twice in a cycle."""
+        """Replace contents. The old contents were in use until their last read."""
+        # The new use begins after the old one ends, so that no vector counts twice in a cycle.
         self.close(cells)
         self.since[cells] = np.maximum(self.until[cells], span[0])
         self.until[cells] = np.maximum(self.since[cells], span[1])
@@ -318,19 +327,19 @@ class _Vectors:
 def occupancy(
     instructions: Sequence[Instruction], spans: dict[int, Span], config: Config
 ) -> list[tuple[int, int]]:
-    """Scratchpad vectors in use, as (cycle, vectors) wherever that changes.
+    """Return the number of scratchpad vectors in use, as (cycle, vectors) at every change.
 
-    A vector is in use from the start of the instruction that writes it to the end of the last one that reads it before
-    it is written again; one that nobody reads, while it is written.
+    A vector is in use from the start of the instruction that writes it to the end of the last instruction that reads it
+    before the next write. A vector that is never read is in use while it is written.
 
     Parameters
     ----------
     instructions : sequence of Instruction
-        A program whose semaphores order its accesses, as the program checker wants them.
+        A program that the program checker accepts.
     spans : dict of int to Span
-        By index, when instructions ran; others do not count.
+        Cycles of instructions by index; other instructions are ignored.
     config : Config
-        The accelerator it ran on.
+        Configuration of the accelerator that ran the program.
     """
     vectors = _Vectors(config.scratchpad_size)
     for index, instruction in enumerate(instructions):

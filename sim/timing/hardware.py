@@ -1,4 +1,4 @@
-"""Facts about the hardware for the cycle model: numbers and layouts, each taken from where `weft.hdl` defines it."""
+"""Constants and layouts of the hardware for the cycle model, read from their definitions in `weft.hdl`."""
 
 from __future__ import annotations
 
@@ -47,43 +47,46 @@ from weft.hdl.matrix.array import array_latency
 from weft.hdl.vector import probabilities, requantise, softmax, vec_reader, vec_softmax, vec_streams
 from weft.sim.memories import Sdram
 
-_NAMED = 2
-"""Registers that an instruction names at most."""
+# Most register fields in an instruction
+_MAX_REGISTERS = 2
+# Names of fields that are reserved words in C++
 _KEYWORDS = {"register", "unsigned"}
-"""Names of fields that C++ keeps for itself."""
 NORMALISING = 5
-"""Cycles that the divider takes to bring a sum's top bit to the top. It depends on the sum, which is data: 8 for a sum
-of one to two full probabilities, one less for every doubling, and 2 for less than one."""
+"""Typical cycles for the divider to normalise a sum, because the model has no data. The real number is 8 for a sum of 1
+to 2 full probabilities, 1 less for every doubling, and 2 for a sum below 1."""
 MASKED = 5
 """Cycles from accepting a Softmax to `weft.hdl.vector.softmax.Mask.ready`: its phase counts to 4."""
 
 
 def parameters(config: Config) -> dict[str, int]:
-    """Parameters of the model for a configuration, in cycles unless they are fields of `Config`; each is taken from
-    where the hardware defines it."""
-    chosen = vec_softmax.CHOSEN + requantise.LATENCY
-    ends = chosen + probabilities.tree_stages(config) + 2 + config.groups
+    """Return the parameters of the model for a configuration, in cycles unless they are fields of `Config`."""
+    # Stages of the vector unit, in cycles after a granted read.
+    result = vec_softmax.CHOSEN + requantise.LATENCY
+    ends = result + probabilities.tree_stages(config) + 2 + config.groups
     state = ends + probabilities.sum_latency(config) - softmax.TOTAL
     early = vec_softmax.CHOSEN + 1 + config.groups
     return {
         **config.to_dict(),
         "groups": config.groups,
         "softmax": int(config.softmax),
-        "features": _features(feature for feature in Feature if not feature.missing(config)),
+        "features": _feature_mask(feature for feature in Feature if not feature.missing(config)),
         "scratchpad_size": config.scratchpad_size,
         "accumulator_size": config.accumulator_size,
         "word_bytes": WORD_BYTES,
         "list_pitch": program_lists.pitch(config),
         "descriptor_read": program_lists.RECORD_READ_BYTES,
         "descriptor_record": program_lists.RECORD_BYTES,
+        # Scratchpad, array and accumulator
         "read_latency": READ_LATENCY,
         "row_latency": mm_rows.ROW_LATENCY,
         "array_latency": array_latency(config),
         "rmw_latency": rmw_latency(config),
+        # Instruction fetch
         "fetch_burst_bytes": fetch.BURST_BYTES,
         "fetch_bursts": fetch.BURSTS,
         "fetch_block_depth": fetch.BLOCK_DEPTH,
         "fetch_page": fetch.PAGE,
+        # LOAD and STORE: bursts, queues of descriptors, credits
         "load_block": axi.block_beats(config, load.BURST_BEATS),
         "load_descriptors": min(load.DESCRIPTORS, config.queue_depth),
         "load_ahead": load.AHEAD_BEATS,
@@ -94,17 +97,20 @@ def parameters(config: Config) -> dict[str, int]:
         "store_bursts": store.BURSTS,
         "store_reads": store.READS,
         "burst_page": axi.PAGE,
-        "vec_latency": chosen + lookup_latency(config),
+        # Vector unit: results and writes after a granted read
+        "vec_latency": result + lookup_latency(config),
         "vec_settling": vec_reader.SETTLING,
         "softmax_write": ends + probabilities.PROBABILITY + 1,
         "softmax_end": state + softmax.ALIGNED,
         "mask_ready": MASKED,
         "under_way_most": vec_softmax._IN_FLIGHT,
         "under_way_latency": vec_softmax.CHOSEN + max(softmax.WRITTEN + 1 - early, 0),
+        # Divider of NORMALISE
         "divider_lead": arithmetic.LEAD,
         "divider_steps": DIVISION_LATENCY,
         "divider_read": arithmetic._SUM_LATENCY,
         "divider_normalising": NORMALISING,
+        # Kernel engine
         "kernel_result": KERNEL_LATENCY,
         "kernel_least": kernel_min_cycles(config.groups),
         "kernel_reciprocal": kernel_serial_cycles(config.lanes, 1, root=False),
@@ -114,8 +120,7 @@ def parameters(config: Config) -> dict[str, int]:
     }
 
 
-def _features(features: Iterable[Feature]) -> int:
-    """A bit for each feature."""
+def _feature_mask(features: Iterable[Feature]) -> int:
     return sum(1 << list(Feature).index(feature) for feature in features)
 
 
@@ -128,24 +133,22 @@ def _names(kind: type[Instruction]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def _place(place: Place) -> str:
-    """A `Field`."""
+def _field(place: Place) -> str:
     return f"{{{place.position}, {place.width}, {str(place.signed).lower()}, {place.low}}}"
 
 
 def _table(opcode: str, kind: type[Instruction]) -> str:
-    """The places of an instruction's fields in its word."""
-    rows = [_place(place) for place in places(kind.OPCODE).values()]
+    rows = [_field(place) for place in places(kind.OPCODE).values()]
     return f"constexpr Field FIELDS_{opcode}[] = {{ {', '.join(rows)} }};\n"
 
 
 def _kind(opcode: str, kind: type[Instruction]) -> str:
     names = _names(kind)
     parameters = names.index("params") if "params" in names else -1
-    named = [names.index(name) for name in register_fields(kind.OPCODE)]
-    assert len(named) <= _NAMED
-    fields = ", ".join(map(str, named + [-1] * (_NAMED - len(named))))
-    requires = _features([kind.REQUIRES] if kind.REQUIRES else [])
+    indices = [names.index(name) for name in register_fields(kind.OPCODE)]
+    assert len(indices) <= _MAX_REGISTERS
+    fields = ", ".join(map(str, indices + [-1] * (_MAX_REGISTERS - len(indices))))
+    requires = _feature_mask([kind.REQUIRES] if kind.REQUIRES else [])
     return f"{{FIELDS_{opcode}, {len(names)}, {parameters}, {requires}, {{{fields}}}}}"
 
 
@@ -157,11 +160,11 @@ WALKS: dict[str, tuple[Walk, list[type[Instruction]]]] = {
         [kind for kind in INSTRUCTIONS.values() if issubclass(kind, VectorInstruction)],
     ),
 }
-"""The loop nests of units, by their names in C++, and the instructions that set them."""
+"""Loop nests of units by their names in C++, and the instructions that set them."""
 
 
 def _walk(name: str, walk: Walk, kinds: Sequence[type[Instruction]]) -> str:
-    """Loops and values of a nest as enumerations, and functions that set it for an instruction."""
+    """Return C++ with a nest's loops and values as enumerations, and functions that set it for an instruction."""
     values = [value for value, _ in walk.values()]
     lines = [
         f"struct {name} {{",
@@ -176,7 +179,7 @@ def _walk(name: str, walk: Walk, kinds: Sequence[type[Instruction]]) -> str:
             "    }",
         ]
     lines += [
-        "    // Of an instruction of any kind; those that have none of these loops leave the nest as it is.",
+        "    // For any opcode; an instruction without these loops leaves the nest unchanged.",
         "    template <class Nest>",
         "    static void take(Nest& nest, const Parameters& p, int opcode, const int64_t* fields) {",
         *(f"        if (opcode == OP_{kind.OPCODE.name}) take(nest, p, {_cast(kind)});" for kind in kinds),
@@ -186,12 +189,11 @@ def _walk(name: str, walk: Walk, kinds: Sequence[type[Instruction]]) -> str:
 
 
 def _cast(kind: type[Instruction]) -> str:
-    """Fields as the struct of a kind."""
     return f"*reinterpret_cast<const {kind.__name__}*>(fields)"
 
 
 def _assignments(walk: Walk, kind: type[Instruction]) -> Iterator[str]:
-    """Assignments that set a nest to an instruction of this kind; loops that it does not have turn once."""
+    """Yield the assignments that set a nest for an instruction of this class; loops that it lacks run once."""
     fields = _names(kind)
     for loop in walk.loops:
         count = walk.count(loop)
@@ -201,14 +203,13 @@ def _assignments(walk: Walk, kind: type[Instruction]) -> Iterator[str]:
             yield f"nest.count[{loop.upper()}] = {' * '.join(f'p.{name}' for name in count.parameters)}"
     for name, value in walk.values():
         strides = [value.stride(loop) for loop in walk.loops]
-        known = [f"op.{stride}" if stride in fields else "0" for stride in strides]
-        yield f"nest.set({name.upper()}, {f'op.{name}' if name in fields else 0}, {{{', '.join(known)}}})"
+        expressions = [f"op.{stride}" if stride in fields else "0" for stride in strides]
+        yield f"nest.set({name.upper()}, {f'op.{name}' if name in fields else 0}, {{{', '.join(expressions)}}})"
 
 
-def _micro() -> str:
-    """Micro-operations of the kernel engine."""
+def _micro_operations() -> str:
     names = ", ".join(f"OP_MICRO_{op.name} = {int(op)}" for op in Op)
-    rows = ", ".join(_place(place) for place in micro_places().values())
+    rows = ", ".join(_field(place) for place in micro_places().values())
     return (
         f"constexpr int STRIP_ROW_COUNT = {STRIP_ROWS}, MICRO_MOST = {MAX_KERNEL_ENTRIES};\n"
         f"enum MicroOperation {{ {names} }};\n"
@@ -217,8 +218,8 @@ def _micro() -> str:
     )
 
 
-def _groups() -> str:
-    """Of LOADs with blocks of values of 4 bits, and the bytes of a row of any LOAD."""
+def _int4_groups() -> str:
+    """Return C++ for LOADs of int4 groups: constants, and the DRAM bytes of a row of any LOAD."""
     return (
         f"constexpr int GROUP = {GROUP_WORDS}, FACTOR_PLACES = {FACTOR_FRACTION_BITS};\n"
         "constexpr int64_t taken(int64_t run, bool blocks) {\n"
@@ -227,20 +228,25 @@ def _groups() -> str:
     )
 
 
-def _loops() -> str:
-    """Of SET and NEXT and their slots, of READ, and how many registers there are."""
+def _control() -> str:
+    """Return C++ constants of SET, NEXT and READ, and the number of registers."""
     numbers = {
-        "SLOT_COUNT": SLOTS, "SLOT_FIELD": list(places(Opcode.SET)).index("register0"),
-        "SLOT_WORD": sequencer.FIRST_VALUE_WORD, "BACK_WORD": sequencer.BACK_WORD, "READ_LENGTH": READ_BYTES,
-        "MODE_SET": int(Mode.SET), "MODE_ADD_REGISTER": int(Mode.ADD_REGISTER), "REGISTER_COUNT": PROGRAM_REGISTERS,
-    }  # fmt: skip
+        "SLOT_COUNT": SLOTS,
+        "SLOT_FIELD": list(places(Opcode.SET)).index("register0"),
+        "SLOT_WORD": sequencer.FIRST_VALUE_WORD,
+        "BACK_WORD": sequencer.BACK_WORD,
+        "READ_LENGTH": READ_BYTES,
+        "MODE_SET": int(Mode.SET),
+        "MODE_ADD_REGISTER": int(Mode.ADD_REGISTER),
+        "REGISTER_COUNT": PROGRAM_REGISTERS,
+    }
     return "".join(f"constexpr unsigned {name} = {value};\n" for name, value in numbers.items())
 
 
 def header() -> str:
-    """C++ for everything that is defined in `weft.hdl`: instructions, queues, counters, and names of `parameters`."""
+    """Return C++ with the definitions of `weft.hdl`: instructions, queues, counters, and names of `parameters`."""
     kinds = [(opcode.name, cls) for opcode, cls in sorted(INSTRUCTIONS.items())]
-    assert sorted(INSTRUCTIONS) == list(range(len(kinds)))
+    assert sorted(INSTRUCTIONS) == list(range(len(kinds)))  # opcodes index the tables in C++
     queues = ", ".join(str(-1 if cls.QUEUE is None else int(cls.QUEUE)) for _, cls in kinds)
     structs: list[type[Instruction]] = [VectorInstruction, *(cls for _, cls in kinds)]
     return "".join([
@@ -255,11 +261,11 @@ def header() -> str:
         struct("SdramParameters", [field.name for field in dataclasses.fields(Sdram)]),
         struct("Header", _names(Instruction)),
         *(struct(cls.__name__, _names(cls)) for cls in structs),
-        *(_walk(name, *given) for name, given in WALKS.items()),
+        *(_walk(name, walk, users) for name, (walk, users) in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
-        _micro(),
-        _loops(),
-        _groups(),
+        _micro_operations(),
+        _control(),
+        _int4_groups(),
         *(_table(name, cls) for name, cls in kinds),
         "struct Kind { const Field* fields; unsigned count; int parameters; int64_t features; int registers[2]; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",

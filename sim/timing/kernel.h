@@ -1,5 +1,5 @@
-// The kernel engine: the slots that its sequence makes (hdl/vector/kernel_sequence.py), and their reads
-// (hdl/vector/kernel.py). What is behind a granted slot takes the same time always.
+// The kernel engine: the slots of its sequence (hdl/vector/kernel_sequence.py), and their reads (hdl/vector/kernel.py).
+// The pipeline behind a granted slot has a fixed latency.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct KernelEngine {
         }
     }
 
-    // The first slots have no micro-operation: meanwhile that is read.
+    // The first slots have no micro-operation, because it is still being read.
     void load(const Kernel& instruction) {
         kernel_ = instruction;
         op_ = MicroOp{};
@@ -45,7 +45,8 @@ struct KernelEngine {
         todo_ = false, started_ = false, running = true;
     }
 
-    // A cycle. `adds` is 1 + the bank of the accumulator that is not free, `granted` whether the scratchpad's is.
+    // Simulates a cycle. `adds`: 1 + the busy bank of the accumulator, or 0; `grants`: asks for a bank of the
+    // scratchpad.
     template <class Grants>
     void step(Cycle now, unsigned adds, Schedule& schedule, Competition& asks, uint64_t& stalls, Grants grants) {
         bool granted = valid;
@@ -85,32 +86,32 @@ private:
     }
     int64_t read() const {
         const Kernel& k = kernel_;
-        const int64_t operand = op_.a % 4, behind = op_.a / 4;
-        if (operand == 0) return address(k.src + behind, k.src_ob, k.src_oy, k.src_ox);
-        if (operand == 1) return address(k.b + behind, k.b_ob, k.b_oy, k.b_ox);
-        if (operand == 2) return address(k.c + behind, k.c_ob, k.c_oy, k.c_ox);
-        return address(k.d + behind, k.d_ob, k.d_oy, k.d_ox);
+        const int64_t operand = op_.a % 4, vector = op_.a / 4;
+        if (operand == 0) return address(k.src + vector, k.src_ob, k.src_oy, k.src_ox);
+        if (operand == 1) return address(k.b + vector, k.b_ob, k.b_oy, k.b_ox);
+        if (operand == 2) return address(k.c + vector, k.c_ob, k.c_oy, k.c_ox);
+        return address(k.d + vector, k.d_ob, k.d_oy, k.d_ox);
     }
     int64_t written() const {
         const Kernel& k = kernel_;
-        const int64_t behind = op_.d / 2 % 2;
-        if (op_.d % 2 == 0) return address(k.dst + behind, k.dst_ob, k.dst_oy, k.dst_ox);
-        return address(k.dst2 + behind, k.dst2_ob, k.dst2_oy, k.dst2_ox);
+        const int64_t vector = op_.d / 2 % 2;
+        if (op_.d % 2 == 0) return address(k.dst + vector, k.dst_ob, k.dst_oy, k.dst_ox);
+        return address(k.dst2 + vector, k.dst2_ob, k.dst2_oy, k.dst2_ox);
     }
 
-    // The slot of this cycle, and on to the next one.
+    // Returns the slot of this cycle, and advances to the next slot.
     Request slot() {
-        Request made;
+        Request request;
         const bool real = todo_ && !pause_, uniform = serial() && op_.unsigned_;
         const bool row_done = uniform || group_ == p->groups - 1, last = row_done && row_ == rows() - 1;
         const bool ends = (real && last && !serial()) || (!todo_ && pause_ <= 1);
         const bool turn = ends && age_ == p->kernel_least - 1;
         if (real) {
-            made.real = true, made.ask = op_.a_memory, made.scratchpad = kernel_.source || op_.a % 4;
+            request.real = true, request.ask = op_.a_memory, request.scratchpad = kernel_.source || op_.a % 4;
             const uint32_t from = uint32_t(read());
-            made.bank = uint8_t(made.scratchpad ? (from & mask_) >> shift_ : (from & c_mask_) >> c_shift_);
-            made.dst = uint8_t((uint32_t(written()) & mask_) >> shift_);
-            made.write = op_.d_memory && row_done, made.end = done() && last;
+            request.bank = uint8_t(request.scratchpad ? (from & mask_) >> shift_ : (from & c_mask_) >> c_shift_);
+            request.dst = uint8_t((uint32_t(written()) & mask_) >> shift_);
+            request.write = op_.d_memory && row_done, request.end = done() && last;
         }
         if (age_ != p->kernel_least - 1) age_++;
         if (pause_) pause_--;
@@ -121,7 +122,7 @@ private:
                                             : root ? p->kernel_root : p->kernel_reciprocal) - 1;
         }
         if (turn) go_on();
-        return made;
+        return request;
     }
 
     void go_on() {

@@ -1,4 +1,4 @@
-"""The compiled part of the cycle model: how it is built and called. One library serves all configurations."""
+"""Build and load the cycle models' C++ library, which serves all configurations."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from weft.sim.timing import hardware
 from weft.sim.timing.hardware import struct
 from weft.sim.verilate import Tools, compiler
 
+# Enumerations of fields in words of the microprogram, by the prefix of their names in C++
 _ENUMERATIONS: dict[str, type[enum.IntEnum]] = {
     "FUNCTION": assembler.Function,
     "SOURCE": assembler.Source,
@@ -32,7 +33,6 @@ _ENUMERATIONS: dict[str, type[enum.IntEnum]] = {
     "CONDITION": assembler.Condition,
     "PART": assembler.Part,
 }
-"""What numbers in words mean, by the prefix of their names in C++."""
 _CONSTANTS = {
     "FUNCTION_WIDTH": assembler.FUNCTION_BITS,
     "SOURCE_WIDTH": assembler.SOURCE_BITS,
@@ -50,7 +50,7 @@ _CONSTANTS = {
 
 @lru_cache(maxsize=8)
 def microprogram(config: Config) -> tuple[np.ndarray, np.ndarray]:
-    """The words of the microprogram (uint64), and all of data memory as it is at first (uint32)."""
+    """Return the words of the microprogram (uint64) and the initial data memory (uint32)."""
     program = Microprogram(config)
     memory = np.zeros(program.depth, np.uint32)
     memory[: len(program.constants)] = program.constants
@@ -58,7 +58,7 @@ def microprogram(config: Config) -> tuple[np.ndarray, np.ndarray]:
 
 
 def core_parameters(config: Config) -> dict[str, int]:
-    """Parameters of the model of the sequential core for a configuration."""
+    """Return the parameters of the sequential core's model for a configuration."""
     kernel = bool(config.kernel)
     return {
         "n": config.n,
@@ -77,7 +77,7 @@ def core_parameters(config: Config) -> dict[str, int]:
 
 
 def header() -> str:
-    """C++ for what `weft.hdl.sequential` defines: numbers in words, and names of `core_parameters`."""
+    """Return C++ with the definitions of `weft.hdl.sequential`: enumerations, widths and core parameters."""
     enumerations = [
         f"enum {''.join(part.title() for part in prefix.split('_'))}Number "
         f"{{ {', '.join(f'{prefix}_{item.name} = {int(item)}' for item in kind)} }};\n"
@@ -100,7 +100,7 @@ _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror")
 
 
 class Request(ctypes.Structure):
-    """As in model.cpp."""
+    """Mirror of ``Request`` in model.cpp."""
 
     _fields_ = [
         ("parameters", ctypes.c_void_p),
@@ -123,7 +123,7 @@ class Request(ctypes.Structure):
 
 
 class ListedProgram(ctypes.Structure):
-    """As `Listed` in descriptors.h."""
+    """Mirror of ``Listed`` in descriptors.h."""
 
     _fields_ = [
         ("entry", ctypes.c_uint32),
@@ -135,7 +135,7 @@ class ListedProgram(ctypes.Structure):
 
 
 class SequentialRequest(ctypes.Structure):
-    """As in sequential.cpp."""
+    """Mirror of ``Request`` in sequential.cpp."""
 
     _fields_ = [
         ("parameters", ctypes.c_void_p),
@@ -159,7 +159,7 @@ class SequentialRequest(ctypes.Structure):
 
 
 class RawInterval(ctypes.Structure):
-    """As in common.h."""
+    """Mirror of ``Interval`` in common.h."""
 
     _fields_ = [
         ("unit", ctypes.c_int32),
@@ -199,14 +199,15 @@ _SIGNATURES = {
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled models of both cores, from the cache if they were built before; one for all configurations.
+    """Build the models of both cores unless the cache has them, and load them.
 
     Raises
     ------
     weft.sim.verilate.BuildError
-        If there is no C++ compiler, or it fails.
+        If no C++ compiler is installed, or it fails.
     """
     sources = [*sorted(_HERE.glob("*.h")), *_units()]
+    # The key covers everything that the library depends on, because the cache is shared.
     parts = [_header(), shlex.join(compiler()), *_FLAGS, *(source.read_text() for source in sources)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     built = entry(f"timing-{key}", lambda folder: _build(folder, sources))
@@ -222,7 +223,6 @@ def _header() -> str:
 
 
 def _units() -> list[Path]:
-    """The files that are compiled, each on its own."""
     return sorted(_HERE.glob("*.cpp"))
 
 

@@ -1,4 +1,4 @@
-// The load unit (hdl/load/load.py): page tables, requests that run ahead, beats, unpacker, scratchpad port.
+// The load unit (hdl/load/load.py): page tables, prefetching requests, beats, unpacker, scratchpad port.
 #pragma once
 
 #include "unpack.h"
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// hdl/load/load.py: a register for one LOAD, whose page table entry is asked for while it waits in front of it.
+// hdl/load/load.py: a register for one LOAD. Its page table entry is requested while the LOAD waits for the register.
 struct PageReader {
     bool asked = false, held = false, lacks = false, ask = false;
     int32_t located = -1;
@@ -20,7 +20,7 @@ struct PageReader {
         return op && (asked || !op->paged) && (!held || (!lacks && located_ready));
     }
 
-    // Without an instruction to come, nothing changes before an entry comes.
+    // Returns true if nothing changes until an instruction or a page table entry arrives.
     bool waits(bool located_ready) const {
         return !ask && !entries.readable() && !(held && !lacks && located_ready);
     }
@@ -55,14 +55,14 @@ struct LoadUnit {
     SkidBuffer<char> beats;
     Transposer transposer;
     PlainPort plain;
-    // Runs that are still to be asked for.
+    // Runs that are not requested yet.
     bool run = false;
     uint32_t address = 0, pitch = 0, jump = 0;
     int64_t bytes = 0, rows = 0, line = 0, line_reload = 0, passes = 0, passes_reload = 0;
     int64_t ahead = 0;
     bool allowed = true;
     uint64_t stall_memory = 0, stall_port = 0;
-    uint16_t signal = 0;  // of this cycle, with the instruction that is done
+    uint16_t signal = 0;  // signals of this cycle, with the instruction in `done`
     int32_t done = -1;
 
     void configure(const Parameters& parameters) {
@@ -78,7 +78,7 @@ struct LoadUnit {
         return (p->softmax && pages.held) || run || queue.readable() || unpacker.busy() ||
                (p->softmax ? transposer.busy() : plain.signal != 0);
     }
-    // Not even a signal or a request is left.
+    // Returns true if the unit is idle, with no signal or request left.
     bool quiet() const {
         return !pages.held && !run && !queue.readable() && !unpacker.busy() && !beats.valid &&
                splitter.idle() && transposer.quiet() && !plain.signal && plain.done < 0 && !pages.ask && allowed;
@@ -87,8 +87,8 @@ struct LoadUnit {
     Burst request() const { return {splitter.bursts.out.address, splitter.bursts.out.beats, LOADS}; }
     bool takes_beat() const { return beats.ready(); }
 
-    // `index` is the instruction offered, or -1; returns whether it is accepted. `beat` is offered on the bus; requests
-    // are taken or not; `vec_write` as in `write`.
+    // Simulates a cycle, and returns true if the offered instruction `index` (or -1) is accepted. `beat`, `page_beat`:
+    // beats on the bus; `load_taken`, `page_taken`: requests taken by the bus; `vec_write`: see `write`.
     bool step(int32_t index, bool beat, bool page_beat, bool load_taken, bool page_taken, unsigned vec_write,
               const uint8_t* memory, uint64_t memory_bytes) {
         const Load* op = index < 0 ? nullptr : &fields_of<Load>((*program)[size_t(index)]);
@@ -118,20 +118,20 @@ struct LoadUnit {
 private:
     unsigned shift_ = 0;
     uint32_t mask_ = 0;
-    bool upper_ = false;  // half of the word at the unpacker
-    int64_t words_ = 0;   // of a group of 4-bit values that are still to come
+    bool upper_ = false;  // the unpacker is at the upper half of a word
+    int64_t words_ = 0;   // words left in a group of int4 values
 
     unsigned bank(int64_t address_) const { return (uint32_t(address_) & mask_) >> shift_; }
 
-    // From beats to the scratchpad; returns whether a descriptor is taken from the queue.
+    // Moves data from beats to the scratchpad. Returns true if a descriptor is taken from the queue.
     bool unpack(bool beat, unsigned vec_write) {
         const bool vector_taken = write(vec_write);
-        // hdl/load/transpose.py: a group of 4-bit values has a word of factors in front, which the unpacker does not see.
+        // hdl/load/transpose.py: a word of factors precedes a group of int4 values, and bypasses the unpacker.
         const bool ahead_of_group = unpacker.op.blocks && !words_, factors = beats.valid && ahead_of_group && unpacker.some;
         const bool taken =
             unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid && !ahead_of_group, vector_taken);
         stall_memory += unpacker.stalls;
-        // hdl/load/transpose.py: a word of 4-bit values is taken in two halves.
+        // hdl/load/transpose.py: a word of int4 values is taken in two halves.
         const bool half = unpacker.pops && unpacker.op.int4, popped = factors || (unpacker.pops && (!half || upper_));
         upper_ ^= half;
         if (factors) words_ = GROUP;
@@ -140,7 +140,7 @@ private:
         return taken;
     }
 
-    // The register before the requests, and page tables; returns whether `op` moves there.
+    // Simulates `pages`. Returns true if `op` moves to its register.
     bool locate(const Load* op, int32_t index, bool ready, bool request_taken, bool beat, const uint8_t* memory,
                 uint64_t memory_bytes) {
         if (!op && !beat && pages.waits(ready)) return false;
@@ -155,8 +155,8 @@ private:
         return accepted;
     }
 
-    // The vector at the port, and the way there, while the vector unit writes to bank `vec_write` - 1. Returns whether
-    // it is taken from the unpacker.
+    // Writes vectors to the scratchpad, while the vector unit writes to bank `vec_write` - 1. Returns true if a vector
+    // is taken from the unpacker.
     bool write(unsigned vec_write) {
         if (!p->softmax) {
             const bool offered = unpacker.valid;

@@ -1,8 +1,8 @@
-// The matrix unit: rows of A (hdl/matrix/mm_rows.py), tiles of B a tile ahead of them (hdl/matrix/mm_rows.py), and
-// when what the array makes of a row reaches the accumulator (hdl/matrix/mm.py).
+// The matrix unit: rows of A and prefetched tiles of B (hdl/matrix/mm_rows.py), and the latency of the array until sums
+// reach the accumulator (hdl/matrix/mm.py).
 //
-// Its reads are never refused for the sake of others, so once it has an instruction, only the next one matters to it.
-// It is therefore simulated ahead of all other units, and leaves behind what they have to know of every cycle.
+// Its reads have priority, so once it has an instruction, only the next instruction influences it. It is therefore
+// simulated ahead of all other units, and records its port requests for each cycle.
 #pragma once
 
 #include <algorithm>
@@ -38,13 +38,13 @@ struct Matrix {
         bool inside = false, first = false, overwrite = false, last = false;
     };
 
-    // Rows: loop nest, skid buffer, and the register of the row to issue, which may be issued from `clear` on.
+    // Rows: loop nest, skid buffer, and the register of the next row, which may be issued from cycle `clear` on.
     Nest<RowWalk::LOOPS, RowWalk::VALUES> rows;
     Row row;
     SkidBuffer<Row> ahead;
     bool valid = false;
     Cycle clear = 0;
-    std::vector<Cycle> issued;  // per row of C, when it was last issued, plus 1
+    std::vector<Cycle> issued;  // per row of C: 1 + cycle of the last issue
     uint16_t h = 1, w = 1, signal = 0;
     bool accumulate = false;
     // Weights.
@@ -53,7 +53,7 @@ struct Matrix {
     unsigned running = 0;
     uint64_t active = 0, stall_weights = 0, stall_port = 0;
     Cycle first_row = 0, last_write = 0;
-    // Everything before cycle `until` is known: requests of B and A, 1 + bank or 0, and ends of instructions.
+    // All cycles before `until` are simulated: requests of B and A (1 + bank, or 0), and ends of instructions.
     Cycle until = 1;
     Track asks_b, asks_a;
     Fifo<Cycle, 32> ends;
@@ -68,10 +68,10 @@ struct Matrix {
         row_latency_ = Cycle(p.row_latency);
     }
     bool quiet() const { return !rows.active && !tiles.active && !valid && !ahead.valid; }
-    // 1 + bank of the accumulator that a row is added into, or 0.
+    // Returns 1 + the bank of the accumulator that a row is added to, or 0.
     unsigned adds(Cycle now) const { return now < adds_until_ ? adds_.at(now) : 0; }
 
-    // Catch up with `now`, and go on for as long as it does not matter what else will be in the queue. `op` is there.
+    // Simulates up to `now`, and on until a cycle in which the contents of the queue beyond `op` matter.
     void run_ahead(Cycle now, const Mm* op, Schedule& schedule) {
         if (until < now) until = now;
         const Cycle limit = now + HORIZON / 2;
@@ -80,7 +80,7 @@ struct Matrix {
         }
     }
 
-    // One cycle, the first one that is not known. Returns whether `op`, the instruction at the queue, is accepted.
+    // Simulates the first cycle that is not simulated. Returns true if `op`, the head of the queue, is accepted.
     bool step(Cycle now, const Mm* op, Schedule& schedule) {
         until = now + 1;
         const bool wants_b = tiles.active && !(tiles.first(Tiles::ROW) && loaded);
@@ -95,7 +95,7 @@ struct Matrix {
         stall_port += valid && !issues && !waits;
         asks_b.set(now, uint8_t(b)), asks_a.set(now, uint8_t(a));
 
-        // Everything below changes registers.
+        // Registers change only from here on.
         const bool weights_free = !tiles.active || (last_word && op && tiles.last_all());
         const bool steps = rows.active && ahead.ready();
         const bool rows_free = !rows.active || (steps && outer_last_ && rows.last(Rows::OX));
@@ -125,7 +125,7 @@ private:
 
     unsigned bank(int64_t address) const { return (uint32_t(address) & a_mask_) >> a_shift_; }
 
-    // Whether it matters in this cycle what the queue holds, beyond `op`.
+    // Returns true if the contents of the queue beyond `op` matter in this cycle.
     bool looks_at_queue(const Mm* op) const {
         const bool weights_free = !tiles.active || (tiles.last(Tiles::ROW) && tiles.last_all());
         if (!op && !taken && weights_free) return true;
@@ -149,7 +149,7 @@ private:
         }
     }
 
-    // The next row moves to the register, and the nest's into the skid buffer.
+    // Moves the next row to the register, and the nest's row to the skid buffer.
     void advance(bool issues, bool steps) {
         const bool moves = ahead.valid && (!valid || issues);
         if (moves) {
@@ -158,34 +158,34 @@ private:
             clear = row.overwrite || !issued[row.c] ? 0 : issued[row.c] - 1 + visible_;
         } else if (issues) valid = false;
         if (steps) {
-            ahead.step(true, made(), moves);
+            ahead.step(true, nest_row(), moves);
             if (rows.step() != Rows::OX) enter_row();
         } else if (ahead.valid) ahead.step(false, Row{}, moves);
     }
 
-    Row made() const {
-        Row made;
-        made.inside = uint16_t(rows.at(Rows::Y)) < h && uint16_t(rows.at(Rows::X)) < w;
-        made.first = tile_begins_ && rows.first(Rows::OX);
-        made.bank = uint8_t(bank(rows.at(Rows::A)));
-        made.c = uint32_t(rows.at(Rows::C)) & c_mask_;
-        made.overwrite = overwrite_;
-        made.last = outer_last_ && rows.last(Rows::OX);
-        made.signal = made.last ? signal : 0;
-        return made;
+    Row nest_row() const {
+        Row result;
+        result.inside = uint16_t(rows.at(Rows::Y)) < h && uint16_t(rows.at(Rows::X)) < w;
+        result.first = tile_begins_ && rows.first(Rows::OX);
+        result.bank = uint8_t(bank(rows.at(Rows::A)));
+        result.c = uint32_t(rows.at(Rows::C)) & c_mask_;
+        result.overwrite = overwrite_;
+        result.last = outer_last_ && rows.last(Rows::OX);
+        result.signal = result.last ? signal : 0;
+        return result;
     }
 
-    // What does not change in the inmost loop.
+    // Computes the flags that are constant in the innermost loop.
     void enter_row() {
         tile_begins_ = rows.first(Rows::OY);
         overwrite_ = !accumulate && rows.first(Rows::KY) && rows.first(Rows::KX) && rows.first(Rows::KC);
         outer_last_ = rows.last(Rows::NT) && rows.last(Rows::KY) && rows.last(Rows::KX) && rows.last(Rows::KC) && rows.last(Rows::OY);
     }
 
-    // Issue many rows at once: of the inmost loop, behind the start of a tile, one every cycle without anything that
-    // could stop them. Returns whether there were any.
+    // Issues many rows of the innermost loop at once, if nothing can stall them: one a cycle, after the start of a
+    // tile. Returns false if there are none.
     bool bulk(const Mm* op, Cycle limit) {
-        // The two rows before the nest's are those in the register and in the skid buffer.
+        // The register and the skid buffer hold the two rows before the nest's row.
         if (!valid || !ahead.valid || ahead.full || !rows.active || rows.index[Rows::OX] < 3) return false;
         if (until < clear || until - swapped_ < visible_ || (op && !taken && !tiles.active)) return false;
         int64_t count = std::min<int64_t>(rows.count[Rows::OX] - 1 - rows.index[Rows::OX], int64_t(limit - until));
@@ -211,8 +211,8 @@ private:
         last_write = to - 1 + latency_ + visible_ - 1;
         if (wants_b) tiles.index[Tiles::ROW] += count, tiles.level[Tiles::B][Tiles::ROW] += count * tiles.stride[Tiles::B][Tiles::ROW];
         skip(count - 2);
-        row = made(), rows.step();
-        ahead.out = made(), rows.step();
+        row = nest_row(), rows.step();
+        ahead.out = nest_row(), rows.step();
         clear = 0;
         until = to;
         return true;
@@ -223,10 +223,10 @@ private:
         for (unsigned value = 0; value < Rows::VALUES; value++) rows.level[value][Rows::OX] += count * rows.stride[value][Rows::OX];
     }
 
-    // Whether two addresses and all between them lie in one bank; never if they wrap.
+    // Returns true if all addresses of a range lie in one bank, and none wraps.
     static bool same(int64_t from, int64_t to, unsigned shift) { return from >= 0 && from >> shift == to >> shift; }
 
-    // The requests for A of the next `count` rows, of which those in the padding ask for nothing.
+    // Records the requests for A of the next `count` rows; rows in the padding need none.
     void mark_a(int64_t count, uint8_t value) {
         const int64_t y_step = rows.stride[Rows::Y][Rows::OX], x_step = rows.stride[Rows::X][Rows::OX];
         const int64_t y = int16_t(rows.at(Rows::Y) - 2 * y_step), x = int16_t(rows.at(Rows::X) - 2 * x_step);
@@ -239,12 +239,12 @@ private:
             }
     }
 
-    // Whether two coordinates and all between them are in range.
+    // Returns true if all coordinates from `from` to `to` are in range.
     static bool within(int64_t from, int64_t to, uint16_t bound) {
         return std::min(from, to) >= 0 && std::max(from, to) < std::min<int64_t>(bound, 1 << 15);
     }
 
-    // Where the two loops over rows go on like one, let the inmost one be that.
+    // Merges the two loops over rows into the innermost loop, if their strides allow it.
     void flatten() {
         const int64_t count = rows.count[Rows::OX];
         for (unsigned value = 0; value < Rows::VALUES; value++)

@@ -1,5 +1,5 @@
-// The memory behind AXI4, cycle by cycle: that of sim/rtl/rtl_model.cpp, or a board's SDRAM; and the registers of
-// hdl/bus/axi.py before it.
+// Memory on the AXI4 port, cycle by cycle: that of sim/rtl/rtl_model.cpp or a board's SDRAM, with the registers of
+// hdl/bus/axi.py in front of it.
 #pragma once
 
 #include "bridge.h"
@@ -7,8 +7,8 @@
 
 namespace weft {
 
-constexpr unsigned OUTSTANDING = 16;  // bursts that the testbench's memory accepts in each direction
-constexpr Cycle SAMPLE = 64;          // cycles that share one count of beats in a trace
+constexpr unsigned OUTSTANDING = 16;  // bursts in flight in each direction, as in rtl_model.cpp
+constexpr Cycle SAMPLE = 64;          // cycles per count of beats in a trace, as in device.py
 
 struct WriteBeat {
     bool last = false;
@@ -23,7 +23,7 @@ struct Memory {
     };
 
     Cycle latency = 30;
-    double rate = 0, tokens = 0;  // bytes a cycle that reads and writes share, 0 for no limit
+    double rate = 0, tokens = 0;  // bandwidth shared by reads and writes (0: no limit), bytes available
     double bus = 16;
     Fifo<Pending, 64> reads, writes, responses;
     bool read_valid = false, response_valid = false, write_ready = false, read_ready_for_address = false,
@@ -37,7 +37,7 @@ struct Memory {
     std::vector<uint64_t> marks;
     std::vector<Cycle> marked;
     bool sampled = false;
-    std::vector<uint32_t> samples;  // read and write beats in every SAMPLE cycles
+    std::vector<uint32_t> samples;  // read and write beats of every SAMPLE cycles, alternating
 
     bool idle() const {
         if (on_board) return !ar.valid && !aw.valid && !w.valid && board.idle();
@@ -47,7 +47,7 @@ struct Memory {
 
     bool funded() const { return rate == 0 || tokens >= bus; }
 
-    // What memory offers in this cycle.
+    // Sets the outputs of memory for this cycle.
     void drive(Cycle now) {
         if (on_board) {
             board.drive(now);
@@ -68,7 +68,7 @@ struct Memory {
         if (!response_valid && responses.readable() && responses.head().ready <= now) response_valid = true;
     }
 
-    // The handshakes of this cycle, then the registers of the channels. A response is always taken.
+    // Evaluates the handshakes of this cycle, then the registers of the channels. Responses are always accepted.
     void step(Cycle now, bool read_ready, bool ask, const Burst& read, bool ask_write, const Burst& write, bool send,
               const WriteBeat& beat) {
         const bool new_read = ar.valid && read_ready_for_address, new_write = aw.valid && write_ready_for_address;
@@ -118,11 +118,11 @@ private:
     }
 };
 
-// hdl/bus/axi.py: runs of bytes to bursts that end at multiples of `block` bus words, at most one a cycle.
+// hdl/bus/axi.py: splits runs of bytes into bursts at multiples of `block` bus words, at most one a cycle.
 struct Splitter {
     struct Run {
         uint32_t word = 0, rest = 0;
-        int32_t tag = -1;  // the instruction whose last run it is
+        int32_t tag = -1;  // instruction whose last run this is, or -1
     };
     struct Cut {
         uint32_t address = 0;
@@ -139,9 +139,9 @@ struct Splitter {
     SkidBuffer<Cut> bursts;
 
     bool idle() const { return !waiting.valid && !active && !bursts.valid; }
-    // Whether anything changes that is already here.
+    // Returns true if the state changes without a new run.
     bool moves(bool taken) const { return taken || (active ? bursts.ready() : waiting.valid); }
-    // A run of bytes in words of the bus.
+    // Converts a run of bytes to bus words.
     Run in_words(uint32_t start, uint64_t bytes, int32_t mark) const {
         return {start >> align, uint32_t((bytes + (start & ((1u << align) - 1)) - 1) >> align), mark};
     }

@@ -1,5 +1,5 @@
-// The cycle model of hdl/core.py: every unit's control, cycle by cycle, without data. Units that have nothing to do are
-// not looked at, so a cycle costs a few nanoseconds. Called by library.py.
+// The cycle model of hdl/core.py: every unit's control, cycle by cycle, without data. Idle units are skipped, so a
+// cycle costs a few nanoseconds. Called by library.py.
 
 #include "common.h"
 #include "descriptors.h"
@@ -22,9 +22,9 @@ enum Outcome { DONE, HANGS, TIMEOUT, LOST, ENDLESS };
 
 struct Machine {
     Parameters p{};
-    std::list<Program> code;  // that units may still know instructions of
-    std::vector<Instruction> program;  // what has gone to queues, once for each time; units know instructions by place
-    uint64_t most = 0;  // instructions after which a program is taken for one that does not end
+    std::list<Program> code;           // programs whose instructions may still be in use
+    std::vector<Instruction> program;  // executed instructions in order of fetch; units refer to them by index
+    uint64_t most = 0;                 // limit of executed instructions, for programs that do not end
     const uint8_t* dram = nullptr;
     uint64_t dram_bytes = 0;
 
@@ -38,21 +38,21 @@ struct Machine {
     Matrix mm;
     VectorUnit vec;
     StoreUnit store;
-    // Whether a unit has anything to do.
+    // False while a unit is idle.
     bool load_on = true, store_on = true, vec_on = true, memory_on = true;
 
     Cycle now = 0, moved = 0;
-    uint64_t spent[1 << 2 * UNITS]{};  // cycles by the units that are busy and, below, that wait for semaphores
-    bool listed = false;  // it is a list of programs
-    bool ended = false;   // in this cycle nothing of its program is left
-    Cycle launched = 0;
-    uint64_t waited = 0;  // when the program of a list was launched
+    uint64_t spent[1 << 2 * UNITS]{};  // cycles by mask of busy units (upper bits) and of waiting queues (lower bits)
+    bool listed = false;               // runs a list of programs
+    bool ended = false;                // the program of the list has ended in this cycle
+    Cycle launched = 0;                // cycle in which the program of the list started
+    uint64_t waited = 0;               // LOAD's stalls until that cycle
     bool traced = false;
     std::vector<Interval> intervals;
     std::vector<Interval> open[UNITS];
     size_t closed[UNITS]{};
-    bool restless = true;  // a queue or semaphore changed in the cycle before
-    unsigned waits = 0;  // of queues, a bit each: they wait for semaphores
+    bool restless = true;  // a queue or semaphore changed in the previous cycle
+    unsigned waits = 0;    // mask of queues that wait for semaphores
 
     void configure() {
         for (auto& queue : queues) queue.depth = unsigned(p.queue_depth);
@@ -63,13 +63,13 @@ struct Machine {
             while (memory.tokens < memory.bus + memory.rate) memory.tokens += memory.rate;
     }
 
-    // Read the program at `entry`; returns its first word that is no instruction, or -1.
+    // Reads the program at `entry`. Returns the index of its first invalid word, or -1.
     int64_t read(uint32_t entry) {
         code.push_back(read_program(dram, dram_bytes, entry, p.features));
         return code.back().faulty;
     }
 
-    // Start the program that was read last.
+    // Starts the program that was read last.
     void launch(uint32_t entry, const uint32_t* bases) {
         std::fill(std::begin(fetch.sequencer.registers), std::end(fetch.sequencer.registers), 0);
         std::copy(bases, bases + 8, fetch.sequencer.registers);
@@ -78,7 +78,7 @@ struct Machine {
         fetch.start(entry);
     }
 
-    // Run the program that was launched, or the list that the walker is at the head of.
+    // Runs the launched program, or the walker's list.
     Outcome run(Cycle limit) {
         while (now < limit) {
             if (mm.until <= now + 1 && !mm.quiet()) mm.run_ahead(now + 1, mm_offered(), schedule);
@@ -136,7 +136,7 @@ private:
             waits |= unsigned(queues[unit].waiting(semaphores.available)) << unit;
     }
 
-    // Leap over cycles in which nothing happens but in the matrix unit, which is ahead. Returns whether there were any.
+    // Skips cycles in which only the matrix unit works, because it is simulated ahead. Returns true if it skipped any.
     bool leap(Cycle limit) {
         if (restless || memory_on || vec_on || load_on || store_on || !mm.running || !fetch.sleeps(false, queues))
             return false;
@@ -152,18 +152,18 @@ private:
         return true;
     }
 
-    // What units see of each other in one cycle.
+    // Signals between units in one cycle.
     struct Wires {
         Slot slot;
         uint16_t given = 0;
         bool accepted[UNITS]{};
         Competition ports;
-        bool load_beat, page_beat, fetch_beat, read_ready;  // on the way from memory
-        bool free, fetch_asks, page_asks, asks;  // requests of reads
+        bool load_beat, page_beat, fetch_beat, read_ready;  // beats of reads
+        bool free, fetch_asks, page_asks, asks;             // requests of reads
         Burst read;
     };
 
-    // One cycle, everything in it seen from the registers at its start. Returns whether anything moved.
+    // Simulates a cycle from the registers at its start. Returns true if anything changed.
     bool cycle() {
         Wires wires;
         ended = listed && idle();
@@ -208,7 +208,7 @@ private:
 
     void look_at_bus(Wires& wires) {
         if (memory_on) memory.drive(now);
-        // LOAD is the only reader that refuses beats, and makes the others wait when it does (hdl/bus/axi.py).
+        // Only LOAD can refuse beats, and then stalls the other readers too (hdl/bus/axi.py).
         wires.read_ready = load.takes_beat();
         const bool beat = memory.read_valid && wires.read_ready;
         const uint8_t reader = memory.read_id;
@@ -265,7 +265,7 @@ private:
         load_on = !load.quiet();
     }
 
-    // Queues and semaphores; instruction `arrived`, if any, is complete in this cycle.
+    // Simulates queues and semaphores; instruction `arrived` (or -1) enters its queue in this cycle.
     void step_queues(const Wires& wires, int32_t arrived) {
         const int goes_to = arrived < 0 ? -1 : OPCODE_QUEUE[program[size_t(arrived)].opcode];
         const uint16_t available = semaphores.available;
@@ -289,7 +289,7 @@ private:
         open[unit].push_back({int32_t(unit), program[size_t(queue.word)].index, RUNS, 0, now + 1, 0});
     }
 
-    // `silent`: there is no semaphore to give, and the unit is not busy in this cycle.
+    // `silent`: the instruction signals no semaphore, so the unit is not busy in this cycle.
     void finish(unsigned unit, bool silent = false) {
         if (!traced) return;
         Interval interval = open[unit][closed[unit]++];
@@ -310,12 +310,12 @@ struct Request {
     const uint32_t* bases;
     const uint8_t* dram;
     uint64_t dram_bytes, latency;
-    double bytes_per_cycle, tokens;  // tokens: bytes that memory may move at once, before it is idle for long
+    double bytes_per_cycle, tokens;  // tokens: bytes available in the token bucket at the start
     uint32_t entry, traced;
     const uint64_t* marks;
     uint64_t mark_count, limit, most;
-    const int64_t* sdram;  // SdramParameters, or null for a memory of that latency and bandwidth
-    weft::Listed* listed;  // programs of the list at `entry`, or null for the program there
+    const int64_t* sdram;  // SdramParameters, or null for a memory with `latency` and `bytes_per_cycle`
+    weft::Listed* listed;  // programs of the list at `entry`, or null if a program is there
     uint64_t listed_count;
 };
 
@@ -344,8 +344,8 @@ static void run(const Request* request, int64_t* outcome, Machine* machine) {
     *outcome = machine->run(request->limit);
 }
 
-// `outcome`: an Outcome, or -1 - i if word i of the program is no instruction; those of lists must all be. Returns null if there is not enough
-// memory: no exception may leave a function that Python calls.
+// `outcome`: an Outcome, or -1 - i if word i of the program is invalid; check programs of lists before. Returns null if
+// memory runs out, because exceptions must not reach Python.
 EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
     try {
         auto machine = std::make_unique<Machine>();
@@ -355,7 +355,7 @@ EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
         return nullptr;
     }
 }
-// -1, or i if word i of the program is no instruction; -2 if there is not enough memory.
+// Returns the index of the program's first invalid word, -1 if all are valid, or -2 if memory runs out.
 EXPORT int64_t weft_timing_check(const Request* request) {
     try {
         const auto* p = reinterpret_cast<const weft::Parameters*>(request->parameters);

@@ -1,4 +1,4 @@
-// Instruction fetch (hdl/control/fetch.py), the queues of the units (hdl/control/semaphores.py), and the semaphores.
+// Instruction fetch (hdl/control/fetch.py), queues and semaphores (hdl/control/semaphores.py).
 #pragma once
 
 #include "common.h"
@@ -11,7 +11,7 @@ struct Semaphores {
     uint8_t count[SEMAPHORE_COUNT]{};
     uint16_t available = 0;
 
-    // Each mask of a cycle holds a semaphore at most once.
+    // A semaphore in both masks of a cycle does not change.
     void step(uint16_t given, uint16_t taken) {
         for (unsigned changed = given ^ taken; changed; changed &= changed - 1) {
             const unsigned k = unsigned(__builtin_ctz(changed));
@@ -21,19 +21,19 @@ struct Semaphores {
     }
 };
 
-// The in-order queue of one unit. `granted` offers instruction `word` to the unit.
+// In-order queue of one unit. While `granted`, it offers instruction `word` to the unit.
 struct Dispatcher {
     int32_t queue[64]{};
     unsigned depth = 4, level = 0, first = 0;
     bool head = false, granted = false, full = false;
     int32_t word = -1;
     uint16_t wait = 0;
-    Cycle since = 0;  // when `word` came to the head
+    Cycle since = 0;  // cycle in which `word` reached the head
 
     bool empty() const { return level == 0 && !head; }
     bool waiting(uint16_t available) const { return head && !granted && (wait & ~available); }
 
-    // Returns whether anything changed.
+    // Simulates a cycle. Returns true if the state changed.
     bool step(Cycle now, uint16_t available, bool accepted, int32_t arrived, const std::vector<Instruction>& program) {
         if (arrived < 0 && !accepted && (head ? granted || (wait & ~available) : !level)) return false;
         const bool shallow = depth == 1;
@@ -64,22 +64,22 @@ private:
     }
 };
 
-// Beats are counted; what they hold follows from the order.
+// Beats are only counted: their contents follow from their order.
 struct Fetch {
     const std::vector<Instruction>* program = nullptr;
-    std::vector<Instruction>* passed = nullptr;  // instructions that have gone to queues, in this order
+    std::vector<Instruction>* passed = nullptr;  // instructions that have entered queues, in order
     Sequencer sequencer;
     bool running = false, ask = false;
-    bool lost = false;  // a jump went where the program has no instruction
+    bool lost = false;  // the program jumped outside its instructions
     uint32_t entry = 0, address = 0;
     Burst request;
     unsigned bus = 16, burst = 8, pending = 0, level = 0, left = 0;
-    unsigned coming = 0, stale = 0;  // beats on their way, and those of them that a jump made void
-    bool asked = false;              // since the last jump
-    bool block = false, block_valid = false;  // the prefetch buffer is block memory, with a register behind it
+    unsigned coming = 0, stale = 0;  // beats in flight, and those of them that a jump invalidated
+    bool asked = false;              // a request was sent since the last jump
+    bool block = false, block_valid = false;  // the prefetch buffer is block RAM with an output register
     unsigned parts = 4, splits = 1;
-    bool second = false;  // of the next beat the first part is void
-    uint32_t part = 0;    // the next one to enter `skid`
+    bool second = false;  // skip the first part of the next beat
+    uint32_t part = 0;    // next part to enter `skid`
     SkidBuffer<uint32_t> skid;
 
     void configure(const Parameters& p, const uint8_t* dram, uint64_t dram_bytes) {
@@ -95,20 +95,20 @@ struct Fetch {
     }
     void start(uint32_t at) {
         entry = address = at / bus * bus, running = true;
-        // Of an earlier program of a list nothing is left but the part with its END.
+        // The part with the END of the list's previous program may be left over.
         skid.valid = skid.full = still = asked = second = false;
         left = part = 0;
         sequencer.start(address);
     }
     bool idle() const { return !running && pending == 0 && coming == 0; }
-    // Nothing changes before a beat comes or `blocked_by` has room.
+    // Nothing changes until a beat arrives or queue `blocked_by` has room.
     bool still = false;
     int blocked_by = -1;
     bool sleeps(bool beat, const Dispatcher (&queues)[UNITS]) const {
         return still && !beat && (blocked_by < 0 || queues[blocked_by].full);
     }
 
-    // Returns the place in `passed` of the instruction whose last part goes to its queue in this cycle, or -1.
+    // Returns the index in `passed` of the instruction that enters its queue in this cycle, or -1.
     int32_t step(bool beat, bool request_taken, const Dispatcher (&queues)[UNITS]) {
         const bool buffered = block ? block_valid : level != 0;
         const bool part_valid = left != 0, part_taken = part_valid && skid.ready();
@@ -119,7 +119,7 @@ struct Fetch {
         const unsigned beats = sequencer.reads ? (READ_LENGTH > bus ? READ_LENGTH / bus : 1) : whole;
         const bool drained = pending == 0, room = pending <= burst * (bursts_ - 1);
         const bool new_page = (address & (page_ - 1)) == 0, jump = sequencer.jump;
-        const bool space = coming <= burst * (2 * bursts_ - 1);  // stale ones may be any number
+        const bool space = coming <= burst * (2 * bursts_ - 1);  // there is no other limit on stale beats
         const bool issue = running && !ask && room && space && (!new_page || (drained && !part_valid && !skid.valid)) && !jump &&
                            !(sequencer.reads && asked);
         const bool wanted = stale == 0;
@@ -157,7 +157,7 @@ private:
 
     bool moving() const { return block && level != 0 && !block_valid; }
 
-    // The part at the output of `skid`; returns whether it is taken. `arrived` as in `step`.
+    // Handles the part at the output of `skid`. Returns true if it is taken; sets `arrived` to the result of `step`.
     bool take(const Dispatcher (&queues)[UNITS], int32_t& arrived) {
         if (sequencer.reads) return sequencer.take_words();
         const Instruction& instruction = (*program)[skid.out >> part_shift_];
@@ -185,7 +185,7 @@ private:
         return int32_t(passed->size()) - 1;
     }
 
-    // The cycle behind a jump.
+    // Restarts fetch in the cycle after a jump.
     void land() {
         const uint32_t to = sequencer.target;
         sequencer.land();

@@ -1,5 +1,5 @@
-// The SDRAM controller of the boards (boards/sdram/controller.py, boards/sdram/schedule.py) after its start: where a memory port's
-// commands and words wait, cycle by cycle. The chip answers in a fixed time.
+// The boards' SDRAM controller (boards/sdram/controller.py, boards/sdram/schedule.py) after initialisation: the waits
+// of a memory port's commands and words, cycle by cycle. The chip has a fixed latency.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct SdramController {
         rest(Cycle(p.phase));
     }
 
-    // What it offers in a cycle, from registers alone.
+    // Outputs of a cycle, which depend only on registers.
     bool command_ready() const { return !active; }
     bool write_ready() const { return !have; }
     bool read_valid() const { return waiting != 0; }
@@ -43,7 +43,7 @@ struct SdramController {
         return !active && !next_valid && !now_valid && !have && !waiting && !coming && !complete && !written;
     }
 
-    // One cycle; each of the three is one that was ready, or valid.
+    // Simulates a cycle, with a command, a word to write and a word read, if their handshakes succeed.
     void step(const PortCommand* command, bool word, bool read_taken) {
         const bool final = now.more == 0, first = (now.unit & (units - 1)) == 0;
         const bool ready = now.write ? have && !(turn & 1) : room || !first;
@@ -63,9 +63,9 @@ struct SdramController {
         split(command, segment_ready);
     }
 
-    // Cycles in which nothing is asked for.
+    // Simulates cycles without commands.
     void rest(Cycle cycles) {
-        // Whatever lies before the last refresh but one is the same as a later one.
+        // The state repeats with every refresh: skip all but the last two to three.
         if (cycles > 4 * Cycle(p.refresh)) cycles = cycles % Cycle(p.refresh) + 2 * Cycle(p.refresh);
         while (cycles) {
             const bool still = state == RUN && !due && !(busy[0] | busy[1] | busy[2] | busy[3] | rrd | rcd | turn) &&
@@ -84,7 +84,7 @@ private:
     unsigned align = 4, inside = 6, page = 8;
     uint32_t units = 4, halves_of_word = 8;
     uint64_t ras = 0, rp = 0, rcd_ones = 0, rrd_ones = 0, wr = 0, turn_ones = 0, arrival = 0;
-    // The command that is cut at the ends of rows.
+    // Command that is split at the ends of rows.
     bool active = false, active_write = false;
     uint32_t word_ = 0, more = 0;
     // Segments and rows.
@@ -93,10 +93,10 @@ private:
     Segment now, next;
     bool open[BANK_COUNT]{};
     uint32_t row[BANK_COUNT]{};
-    uint64_t busy[BANK_COUNT]{}, rrd = 0, rcd = 0, turn = 0;  // countdowns in unary
+    uint64_t busy[BANK_COUNT]{}, rrd = 0, rcd = 0, turn = 0;  // unary countdowns: bit 0 is 1 while not over
     State state = RUN;
     int64_t timer = 0, interval = 0;
-    // Words to write, and words read.
+    // Words to write, and words that were read.
     bool have = false, room = true, complete = false;
     uint32_t left = 0, halves = 0;
     uint64_t coming = 0;
@@ -104,7 +104,7 @@ private:
 
     static uint64_t ones(int64_t count) { return (uint64_t(1) << std::max<int64_t>(count, 0)) - 1; }
 
-    // The row of the next segment.
+    // Opens the row of the next segment.
     void rows(bool issue) {
         const bool same_bank = now_valid && now.bank == next.bank;
         const bool wanted = run && looked && !hit && !opened && !same_bank && !(busy[next.bank] & 1) && !issue;
@@ -146,7 +146,7 @@ private:
         free += unsigned(taken) - unsigned(reserve);
     }
 
-    // Refreshes.
+    // Simulates refreshes.
     void maintain() {
         const bool elapsed = timer == 0, was_due = due;
         if (!elapsed) timer--;
@@ -162,7 +162,7 @@ private:
         } else if (elapsed) state = RUN, run = true;
     }
 
-    // The next segment comes from the command under way, which ends at the end of a row.
+    // Takes the next segment from the current command, up to the end of a row.
     void split(const PortCommand* command, bool segment_ready) {
         if (!active) {
             active = command != nullptr;

@@ -1,4 +1,4 @@
-// Loops and registers (hdl/control/sequencer.py): what the instructions without a queue do, and how long that takes.
+// Loops and registers (hdl/control/sequencer.py): the effects and cycles of instructions without a queue.
 #pragma once
 
 #include "common.h"
@@ -6,11 +6,11 @@
 namespace weft {
 
 struct Sequencer {
-    bool on = false;  // there are loops
+    bool on = false;  // the configuration has loops
     uint32_t registers[REGISTER_COUNT]{};
     unsigned loading = 0, at = 0, left = 0;
     bool settled = false, jump = false, reads = false;
-    bool moved = false;  // in this cycle
+    bool moved = false;  // the state changed in this cycle
     uint32_t place = 0, target = 0;
     uint64_t executed = 0;
 
@@ -19,20 +19,20 @@ struct Sequencer {
         per_ = unsigned((p.bus_bytes < p.word_bytes ? p.bus_bytes : p.word_bytes) / 4);
         word_bytes_ = uint32_t(p.word_bytes);
     }
-    // Registers have their first values already, as what passes meanwhile does not ask for them.
+    // Registers have their initial values at once: no instruction that passes while they load reads them.
     void start(uint32_t entry) {
         loading = on ? REGISTER_COUNT : 0, place = entry, at = 0, settled = reads = false, executed = 0;
     }
     bool waits() const { return loading != 0 || jump; }
 
-    // The part of an instruction stands at the queues, or here; it is `last` of it. Returns whether it may go on.
+    // The last part of an instruction waits one cycle. Returns true if the part may pass.
     bool settles(bool last) {
         if (!on || !last || settled) return true;
         moved = settled = true;
         return false;
     }
 
-    // A part, of one that is executed here, in this cycle; returns whether it is taken.
+    // Executes a part of an instruction without a queue. Returns true if the part is taken.
     bool step(const Instruction& instruction, bool last) {
         const bool slots = instruction.opcode == OP_SET || instruction.opcode == OP_NEXT;
         if (!slots) {
@@ -50,7 +50,7 @@ struct Sequencer {
         return ends;
     }
 
-    // A part with words for registers; returns whether it is taken.
+    // Loads a register from a part that READ fetched. Returns true if the part is taken.
     bool take_words() {
         const bool ends = at % per_ == per_ - 1;
         moved = true;
@@ -63,14 +63,14 @@ struct Sequencer {
         return ends;
     }
 
-    // An instruction is done with this part, and goes on with the next one.
+    // Ends an instruction without a jump.
     void pass() {
         settled = false;
         place += word_bytes_;
         executed++;
     }
 
-    // The cycle behind a jump: what came meanwhile is void.
+    // Restarts in the cycle after a jump; parts that arrived meanwhile are dropped.
     void land() {
         jump = settled = false;
         moved = true;

@@ -13,14 +13,14 @@ struct SequentialRequest {
     const int64_t* parameters;
     const uint64_t* words;
     uint64_t word_count;
-    const uint32_t* memory;  // data memory at the start, all of it
+    const uint32_t* memory;  // initial data memory
     uint64_t memory_words;
-    uint8_t* dram;  // written, too
+    uint8_t* dram;  // the program writes to it
     uint64_t dram_bytes, latency;
     double bytes_per_cycle, tokens;  // tokens: as in model.cpp
     const uint64_t* marks;
     uint64_t mark_count, limit;
-    uint64_t flash_window, flash_page, flash_jump, flash_word;  // as in sim/memories.py; window 0: there is none
+    uint64_t flash_window, flash_page, flash_jump, flash_word;  // see sim/memories.py; window 0: no flash
 };
 
 static void run(const SequentialRequest* request, int64_t* outcome, Processor* core) {
@@ -43,7 +43,7 @@ static void run(const SequentialRequest* request, int64_t* outcome, Processor* c
     *outcome = core->run(request->limit);
 }
 
-// `outcome`: an Outcome. Returns null if there is not enough memory.
+// `outcome`: an Outcome. Returns null if memory runs out.
 EXPORT Processor* weft_sequential_run(const SequentialRequest* request, int64_t* outcome) {
     try {
         auto core = std::make_unique<Processor>();

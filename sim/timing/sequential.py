@@ -20,12 +20,11 @@ _OUTCOMES = ("done", "hangs", "timeout", "outside")
 
 
 class SequentialTimingDevice(TimingDevice):
-    """A `weft.sim.device.Device` that counts as `weft.hdl.sequential.core.SequentialCore` does.
+    """A `weft.sim.device.Device` that predicts the counters of `weft.hdl.sequential.core.SequentialCore`.
 
-    It carries out the microprogram, with the cycle of every word, on the bytes that memory holds. Where no bytes decide
-    how long a word takes, or which one is next, it does not matter what they are: they do for SOFTMAX, NORMALISE and
-    some micro-operations of kernels. What programs write goes to a copy of memory. Each program begins on a ready core,
-    with zeros in all memories on chip.
+    It executes the microprogram cycle by cycle on the data in memory, because the time of SOFTMAX, NORMALISE and some
+    micro-operations of kernels depends on data. Programs write to a copy of memory. Each program starts on a ready
+    core, with zeros in all memories on chip.
 
     Parameters
     ----------
@@ -33,21 +32,21 @@ class SequentialTimingDevice(TimingDevice):
     memory_bytes : int
         Size of the DRAM; zero at first.
     latency, bytes_per_cycle
-        Of the memory, as in `weft.sim.rtl.device.RtlDevice`.
+        Latency and bandwidth of the memory, as in `weft.sim.rtl.device.RtlDevice`.
     flash : TimedFlash, optional
-        Beside that memory; what programs only read is put there.
+        Flash next to that memory, for read-only data.
 
     Attributes
     ----------
     computed : ndarray, uint8
-        What DRAM would hold behind the last program.
+        Contents of DRAM after the last program.
 
     Raises
     ------
     weft.hdl.isa.config.ConfigError
-        If no sequential core has this configuration.
+        If the sequential core does not support this configuration.
     weft.sim.verilate.BuildError
-        If the model, which is C++, cannot be built.
+        If the C++ model cannot be built.
     """
 
     def __init__(
@@ -63,13 +62,13 @@ class SequentialTimingDevice(TimingDevice):
         self.sequential = True
         super().__init__(config, memory_bytes, latency=latency, bytes_per_cycle=bytes_per_cycle)
         self.flash = flash
-        if flash is not None:
+        if flash is not None:  # one array holds DRAM and, from `window` on, flash
             self._memory = np.zeros(flash.window + flash.end, np.uint8)
         self._core = np.array(list(core_parameters(config).values()), np.int64)
         self.computed = self._memory
 
-    def kept(self, payload: bytes) -> int | None:
-        """See `weft.sim.device.Device`: where there is flash, `payload` is put there if it has room."""
+    def find_in_flash(self, payload: bytes) -> int | None:
+        """Write `payload` to flash and return its address, or None if flash is absent or too small."""
         if self.flash is None or len(payload) > self.flash.end - self.flash.first:
             return None
         at = self.flash.window + self.flash.first
@@ -92,6 +91,7 @@ class SequentialTimingDevice(TimingDevice):
             raise MemoryError(TOO_LARGE)
         if faulty >= 0:
             raise DeviceError(self._fault(program, faulty))
+        # The model does not check instructions itself. The host's registers are words of data memory.
         words, memory = microprogram(self.config)
         memory = memory.copy()
         memory[PROGRAM], memory[BASE : BASE + BASES] = program, self._bases
@@ -110,12 +110,12 @@ class SequentialTimingDevice(TimingDevice):
             self._collect_core(model)
         finally:
             self._library.weft_sequential_free(model)
-        ended = _OUTCOMES[outcome.value]
-        if ended == "timeout":
+        result = _OUTCOMES[outcome.value]
+        if result == "timeout":
             raise DeviceError(f"the program is not done after {timeout} cycles")
-        if ended == "outside":
+        if result == "outside":
             raise DeviceError("the program reads or writes outside memory")
-        if ended == "hangs":
+        if result == "hangs":
             raise DeviceError("the program hangs: the microprogram waits for what no unit will do")
 
     def _collect_core(self, model: int) -> None:
@@ -124,4 +124,6 @@ class SequentialTimingDevice(TimingDevice):
         self._library.weft_sequential_counters(model, counters)
         self._counters = dict(zip(Counter, map(int, counters), strict=True))
         cycles = (ctypes.c_uint64 * max(1, len(self._marks)))()
-        self._marked = [int(cycle) for cycle in cycles[: self._library.weft_sequential_marks(model, cycles)]]
+        self._mark_cycles = [
+            int(cycle) for cycle in cycles[: self._library.weft_sequential_marks(model, cycles)]
+        ]

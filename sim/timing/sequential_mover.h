@@ -1,6 +1,6 @@
-// The sequential core's memory unit, hdl/sequential/mover.py, with the memory behind it as sim/rtl/rtl_model.cpp has it.
-// It has at most one bus word on its way. Where nothing but memory changes anything, or bytes of a bus word go to a
-// vector one a cycle, it goes ahead by many cycles at once.
+// The sequential core's memory unit (hdl/sequential/mover.py) with the memory of sim/rtl/rtl_model.cpp. At most one bus
+// word is in flight. Cycles that only wait for memory, or that move bytes of one bus word to a vector, are simulated in
+// one step.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace weft::sequential {
 
 constexpr unsigned BUS_MOST = 128, VECTOR_MOST = 128;
 
-// The vector that is made: bytes are appended, and the first one leaves. hdl/sequential/core.py.
-struct Made {
+// The vector register of hdl/sequential/core.py: a shift register of bytes.
+struct ShiftVector {
     uint8_t bytes[VECTOR_MOST]{};
     unsigned first = 0, n = 0;
 
@@ -28,13 +28,13 @@ struct Made {
     }
 };
 
-// Memory with one request at a time: when it answers.
+// Timing of a memory with one request at a time.
 struct Link {
     Cycle latency = 30;
-    double rate = 0, tokens = 0, bus = 16;  // bytes a cycle, 0 for no limit; bytes saved up
-    Cycle settled = 0;                      // up to and with this cycle, `tokens` have grown
+    double rate = 0, tokens = 0, bus = 16;  // bytes a cycle (0: no limit); bytes available; bytes of a word
+    Cycle settled = 0;                      // cycle up to which `tokens` is current
 
-    // The first cycle from `at` on in which there are tokens for a bus word, which it takes.
+    // Takes tokens for a bus word. Returns the first cycle from `at` on that has enough.
     Cycle grant(Cycle at) {
         if (rate == 0) return at;
         for (; settled < at && tokens < bus + rate; settled++) tokens += rate;
@@ -44,14 +44,14 @@ struct Link {
     }
 };
 
-// boards/flash/controller.py behind hdl/sequential/mover.py; its numbers are those of sim/memories.py.
+// Timing of boards/flash/controller.py behind hdl/sequential/mover.py; parameters as in sim/memories.py.
 struct Flash {
-    uint32_t window = 0, page = 0;  // window 0: there is none
+    uint32_t window = 0, page = 0;  // window 0: no flash
     Cycle jump = 0, word = 0;
     unsigned bus = 4;
 
     bool holds(uint32_t address) const { return window && address >= window; }
-    // When the word at an address answers that is asked for in cycle `at`.
+    // Returns the cycle of the answer to a request in cycle `at`.
     Cycle read(uint32_t address, Cycle at) {
         constexpr Cycle ARBITER = 1;
         const Cycle taken = at + 1 + ARBITER, answers = address == next_ ? std::max(taken + 1, ready_) : taken + jump;
@@ -60,7 +60,7 @@ struct Flash {
     }
 
 private:
-    uint32_t next_ = 0;  // that is read ahead; 0: none
+    uint32_t next_ = 0;  // address of the prefetched word; 0: none
     Cycle ready_ = 0;
 };
 
@@ -71,11 +71,11 @@ public:
     uint64_t dram_bytes = 0;
     Link link;
     Flash flash;
-    Made* made = nullptr;
+    ShiftVector* gathered = nullptr;
     const uint8_t* vector = nullptr;
-    bool counted = false;  // the processor waits
+    bool counted = false;  // count waits, because the processor waits
     uint64_t waits = 0, read_beats = 0, write_beats = 0, written = 0;
-    bool outside = false;  // an address was, in the cycle `now`
+    bool outside = false;  // an access was outside memory
     std::vector<uint64_t> marks;
     std::vector<Cycle> marked;
 
@@ -93,7 +93,7 @@ public:
     void advance(Cycle to) {
         while (now_ < to) go(to, next());
     }
-    // Go on until a condition holds; returns false if it never will.
+    // Simulates until a condition holds. Returns false if it never will.
     template <class Condition>
     bool until(Condition holds) {
         counted = true;
@@ -105,12 +105,12 @@ public:
         counted = false;
         return holds();
     }
-    // A value for one of the inputs, in cycle `at`.
+    // Sets one of the inputs in cycle `at`.
     void give(unsigned input, uint32_t value, Cycle at) {
         advance(at);
         cycle(int(input), value, false);
     }
-    // The processor takes a word, in cycle `at`.
+    // The processor takes a word in cycle `at`.
     void take(Cycle at) {
         advance(at);
         cycle(-1, 0, true);
@@ -124,32 +124,32 @@ private:
     uint8_t fill_ = 0, word_[BUS_MOST]{};
     unsigned __int128 strobes_ = 0;
     bool here_ = false, reading_ = false, writing_ = false, out_ = false, flushing_ = false;
-    bool narrow_ = false, upper_ = false;  // bytes of memory are two values; the lower one has been taken
+    bool narrow_ = false, upper_ = false;  // bytes hold two int4 values; the lower value has been taken
 
     unsigned __int128 strobe(unsigned lane) const { return (unsigned __int128)(1) << lane; }
     bool full() const { return flushing_ || (strobes_ & strobe(bus - 1)); }
     bool from_memory() const { return left_ && length_ && !out_ && !skip_ && remain_; }
-    // A byte moves in this cycle.
+    // Returns true if a byte moves in this cycle.
     bool steps() const {
         if (!left_) return false;
         return out_ && length_ ? !writing_ && !full() : !from_memory() || here_;
     }
-    // The first cycle in which anything changes by itself.
+    // Returns the first cycle in which the state changes without input.
     Cycle next() const {
         if (steps() || (!here_ && !reading_ && remain_)) return now_;
         if (strobes_ ? !writing_ && full() : flushing_) return now_;
         return std::min(reading_ ? answers_ : NEVER, writing_ ? confirms_ : NEVER);
     }
-    // On by one cycle or more, `to` at most; `at` is what `next` says.
+    // Advances by at least one cycle, at most to `to`; `at` is the result of `next`.
     void go(Cycle to, Cycle at) {
         if (at > now_) {
             to = std::min(at, to);
-            if (counted) waits += to - now_;  // or nothing would be on its way
+            if (counted) waits += to - now_;  // a request is in flight, else nothing would change
             now_ = to;
         } else if (here_ && from_memory() && !narrow_) {
             const unsigned most = std::min({left_, length_, remain_, bus - lane_});
             const unsigned bytes = unsigned(std::min<Cycle>(most, to - now_));
-            for (unsigned k = 0; k < bytes; k++) made->push(word_[lane_ + k]);
+            for (unsigned k = 0; k < bytes; k++) gathered->push(word_[lane_ + k]);
             left_ -= bytes, length_ -= bytes, remain_ -= bytes, lane_ += bytes, now_ += bytes;
             if (lane_ == bus) lane_ = 0, here_ = false, address_ += bus;
         } else {
@@ -167,7 +167,7 @@ private:
         if (counted && (reading_ || writing_) && !step) waits++;
         flushing_ = input == TO_MEMORY_FLUSH || (flushing_ && strobes_);
         if (step) {
-            if (!out_) made->push(takes ? taken_byte() : fill_);
+            if (!out_) gathered->push(takes ? taken_byte() : fill_);
             if (gives) word_[lane_] = vector[n - left_], strobes_ |= strobe(lane_);
             left_--;
             if (inside) {
@@ -208,16 +208,16 @@ private:
         return narrow_ ? uint8_t(((byte >> 4 * upper_ & 15) ^ 8) - 8) : byte;
     }
     bool inside() {
-        const bool found = uint64_t(address_) + bus <= dram_bytes;
-        outside |= !found;
-        return found;
+        const bool fits = uint64_t(address_) + bus <= dram_bytes;
+        outside |= !fits;
+        return fits;
     }
     void read(bool wanted) {
         reading_ = false, here_ = wanted;
         read_beats++;
         if (inside()) std::memcpy(word_, dram + address_, bus);
     }
-    // The address is taken in the next cycle, the word in the one behind it or later.
+    // Memory takes the address 1 cycle later, and the word at least 2 cycles later.
     void send() {
         const Cycle taken = link.grant(now_ + 2);
         writing_ = true, confirms_ = taken + link.latency;

@@ -1,10 +1,9 @@
-// The sequential core's processor, hdl/sequential/processor.py: carries out the words of the microprogram one after the
-// other, and works out in which cycle each of them is done. Words come from hdl/sequential/microprogram.py, and what
-// they mean from hdl/sequential/assembler.py.
+// The sequential core's processor (hdl/sequential/processor.py): executes the words of the microprogram one by one, and
+// computes the cycle of each. hdl/sequential/microprogram.py has the words, hdl/sequential/assembler.py their meaning.
 //
-// A word is decoded in one cycle, chooses its operand in the next one, is executed in the one behind that, and its
-// result reaches units in the fourth. It stays where it is decoded as long as words ahead of it are to change what it
-// reads (`Processor._hazard`), and where it chooses its operand as long as a unit has none.
+// The pipeline has four stages: a word is decoded, selects its operand, is executed, and its result reaches units. It
+// stalls in decode on a hazard with an earlier word (`Processor._hazard`), and in operand selection while a unit has no
+// operand for it.
 #pragma once
 
 #include "sequential_mover.h"
@@ -14,7 +13,7 @@ namespace weft::sequential {
 
 enum Outcome { DONE, HANGS, TIMEOUT, OUTSIDE };
 
-// A word of the microprogram, taken apart.
+// A decoded word of the microprogram.
 struct Word {
     bool jump, write, negate, call, back, is_signed;
     uint8_t function, source, out, condition, compared, width;
@@ -55,7 +54,7 @@ public:
     Multiplier multiplier;
     Store store;
     Rows rows;
-    Made made;
+    ShiftVector gathered;
     Cycle begun = 0, ended = 0;
     Cycle busy[UNITS]{};
     uint64_t waits[UNITS]{};  // cycles in which the processor waits for memory
@@ -63,8 +62,8 @@ public:
 
     void configure() {
         const unsigned n = unsigned(p.n);
-        mover.n = made.n = store.n = n, mover.bus = unsigned(p.bus_bytes);
-        mover.made = &made, mover.vector = store.vector;
+        mover.n = gathered.n = store.n = n, mover.bus = unsigned(p.bus_bytes);
+        mover.gathered = &gathered, mover.vector = store.vector;
         store.size = unsigned(p.scratchpad_size), store.bytes.assign(size_t(store.size) * n, 0);
         store.table.assign(size_t(1) << log2_of(uint64_t(p.table_entries) + 1), 0);
         store.table_step = log2_of(uint64_t(p.table_step));
@@ -85,7 +84,7 @@ private:
     Cycle since_ = 0;
     bool finished_ = false, hangs_ = false;
 
-    // Waiting for memory counts for the unit whose instruction is under way.
+    // Waits for a condition, and counts waits for memory for the unit of the current instruction.
     template <class Condition>
     Cycle wait_for(Cycle from, Condition holds) {
         mover.advance(from);
@@ -100,7 +99,7 @@ private:
         return wait_for(from, [this] { return mover.here(); });
     }
 
-    // Whether a jump's condition holds in a cycle.
+    // Returns true if a jump's condition holds in cycle `at`.
     bool holds(unsigned condition, Cycle at, uint32_t accumulator) {
         switch (condition) {
             case CONDITION_ALWAYS: return true;
@@ -118,7 +117,7 @@ private:
         return mover.length_zero();
     }
 
-    // A jump to itself asks again in every cycle: the one in which it goes on.
+    // Returns the cycle in which a jump to itself, which tests its condition every cycle, ends.
     Cycle stay(unsigned condition, Cycle from) {
         if (condition == CONDITION_MEMORY_IDLE) return wait_for(from, [this] { return mover.idle(); });
         if (condition == CONDITION_MOVED) return wait_for(from, [this] { return mover.moved(); });
@@ -127,7 +126,7 @@ private:
         return from;
     }
 
-    // hdl/sequential/processor.py: the address of a part of what kernels work on.
+    // hdl/sequential/processor.py: returns the address of an element of a kernel's registers or predicates.
     uint32_t lane_address(uint32_t operand) const {
         const MicroOp& op = reinterpret_cast<const MicroOp&>(operation_);
         const uint32_t lanes = (1u << lane_bits_) - 1;
@@ -162,7 +161,7 @@ private:
         return address;
     }
 
-    // The next bits of the instruction; `done` is the cycle in which they are taken.
+    // Returns the next bits of the instruction, and sets `done` to the cycle in which they are taken.
     uint32_t field(const Word& word, Cycle& done) {
         const unsigned width = word.width, end = position_ + width;
         uint64_t window = current_;
@@ -177,16 +176,16 @@ private:
         return uint32_t(word.is_signed ? sign_extended(bits, width) : int64_t(bits));
     }
 
-    // A port; `done` is the cycle in which it is read, `from` or later.
+    // Returns the value of a port, and advances `done` to the cycle in which it is read.
     uint32_t port(const Word& word, uint32_t accumulator, Cycle& done) {
         const uint8_t byte = store.vector[column_];
         switch (word.operand) {
             case PORT_ACCUMULATOR: return accumulator;
             case PORT_WORD: {
                 done = wait_for_word(done);
-                const uint32_t found = mover.word();
+                const uint32_t value = mover.word();
                 mover.take(done);
-                return found;
+                return value;
             }
             case PORT_PRODUCT:
             case PORT_RAW:
@@ -215,9 +214,9 @@ inline void Processor::give(const Word& word, uint32_t value, Cycle at) {
         case OUT_MULTIPLY: multiplier.start(value, false, false, at); break;
         case OUT_MULTIPLY_ADD: multiplier.start(value, true, false, at); break;
         case OUT_COLUMN: column_ = value & uint32_t(p.n - 1); break;
-        case OUT_PUSH: made.push(uint8_t(value)), next_column(); break;
-        case OUT_SCRATCHPAD_WRITE: made.copy(store.at(value)); break;
-        case OUT_BYTE_WRITE: store.at(value)[column_] = made.bytes[made.first], made.turn(); break;
+        case OUT_PUSH: gathered.push(uint8_t(value)), next_column(); break;
+        case OUT_SCRATCHPAD_WRITE: gathered.copy(store.at(value)); break;
+        case OUT_BYTE_WRITE: store.at(value)[column_] = gathered.bytes[gathered.first], gathered.turn(); break;
         case OUT_SCRATCHPAD_READ: store.read(value); break;
         case OUT_ACCUMULATOR_READ: rows.read_row(); break;
         case OUT_ACCUMULATOR_WRITE: rows.write(column_, value), next_column(); break;
@@ -259,9 +258,10 @@ inline void Processor::give_memory(unsigned target, uint32_t value, Cycle at) {
     }
 }
 
-// `next` is the first cycle in which the word at `pc` can be decoded. Of words ahead of it, `chosen` is the cycle in
-// which the last one had its operand, `given` and `wrote` the same of the last one for a unit and to data memory,
-// `moved` of the last one that changes what `SOURCE_INDEXED` means, and `before` and `at_before` are of the last but one.
+// `next` is the first cycle in which the word at `pc` can be decoded. The other variables are cycles in which earlier
+// words selected their operands: `chosen` and `before` of the last word and the last but one, `given` of the last word
+// for a unit, `wrote` of the last word that wrote data memory (`at_last` and `at_before` are such addresses), and
+// `moved` of the last word that changed the index of `SOURCE_INDEXED`.
 inline Outcome Processor::run(Cycle limit) {
     constexpr uint32_t NOWHERE = ~0u;
     uint32_t accumulator = 0, pc = 0, back = 0, at_last = NOWHERE, at_before = NOWHERE;

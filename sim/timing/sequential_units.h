@@ -1,5 +1,5 @@
-// What computes in the sequential core: hdl/sequential/multiplier.py, rows.py, scratchpad.py and the memories of
-// core.py. All values are computed, as some of them say how long words take, or which come next.
+// Datapath of the sequential core: hdl/sequential/multiplier.py, rows.py, scratchpad.py and the memories of core.py. It
+// computes all values, because some of them determine cycles and jumps.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ inline int64_t sign_extended(uint64_t value, unsigned bits) {
     return int64_t(value << (64 - bits)) >> (64 - bits);
 }
 
-// What it was given is worked out when its result is asked for, or it is given more.
+// Multiplier with lazy evaluation: it multiplies when its result or its next input is needed.
 class Multiplier {
 public:
     unsigned unsigned_bits = 24, signed_bits = 0;
@@ -30,7 +30,7 @@ public:
         settle();
         shift_ = value & 63;
     }
-    // The cycle from which on the results hold.
+    // Returns the first cycle with a valid result.
     Cycle ready() {
         settle();
         return ready_;
@@ -40,7 +40,7 @@ public:
         if (fits(raw)) return uint32_t(product_);
         return uint32_t(product_ < 0 ? least : most);
     }
-    // What to add to it.
+    // Returns the increment (0 or 1) that rounds the result.
     uint32_t round(bool raw) const {
         if (wide_) return fits(raw) && half_ && (rest_ || (product_ & 1)) && product_ != INT32_MAX;
         return fits(raw) && half_ && (raw || rest_ || (product_ & 1));
@@ -57,8 +57,8 @@ private:
         const int64_t top = product_ >> 30;
         return raw || top == 0 || top == -1;
     }
-    // A cycle for every digit of the multiplier, one for every 8 places, one for every 2 left over and one for the last,
-    // and one to find that there are no more. With an odd shift the multiplier is doubled, and what it is added to is not.
+    // Cycles: one per radix-4 digit, then one per 8 places of the shift, one per 2 remaining places, one for the last
+    // place, and one to detect the end. With an odd shift the product is doubled, but not the value added to it.
     void settle() {
         if (!going_) return;
         const bool odd = shift_ & 1;
@@ -73,7 +73,7 @@ private:
     }
 };
 
-// The scratchpad, its vector read last, and the tables.
+// The scratchpad, the vector read last from it, and the table.
 struct Store {
     std::vector<uint8_t> bytes, table;
     uint8_t vector[128]{};
@@ -94,16 +94,16 @@ struct Store {
     }
 };
 
-// Rows of A times the weights. Their results are there at once; `done` says from which cycle on they may be looked at.
+// Rows of A times weights. Results are computed at once, and are valid from cycle `done` on.
 class Rows {
 public:
     uint32_t a = 0, a_step = 0, c = 0, c_step = 0, x = 0, bound = 0;
     int8_t x_step = 0;
     bool row_valid = false;
     unsigned n = 4, accumulator_size = 0;
-    bool wide = false;  // activations less their zero point
+    bool wide = false;  // subtract a zero point from activations
     Store* store = nullptr;
-    std::vector<int32_t> row, sums;  // of the accumulator, read last; of the last row of A
+    std::vector<int32_t> row, sums;  // accumulator row read last; sums of the last row of A
     Cycle done = 0;
     uint64_t active = 0;
 
@@ -121,14 +121,14 @@ public:
         store->read(a);
         a += a_step;
     }
-    // The vector read last is a column of weights.
+    // Stores the vector read last as a column of weights.
     void weight(unsigned column) {
         for (unsigned k = 0; k < n; k++) weights_[column * n + k] = int8_t(store->vector[k]);
     }
     void read_row() { std::memcpy(row.data(), at(overwrite_), n * sizeof(int32_t)); }
     void write(unsigned column, uint32_t value) { at(zeros_)[column] = int32_t(value); }
 
-    // A vector a cycle.
+    // Multiplies `count` rows, one a cycle.
     void start(uint32_t count, Cycle now) {
         count &= 0xFFF;
         for (uint32_t k = 0; k < count; k++) step();
@@ -142,7 +142,7 @@ private:
     bool quiet_ = false, overwrite_ = false, zeros_ = false;
     int8_t pad_ = 0, zero_ = 0;
 
-    // The row at `c`, or with `none` that of zeros, behind all others.
+    // Returns the accumulator row at `c`, or with `none` the row of zeros after all others.
     int32_t* at(bool none) {
         return &accumulator_[size_t(none ? accumulator_size : c & (accumulator_size - 1)) * n];
     }

@@ -1,5 +1,4 @@
-// The store unit (hdl/store.py): requests, reads of the scratchpad ahead of them, the packer
-// (hdl/store.py), and confirmations.
+// The store unit (hdl/store.py): requests, prefetching reads of the scratchpad, packer, and confirmations.
 #pragma once
 
 #include "common.h"
@@ -7,18 +6,18 @@
 
 namespace weft {
 
-// A vector on its way to memory, and how the packer sees it.
+// A vector on its way to memory.
 struct Packed {
     int32_t pointer = 0, count = 0;
     uint8_t bank = 0;
     bool last = false;
 };
 
-// hdl/store.py: its second stage; the first is the skid buffer.
+// Second stage of the packer of hdl/store.py; the first stage is the skid buffer.
 struct Packer {
     SkidBuffer<Packed> stage;
     bool flush = false;
-    int32_t kept = 0;  // bytes of the beat under way
+    int32_t kept = 0;  // bytes of the partial beat
     int32_t bus = 16, block = 256;
     unsigned align = 4;
 
@@ -81,12 +80,12 @@ struct StoreUnit {
     Fifo<Read, 4> queue;
     // Reads: loop nest, skid buffer, credits, latency, queue.
     Nest<3, 2> nest;
-    bool go = false;  // it takes a descriptor in this cycle
+    bool go = false;  // take a descriptor in this cycle
     Read op;
     SkidBuffer<Packed> ahead;
     int64_t credits = 0;
     Packed flight[8];
-    unsigned flying = 0;  // a bit for each cycle of the read latency
+    unsigned flying = 0;  // one bit per cycle of the read latency
     Fifo<Packed, 16> vectors;
     SkidBuffer<Packed> skid;
     Packer packer;
@@ -98,7 +97,7 @@ struct StoreUnit {
     uint16_t signal = 0, following_signal = 0;
     int32_t done = -1, following_done = -1;
     uint64_t stall_memory = 0, stall_port = 0;
-    // What it sends in the current cycle.
+    // Outputs of the current cycle.
     bool asks = false, sends = false;
     Burst request;
     WriteBeat beat;
@@ -117,13 +116,13 @@ struct StoreUnit {
         return !busy() && following_done < 0 && !reads() && few && space && !bursts_ahead;
     }
 
-    // Whether vectors are read, or on their way to memory.
+    // Returns true while vectors are read, or on their way to memory.
     bool reads() const {
         return nest.active || queue.readable() || ahead.valid || flying || vectors.readable() || skid.valid ||
                packer.stage.valid || packer.flush;
     }
 
-    // Returns whether the offered instruction is accepted. `ports`: the others' reads of the scratchpad.
+    // Simulates a cycle. Returns true if the offered instruction is accepted. `ports`: other units' scratchpad reads.
     bool step(Cycle now, int32_t offered, const Competition& ports, bool address_ready, bool data_ready,
               bool response) {
         signal = following_signal, done = following_done;
@@ -152,7 +151,7 @@ private:
     unsigned shift_ = 0;
     uint32_t mask_ = 0;
 
-    // `ended`: the instruction whose last burst is sent, or -1.
+    // `ended`: instruction whose last burst is sent, or -1.
     void confirm(bool send, bool sent, int32_t ended, bool response) {
         const bool pops = unconfirmed.readable() && confirmed >= unconfirmed.head().burst;
         following_signal = pops ? unconfirmed.head().signal : 0;
@@ -168,7 +167,7 @@ private:
         bursts_ahead += int64_t(send) - int64_t(sent);
     }
 
-    // From the loop nest to the packer; returns whether the nest takes a descriptor from the queue.
+    // Moves vectors from the loop nest to the packer. Returns true if the nest takes a descriptor from the queue.
     bool read(Cycle now, bool granted, const Packer::Now& packed, bool beat_ready) {
         if (!reads()) return false;
         const unsigned latency = unsigned(p->read_latency);
@@ -186,20 +185,20 @@ private:
         const bool free = !nest.active || (steps && nest.last_all());
         const bool taken = go;
         go = !go && free && queue.readable();
-        ahead.step(steps, steps ? made() : Packed{}, granted);
+        ahead.step(steps, steps ? nest_vector() : Packed{}, granted);
         credits += int64_t(into_skid) - int64_t(granted);
         if (steps) nest.step();
         if (taken) start(queue.head());
         return taken;
     }
 
-    Packed made() const {
-        Packed made;
-        made.bank = uint8_t((uint32_t(nest.at(0)) & mask_) >> shift_);
-        made.pointer = int32_t(nest.at(1) & (p->burst_page - 1));
-        made.count = int32_t(nest.last(2) ? op.tail : p->n);
-        made.last = nest.last(2) && (nest.last(1) || !op.merged);
-        return made;
+    Packed nest_vector() const {
+        Packed vector;
+        vector.bank = uint8_t((uint32_t(nest.at(0)) & mask_) >> shift_);
+        vector.pointer = int32_t(nest.at(1) & (p->burst_page - 1));
+        vector.count = int32_t(nest.last(2) ? op.tail : p->n);
+        vector.last = nest.last(2) && (nest.last(1) || !op.merged);
+        return vector;
     }
 
     void start(const Read& next) {

@@ -1,4 +1,4 @@
-// Bus beats to vectors of the scratchpad: the unpacker (hdl/load/unpack.py) and the transposer (hdl/load/transpose.py).
+// From bus beats to scratchpad vectors: the unpacker (hdl/load/unpack.py) and the transposer (hdl/load/transpose.py).
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// What the unpacker does for one LOAD; names as in hdl/load/unpack.py.
+// Descriptor of a LOAD for the unpacker, with the names of hdl/load/unpack.py.
 struct Unpack {
     int32_t index = -1;
     uint16_t signal = 0;
@@ -18,7 +18,7 @@ struct Unpack {
 };
 
 struct Vector {
-    int32_t index = -1;  // of the LOAD whose last vector it is
+    int32_t index = -1;  // LOAD whose last vector this is, or -1
     int32_t address = 0, dst_group = 0, dst_pixel = 0, dst_vector = 0;
     uint16_t signal = 0;
     bool last = false, pixel_end = false, transpose = false;
@@ -31,28 +31,28 @@ struct Unpacker {
     unsigned wait = 0;
     bool near = false, some = false;
     int64_t front = 0, beats = 0, skip = 0, position = 0;
-    // Vectors that were decided on: two stages, a bit of `flying` each, the queue, and the register at the output;
-    // `free` places are left.
+    // Vectors on their way: two stages with a bit of `flying` each, the queue, and the output register. `free` counts
+    // the places left.
     Vector flight[2], output;
     unsigned flying = 0;
     Fifo<Vector, 8> queue;
-    bool valid = false;  // `output` holds a vector
+    bool valid = false;  // of `output`
     int64_t places = 0, free = 0;
     unsigned align = 4;
     int64_t bus = 16, n = 16;
-    // Of the current cycle.
+    // Outputs of the current cycle.
     bool pops = false, stalls = false;
 
     void configure(int64_t vectors) { places = free = vectors; }
     bool busy() const { return active || free != places; }
 
-    // `next` is what the queue of descriptors offers; returns whether it is taken. `leaves`: `output` does.
+    // Simulates a cycle. Returns true if `next`, the offered descriptor, is taken. `leaves`: `output` is taken.
     bool step(const Unpack* next, bool beat, bool leaves) {
         pops = stalls = false;
         if (!next && !busy()) return false;
         const bool outside = front != 0 || !some, have = outside || beat, room = free != 0;
         const bool alone = position <= bus - n;
-        if (active && !have && !wait && !(running && near && alone)) {  // nothing but waiting for a beat
+        if (active && !have && !wait && !(running && near && alone)) {  // it only waits for a beat
             stalls = (running && room) || draining;
             hand_on(false, leaves);
             return false;
@@ -120,7 +120,7 @@ private:
         if (drained) draining = false;
     }
 
-    // The start of a pass, from hdl/load/unpack.py's PassWalker, which has had it in time; `early`, with its first beat.
+    // Starts a pass with the results of PassWalker in hdl/load/unpack.py. `early`: its first beat is taken at once.
     void begin_pass(bool early) {
         const int64_t origin = walk_align_ - op.before, ahead = (origin & (bus - 1)) + done_;
         front = -(origin >> align);
@@ -149,7 +149,7 @@ private:
     }
 };
 
-// The way of vectors to the scratchpad's port: a register, and with softmax the transposer before it.
+// Path of vectors to the scratchpad's port with softmax: the transposer, followed by a register.
 struct Transposer {
     struct Column {
         int32_t address = 0, index = -1;
@@ -161,16 +161,16 @@ struct Transposer {
     };
 
     int64_t n = 16;
-    bool port = false;  // a vector stands at the port
+    bool port = false;  // `at_port` is valid
     Column at_port;
     uint16_t signal = 0;
-    int32_t done = -1;  // the instruction whose signal stands
+    int32_t done = -1;  // instruction that `signal` belongs to, or -1
 
     bool underway() const { return full_ || padding_ || valids_; }
     bool busy() const { return underway() || port || signal; }
     bool quiet() const { return !underway() && !port && !signal && done < 0; }
 
-    // Whether `vector` is taken in this cycle, in which the port is granted or not.
+    // Simulates a cycle. Returns true if `vector` is taken; `granted`: the scratchpad takes the vector at the port.
     bool step(bool offered, const Vector& vector, bool granted) {
         const bool advance = !port || granted;
         const bool way = underway();
@@ -247,7 +247,7 @@ private:
     }
 };
 
-// Without softmax: vectors stand at the port as they come, and the signal is a register behind it.
+// Path of vectors to the scratchpad's port without softmax: direct, with a register for the signal.
 struct PlainPort {
     uint16_t signal = 0;
     int32_t done = -1;

@@ -1,5 +1,5 @@
-// The vector unit: the order of its reads (hdl/vector/vec.py), what holds them up with softmax
-// (hdl/vector/vec_softmax.py, hdl/lib/arithmetic.py), and when results of the rigid pipelines behind them are written.
+// The vector unit: its sequence of reads (hdl/vector/vec.py), their stalls with softmax (hdl/vector/vec_softmax.py,
+// hdl/lib/arithmetic.py), and the writes of the fixed-latency pipelines behind them.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace weft {
 
-// hdl/lib/arithmetic.py. Sums of rows are data: `normalising` cycles are taken for granted.
+// hdl/lib/arithmetic.py. Normalising a row's sum depends on data, so it is assumed to take `divider_normalising`
+// cycles.
 struct Divider {
     int64_t age = 0, normal_left = 0, left = 0, rows = 0;
     bool fetched = false, occupied = false, issued = false;
@@ -33,7 +34,7 @@ struct Divider {
 };
 
 struct VectorUnit : VectorWalk {
-    // The element to read, with what follows from its place in the loops.
+    // An element to read, with flags of its position in the loops.
     struct Element {
         uint8_t second = 0, source = 0, dst = 0;  // banks
         bool ask_second = false, ask_source = false, last = false, group_last = false, end = false, row = false;
@@ -44,16 +45,16 @@ struct VectorUnit : VectorWalk {
     SkidBuffer<Element> ahead;
     Element element;
     bool valid = false, active = false;
-    // The instruction is read as a whole, the one before is not done yet, the next one was offered that may come early.
+    // All reads of the instruction are done; the previous instruction is not done; an offered instruction may overlap.
     bool read = false, behind = false, early = false;
-    Cycle settled = 0;  // when the later stages work on the instruction
+    Cycle settled = 0;  // cycle from which on the later stages work on the instruction
     int opcode = 0;
     bool from_scratchpad = false, add = false, same_row = false, same_column = false;
-    uint16_t h = 1, w = 1, mask = 0, mask_before = 0, ended_mask = 0;  // the last: of the instruction that ended last
+    uint16_t h = 1, w = 1, mask = 0, mask_before = 0, ended_mask = 0;  // ended_mask: of the last ended instruction
     int64_t left = 0;
     uint32_t parameter = 0;
     int32_t index = -1;
-    Cycle start = 0, end = NEVER - 8;  // of the instruction: accepted, last result
+    Cycle start = 0, end = NEVER - 8;  // cycles of the instruction's acceptance and last result
     // Softmax.
     Divider divider;
     int64_t under_way = 0, rows = 0;
@@ -71,7 +72,7 @@ struct VectorUnit : VectorWalk {
     bool done(Cycle now) const { return now == end + 2; }
     bool quiet(Cycle now) const { return !active && !busy(now + 1) && under_way == 0; }
 
-    // Returns whether the instruction at the queue, if any, is accepted. `adds` as in matrix.h.
+    // Simulates a cycle. Returns true if the offered instruction is accepted. For `adds` see matrix.h.
     bool step(Cycle now, const Instruction* offered, int32_t offered_index, const Slot& slot, unsigned adds,
               Schedule& schedule, Competition& asks) {
         const bool accepts = offered && (!active || (early && read && !behind && now >= settled));
@@ -107,7 +108,7 @@ private:
         return !op.source && !op.add;
     }
 
-    // Whether the scratchpad grants a read of a bank.
+    // Requests a bank of the scratchpad. Returns true if the read is granted.
     static bool grants(unsigned bank, Competition& asks) {
         const unsigned wanted = 1 + bank;
         asks.vec = wanted;
@@ -148,7 +149,7 @@ private:
         if (room) valid = ahead.valid;
         if (taken) element = ahead.out;
         if (!steps && !ahead.valid) return;
-        ahead.step(steps, steps ? made() : Element{}, room);
+        ahead.step(steps, steps ? nest_element() : Element{}, room);
         if (steps) nest.step();
     }
 
@@ -160,7 +161,7 @@ private:
         return opcode == OP_NORMALISE && nest.first(OX) && nest.first(G) && !divider.ready(*p);
     }
 
-    // Counts what hold() looks at.
+    // Updates the counters that hold() reads.
     void follow(const Slot& slot, bool steps) {
         if (opcode == OP_NORMALISE) {
             divider.step(*p, slot.vec_row, steps && nest.first(OX) && nest.first(G));
@@ -171,25 +172,25 @@ private:
         if (nest.first(OB) && rows < p->under_way_most) rows++;
     }
 
-    Element made() const {
-        Element made;
+    Element nest_element() const {
+        Element result;
         const uint16_t y = uint16_t(nest.at(Y)), x = uint16_t(nest.at(X));
         const bool inside = opcode != OP_VEC || (y < 0x8000 && y < h && x < 0x8000 && x < w);
         const bool starts = nest.first(RY) && nest.first(RX);
         const bool moved = !same_column || (nest.first(OX) && (!same_row || nest.first(OY)));
-        made.ask_second = add && moved && starts && nest.first(G);
-        made.ask_source = inside;
-        made.source = uint8_t(source_bank(nest.at(SRC)));
-        made.second = uint8_t(bank(nest.at(B)));
-        made.dst = uint8_t(bank(nest.at(DST)));
-        made.last = nest.last(RY) && nest.last(RX);
-        made.group_last = nest.last(G);
-        made.end = nest.last_all();
-        made.row = nest.first(OX) && nest.first(G);
-        return made;
+        result.ask_second = add && moved && starts && nest.first(G);
+        result.ask_source = inside;
+        result.source = uint8_t(source_bank(nest.at(SRC)));
+        result.second = uint8_t(bank(nest.at(B)));
+        result.dst = uint8_t(bank(nest.at(DST)));
+        result.last = nest.last(RY) && nest.last(RX);
+        result.group_last = nest.last(G);
+        result.end = nest.last_all();
+        result.row = nest.first(OX) && nest.first(G);
+        return result;
     }
 
-    // The element's read is granted: what will come of it.
+    // Schedules the events that follow from a granted read of the element.
     void grant(Cycle now, Schedule& schedule) {
         if (opcode == OP_NORMALISE && element.row) schedule.at(now + Cycle(p->read_latency) + 1).vec_row = true;
         if (!element.last || !element.group_last) return;

@@ -1,4 +1,4 @@
-// Encoded programs to integers, by what weft.hdl.isa says of every field.
+// Decodes programs to integers, by the positions of fields in weft.hdl.isa.
 #pragma once
 
 #include <cstring>
@@ -8,9 +8,9 @@
 namespace weft {
 
 struct Program {
-    std::vector<Instruction> instructions;  // up to and with END
+    std::vector<Instruction> instructions;  // up to END, included
     std::vector<int64_t> values;
-    int64_t faulty = -1;  // the first word that is no instruction, or lies outside memory
+    int64_t faulty = -1;  // index of the first word that is invalid or outside memory
 };
 
 inline int64_t field_of(const uint8_t* word, const Field& field) {
@@ -21,7 +21,7 @@ inline int64_t field_of(const uint8_t* word, const Field& field) {
     return int64_t(value) - (negative ? int64_t(1) << field.width : 0);
 }
 
-// `features`: what the configuration has, a bit each; see `Kind`.
+// `features` is a mask of the configuration's features, see `Kind`.
 inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t address, int64_t features) {
     Program program;
     std::vector<size_t> places;

@@ -59,7 +59,7 @@ def test_image_and_programmer(
     assert call(*flash, "--image", "image.bin") == 0
     content = Path("image.bin").read_bytes()
     (part,) = weft.load("program").device_programs
-    blob = Image(part).fixed
+    blob = Image(part).read_only
     assert content[DIRECTORY : DIRECTORY + len(blob)] == blob
     assert len(content) % ALIGN == 0
     start = WINDOW + (1 << 20)
@@ -98,7 +98,7 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_has_no_room() -> None:
     program = weft.load("program")
     (part,) = program.device_programs
-    values = Image(part, kept=0).memory_bytes
+    values = Image(part, flash_address=0).memory_bytes
     exact = replace(ICEBREAKER, memory=Memory(MemoryKind.BLOCK, values))
     size = len(flash_image(program, exact))
     less = replace(ICEBREAKER, memory=Memory(MemoryKind.BLOCK, values - 1))
@@ -126,7 +126,7 @@ def test_programs_that_are_copied_to_memory(
     image = Image(part)
     assert image.bases[CONSTANTS] == 0
     content = flash_image(program, board)
-    assert content == build_copy_image(image.fixed, len(content), "")
+    assert content == build_copy_image(image.read_only, len(content), "")
     with pytest.raises(weft.WeftError, match=f"the flash of ulx3s-12f has room for {len(content) - 1:,}$"):
         flash_image(program, replace(board, flash=SpiFlash(len(content) + 63, 64)))
     needs = image.memory_bytes

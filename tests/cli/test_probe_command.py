@@ -27,7 +27,7 @@ from weft.boards.sdram.calibration import Calibration, CalibrationState
 from weft.cli import main, probe_command
 from weft.compiler.backend import DeviceProgram
 from weft.hdl.isa.memmap import Reg
-from weft.run.stream import places
+from weft.run.stream import alternate_images
 from weft.run.virtual import VirtualBoard
 
 OWN = find("icebreaker")
@@ -233,7 +233,7 @@ def test_runs_without_a_port_find_it_and_upload_once(
     for seed in range(3):
         np.savez(f"{seed}.npz", **feeds(network, np.random.default_rng(seed)))
         given += ["--input", f"{seed}.npz"]
-    assert places(program, OWN.memory.size) is not None
+    assert alternate_images(program, OWN.memory.size) is not None
     wait = Session.__init__
     monkeypatch.setattr(
         Session, "__init__", lambda *given, **options: wait(*given, **options | {"timeout": 5.0})

@@ -84,12 +84,12 @@ def _bounded() -> Iterator[None]:
     def over(number: int, frame: object) -> None:
         raise _TakesLong
 
-    most, before = interpreter.EXECUTED_MOST, signal.signal(signal.SIGVTALRM, over)
-    interpreter.EXECUTED_MOST = _INSTRUCTIONS
+    most, before = interpreter.MAX_EXECUTED, signal.signal(signal.SIGVTALRM, over)
+    interpreter.MAX_EXECUTED = _INSTRUCTIONS
     try:
         yield
     finally:
-        interpreter.EXECUTED_MOST = most
+        interpreter.MAX_EXECUTED = most
         signal.signal(signal.SIGVTALRM, before)
 
 

@@ -164,7 +164,7 @@ def table(closures: dict[str, Closure]) -> Iterator[str]:
         for kind in (*KINDS, *FUNCTIONAL):
             total = found.total.get(kind, 0)
             if total:
-                done, explained = found.covered.get(kind, 0), found.explained_of(kind)
+                done, explained = found.covered.get(kind, 0), found.count_explained(kind)
                 yield (
                     f"  {kind:8} {done:6,} of {total:6,}, {100 * done / total:6.2f} %; "
                     f"{explained} explained, {total - done - explained} not"
@@ -199,7 +199,7 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def _counted(found: Closure, kind: str) -> str:
-    done, total, explained = found.covered.get(kind, 0), found.total[kind], found.explained_of(kind)
+    done, total, explained = found.covered.get(kind, 0), found.total[kind], found.count_explained(kind)
     left = total - done - explained
     return (
         f"{done:,} of {total:,} ({100 * done / total:.1f} %)"
@@ -211,7 +211,7 @@ def _counted(found: Closure, kind: str) -> str:
 def idle(why: list[Explanation], closures: dict[str, Closure]) -> list[Explanation]:
     """Explanations of nothing, of the cores that ran."""
     used = {item for found in closures.values() for item in found.explained}
-    return [item for item in why if item not in used and any(item.may_be_of(name) for name in closures)]
+    return [item for item in why if item not in used and any(item.matches_core(name) for name in closures)]
 
 
 def main() -> int:

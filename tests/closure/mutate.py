@@ -214,7 +214,7 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def _explained(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation | None:
-    return next((item for item in why if item.fits(name, place(mutant))), None)
+    return next((item for item in why if item.matches(name, place(mutant))), None)
 
 
 def table(name: str, result: Result) -> Iterator[str]:

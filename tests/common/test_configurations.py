@@ -16,7 +16,7 @@ from support import qdq_models
 import weft
 from weft import ConfigError, InputError, Program
 from weft import __main__ as command
-from weft.api import _checked
+from weft.api import _check_program
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.compiler.artefact import Compiled
@@ -145,12 +145,12 @@ TOO_EARLY = r"waits for semaphore \d+, which no earlier instruction has signalle
 def test_an_order_for_queues_only_is_refused(board: str) -> None:
     """When it is compiled, when it is loaded, and when it is run: see `weft.hdl.checker.order`."""
     with pytest.raises(ProgramError, match=rf"^device1: instruction \d+ \([A-Z]+\) {TOO_EARLY}"):
-        _checked(for_queues_only(board))
+        _check_program(for_queues_only(board))
 
 
 def test_an_order_for_queues_only_runs_in_queues_only() -> None:
     config = PRESETS["tiny"].replace(depthwise_taps=0)
-    program = _checked(for_queues_only(config))
+    program = _check_program(for_queues_only(config))
     outputs = program.run(INPUTS).outputs
     right = weft.compile(digits.model(), config).run(INPUTS).outputs
     assert all(np.array_equal(outputs[name], value) for name, value in right.items())

@@ -179,13 +179,13 @@ def test_what_is_read_is_not_written(tmp_path: Path, way: str, monkeypatch: pyte
     with pytest.raises(
         FileError, match=f"^--output would overwrite {path}, which is read: name another file$"
     ):
-        files.apart({"--output": path}, [None, Path("other"), read])
+        files.check_overwrites({"--output": path}, [None, Path("other"), read])
     message = "^--output and --report both name other: they are two files$"
     for there in (False, True):
         if there:
             Path("other").write_text("")
         with pytest.raises(FileError, match=message):
-            files.apart({"--output": Path("folder/../other"), "--report": Path("other")}, [read])
+            files.check_overwrites({"--output": Path("folder/../other"), "--report": Path("other")}, [read])
     with pytest.raises(FileError, match="would overwrite folder/read"):
         fill(read.parent, ["new", "read"], [path])
     assert read.read_text() == "precious"
@@ -198,9 +198,11 @@ def test_names_that_end_like_another_format(tmp_path: Path) -> None:
     for name in ("x.csv", "x.npy", "x.NPZ.zip", "x.json"):
         message = rf"^--output writes \.npz, which {name} would not be by its name: end it in \.npz$"
         with pytest.raises(FileError, match=message):
-            files.apart({"--output": Path(name)}, [], suffixes)
+            files.check_overwrites({"--output": Path(name)}, [], suffixes)
     for name in ("x.npz", "x.NPZ", "x", "/dev/null"):
-        files.apart({"--output": Path(name), "--svg": Path("y.sv"), "--report": Path("z.csv")}, [], suffixes)
+        files.check_overwrites(
+            {"--output": Path(name), "--svg": Path("y.sv"), "--report": Path("z.csv")}, [], suffixes
+        )
 
 
 REFUSED = {
@@ -237,11 +239,11 @@ def test_commands_refuse_names_of_other_formats(
 
 def test_files_that_are_apart() -> None:
     null = Path("/dev/null")
-    files.apart(
+    files.check_overwrites(
         {"--output": null, "--report": null, "--waves": Path("a"), "--svg": Path("b")}, [null, Path("c")]
     )
     with pytest.raises(IsADirectoryError):
-        files.apart({"--output": Path("/tmp")}, [])
+        files.check_overwrites({"--output": Path("/tmp")}, [])
 
 
 def test_a_folder_is_filled_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,8 @@ def test_how_many_values_differ_is_said(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_values_that_are_the_same() -> None:
     same = {"a": np.arange(3, dtype=np.uint8)}
-    assert litert.compared([same], [same]) == "LiteRT: 0 of 3 output values differ"
-    assert litert.compared([same, same], [same, {"a": np.array([0, 1, 255], np.uint8)}]) == (
+    assert litert.describe_differences([same], [same]) == "LiteRT: 0 of 3 output values differ"
+    assert litert.describe_differences([same, same], [same, {"a": np.array([0, 1, 255], np.uint8)}]) == (
         "LiteRT: 1 of 6 output values differ, by 253 at most"
     )
 

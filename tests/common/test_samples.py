@@ -11,7 +11,7 @@ import pytest
 from support.torch_tensor import Tensor
 
 from weft.errors import FileError, InputError
-from weft.samples import fitted
+from weft.samples import fit_samples
 
 IMAGE = {"x": ("float32", (1, 3, 4))}
 TWO = {"x": ("float32", (1, 3)), "/n": ("int64", (2,))}
@@ -37,7 +37,7 @@ def floats(*shape: int) -> np.ndarray:
 def test_first_axis_counts_samples(given: tuple[int, ...], shape: tuple[int, ...], runs: int) -> None:
     array = floats(*given)
     for order in ("C", "F"):
-        found = fitted({"x": np.asarray(array, order=order)}, {"x": ("float32", shape)})  # type: ignore[call-overload]
+        found = fit_samples({"x": np.asarray(array, order=order)}, {"x": ("float32", shape)})  # type: ignore[call-overload]
         assert len(found) == runs
         listed = list(found)
         assert [run["x"].shape for run in listed] == [shape] * runs
@@ -52,11 +52,11 @@ def test_ways_to_give_samples(tmp_path: Path) -> None:
     ways: list[Any] = [{"x": array, "y": 1}, array, tmp_path / "a.npy", str(tmp_path / "a.npz"),
                        tmp_path / "swapped.anything", {"x": Tensor(array)}]  # fmt: skip
     for given in ways:
-        found = fitted(given, IMAGE).arrays["x"]
+        found = fit_samples(given, IMAGE).arrays["x"]
         assert found.dtype == np.float32
         assert (found == array[:, None]).all()
     np.savez(tmp_path / "two.npz", **{"x": floats(2, 3), "%2Fn": np.ones((2, 2), np.int64)})
-    assert len(fitted(tmp_path / "two.npz", TWO)) == 2
+    assert len(fit_samples(tmp_path / "two.npz", TWO)) == 2
 
 
 def saved(array: np.ndarray) -> bytes:
@@ -99,7 +99,7 @@ ARRAYS: dict[str, tuple[Any, Any, str]] = {
 def test_arrays_that_do_not_fit(case: str) -> None:
     given, signature, told = ARRAYS[case]
     with pytest.raises(InputError, match=told) as error:
-        fitted(given, signature)
+        fit_samples(given, signature)
     assert "\n" not in str(error.value)
 
 
@@ -119,10 +119,10 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     for data, told in contents.items():
         path.write_bytes(data)
         with pytest.raises(FileError, match=told) as error:
-            fitted(path, IMAGE)
+            fit_samples(path, IMAGE)
         assert str(error.value).startswith(str(path))
         assert "\n" not in str(error.value)
     with pytest.raises(FileError, match=r"is a folder, not a file"):
-        fitted(tmp_path, IMAGE)
+        fit_samples(tmp_path, IMAGE)
     with pytest.raises(FileNotFoundError):
-        fitted(tmp_path / "missing.npz", IMAGE)
+        fit_samples(tmp_path / "missing.npz", IMAGE)

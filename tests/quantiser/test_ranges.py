@@ -7,7 +7,7 @@ import pytest
 from support import float_nets
 
 from weft.quantiser import float_model, ranges
-from weft.samples import Samples, fitted
+from weft.samples import Samples, fit_samples
 
 
 def histogram(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +68,7 @@ def test_percentile(kind: str) -> None:
 def test_ranges_of_a_model_do_not_depend_on_the_order_of_samples() -> None:
     model = float_nets.perceptron()
     prepared, _ = float_model.prepared(model, {})
-    samples = fitted(float_nets.samples(model, 7), float_model.signature(prepared))
+    samples = fit_samples(float_nets.samples(model, 7), float_model.signature(prepared))
     turned = Samples({name: array[::-1] for name, array in samples.arrays.items()})
     for method in ranges.METHODS:
         found = ranges.ranges(prepared, samples, method)

@@ -202,7 +202,7 @@ def test_a_host_that_vanishes_anywhere_does_no_harm_to_the_next_one(
         assert case.run(device)
         if vanished:
             # Nothing that was there was trusted: pages without all of their bytes were sent again.
-            assert device.transfer.written + device.transfer.kept == len(case.image.fixed)
+            assert device.transfer.written + device.transfer.kept == len(case.image.read_only)
 
 
 @pytest.mark.long
@@ -236,11 +236,11 @@ def test_a_program_in_flash_that_is_damaged_is_not_used(tmp_path: Path) -> None:
     )
     case = Case(program, inputs, program.run(inputs).outputs)
     content = bytearray(flash_image(program, board))
-    content[DIRECTORY + random.Random(3).randrange(len(case.image.fixed))] ^= 0x10
+    content[DIRECTORY + random.Random(3).randrange(len(case.image.read_only))] ^= 0x10
     (tmp_path / "flash.bin").write_bytes(content)
     with board_at(f"virtual:{board.name}:{tmp_path}/flash.bin", board.config) as device:
         assert case.run(device)
-        assert device.transfer.written == len(case.image.fixed)
+        assert device.transfer.written == len(case.image.read_only)
         assert device.advice.startswith(
             ": the board's flash holds this program, but damaged; write this program's code"
         )

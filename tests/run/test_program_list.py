@@ -22,7 +22,7 @@ from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.isa.program_lists import pitch
 from weft.run.runtime import Image
-from weft.run.stream import ProgramList, side_by_side, stream
+from weft.run.stream import ProgramList, place_programs, stream
 from weft.run.virtual import board_at
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -66,7 +66,7 @@ def outputs(image: Image, device: Device) -> dict[str, np.ndarray]:
 
 def run(device: Device, order: list[int]) -> list[tuple[int, int]]:
     """Two models in one memory, in any order: all outputs are those of single runs. Returns cycles of each."""
-    images = side_by_side([part for _, part in parts(device.config)])
+    images = place_programs([part for _, part in parts(device.config)])
     at = -(-images[-1].memory_bytes // pitch(device.config)) * pitch(device.config)
     listed = ProgramList([images[place] for place in order], device.config, at, device.memory_bytes)
     listed.load(device)
@@ -74,7 +74,7 @@ def run(device: Device, order: list[int]) -> list[tuple[int, int]]:
         image.write(device, contents(program, part, seed))
     listed.start(device)
     device.wait()
-    assert device.listed().done == len(order)
+    assert device.list_progress().done == len(order)
     records = listed.records(device)
     assert all(record.done for record in records)
     if device.computes:
@@ -90,13 +90,13 @@ def run(device: Device, order: list[int]) -> list[tuple[int, int]]:
 
 
 def memory(config: weft.Config = CONFIG) -> int:
-    return side_by_side([part for _, part in parts(config)])[-1].memory_bytes + 4096
+    return place_programs([part for _, part in parts(config)])[-1].memory_bytes + 4096
 
 
 def test_a_list_writes_where_another_program_was_loaded() -> None:
     """What that has loaded there is not looked at before the next start."""
     device = Looking(CONFIG, memory())
-    for image in side_by_side([part for _, part in parts()]):
+    for image in place_programs([part for _, part in parts()]):
         for base in image.bases.keys() - {CONSTANTS}:
             device.load(image.bases[base], b"weft" * 4, "another program")
     run(device, [0, 1, 0])
@@ -115,7 +115,7 @@ def test_two_models_run_by_one_start() -> None:
 
 
 def test_lists_that_are_refused() -> None:
-    images = side_by_side([part for _, part in parts()])
+    images = place_programs([part for _, part in parts()])
     size = memory()
     with pytest.raises(weft.InputError, match=r"^a list has 1 to 16777215 programs, not 0$"):
         ProgramList([], CONFIG, 0, size)

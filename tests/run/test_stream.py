@@ -16,7 +16,7 @@ from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
 from weft.extras.training.trainer import Settings, Trainer
 from weft.hdl.isa.config import PRESETS
-from weft.run.stream import LISTED, places, stream
+from weft.run.stream import MAX_LIST_RUNS, alternate_images, stream
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 
@@ -122,7 +122,7 @@ def test_the_device_gets_several_runs_at_a_start(count: int) -> None:
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(count)]
     device = Logged(40 * need(program), early=False, config=LISTS)
     results = list(stream(program, runs, device))
-    size = min(LISTED, count)
+    size = min(MAX_LIST_RUNS, count)
     assert [entry for entry in device.log if entry in ("start", "list", "wait")] == (
         ["list", "wait"] * -(-count // size)
     )
@@ -169,7 +169,7 @@ def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
     program = model("small")
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
     least = 2 * need(program)
-    while places(program, least - 1) is not None:
+    while alternate_images(program, least - 1) is not None:
         least -= 1
     assert need(program) < least < 2 * need(program)
     for memory, log in ((least, ["start", "write"]), (least - 1, ["start", "wait"])):
@@ -184,7 +184,7 @@ def test_inputs_among_temporaries_stay_where_they_are() -> None:
     """Programs for boards whose memory is small: what the next run needs would be written over."""
     program = weft.compile(small(), "icebreaker")
     assert all(part.compact for part in program.device_programs)
-    assert places(program, 1 << 30) is None
+    assert alternate_images(program, 1 << 30) is None
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
     wanted = [program.run(inputs).outputs for inputs in runs]
     device = GoldenDevice(program.config, 4 * need(program))
@@ -227,7 +227,7 @@ def test_what_the_device_keeps_stays_there(early: bool) -> None:
     program.reset(before)
     device = Logged(4 * need(program), early=early, config=program.config)
     results = list(stream(program, runs, device))
-    assert len(places(program, device.memory_bytes) or ()) == 2
+    assert len(alternate_images(program, device.memory_bytes) or ()) == 2
     for result, expected in zip(results, wanted, strict=True):
         for output, array in expected.outputs.items():
             assert np.array_equal(result.outputs[output], array)

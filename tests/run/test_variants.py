@@ -90,7 +90,7 @@ def test_another_memory_is_another_choice() -> None:
     report = variants.run(image(), on="timing", bandwidth=16).report["variant"]
     assert report["cycles"][0] is None  # what was counted behind the other memory is forgotten
     assert report["next"] == 0
-    assert report["why"].endswith("that for a faster memory is tried")
+    assert report["why"].endswith("trying the program for a faster memory")
 
 
 def test_three_are_tried_in_their_order() -> None:

@@ -163,7 +163,7 @@ def test_a_program_that_is_copied_to_memory(
     Path("good.bin").write_bytes(content)
     content[random.Random(4).randrange(8, 4096)] ^= 0x10
     Path("bad.bin").write_bytes(content)
-    size = len(Image(program.device_programs[0]).fixed)
+    size = len(Image(program.device_programs[0]).read_only)
     np.savez("in.npz", **feeds(model, np.random.default_rng(1)))
     arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--report", "r.json", "--port"]
     for name, fault, uploaded in (
@@ -261,7 +261,7 @@ def test_a_simulated_board_with_another_configuration(monkeypatch: pytest.Monkey
     monkeypatch.setattr(virtual, "VirtualBoard", lambda *given: built.append(given))
     config = PRESETS["tiny"]
     for port, flash in (("ulx3s-85f@tiny", None), ("ulx3s-85f@tiny:flash.bin", Path("flash.bin"))):
-        with pytest.raises(TypeError), virtual.place_of(f"virtual:{port}", None, config):
+        with pytest.raises(TypeError), virtual.locate_board(f"virtual:{port}", None, config):
             pass
         assert built.pop() == (registry.find("ulx3s-85f"), config, flash)
 

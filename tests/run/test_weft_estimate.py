@@ -58,9 +58,9 @@ def test_what_a_program_needs(made: dict[str, Estimate], name: str) -> None:
     (part,) = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
     assert (item.code, item.constants) == (len(part.code), len(part.constants))
     assert Image(part).memory_bytes == item.code + item.constants + item.working
-    kept = Image(part, kept=0)
+    kept = Image(part, flash_address=0)
     if item.flash:  # as memory has too little room
-        assert item.flash == len(flash_image(program, BOARDS[name])) > len(kept.fixed)
+        assert item.flash == len(flash_image(program, BOARDS[name])) > len(kept.read_only)
         assert item.needed == kept.memory_bytes <= item.available < Image(part).memory_bytes
     else:
         assert item.needed == Image(part).memory_bytes

@@ -79,7 +79,7 @@ class ProgramList:
         self.place(device)
         device.start_list(self.address)
         device.wait(timeout)
-        assert device.listed() == ListProgress(len(self.order))
+        assert device.list_progress() == ListProgress(len(self.order))
         return self.timeless(device)
 
     def timeless(self, device: Device) -> bytes:

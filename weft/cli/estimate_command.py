@@ -41,7 +41,7 @@ def estimate(
 
     with reports.progress() as progress:
         made = estimates(
-            files.existing(model),
+            files.require_file(model),
             board or None,
             shapes=shapes_of(shape),
             states=states_of(state),

@@ -100,7 +100,7 @@ def demo(
     from weft.cli.demo import FILES, Demo
 
     chosen = configuration(config)
-    files.apart({f"--keep ({name})": keep / name for name in FILES}, [config_file(config)])
+    files.check_overwrites({f"--keep ({name})": keep / name for name in FILES}, [config_file(config)])
     demonstration = Demo(example.value, chosen, keep, reports.summary())
     if not demonstration.run(images):
         raise typer.Exit(1)

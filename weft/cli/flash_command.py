@@ -100,7 +100,7 @@ def _flash_program(board: Board, folder: Path, image: Path | None, dry_run: bool
         print(shlex.join(programmer.command(board, path, offset=offset, installed=False)))
         return
     if image is not None:
-        files.apart({"--image": image}, reads)
+        files.check_overwrites({"--image": image}, reads)
         with files.whole_file(image) as part:
             part.write_bytes(content)
         reports.say(f"{image}: what the flash of {board.title} holds from byte {offset:,} on")
@@ -133,11 +133,11 @@ def flash_image(program: Program, board: Board) -> bytes:
     if board.flash is None:
         having = ", ".join(other.name for other in BOARDS.values() if other.flash)
         raise InputError(f"{board.name} keeps no programs in its flash; boards that do: {having}")
-    parts = [Image(part, kept=None if board.copies_flash else 0) for part in program.device_programs]
+    parts = [Image(part, flash_address=None if board.copies_flash else 0) for part in program.device_programs]
     if not parts:
         raise InputError("nothing of this program runs on the device, so there is nothing to write")
     needed = max(part.memory_bytes for part in parts)
-    fixed, room, where = [part.fixed for part in parts], board.flash.room, f"the flash of {board.name}"
+    fixed, room, where = [part.read_only for part in parts], board.flash.room, f"the flash of {board.name}"
     if board.copies_flash:
         if needed > board.memory.size:
             raise InputError(

@@ -185,7 +185,7 @@ def run(
         say_source(results[-1].report)
         reports.say_plan(program, results[-1].report.get("modelled", {}).get("bandwidth"))
     if theirs is not None:
-        reports.say(litert.compared([result.outputs for result in results], theirs))
+        reports.say(litert.describe_differences([result.outputs for result in results], theirs))
     if waves is not None:
         viewers = " and ".join(str(waves.with_suffix(suffix)) for suffix in VIEWERS)
         reports.say(f"{waves}: waveforms from cycle {waves_from:,} on; {viewers} open them")
@@ -234,7 +234,7 @@ def _read(
     others = [load(item) for item in variant]
     read += [path for _, paths in others for path in paths]
     suffixes = {"--output": (".npz",), "--report": (".json",)}
-    files.apart(written, [*read, *source, against and files.existing(against)], suffixes)
+    files.check_overwrites(written, [*read, *source, against and files.require_file(against)], suffixes)
     _check_device(on, program)
     return (
         program,
@@ -299,7 +299,7 @@ def _time(
     if output is not None:
         raise FileError("--output and --on timing do not go together: timing computes no outputs")
     program, read = load(folder)
-    files.apart({"--report": report}, read, {"--report": (".json",)})
+    files.check_overwrites({"--report": report}, read, {"--report": (".json",)})
     if certified:
         _certify(program, folder)
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
@@ -399,5 +399,5 @@ def _refuse(error: TyperException) -> NoReturn:
 
 def _fail(text: str, code: int) -> NoReturn:
     """Leave with a sentence: names in it come from files, and may be of any length and hold anything."""
-    print("error:", "\n".join(map(reports.told, text.splitlines())), file=sys.stderr)
+    print("error:", "\n".join(map(reports.printable_line, text.splitlines())), file=sys.stderr)
     sys.exit(code)

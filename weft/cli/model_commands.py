@@ -108,7 +108,7 @@ def compile_model(
     import weft
 
     chosen = configuration(config)
-    files.existing(model)
+    files.require_file(model)
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     options["states"] = states_of(state)
     options["memory"] = memory_of(memory_given(memory), config)
@@ -120,7 +120,7 @@ def compile_model(
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)
     if tuning is not None:
-        loaded = provider("read a tuning")(files.existing(tuning), chosen)
+        loaded = provider("read a tuning")(files.require_file(tuning), chosen)
         if memory is not None and options["memory"] != loaded.bandwidth:
             raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
         options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
@@ -154,7 +154,7 @@ def _tell(program: Program, title: str) -> None:
         reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
     for done in (program.roundings, program.substitutions):
         if done is not None:
-            reports.say(*done.told)
+            reports.say(*done.lines)
     if program.narrow_bytes:
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"
@@ -192,7 +192,7 @@ def check(
     from weft.compiler.ir.model import reasons
 
     options: dict[str, Any] = {"shapes": shapes_of(shape), "states": states_of(state)}
-    nodes = weft.check(files.existing(model), configuration(config), **options)
+    nodes = weft.check(files.require_file(model), configuration(config), **options)
     host = sum(node[2] == "host" for node in nodes)
     if as_json:
         keys = ("name", "operator", "place", "reason")
@@ -257,9 +257,11 @@ def verilog(
     chosen = configuration(config)
     if output.suffix == ".json":
         raise FileError(f"{output}: the Verilog file must not end in .json, its description does")
-    described = None if files.special(output) else output.with_suffix(".json")
+    described = None if files.is_special(output) else output.with_suffix(".json")
     suffixes = {"--output": (".v", ".sv")}
-    files.apart({"--output": output, "its description": described}, [config_file(config)], suffixes)
+    files.check_overwrites(
+        {"--output": output, "its description": described}, [config_file(config)], suffixes
+    )
     with reports.progress() as progress:
         progress("generating Verilog")
         text, description = weft.verilog(chosen)

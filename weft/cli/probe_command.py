@@ -166,13 +166,13 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
     from weft.boards.link.frames import Operation, Request
     from weft.boards.link.probe import measure_link, read_registers
     from weft.boards.link.serial_ports import identify_ready, open_session, sdram_fault
-    from weft.run.virtual import PREFIX, place_of
+    from weft.run.virtual import PREFIX, locate_board
 
     progress("asking the serial ports for a board" if port is None else f"asking at {port}")
     if port is not None and port.startswith(PREFIX):
         progress("building the board's simulator (about a minute, the first time only)")
-    with place_of(port, baud) as place:
-        session, rate = open_session(place.port, place.rates, timeout=place.timeout)
+    with locate_board(port, baud) as location:
+        session, rate = open_session(location.port, location.rates, timeout=location.timeout)
         try:
             identity = identify_ready(session)
             session.buffer = identity.buffer
@@ -185,7 +185,7 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
             test = None if sdram_fault(identity) else _tested(memory, identity, part, link, progress)
         finally:
             session.close()
-    return _Probed(place.port, rate, identity, registers, link, test)
+    return _Probed(location.port, rate, identity, registers, link, test)
 
 
 def _tested(

@@ -91,9 +91,9 @@ def quantise(
 ) -> None:
     """Quantise a float ONNX model to int8 for the device, and say how far it is from float."""
     chosen = configuration(config)
-    reads = [files.existing(path) for path in (model, data, held_out) if path is not None]
+    reads = [files.require_file(path) for path in (model, data, held_out) if path is not None]
     suffixes = {"--output": (".onnx",), "--report": (".json",)}
-    files.apart({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
+    files.check_overwrites({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
     import weft
 
     with reports.progress() as progress:

@@ -50,7 +50,7 @@ def trace(
         raise FileError("say where the trace goes: --output FILE.json, --svg FILE.svg, or both")
     program, read = load(folder)
     suffixes = {"--output": (".json",), "--svg": (".svg",)}
-    files.apart({"--output": output, "--svg": drawing}, read, suffixes)
+    files.check_overwrites({"--output": output, "--svg": drawing}, read, suffixes)
     from weft.cli import trace_svg
     from weft.run.trace import timelines_of
 

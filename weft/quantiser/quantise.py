@@ -26,7 +26,7 @@ from weft.quantiser.accuracy import Accuracy, measure
 from weft.quantiser.kept_weights import Weights, keep
 from weft.quantiser.quantise_plan import Plan, operators
 from weft.quantiser.ranges import note_largest
-from weft.samples import Given, Samples, fitted
+from weft.samples import Samples, SampleSource, fit_samples
 
 METHODS = ("minmax", *ranges.METHODS)
 """How the range of an activation is chosen from its values."""
@@ -48,9 +48,9 @@ class Quantised:
 
 def quantise(
     model: Any,
-    samples: Given,
+    samples: SampleSource,
     *,
-    held_out: Given | None = None,
+    held_out: SampleSource | None = None,
     method: str = "minmax",
     keep_float: Sequence[str] = (),
     wide: Sequence[str] = (),
@@ -97,8 +97,8 @@ def quantise(
     tell("reading the model")
     prepared, remembered = float_model.prepared(_source(model, samples), sizes)
     taken = float_model.signature(prepared)
-    calibrating = fitted(samples, taken)
-    measured = calibrating if held_out is None else fitted(held_out, taken)
+    calibrating = fit_samples(samples, taken)
+    measured = calibrating if held_out is None else fit_samples(held_out, taken)
     _check_names(prepared, (*keep_float, *wide))
     with float_model.silence():
         tell(f"calibrating with {len(calibrating):,} samples")
@@ -126,7 +126,7 @@ def _checked(
     return {name: integer(f"shapes[{name!r}]", size, 1, ELEMENTS) for name, size in (shapes or {}).items()}
 
 
-def _source(model: Any, samples: Given) -> Source:
+def _source(model: Any, samples: SampleSource) -> Source:
     from weft.quantiser.torch_export import exported, is_module
 
     if is_module(model):

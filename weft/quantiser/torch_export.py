@@ -18,7 +18,7 @@ from weft.compiler.host.onnx_model import first_line
 from weft.compiler.ir.graph import CompileError
 from weft.errors import InputError
 from weft.quantiser import float_model
-from weft.samples import Given, arrays_of
+from weft.samples import SampleSource, arrays_of
 
 
 def is_module(value: Any) -> bool:
@@ -27,7 +27,7 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def exported(module: Any, samples: Given) -> onnx.ModelProto:
+def exported(module: Any, samples: SampleSource) -> onnx.ModelProto:
     """A module as an ONNX model that takes one sample at a time, as it is for evaluation.
 
     Its inputs are named as the samples are; if these are not all names of its forward method's parameters, they are its

@@ -1,1 +1,1 @@
-"""Compiled programs and the devices that run them."""
+"""Run compiled programs on simulators and boards."""

@@ -1,4 +1,4 @@
-"""Attention over keys and values in pages, as serving systems keep them: one program for every state of the cache."""
+"""Paged attention: attention over a paged cache of keys and values, with one program for every state of the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """Scales and zero points of int8 Q, K, V and of the output; real value = scale * (integer - zero)."""
+    """Scales and zero points of int8 Q, K, V and output Y; real value = scale * (integer - zero)."""
 
     q_scale: float = 1.0
     k_scale: float = 1.0
@@ -41,8 +41,8 @@ class Quantisation:
     v_zero: int = 0
     y_zero: int = 0
 
-    def checked(self) -> Quantisation:
-        """The same in Python's own numbers. Raises `InputError` for what is no scale or no int8 zero point."""
+    def check(self) -> Quantisation:
+        """Return a copy with Python numbers. Raises `InputError` for an invalid scale or zero point."""
         values = {}
         for name in ("q", "k", "v", "y"):
             values[f"{name}_scale"] = positive(f"{name}_scale", getattr(self, f"{name}_scale"))
@@ -55,63 +55,73 @@ def _count(name: str, value: int) -> int:
 
 
 class PagedAttention:
-    """softmax(Q K^T * scale) V for `rows` queries, with keys and values in pages that a table names.
+    """softmax(Q K^T * scale) V for `rows` queries, with keys and values in pages that a page table lists.
 
-    The program reads the page table and the number of keys when it runs: appending keys, appending a page or giving the
-    pages another order takes no new program. It goes through all `capacity` pages of the table, so its time does not
-    depend on the number of keys; make programs for a few capacities if that matters.
+    The program reads the page table and the number of keys when it runs, so appending keys or pages, or reordering
+    pages, needs no new program. It always processes all `capacity` pages of the table, so its time does not depend on
+    the number of keys. To save time on short sequences, compile programs for several capacities.
 
     Parameters
     ----------
     config : str or Config
-        The accelerator.
+        Configuration of the accelerator.
     heads, kv_heads : int
-        Query heads, and heads of keys and values (a divisor; the same if None).
+        Number of query heads, and of heads of keys and values (a divisor of `heads`; None: `heads`).
     head_size : int
         Elements of a query, key and value.
     rows : int
-        Queries of a head: 1 for a decode step, more for prefill.
+        Queries per head: 1 for a decode step, more for prefill.
     page : int
         Keys in a page, a multiple of the array's side.
     pages : int
-        Pages that there are, for all sequences together.
+        Pages in the pool, for all sequences together.
     capacity : int
-        Pages of one sequence at most.
+        Most pages of one sequence.
     causal : bool
         Query i, of the last `rows` positions, sees the keys up to its own position.
     quantisation : Quantisation
     scale : float
         Multiplier of the real scores; ``1 / sqrt(head_size)`` if None.
     largest : float
-        The largest magnitude of the largest score of a row, as a calibration finds it. It must be given where queries
-        and keys at the ends of their ranges make scores that the device clamps; up to 1.25 times it is computed right.
+        Largest magnitude of a row's maximum score, from a calibration. Required if queries and keys at the ends of
+        their ranges give scores that the device clamps; scores up to 1.25 times `largest` are not clamped.
 
     Raises
     ------
     InputError
-        If a parameter is of a wrong type or out of its range.
+        If a parameter has a wrong type or is out of range.
     CompileError
-        If parameters do not go together, the configuration has no room, or scores may be clamped.
+        If parameters are inconsistent, the configuration is too small, or scores may be clamped.
     """
 
     def __init__(
-        self, config: str | Config = "default", *, heads: int, head_size: int, page: int, pages: int, capacity: int,
-        rows: int = 1, kv_heads: int | None = None, causal: bool = True,
-        quantisation: Quantisation | None = None, scale: float | None = None,
+        self,
+        config: str | Config = "default",
+        *,
+        heads: int,
+        head_size: int,
+        page: int,
+        pages: int,
+        capacity: int,
+        rows: int = 1,
+        kv_heads: int | None = None,
+        causal: bool = True,
+        quantisation: Quantisation | None = None,
+        scale: float | None = None,
         largest: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config = configuration(config)
         self.heads, self.head_size = _count("heads", heads), _count("head_size", head_size)
         self.kv_heads = self.heads if kv_heads is None else _count("kv_heads", kv_heads)
         self.rows, self.page = _count("rows", rows), _count("page", page)
         self.pages, self.capacity = _count("pages", pages), _count("capacity", capacity)
         self._check_parameters()
-        quant = (quantisation or Quantisation()).checked()
+        quant = (quantisation or Quantisation()).check()
         multiplier = 1 / math.sqrt(self.head_size) if scale is None else positive("scale", scale)
         op = self._operator(quant, flag("causal", causal), multiplier)
-        in_turn = bool(sequential_boards(self.config))
+        in_turn = bool(sequential_boards(self.config))  # the sequential core needs a different order
         self.warnings = self._warnings(op, None if largest is None else positive("largest", largest))
-        """A sentence if scores far larger than those of a calibration would be clamped."""
+        """A warning if the device clamps scores far above the calibrated maximum, else empty."""
         segment = DeviceSegment("attention", (op,))
         self.program: DeviceProgram = compile_segment(segment, self.config, sequential=in_turn)
         check_program(self.program.instructions, self.config, extents=self.program.areas.extents)
@@ -182,7 +192,7 @@ class PagedAttention:
             lengths=(self.page * self.capacity,),
             scale=ratio,
             causal=causal,
-            offset=-self.rows,
+            offset=-self.rows,  # the queries are the last `rows` positions
             q_zero=quant.q_zero,
             k_zero=quant.k_zero,
             v_zero=quant.v_zero,
@@ -192,9 +202,18 @@ class PagedAttention:
         )
 
     def run(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, table: Sequence[int], length: int,
-        on: str | Device = "golden", *, latency: int = 30, bandwidth: float | None = None, stalls: int | None = None,
-    ) -> Result:  # fmt: skip
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        table: Sequence[int],
+        length: int,
+        on: str | Device = "golden",
+        *,
+        latency: int = 30,
+        bandwidth: float | None = None,
+        stalls: int | None = None,
+    ) -> Result:
         """Attend to the first `length` keys of the pages in `table`.
 
         Parameters
@@ -204,14 +223,14 @@ class PagedAttention:
         table : sequence of int
             Numbers of the sequence's pages, in order; at most `capacity`.
         length : int
-            Keys in them, the current positions included.
+            Keys in these pages, including the current positions.
         on, latency, bandwidth, stalls
-            As `Program.run` has them.
+            See `Program.run`.
 
         Returns
         -------
         Result
-            ``outputs["y"]`` is int8 of shape (rows, heads, head_size); not there from a device that computes nothing.
+            ``outputs["y"]`` is int8 of shape (rows, heads, head_size); absent from a device that computes no results.
 
         Raises
         ------
@@ -221,8 +240,8 @@ class PagedAttention:
         simulation = Simulation(latency, bandwidth, stalls)
         execution = Execution(on, self.config, simulation, warnings=self.warnings)
         pool = (self.pages, self.page, self.kv_heads, self.head_size)
-        wanted = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
-        for (name, shape), value in zip(wanted.items(), (q, k, v), strict=True):
+        shapes = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
+        for (name, shape), value in zip(shapes.items(), (q, k, v), strict=True):
             if not isinstance(value, np.ndarray):
                 raise InputError(f"{name!r} is {type(value).__name__}, not an array: int8 of shape {shape}")
             if value.dtype != np.int8 or value.shape != shape:
@@ -231,16 +250,16 @@ class PagedAttention:
                 )
         contents = {"q": q, "k": k, "v": v, "table": self.entries(table, length)}
         read = execution.run(self.program, contents, ["y"], {LENGTH: length})
-        outputs = {name: value.reshape(wanted["q"]) for name, value in read.items()}
+        outputs = {name: value.reshape(shapes["q"]) for name, value in read.items()}
         return Result(outputs, execution.report, execution.memory)
 
     def entries(self, table: Sequence[int], length: int) -> np.ndarray:
-        """The page table in memory, as bytes (int8): a 32-bit offset a page. Pages behind the last are never seen.
+        """Return the page table as bytes (int8): a 32-bit offset per page. Entries after the last page are masked out.
 
         Raises
         ------
         InputError
-            As `run`.
+            If a page does not exist, or the table does not hold `length` keys.
         """
         if not isinstance(table, Sequence | np.ndarray):
             raise InputError(f"the table is a sequence of pages, not {type(table).__name__}")
@@ -255,6 +274,7 @@ class PagedAttention:
             raise InputError(
                 f"length {length} is outside the table: its {len(table)} pages hold 0 to {len(table) * self.page} keys"
             )
+        # An entry is the byte offset of a page in K and V, little-endian.
         offsets = np.zeros(self.capacity, "<u4")
         offsets[: len(table)] = np.array(table, np.int64) * self.page * self.kv_heads * self.head_size
         return offsets.view(np.int8)

@@ -1,4 +1,4 @@
-"""Running a program on a board, with what the cycle model says of its layers: the board counts whole programs only."""
+"""Run a program on a board, and add the cycle model's counts of layers: a board counts only whole programs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened(port: str | None, config: Config, baud: int | None, progress: Progress) -> Iterator[BoardDevice]:
-    """The board that `weft.run.virtual.board_at` opens; `progress` is told what takes time."""
+def open_board(
+    port: str | None, config: Config, baud: int | None, progress: Progress
+) -> Iterator[BoardDevice]:
+    """Open a board with `weft.run.virtual.board_at`, and report slow steps to `progress`."""
     from weft.run.virtual import PREFIX, board_at
 
     if port is None:
@@ -41,12 +43,10 @@ def run_on_board(
     progress: Progress,
     variants: Variants | None = None,
 ) -> list[Result]:
-    """Run on the board at a port, as `weft.run.virtual.board_at` opens it, once for each of `runs`, and tell of the
-    last one's layers as `add_model` does. Its report has ``link``: bytes of code and weights that were written for
-    all runs, those that were there before, requests that were sent again, and what is wrong with the program in its
-    flash.
+    """Run a program on the board at a port (see `weft.run.virtual.board_at`), once for each of `runs`.
 
-    With `variants`, whose first is `program`, each run is of one of those; one ends before the next begins.
+    The last result's report gets the additions of `add_model`, and ``link``, see `link_of`. With `variants`, whose
+    first program is `program`, each run uses the current choice of variant, and ends before the next run begins.
 
     Raises
     ------
@@ -56,17 +56,22 @@ def run_on_board(
     from weft.boards.registry import BOARDS
     from weft.run.stream import stream
 
-    with opened(port, program.config, baud, progress) as device:
+    with open_board(port, program.config, baud, progress) as device:
         progress(f"running on {device.identity.board} at {device.port}")
         results = []
-        given = stream(program, runs, device) if variants is None else _chosen(variants, runs, device)
-        for result in given:
+        if variants is None:
+            pending = stream(program, runs, device)
+        else:
+            pending = (variants.run(inputs, on=device, memory=False) for inputs in runs)
+        for result in pending:
             results.append(result)
             progress(f"{len(results):,} of {len(runs):,} runs are done")
-        device.confirm()
+        device.confirm()  # results count only if the loaded program is still intact
         if variants is not None:
             program = variants.programs[results[-1].report["variant"]["ran"]]
-        flash = all(device.kept(Image(part).fixed) is not None for part in program.device_programs)
+        flash = all(
+            device.find_in_flash(Image(part).read_only) is not None for part in program.device_programs
+        )
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
         results[-1].report["link"] = link_of(device)
     if board is not None:
@@ -75,24 +80,21 @@ def run_on_board(
     return results
 
 
-def _chosen(
-    variants: Variants, runs: Sequence[dict[str, np.ndarray]], device: BoardDevice
-) -> Iterator[Result]:
-    return (variants.run(inputs, on=device, memory=False) for inputs in runs)
-
-
 def add_model(
     report: dict[str, Any], program: Program, board: Board, clock: float, *, flash: bool = False
 ) -> None:
-    """Give every layer of a board's report ``modelled_cycles``, and the report ``modelled``: the ``cycles`` of all of
-    them, the ``clock`` in Hz, on which the memory's timings in cycles depend, and the memory's ``bandwidth`` in bytes
-    a cycle as programs are planned for it. With `flash`, the program's code and constants were in the board's flash.
+    """Add cycles from the cycle model to a board's report.
+
+    Every layer gets ``modelled_cycles``. The report gets ``modelled``: ``cycles`` of the whole program, ``clock`` in Hz
+    (which determines the memory's timings in cycles), and the memory's ``bandwidth`` in bytes a cycle that programs are
+    planned for. With `flash`, the program's code and constants are in the board's flash.
     """
     device = board_model(board, program.config, clock, flash=flash)
+    # The pipelined core's cycles do not depend on data.
     zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     model = program.run(zeros, on=device, memory=False).report
-    for layer, known in zip(report["layers"], model["layers"], strict=True):
-        layer["modelled_cycles"] = known["cycles"]
+    for layer, modelled in zip(report["layers"], model["layers"], strict=True):
+        layer["modelled_cycles"] = modelled["cycles"]
     report["modelled"] = {
         "cycles": model["cycles"],
         "clock": clock,
@@ -103,10 +105,10 @@ def add_model(
 def board_model(
     board: Board, config: Config, clock: float, memory_bytes: int | None = None, *, flash: bool = False
 ) -> TimingDevice:
-    """The cycle model of a board's core with a configuration, behind the board's memory at a clock in Hz.
+    """Return the cycle model of a board's core and memory, for a configuration and a clock in Hz.
 
-    `memory_bytes` is for programs that need more than the board has; None is the board's own size. With `flash`, code
-    and constants lie in the board's flash.
+    `memory_bytes` is the size of the memory (None: the board's size), for programs that need more than the board has.
+    With `flash`, code and constants are in the board's flash.
 
     Raises
     ------
@@ -126,7 +128,11 @@ def board_model(
 
 
 def link_of(device: BoardDevice) -> dict[str, Any]:
-    """What crossed the link to a board so far, and what is wrong with its flash."""
+    """Return statistics of the link to a board, with the fault of its flash, if any.
+
+    ``written_bytes`` and ``kept_bytes`` are code and weights that were written, and that the board already had;
+    ``repeated`` is the number of requests sent again.
+    """
     from weft.boards.link.serial_ports import flash_fault
 
     return {
@@ -138,7 +144,6 @@ def link_of(device: BoardDevice) -> dict[str, Any]:
 
 
 def link_text(link: dict[str, Any]) -> str:
-    """What of a program crossed the link, and what was on the board."""
     text = f"code and weights: {link['written_bytes']:,} bytes uploaded"
     if link["kept_bytes"]:
         text += f", {link['kept_bytes']:,} bytes were on the board already"
@@ -148,7 +153,7 @@ def link_text(link: dict[str, Any]) -> str:
 
 
 def say_link(report: dict[str, Any]) -> None:
-    """Say what of a program crossed the link, and what was on the board."""
+    """Print the statistics of the link to a board."""
     link = report["link"]
     if link["flash_fault"]:
         warn(link["flash_fault"])
@@ -156,7 +161,7 @@ def say_link(report: dict[str, Any]) -> None:
 
 
 def say_source(report: dict[str, Any]) -> None:
-    """Say where the cycles of a board's report come from."""
+    """Print the source of the cycles in a board's report."""
     model = report.get("modelled")
     if model is None:
         say("the board counts cycles of whole programs; `--on rtl` counts those of layers")

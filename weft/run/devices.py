@@ -1,4 +1,4 @@
-"""Devices by name, as `weft.Program.run` takes them."""
+"""Open the devices that `weft.Program.run` takes by name."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from weft.sim.waves import Waves
 
 Opening = Callable[[Config], contextlib.AbstractContextManager["Device"]]
-"""Opens a device for a configuration."""
+"""Function that opens a device for a configuration."""
 NAMES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """How a device is simulated: what `weft.Program.run` says of these arguments, checked.
+    """Options of a simulated device; see `weft.Program.run` for the parameters.
 
     Raises
     ------
     InputError
-        For a value of another type, or outside its limits.
+        If a value has a wrong type or is out of range.
     """
 
     latency: int = 30
@@ -51,20 +51,20 @@ class Simulation:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """Arguments of every simulated device."""
+        """Keyword arguments for the memory of every simulated device."""
         latency, bandwidth = arguments.memory(self.latency, self.bandwidth)
         return {"latency": latency, "bytes_per_cycle": bandwidth}
 
     @property
     def rtl(self) -> dict[str, Any]:
-        """Arguments of `weft.sim.rtl.device.RtlDevice`."""
+        """Keyword arguments of `weft.sim.rtl.device.RtlDevice`."""
         trace = Path(self.trace) if isinstance(self.trace, str | os.PathLike) else self.trace
         stalls = {"stall_probability": 0.0 if self.stalls is None else 0.3, "stall_seed": self.stalls or 0}
         return {**self.memory, **stalls, "trace": trace}
 
 
 def check_target(on: str | Device, config: Config) -> None:
-    """Raise `InputError` if programs for `config` cannot run on what `on` names or is."""
+    """Raise `InputError` unless `on` is the name of a device, or a device for `config`."""
     from weft.sim.device import Device
 
     if isinstance(on, str):
@@ -80,12 +80,14 @@ def check_target(on: str | Device, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def simulated(
+def open_device(
     on: str | Device | Opening, config: Config, memory_bytes: int, simulation: Simulation, less: str = ""
 ) -> Iterator[Device]:
-    """The device `on`, as `Program.run` takes it, or what such a function opens; what is made here is closed again.
-    `less` ends the sentence that says that it has too little memory."""
-    with _opened(on, config, memory_bytes, simulation) as device:
+    """Open device `on`: a name, a device (which stays open), or a function that opens one.
+
+    Raises `InputError` if the device has too little memory; `less` is a remedy to add to that message.
+    """
+    with _open(on, config, memory_bytes, simulation) as device:
         if device.memory_bytes < memory_bytes:
             raise InputError(
                 f"the program needs {memory_bytes} bytes of memory, the device has {device.memory_bytes}{less}"
@@ -95,7 +97,7 @@ def simulated(
 
 
 @contextlib.contextmanager
-def _opened(
+def _open(
     on: str | Device | Opening, config: Config, memory_bytes: int, simulation: Simulation
 ) -> Iterator[Device]:
     if not isinstance(on, str) and callable(on):
@@ -105,13 +107,13 @@ def _opened(
         return
     check_target(on, config)
     if isinstance(on, str):
-        with contextlib.closing(_made(on, config, memory_bytes, simulation)) as device:
+        with contextlib.closing(_simulator(on, config, memory_bytes, simulation)) as device:
             yield device
     else:
         yield on
 
 
-def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) -> Device:
+def _simulator(on: str, config: Config, memory_bytes: int, simulation: Simulation) -> Device:
     if on == "rtl":
         from weft.sim.rtl.device import RtlDevice
 

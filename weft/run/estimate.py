@@ -1,4 +1,4 @@
-"""What a model needs on boards, and how fast it is there, before one has any."""
+"""Estimate a model's speed and memory on boards, without the boards."""
 
 from __future__ import annotations
 
@@ -24,53 +24,54 @@ if TYPE_CHECKING:
     from weft.run.program import Program
 
 CONVERTING = ("QuantizeLinear", "DequantizeLinear")
-"""Operators that run on the host where their neighbours do."""
-BITS = 10
-"""Of a byte on the serial line: with a start and a stop bit."""
+"""Operators that run on the host only because their neighbours do."""
+BITS_PER_BYTE = 10
+"""Bits of a byte on the serial line, including start and stop bit."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A model on a board.
+    """Estimate for a model on a board.
 
     Parameters
     ----------
     board : str
-        Its name.
+        Name of the board.
     config : Config
-        What is on the board.
+        Configuration of the accelerator on the board.
     clock : float
-        Hz of the core.
+        Clock of the core in Hz.
     available : int
         Bytes of the board's memory.
     nodes, on_device : int
-        Of the model; those that run on the device.
+        Number of nodes in the model, and of those on the device.
     refused : str
-        Why the model cannot be compiled for the board, in a sentence; empty if it can. Then all below is 0 or empty.
+        The reason why the model cannot be compiled for the board (a sentence; then all fields below are 0 or empty),
+        or an empty string.
     code, constants, working : int
-        Bytes of instructions, of weights and parameters, and of inputs, outputs and what lies between: of all device
-        programs together, but of `working` the most that one of them needs.
+        Bytes of instructions, of weights and parameters, and of inputs, outputs and intermediate results. `code` and
+        `constants` are sums over all device programs, `working` is a maximum.
     flash : int
-        Bytes in the board's flash, where code and constants lie if they have no room in memory; else 0.
+        Bytes of code and constants in the board's flash, if memory has no room for them; else 0.
     needed : int
-        Bytes of memory that the largest device program needs, of what is not in flash.
+        Bytes of memory that the largest device program needs, without its data in flash.
     cycles : int
-        Of all device programs, by the cycle model behind the board's memory.
+        Cycles of all device programs, from the cycle model with the board's memory.
     macs : int
-        Useful multiplications.
+        Useful multiply-accumulate operations.
     utilisation : float
-        `macs` in parts of what the array could do in these cycles.
+        `macs` divided by the array's peak in these cycles.
     moved : int
-        Bytes between core and memory.
+        Bytes transferred between core and memory.
     bound : dict of str to float
-        What paces layers, with their part of the cycles, the largest first; empty for the sequential core.
+        Bottlenecks of layers with their shares of the cycles, largest first; empty for the sequential core.
     upload, link : float
-        Seconds on the serial line: for code and constants in memory, and for all values of a sample.
+        Seconds on the serial line: to upload code and constants to memory, and to transfer all values of a sample.
     between : float
-        The part of `link` for values that nodes on the host take from the device and give back to it.
+        The part of `link` for values that the host receives from the device to compute the device's inputs.
     reasons : dict of str to int
-        Why nodes run on the host, with how many do for it, the most first. QuantizeLinear and DequantizeLinear are left
-        out: they are there because of others.
+        Reasons why nodes run on the host with their numbers of nodes, most frequent first. QuantizeLinear and
+        DequantizeLinear are not counted, because they only follow their neighbours.
     """
 
     board: str
@@ -97,27 +98,27 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the board's memory holds it."""
+        """True if the model compiles and fits the board's memory."""
         return not self.refused and self.needed <= self.available
 
     @property
     def seconds(self) -> float:
-        """Of computing a sample, without the link and what the host runs."""
+        """Seconds per sample on the device, without link and host."""
         return self.cycles / self.clock
 
     @property
     def sample_seconds(self) -> float:
-        """Of a sample on the device and on the link, without what the host computes."""
+        """Seconds per sample on device and link, without the host."""
         return self.seconds + self.link
 
     @property
     def sensible(self) -> bool:
-        """Whether it fits, and the host's nodes do not keep the link busy for longer than the device computes."""
+        """True if the model fits, and round trips to the host take no longer than the device computes."""
         return self.fits and self.between <= self.seconds
 
     @property
     def macs_per_second(self) -> float:
-        """While it computes."""
+        """MACs per second while the device computes."""
         return self.macs / self.seconds if self.cycles else 0.0
 
 
@@ -129,64 +130,65 @@ def estimate(
     states: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Estimate]:
-    """Tell how a model would do on boards with their own configurations, without any of them.
+    """Estimate the speed and memory of a model on boards with their own configurations.
 
     Parameters
     ----------
     model, shapes, states
-        As of `weft.compile`.
+        See `weft.compile`.
     boards : collection of str, optional
-        Names, as `weft boards` lists them; all boards if not given.
+        Names of boards (`weft boards` lists them); default: all boards.
     progress : callable
-        Told what is being done.
+        Called with a line of text before each step.
 
     Returns
     -------
     list of Estimate
-        In the order of `boards`. Where the model cannot be compiled for a board's configuration, it says why.
+        Estimates in the order of `boards`. `Estimate.refused` has the reason if the model does not compile for a board.
 
     Raises
     ------
     BoardError
-        If there is no board of a name.
+        If a board does not exist.
     CompileError, InputError
-        As `weft.compile`, for what is wrong with the model whatever the board.
+        As `weft.compile`, if the model is invalid on every board.
     """
     from weft.boards.registry import BOARDS, find
 
     if isinstance(boards, str) or (boards is not None and not all(isinstance(name, str) for name in boards)):
         raise InputError(f"'boards' is a collection of names, not {boards!r}")
-    chosen = [find(name) for name in (BOARDS if boards is None else dict.fromkeys(boards))]
+    selected = [find(name) for name in (BOARDS if boards is None else dict.fromkeys(boards))]
     if not isinstance(model, (str, os.PathLike, bytes)):
         model = model.SerializeToString()
-    known: dict[tuple[Any, ...], Program | WeftError] = {}
-    made = []
-    for board in chosen:
-        (progress or _nothing)(f"compiling for {board.name}")
+    programs: dict[tuple[Any, ...], Program | WeftError] = {}
+    estimates = []
+    for board in selected:
+        (progress or _ignore)(f"compiling for {board.name}")
         key = (
             board.config,
             board.core,
             board.memory.planning_model,
-        )  # the memory's details are not in the plan
-        if key not in known:
-            known[key] = _compiled(model, board, shapes, states)
-        program = known[key]
+        )  # plans depend on no other details of the memory
+        if key not in programs:
+            programs[key] = _compile(model, board, shapes, states)
+        program = programs[key]
         if isinstance(program, WeftError):
-            made.append(_start(board, refused=str(program)))
+            estimates.append(_start(board, refused=str(program)))
         else:
-            (progress or _nothing)(f"counting cycles on {board.name}")
-            made.append(_of(program, board))
-    errors = [item for item in known.values() if isinstance(item, WeftError)]
-    if len(errors) == len(known) and len(set(map(str, errors))) == 1:
+            (progress or _ignore)(f"counting cycles on {board.name}")
+            estimates.append(_estimate(program, board))
+    # The same error for every configuration is about the model itself.
+    errors = [item for item in programs.values() if isinstance(item, WeftError)]
+    if len(errors) == len(programs) and len(set(map(str, errors))) == 1:
         raise errors[0]
-    return made
+    return estimates
 
 
-def _nothing(text: str) -> None:
+def _ignore(text: str) -> None:
     return None
 
 
-def _compiled(
+def _compile(
     model: Source, board: Board, shapes: Mapping[str, int] | None, states: Mapping[str, str] | None
 ) -> Program | WeftError:
     import weft
@@ -197,11 +199,11 @@ def _compiled(
         return error
 
 
-def _start(board: Board, **known: Any) -> Estimate:
-    return Estimate(board.name, board.config, board.clock, board.memory.size, **known)
+def _start(board: Board, **fields: Any) -> Estimate:
+    return Estimate(board.name, board.config, board.clock, board.memory.size, **fields)
 
 
-def _of(program: Program, board: Board) -> Estimate:
+def _estimate(program: Program, board: Board) -> Estimate:
     nodes = program.assignment
     on_device = sum(place == "device" for _, _, place, _ in nodes)
     why = reasons(node for node in nodes if node[1] not in CONVERTING)
@@ -211,7 +213,7 @@ def _of(program: Program, board: Board) -> Estimate:
         return _start(
             board, **counts, refused="nothing of this model runs on the device: `weft check` says why"
         )
-    needed, flash = placed(parts, board)
+    needed, flash = memory_needs(parts, board)
     report = _report(program, board, needed, flash=flash > 0)
     upload, link, between = _link_seconds(program, parts, board)
     fixed = [len(part.code) + len(part.constants) for part in parts]
@@ -234,38 +236,44 @@ def _of(program: Program, board: Board) -> Estimate:
     )
 
 
-def placed(parts: list[DeviceProgram], board: Board) -> tuple[int, int]:
-    """Bytes of a board's memory that the largest of some programs needs, and bytes that all take in its flash, which is
-    0 if they are in memory, or have no room there either."""
+def memory_needs(parts: list[DeviceProgram], board: Board) -> tuple[int, int]:
+    """Return the bytes of a board's memory that the largest program needs, and the bytes of flash for all programs.
+
+    Flash is used only if a program does not fit memory; its size is 0 if flash has no room either.
+    """
+    # Flash holds code and constants, so memory needs only values then.
     needed, flash = max(Image(part).memory_bytes for part in parts), 0
     if needed > board.memory.size and (flash := _in_flash(parts, board)):
-        needed = max(Image(part, kept=0).memory_bytes for part in parts)
+        needed = max(Image(part, flash_address=0).memory_bytes for part in parts)
     return needed, flash
 
 
 def _in_flash(parts: list[DeviceProgram], board: Board) -> int:
-    """Bytes that code and constants take in the board's flash; 0 if there is none, or they have no room."""
+    """Return the bytes of code and constants in the board's flash, or 0 if it has no flash or no room."""
     from weft.boards.flash.image import FlashImageError, build_image
 
     if board.flash_window is None:
         return 0
     try:
-        return len(build_image([Image(part).fixed for part in parts], board.flash_window.room, board.name))
+        return len(
+            build_image([Image(part).read_only for part in parts], board.flash_window.room, board.name)
+        )
     except FlashImageError:
         return 0
 
 
 def _report(program: Program, board: Board, needed: int, *, flash: bool) -> dict[str, Any]:
-    """Of a run on the cycle model of the board's core behind the board's memory."""
+    """Return the report of a run on the board's cycle model."""
     from weft.run.board_run import board_model
 
+    # A model that is too large for the board still gets its cycles, with more memory.
     device = board_model(board, program.config, board.clock, max(needed, board.memory.size), flash=flash)
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     return program.run(inputs, on=device, memory=False).report
 
 
 def _bound(layers: list[dict[str, Any]]) -> dict[str, float]:
-    """What paces layers, with its part of their cycles."""
+    """Return the bottlenecks of layers, with their shares of the cycles."""
     cycles: Counter[str] = Counter()
     for layer in layers:
         if layer["bound"]:
@@ -274,15 +282,15 @@ def _bound(layers: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _link_seconds(program: Program, parts: list[DeviceProgram], board: Board) -> tuple[float, float, float]:
-    """Seconds for code and constants, for the values of a sample, and for those of them that the host's nodes take from
-    the device and give back. The line carries both ways at once."""
+    """Return the fields `upload`, `link` and `between` of `Estimate`. The line transfers in both directions at once."""
     from weft.boards.link.frames import Operation, transfer_bytes
 
-    second = board.line(board.clock).baud / BITS
+    bytes_per_second = board.line(board.clock).baud / BITS_PER_BYTE
     compiled = program._compiled
-    returning = _returning(compiled.segments, compiled.to_device, compiled.from_device)
+    returning = _returning_values(compiled.segments, compiled.to_device, compiled.from_device)
     upload = link = between = 0.0
     for part in parts:
+        # transfer_bytes returns the bytes in either direction; the longer transfer counts.
         upload += max(transfer_bytes(Operation.WRITE_MEMORY, len(part.code) + len(part.constants)))
         for transfers, operation in (
             (compiled.to_device, Operation.WRITE_MEMORY),
@@ -293,28 +301,28 @@ def _link_seconds(program: Program, parts: list[DeviceProgram], board: Board) ->
                 count = max(transfer_bytes(operation, part.buffers[name].size))
                 link += count
                 between += count if value in returning else 0
-    return upload / second, link / second, between / second
+    return upload / bytes_per_second, link / bytes_per_second, between / bytes_per_second
 
 
-def _returning(
+def _returning_values(
     segments: Sequence[DeviceProgram | HostSegment],
     to_device: Iterable[Transfer],
     from_device: Iterable[Transfer],
 ) -> set[str]:
-    """Values on the way from one device program through the host to another: what comes from the device, or is computed
-    of that, and is needed by the device, or by what that needs."""
+    """Return the values on paths from one device program through the host to another."""
     ends = []
     for item in segments:
         if isinstance(item, DeviceProgram):
             reads = {transfer.value for transfer in to_device if transfer.buffer.name in item.buffers}
-            makes = {transfer.value for transfer in from_device if transfer.buffer.name in item.buffers}
-            ends.append((reads, makes, True))
+            writes = {transfer.value for transfer in from_device if transfer.buffer.name in item.buffers}
+            ends.append((reads, writes, True))
         else:
             ends.append((set(item.inputs), set(item.outputs), False))
-    come: set[str] = set()
-    for reads, makes, device in ends:
-        come |= makes if device or reads & come else set()
-    go: set[str] = set()
-    for reads, makes, device in reversed(ends):
-        go |= reads if device or makes & go else set()
-    return come & go
+    # Values that depend on a device program, intersected with values that a device program depends on.
+    from_programs: set[str] = set()
+    for reads, writes, device in ends:
+        from_programs |= writes if device or reads & from_programs else set()
+    to_programs: set[str] = set()
+    for reads, writes, device in reversed(ends):
+        to_programs |= reads if device or writes & to_programs else set()
+    return from_programs & to_programs

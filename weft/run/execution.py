@@ -1,4 +1,4 @@
-"""Runs of device programs, one after the other, on a device by name or one that is there."""
+"""Run device programs one after the other, and collect the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.configurations import runs_in_turn
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.isa.program_lists import Record
-from weft.run.devices import Simulation, check_target, simulated
+from weft.run.devices import Simulation, check_target, open_device
 from weft.run.runtime import Image
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 FORMAT = "weft report 2"
-"""Version 1 had no format, and spelled its keys ``utilization``."""
+"""Format of reports. Version 1 lacked this field, and spelled its keys ``utilization``."""
 
 
 def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
-    """One row a layer, or several of which only the last one writes to memory. Its cycles reach from the layer before
-    it to its own last byte there.
+    """Return a report row for each layer that writes to memory, which includes preceding layers that do not.
 
-    ``bound`` is what paces the layer on the pipelined core, None on the sequential one, where units take turns.
+    A layer's cycles reach from the end of the previous row to its last byte in memory. ``bound`` is the layer's
+    bottleneck on the pipelined core, and None on the sequential core, where units take turns.
     """
     return _rows(program, device.marks(), config, in_turn=runs_in_turn(device, config))
 
 
-def listed_layers(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
-    """The same of a program that ran in a list, in which nobody tells layers' cycles: they are None."""
+def layers_in_list(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
+    """Return report rows for a program of a list, without cycles: lists do not record the ends of layers."""
     return _rows(program, None, config, in_turn=runs_in_turn(device, config))
 
 
@@ -47,43 +47,51 @@ def _rows(
         cycles = None
         if times is not None:
             cycles, previous = times[index] - previous, times[index]
+        # The queue with the most estimated cycles limits the layer.
         slowest = max(layer.cycles, key=lambda queue: layer.cycles[queue])
         bound = None if in_turn else {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
-        rows.append({
-            "name": layer.name, "kind": layer.kind, "cycles": cycles, "macs": layer.macs,
-            "utilisation": _utilisation(layer.macs, cycles, config), "dram_bytes": layer.dram_bytes, "bound": bound,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "cycles": cycles,
+                "macs": layer.macs,
+                "utilisation": _utilisation(layer.macs, cycles, config),
+                "dram_bytes": layer.dram_bytes,
+                "bound": bound,
+            }
+        )
     return rows
 
 
 @dataclass
 class Totals:
-    """Sums over device programs; None where no device has counted."""
+    """Sums over device programs; None until a device has counted."""
 
     cycles: int | None = None
     dram_bytes: int | None = None
     counters: dict[str, int] | None = None
 
     def add(self, counters: dict[Counter, int], config: Config) -> None:
-        if Counter.CYCLES not in counters:
+        if Counter.CYCLES not in counters:  # a device without time
             return
         beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
         self.cycles = (self.cycles or 0) + counters[Counter.CYCLES]
         self.dram_bytes = (self.dram_bytes or 0) + beats * config.bus_bytes
-        known = self.counters or {}
+        earlier = self.counters or {}
         self.counters = {
-            item.name.lower(): known.get(item.name.lower(), 0) + value for item, value in counters.items()
+            item.name.lower(): earlier.get(item.name.lower(), 0) + value for item, value in counters.items()
         }
 
-    def add_listed(self, record: Record) -> None:
-        """Of a program in a list: its record has less than counters. Without time there is nothing in it."""
+    def add_record(self, record: Record) -> None:
+        """Add the record of a program in a list, which has two counters; they are 0 from a device without time."""
         if not record.cycles:
             return
         self.cycles = (self.cycles or 0) + record.cycles
-        known = self.counters or {}
-        told = {Counter.CYCLES: record.cycles, Counter.LOAD_MEMORY: record.memory}
-        self.counters = known | {
-            item.name.lower(): known.get(item.name.lower(), 0) + value for item, value in told.items()
+        earlier = self.counters or {}
+        counters = {Counter.CYCLES: record.cycles, Counter.LOAD_MEMORY: record.memory}
+        self.counters = earlier | {
+            item.name.lower(): earlier.get(item.name.lower(), 0) + value for item, value in counters.items()
         }
 
 
@@ -98,7 +106,7 @@ def report(
     host: list[dict[str, Any]],
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The report of a whole run."""
+    """Return the report of a whole run, see `weft.Result`."""
     macs = sum(layer["macs"] for layer in layers)
     planned = sum(layer["dram_bytes"] for layer in layers)
     return {
@@ -116,30 +124,30 @@ def report(
 
 
 class Execution:
-    """A run: what `weft.Result` tells of the device programs in it.
+    """A run of device programs and host segments, with its report and memory for `weft.Result`.
 
     Parameters
     ----------
     on : "golden", "rtl", "timing" or Device
     config : Config
-        What the programs are compiled for.
+        Configuration that the programs are compiled for.
     simulation : Simulation
     keep : bool
-        Keep what is in the device's memory.
+        Store the device's memory after each program in `memory`.
     warnings : sequence of str
-        What the report says of values that may be clamped.
+        Warnings for the report.
 
     Attributes
     ----------
     complete : bool
-        Whether all devices so far have computed what they ran.
+        True while every device so far has computed results.
     memory : bytes
-        The whole memory after each program that was `complete`, one after the other.
+        The device's memory after each program, concatenated, as long as the run is `complete`.
 
     Raises
     ------
     InputError
-        If such programs cannot run on that.
+        If the programs cannot run on the device.
     """
 
     def __init__(
@@ -166,8 +174,10 @@ class Execution:
         read: Collection[str],
         registers: Mapping[int, int] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Run a program on the `contents` of its input buffers; the contents of the buffers `read` after it, none from
-        a device that computes nothing. `registers` is as `weft.run.runtime.Image.run` has it.
+        """Run a program on the `contents` of its input buffers.
+
+        Returns the contents of the buffers `read`, or nothing from a device that computes no results. For `registers`
+        see `weft.run.runtime.Image.run`.
 
         Raises
         ------
@@ -176,37 +186,36 @@ class Execution:
         """
         image = self._image(program)
         less = "; with `plain_inputs` it may need less" if program.rows else ""
-        with simulated(self._on, self._config, image.memory_bytes, self._simulation, less) as device:
+        with open_device(self._on, self._config, image.memory_bytes, self._simulation, less) as device:
             self.complete = self.complete and device.computes
             image.run(device, contents, registers=registers)
-            found = {name: image.read(device, name) for name in read} if device.computes else {}
+            results = {name: image.read(device, name) for name in read} if device.computes else {}
             self.memory += device.read(0, image.memory_bytes) if self._keep and self.complete else b""
             self.count(program, device)
-        return found
+        return results
 
     def _image(self, program: DeviceProgram) -> Image:
-        """The program, placed as the device wants it."""
         image = Image(program)
-        kept = None if isinstance(self._on, str) else self._on.kept(image.fixed)
-        return image if kept is None else Image(program, kept)
+        address = None if isinstance(self._on, str) else self._on.find_in_flash(image.read_only)
+        return image if address is None else Image(program, address)
 
     def count(self, program: DeviceProgram, device: Device) -> None:
-        """Note what the device has counted in a program that has just ended."""
+        """Add the layers and counters of a program that has just ended."""
         self._layers += layers_of(program, device, self._config)
         self._totals.add(device.counters(), self._config)
 
-    def count_listed(self, program: DeviceProgram, device: Device, record: Record) -> None:
-        """Note what the device has told about a program of a list that has just ended."""
-        self._layers += listed_layers(program, device, self._config)
-        self._totals.add_listed(record)
+    def count_record(self, program: DeviceProgram, device: Device, record: Record) -> None:
+        """Add the layers and the record of a program of a list that has just ended."""
+        self._layers += layers_in_list(program, device, self._config)
+        self._totals.add_record(record)
 
     def add_host(self, segment: HostSegment, seconds: float) -> None:
-        """Note how long the host took for a part of the model."""
+        """Add a segment of the model that the host has run."""
         operators = [operator for _, operator, _ in segment.nodes]
         self._host.append({"name": segment.name, "operators": operators, "seconds": seconds})
 
     @property
     def report(self) -> dict[str, Any]:
-        """As in `weft.Result`."""
+        """The report so far, see `weft.Result`."""
         host = self._host if self.complete else []
         return report(self._layers, self._totals, self._config, host, self._warnings)

@@ -1,4 +1,4 @@
-"""Operators of one's own: functions of rows, compiled for the kernel engine.
+"""Custom operators: functions of rows, compiled for the kernel engine.
 
 >>> import numpy as np, weft, weft.run.kernel
 >>> def gate(rows):
@@ -10,9 +10,9 @@
 >>> bool((kernel.run(x, x) == kernel.evaluate(x, x)).all())  # run(..., on="rtl"): the Verilog
 True
 
-A function gets a `Rows`, reads elements of tensors, combines them and totals of rows, and stores one result.
-`Expression` has the operations. Numbers are integers of 32 bits, and each expression knows the range of its values:
-what could leave it is refused with the line at fault.
+A function takes a `Rows`, reads elements of tensors, combines elements and totals of rows, and stores one result.
+`Expression` has the operations. Numbers are 32-bit integers. Each expression tracks the range of its values, and an
+expression that may overflow raises an error with its line.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from weft.compiler.ir.graph import Buffer, DeviceSegment, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
 from weft.compiler.kernel.operators import RowFunction
-from weft.compiler.verify import evaluate as meaning
+from weft.compiler.verify import evaluate as evaluate_operator
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError
 from weft.hdl.isa import MicroOp
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import Simulation, simulated
+from weft.run.devices import Simulation, open_device
 from weft.run.runtime import Image
 from weft.sim.device import Device
 
 __all__ = ["Expression", "Kernel", "KernelError", "Rows", "compile", "constant"]
 
+# Most tensors and constants of a kernel
 _TENSORS = 4
-"""Tensors and constants at most."""
-_MOST = 1 << 16
+_MAX_SIDE = 1 << 16
 _RESULT = "result"
 
 
@@ -54,9 +54,9 @@ class Kernel:
     ----------
     config : Config
     ops : tuple of MicroOp
-        What the engine runs for each row.
+        Micro-operations that the engine runs for each row.
     cycles : int or None
-        What the last `run` took, on a device that has a clock.
+        Cycles of the last `run`; None if the device does not count them.
     """
 
     def __init__(self, op: RowFunction, config: Config) -> None:
@@ -75,28 +75,29 @@ class Kernel:
         bandwidth: float | None = None,
         stalls: int | None = None,
     ) -> np.ndarray:
-        """The result for int8 tensors (rows, columns): int8 (rows, columns). The other arguments are those of
-        `weft.Program.run`.
+        """Run the kernel on int8 tensors (rows, columns) and return int8 (rows, columns).
+
+        See `weft.Program.run` for the other arguments.
 
         Raises
         ------
         InputError
-            For tensors of another number, dtype or shape, or another argument outside its limits.
+            If the number, dtype or shape of tensors is wrong, or another argument is out of range.
         """
         simulation = Simulation(latency, bandwidth, stalls)
         names = (view.buffer.name for view in self._op.inputs)
-        contents = dict(zip(names, self._checked(tensors), strict=True))
-        with simulated(on, self.config, self._image.memory_bytes, simulation) as device:
+        contents = dict(zip(names, self._check(tensors), strict=True))
+        with open_device(on, self.config, self._image.memory_bytes, simulation) as device:
             self._image.run(device, contents)
             self.cycles = device.counters().get(Counter.CYCLES)
             return self._image.read(device, _RESULT).reshape(self._op.dst.shape[2:])
 
     def evaluate(self, *tensors: np.ndarray) -> np.ndarray:
-        """What the function means, in numpy: what `run` gives on any device. Raises as that does."""
-        given = tuple(tensor.reshape(self._op.dst.shape) for tensor in self._checked(tensors))
-        return meaning(self._op, given).reshape(self._op.dst.shape[2:])
+        """Evaluate the function in numpy, with the same result as `run` on any device. Raises like `run`."""
+        operands = tuple(tensor.reshape(self._op.dst.shape) for tensor in self._check(tensors))
+        return evaluate_operator(self._op, operands).reshape(self._op.dst.shape[2:])
 
-    def _checked(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+    def _check(self, tensors: Sequence[Any]) -> list[np.ndarray]:
         shape = self._op.dst.shape[2:]
         if len(tensors) != len(self._op.inputs):
             raise InputError(f"the kernel reads {len(self._op.inputs)} tensors, not {len(tensors)}")
@@ -125,28 +126,28 @@ def compile(
     Parameters
     ----------
     function : callable
-        Gets a `Rows` whose first `tensors` are those that `Kernel.run` is given, with `constants` behind them.
+        Takes a `Rows`, whose tensors are the arguments of `Kernel.run`, followed by `constants`.
     rows, columns : int
-        The shape of all tensors.
+        Shape of all tensors.
     tensors : int
-        How many there are: 1 to 4, with the constants.
+        Number of tensors: 1 to 4, including constants.
     constants : sequence of ndarray
-        int16 (columns,), the same for all rows; `Rows.wide` reads them.
+        int16 (columns,), shared by all rows; `Rows.wide` reads them.
     config : str, path or Config
         A configuration with a kernel engine.
 
     Raises
     ------
     KernelError
-        With the line of the function at fault: a number that can pass 32 bits, a tensor that is not there; or if it
-        needs more registers than there are.
+        If an expression may overflow 32 bits or reads a missing tensor (the message has its line), or if the kernel
+        needs too many registers.
     CompileError
-        If the configuration has no kernel engine or too small a one, or a row does not fit its scratchpad.
+        If the configuration has no kernel engine, the engine is too small, or a row does not fit the scratchpad.
     InputError
-        For arguments of other types or outside their limits.
+        If an argument has a wrong type or is out of range.
     """
     for name, value in (("rows", rows), ("columns", columns)):
-        integer(name, value, 1, _MOST)
+        integer(name, value, 1, _MAX_SIDE)
     integer("tensors", tensors, 1, _TENSORS - len(constants))
     for index, vector in enumerate(constants):
         if not isinstance(vector, np.ndarray) or vector.dtype != np.int16 or vector.shape != (columns,):

@@ -1,4 +1,4 @@
-"""Compiled programs, and what running them gives."""
+"""Compiled programs and the results of their runs."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 
 
 class Changes(Protocol):
-    """What a search did to a model before it was compiled."""
+    """Changes that a search made to a model before it was compiled."""
 
     @property
     def used(self) -> tuple[Any, ...]: ...
     @property
-    def told(self) -> tuple[str, ...]:
-        """Lines for the user."""
+    def lines(self) -> tuple[str, ...]:
+        """Lines of text that describe the changes."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """Result of a run.
 
     Attributes
     ----------
     outputs : dict of str to ndarray
-        The model's outputs by name; empty from a device that computes nothing ("timing").
+        The model's outputs by name; empty from a device that computes no results ("timing").
     report : dict
-        ``cycles``, ``macs``, ``utilisation`` (useful MACs over N * N * cycles), ``dram_bytes``, ``counters``, and the
-        same with ``name``, ``kind`` and ``bound`` for every operator under ``layers``; cycles, utilisation and counters
-        are None on a device without time. ``config`` has the configuration's fields, ``format`` the version of this,
-        and ``warnings`` those of the program.
+        ``cycles``, ``macs``, ``utilisation`` (useful MACs over N * N * cycles), ``dram_bytes`` and ``counters`` of the
+        run. ``layers`` has these fields, ``name``, ``kind`` and ``bound`` for every operator. Cycles, utilisation and
+        counters are None on a device without time. ``config`` has the configuration's fields, ``format`` the version
+        of the report, and ``warnings`` the program's warnings.
     memory : bytes
-        The whole DRAM after the run, one device program after the other; empty like the outputs.
+        All of DRAM after each device program, concatenated; empty from a device that computes no results.
     """
 
     outputs: dict[str, np.ndarray]
@@ -71,7 +71,7 @@ class Result:
 
 
 class Program:
-    """A compiled model. Made by `compile` or `load`.
+    """A compiled model, created by `compile` or `load`.
 
     Examples
     --------
@@ -90,12 +90,12 @@ class Program:
     ) -> None:
         self._compiled = compiled
         self.graphs = tuple(graphs)
-        """The networks of its device programs, as they were before the compiler's passes, but with the rewrites of
-        `roundings`; none if it was loaded."""
+        """Graphs of the device programs before the compiler's passes, but after the rewrites of `roundings`; empty if
+        the program was loaded."""
         self.substitutions = substitutions
-        """What graph substitutions were made; none if none were searched for, or if it was loaded."""
+        """Graph substitutions, or None if none were searched for or the program was loaded."""
         self.roundings = roundings
-        """What rewrites that round otherwise were made; none without a budget for them, or if it was loaded."""
+        """Rewrites that change rounding, or None if there was no budget for them or the program was loaded."""
         self._states: dict[str, np.ndarray] = {}
         self.reset()
 
@@ -108,101 +108,102 @@ class Program:
 
     @property
     def compiled(self) -> Compiled:
-        """All that its folder holds."""
+        """The compiled model in the form in which `save` stores it."""
         return self._compiled
 
     @property
     def config(self) -> Config:
-        """The configuration it is compiled for."""
+        """Configuration that the program is compiled for."""
         return self._compiled.config
 
     @property
     def memory(self) -> float:
-        """The memory that it is planned for: the bytes that it moves in a cycle."""
+        """Bandwidth of the memory that the program is planned for, in bytes a cycle."""
         return min(self._compiled.memory or math.inf, float(self.config.bus_bytes))
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Input names with (dtype name, shape): what `run` takes."""
+        """Inputs of `run`: (dtype name, shape) by name."""
         return self._compiled.inputs
 
     @property
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Output names with (dtype name, shape): what `Result.outputs` holds."""
+        """Contents of `Result.outputs`: (dtype name, shape) by name."""
         return self._compiled.outputs
 
     @property
     def states(self) -> dict[str, np.ndarray]:
-        """What the model keeps from run to run, by name, as it is now: copies. `reset` takes the same."""
+        """Copies of the current states, which the model keeps between runs, by name. `reset` takes such a dict."""
         return {name: value.copy() for name, value in self._states.items()}
 
     def reset(self, states: Mapping[str, np.ndarray] | None = None) -> None:
-        """Set what is kept from run to run: to `states`, those of an earlier time, and what these leave out to what the
-        model starts with.
+        """Set the states that the model keeps between runs to `states`, and all others to their initial values.
 
         Raises
         ------
         InputError
-            If the model has no state of a name, or it has another dtype or shape; nothing is set then.
+            If the model has no state of this name, or its dtype or shape differs. Then no state is changed.
         """
         if not isinstance(states, Mapping | None):
             raise InputError(f"states are a dict of arrays by name, not {type(states).__name__}")
-        first = {state.source: state.initial for state in self._compiled.states}
-        given = {name: _array("state", name, value) for name, value in (states or {}).items()}
-        for name, value in given.items():
-            if name not in first:
-                raise InputError(f"the model has no state {name!r}; it keeps {_listed(first)}")
-            if (value.dtype, value.shape) != (first[name].dtype, first[name].shape):
+        initial = {state.source: state.initial for state in self._compiled.states}
+        values = {name: _array("state", name, value) for name, value in (states or {}).items()}
+        for name, value in values.items():
+            if name not in initial:
+                raise InputError(f"the model has no state {name!r}; it keeps {_quote_names(initial)}")
+            if (value.dtype, value.shape) != (initial[name].dtype, initial[name].shape):
                 raise InputError(
                     f"state {name!r} is {value.dtype.name} of shape {value.shape}; "
-                    f"the model keeps {first[name].dtype.name} of shape {first[name].shape}"
+                    f"the model keeps {initial[name].dtype.name} of shape {initial[name].shape}"
                 )
-        self._states = {name: np.array(value) for name, value in (first | given).items()}
+        self._states = {name: np.array(value) for name, value in (initial | values).items()}
 
     @property
     def segments(self) -> tuple[DeviceProgram | HostSegment, ...]:
-        """The parts it runs in, in order: programs of the device, and networks for the host."""
+        """Segments of the model in order: device programs, and networks for the host."""
         return self._compiled.segments
 
     @property
     def assignment(self) -> tuple[tuple[str, str, str, str], ...]:
-        """(name, operator, "device" or "host", reason) of every node of the model, as `check` gives them."""
+        """(name, operator, "device" or "host", reason) of every node of the model, as in `check`."""
         return self._compiled.assignment
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each value that may leave the range that the device has for it, and is clamped then."""
+        """A warning for each value that the device may clamp, because its range is limited."""
         return clamps(self.assignment)
 
     @property
     def device_programs(self) -> tuple[DeviceProgram, ...]:
-        """Those of its parts that run on the device, in order."""
+        """The segments that run on the device, in order."""
         return tuple(segment for segment in self.segments if isinstance(segment, DeviceProgram))
 
     @property
     def narrow_bytes(self) -> int:
-        """Bytes of weights in memory that hold two values of 4 bits each."""
+        """Bytes of int4 weights in memory, two values a byte."""
         return sum(program.narrow_bytes for program in self.device_programs)
 
     @property
     def channels_left_out(self) -> tuple[int, int]:
-        """How many channels of convolutions are not computed, unless results are all left in memory, since nothing
-        depends on them, and how many the model has; both 0 of a program that was loaded."""
-        found = [channels_left_out(segment, self.config) for segment in self.graphs]
-        return sum(gone for gone, _ in found), sum(every for _, every in found)
+        """Numbers of convolutions' channels: dropped because nothing depends on them, and in all; (0, 0) if loaded.
+
+        Programs that leave all results in memory drop no channels.
+        """
+        counts = [channels_left_out(segment, self.config) for segment in self.graphs]
+        return sum(dropped for dropped, _ in counts), sum(total for _, total in counts)
 
     @property
     def on_device(self) -> bool:
-        """Whether anything runs on the device."""
+        """True if at least one segment runs on the device."""
         return bool(self.device_programs)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the program to a folder, which is created if it is missing."""
+        """Write the program to a folder, which is created if necessary."""
         with whole_folder(folder_of(folder)) as part:
             self._compiled.save(part)
 
     def disassemble(self) -> str:
-        """All device programs as assembly text."""
+        """Return all device programs as assembly text."""
         from weft.hdl.isa.code import disassemble
 
         parts = []
@@ -223,44 +224,45 @@ class Program:
         trace: str | os.PathLike[str] | Waves | None = None,
         memory: bool = True,
     ) -> Result:
-        """Run the model. What it keeps from run to run goes on from the run before, wherever that was (see `reset`); a
-        run that fails, or is on "timing", leaves it as it is.
+        """Run the model.
+
+        States carry over from the previous run, on whatever device that was (see `reset`). A run that fails, or is on
+        "timing", does not change them.
 
         Parameters
         ----------
         inputs : dict of str to ndarray
-            One array for each of `self.inputs`, of exactly that dtype and shape.
+            One array for each of `self.inputs`, with exactly its dtype and shape.
         on : "golden", "rtl", "timing" or Device
-            Where device programs run. A device must be built for this program's configuration. "rtl" is the core that
-            `weft.verilog` writes for it. "timing" tells how long they take there, and computes nothing: there are no
-            outputs, and what would follow on the host is left out.
+            Device for device programs. A `Device` must be built for this program's configuration. "rtl" simulates the
+            core that `weft.verilog` writes. "timing" counts that core's cycles but computes no results: there are no
+            outputs, and host segments do not run.
         latency, bandwidth : int, float
-            Of the simulated memory (rtl, timing): cycles from 1 to 1,000,000, and bytes a cycle from 0.001 (None for
-            those of the memory that the program is planned for).
+            Latency (1 to 1,000,000 cycles) and bandwidth (at least 0.001 bytes a cycle) of the simulated memory (rtl,
+            timing). By default, the bandwidth that the program is planned for.
         stalls : int
-            Seed of random pauses on every bus channel (rtl), 32 bits; None for none.
+            Seed (32 bits) of random stalls on every bus channel (rtl); None: no stalls.
         trace : path or Waves
-            File for waveforms of the last device program (rtl): FST if it ends so, else VCD.
+            Waveform file for the last device program (rtl): FST if the suffix is ``.fst``, else VCD.
         memory : bool
-            Keep what is in the device's memory in the result; over a serial line that takes time.
+            Store the device's memory in the result, which takes time on a serial line.
 
         Raises
         ------
         InputError
-            If an input is missing or has another dtype or shape, or another argument is of a wrong type or outside its
-            limits; nothing has started then.
+            If an input is missing or has a wrong dtype or shape, or another argument has a wrong type or is out of
+            range. Then nothing has run.
             If `on` is a device that was built for another configuration, or has too little memory.
-            If `on` is "timing", and nothing of the program runs on the device, or its core has no cycle model: the
-            sequential core of some boards.
+            If `on` is "timing", and no part of the model runs on the device.
         weft.sim.device.DeviceError
             If a device fails.
         """
         simulation = Simulation(latency, self.memory if bandwidth is None else bandwidth, stalls, trace)
         keep = flag("memory", memory)
         execution = Execution(on, self.config, simulation, keep=keep, warnings=self.warnings)
-        values = self._check(inputs) | self._states
+        values = self._check(inputs) | self._states  # by name; segments add their outputs
         if on == "timing" and not self.on_device:
-            raise InputError("nothing of this program runs on the device, so there are no cycles to tell")
+            raise InputError("nothing of this program runs on the device, so there are no cycles to report")
         for segment in self.segments:
             if isinstance(segment, DeviceProgram):
                 values |= self._run_device(execution, segment, values)
@@ -270,6 +272,7 @@ class Program:
                 values |= run_host(segment, values)
                 execution.add_host(segment, perf_counter() - started)
         outputs = {name: np.asarray(values[name]) for name in self.outputs} if execution.complete else {}
+        # States change only after a complete run, so a failure leaves them unchanged.
         if execution.complete:
             self._states = {state.source: np.asarray(values[state.target]) for state in self._compiled.states}
         return Result(outputs, execution.report, execution.memory)
@@ -300,21 +303,20 @@ class Program:
     def _run_device(
         self, execution: Execution, program: DeviceProgram, values: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The values that a device program makes of those that enter it, as far as they are known."""
         leaving = {
             item.buffer.name for item in self._compiled.from_device if item.buffer.name in program.buffers
         }
         return self._leaving(program, execution.run(program, self._entering(program, values), leaving))
 
     def _entering(self, program: DeviceProgram, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The contents of a device program's buffers, of the values that are known."""
+        """Convert values to the contents of a device program's buffers, as far as they are known."""
         items = (item for item in self._compiled.to_device if item.buffer.name in program.buffers)
         return {
             item.buffer.name: to_buffer(item, values[item.value]) for item in items if item.value in values
         }
 
     def _leaving(self, program: DeviceProgram, read: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The values in a device program's buffers, as far as these were read."""
+        """Convert the contents of a device program's buffers to values, as far as they were read."""
         items = (item for item in self._compiled.from_device if item.buffer.name in program.buffers)
         return {
             item.value: from_buffer(item, read[item.buffer.name])
@@ -330,12 +332,12 @@ def _array(what: str, name: str, value: object) -> np.ndarray:
         raise InputError(f"{what} {name!r} is no array: {error}") from None
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "nothing"
 
 
 def _signature(values: Mapping[str, Any]) -> str:
-    """Names, types and shapes: of arrays, or of (dtype name, shape)."""
+    """Return names, types and shapes of arrays, or of (dtype name, shape) pairs."""
     kinds = {
         name: (value.dtype, value.shape) if isinstance(value, np.ndarray) else value
         for name, value in values.items()

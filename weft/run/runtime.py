@@ -1,4 +1,4 @@
-"""One compiled device program on a device: how it is written to memory, started and read."""
+"""Load one device program into a device's memory, start it, and read its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.sim.device import Device
 
 
 def zeros(program: DeviceProgram) -> dict[str, np.ndarray]:
-    """Inputs of bytes of 0, for devices that only count cycles."""
+    """Return inputs of zeros, for devices that only count cycles."""
     return {
         name: np.zeros(program.input_shape(name), np.int8)
         for name, buffer in program.buffers.items()
@@ -23,42 +23,42 @@ def zeros(program: DeviceProgram) -> dict[str, np.ndarray]:
 
 
 class Image:
-    """A device program placed in memory: the areas of its base registers, one after the other from address 0, but for
-    what the device keeps elsewhere.
+    """A device program placed in memory, by default with the areas of its base registers one after the other from 0.
 
     Parameters
     ----------
     program : DeviceProgram
-        The program.
-    kept : int, optional
-        Where the device has its constants and code, if not in memory: what `weft.sim.device.Device.kept` says of
-        `fixed`.
+    flash_address : int, optional
+        Address of `read_only` in flash, from `weft.sim.device.Device.find_in_flash`; None if it is in memory.
     moved : mapping of int to int, optional
-        Base registers whose areas lie elsewhere, with their addresses.
+        Addresses of areas that lie elsewhere, by base register.
 
     Attributes
     ----------
     bases : dict of int to int
         Address in each base register.
     memory_bytes : int
-        Memory that a device needs.
+        Bytes of memory that the program needs.
     """
 
     def __init__(
-        self, program: DeviceProgram, kept: int | None = None, moved: Mapping[int, int] | None = None
+        self,
+        program: DeviceProgram,
+        flash_address: int | None = None,
+        moved: Mapping[int, int] | None = None,
     ) -> None:
-        self.program, self.kept = program, kept
+        self.program, self.flash_address = program, flash_address
         areas = program.areas
-        self.bases = {**areas.placed(kept), **(moved or {})}
-        self.memory_bytes = areas.memory_bytes if kept is None else areas.values_bytes
+        self.bases = {**areas.placed(flash_address), **(moved or {})}
+        self.memory_bytes = areas.memory_bytes if flash_address is None else areas.values_bytes
 
     @property
-    def fixed(self) -> bytes:
-        """What the program only reads: its constants, and behind them its code."""
+    def read_only(self) -> bytes:
+        """Read-only data of the program: constants followed by code."""
         return self.program.constants + self.program.code
 
     def address(self, name: str) -> int:
-        """DRAM byte address of a buffer."""
+        """Return the DRAM byte address of a buffer."""
         return self.program.areas.address(name, self.bases)
 
     def run(
@@ -69,10 +69,9 @@ class Image:
         *,
         registers: Mapping[int, int] | None = None,
     ) -> None:
-        """Load the program and the `contents` (int8, NHWC) of its input buffers, start it and wait for its end.
+        """Load the program and the `contents` (int8, NHWC) of its input buffers, start it, and wait for its end.
 
-        Contents are what operators were compiled for: they are laid out here where the program wants rows side by side.
-        `registers` are base registers that hold something else than an address of the program's memory.
+        `registers` are values of base registers that do not hold addresses of the program's areas.
         """
         self.load(device)
         self.write(device, contents)
@@ -80,22 +79,22 @@ class Image:
         device.wait(timeout)
 
     def load(self, device: Device) -> None:
-        """Load the program, unless the device has kept it.
+        """Load the program, unless it is in flash.
 
         Raises
         ------
         ProgramError
-            If the device has the sequential core, and the order of the program is not for it.
+            If the device has the sequential core, and the program needs instructions to overlap.
         """
         if runs_in_turn(device):
             check_sequence(self.program.instructions)
-        if self.kept is None:
+        if self.flash_address is None:
             constants, code = self.program.constants, self.program.code
             device.load(self.bases[CONSTANTS], constants, "the weights")
             device.load(self.bases[CONSTANTS] + len(constants), code, "the code")
 
     def unload(self, device: Device) -> None:
-        """What other programs have loaded where this one writes counts no more: they have to be loaded anew."""
+        """Mark the memory that the program writes, so that programs loaded there are loaded again before they run."""
         for base, size in self.program.areas.sizes.items():
             if base != CONSTANTS:
                 device.unload(self.bases[base], size)
@@ -103,24 +102,25 @@ class Image:
     def write(self, device: Device, contents: dict[str, np.ndarray]) -> None:
         """Write the contents of input buffers."""
         for name, array in contents.items():
-            device.write(self.address(name), self.laid_out(name, array))
+            device.write(self.address(name), self.input_bytes(name, array))
 
     def start(self, device: Device, registers: Mapping[int, int] | None = None) -> None:
-        """Start the program, which is loaded and has its inputs."""
+        """Start the program, after it was loaded and its inputs were written."""
         program = self.program
         self.unload(device)
         for base, value in ({**self.bases, **(registers or {})}).items():
             device.set_base(base, value)
+        # STOREs are in order: the written bytes so far identify the end of each layer.
         device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)
 
-    def laid_out(self, name: str, array: np.ndarray) -> bytes:
-        """The bytes of an input buffer for what its operator reads (int8, NHWC)."""
+    def input_bytes(self, name: str, array: np.ndarray) -> bytes:
+        """Return the bytes of an input buffer for an array (int8, NHWC), with rows interleaved if necessary."""
         array = np.ascontiguousarray(array, np.int8).reshape(self.program.input_shape(name))
         rows = self.program.rows.get(name)
         return (array if rows is None else rows.gather(array)).tobytes()
 
     def read(self, device: Device, name: str) -> np.ndarray:
-        """The contents of a buffer as they lie there: int8, in the buffer's shape."""
+        """Return the contents of a buffer: int8, in the buffer's shape."""
         buffer = self.program.buffers[name]
         return np.frombuffer(device.read(self.address(name), buffer.size), np.int8).reshape(buffer.shape)

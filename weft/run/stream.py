@@ -1,4 +1,4 @@
-"""Many runs on one device, one behind the other: what the next one needs crosses while this one is computed."""
+"""Stream many runs through one device: inputs and outputs are transferred while the device computes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from weft.sim.device import Device
 
 
-def side_by_side(programs: Sequence[DeviceProgram]) -> list[Image]:
-    """Images of programs that lie in memory one behind the other, from address 0 on. The last one's `memory_bytes` is
-    what they take together."""
+def place_programs(programs: Sequence[DeviceProgram]) -> list[Image]:
+    """Return images of programs one after the other in memory, from address 0 on.
+
+    The `memory_bytes` of the last image is the total.
+    """
     images: list[Image] = []
     at = 0
     for program in programs:
@@ -40,29 +42,27 @@ def side_by_side(programs: Sequence[DeviceProgram]) -> list[Image]:
 
 
 class ProgramList:
-    """Images on one device, which runs them in their order by itself.
+    """List of images that a device runs in order, without the host.
 
-    Images may share memory, be it code, buffers or all: they run one after the other. Only code and the list itself no
-    program may write.
+    Images may share code and buffers, because they run one after the other. Programs must not write to code or list.
 
     Parameters
     ----------
     images : sequence of Image
-        Placed in the device's memory; one may be there more than once.
+        Images in the device's memory; an image may occur more than once.
     config : Config
-        The device's, with `descriptors`.
+        Configuration of the device, with `descriptors`.
     address : int
-        Where the list goes, a multiple of `weft.hdl.isa.program_lists.pitch`; `bytes_of` tells how much it takes.
+        Address of the list, a multiple of `weft.hdl.isa.program_lists.pitch`; `bytes_of` returns the list's size.
     memory_bytes : int
-        Of the device.
+        Size of the device's memory.
     registers : sequence of mapping of int to int, optional
-        For each image base registers that hold something else than an address of its memory.
+        For each image, values of base registers that do not hold addresses of its areas.
 
     Raises
     ------
     InputError
-        For no image, an address that is not aligned or beyond memory, or programs that may write to the list or to
-        code; the sentence says which.
+        If `images` is empty, `address` is not aligned or outside memory, or a program may write to the list or to code.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class ProgramList:
         registers: Sequence[Mapping[int, int]] | None = None,
     ) -> None:
         self.images, self.config, self.address = list(images), config, address
-        more = [{}] * len(self.images) if registers is None else list(registers)
-        if len(more) != len(self.images):
-            raise InputError(f"there are registers for {len(more)} images, not for {len(self.images)}")
+        overrides = [{}] * len(self.images) if registers is None else list(registers)
+        if len(overrides) != len(self.images):
+            raise InputError(f"there are registers for {len(overrides)} images, not for {len(self.images)}")
         self._programs = [
             ListedProgram(
                 image.bases[CONSTANTS] + image.program.entry,
                 image.program.instructions,
-                {**image.bases, **given},
+                {**image.bases, **override},
                 image.program.areas.extents,
             )
-            for image, given in zip(self.images, more, strict=True)
+            for image, override in zip(self.images, overrides, strict=True)
         ]
         try:
             check_places(address, self._programs, config, memory_bytes)
@@ -93,11 +93,11 @@ class ProgramList:
 
     @staticmethod
     def bytes_of(count: int, config: Config) -> int:
-        """What a list of `count` programs takes in memory."""
+        """Return the size of a list of `count` programs in bytes."""
         return count * pitch(config)
 
     def load(self, device: Device) -> None:
-        """Load the programs, each once, unless the device has kept them."""
+        """Load each program once, unless it is in flash."""
         loaded: set[tuple[int, int]] = set()
         for image in self.images:
             key = id(image.program), image.bases[CONSTANTS]
@@ -106,12 +106,12 @@ class ProgramList:
             loaded.add(key)
 
     def start(self, device: Device) -> None:
-        """Write the list, with empty records, and start it; programs are loaded and have their inputs.
+        """Write the list with empty records and start it, after programs were loaded and their inputs were written.
 
         Raises
         ------
         weft.sim.device.DeviceError
-            As `weft.sim.device.Device.start_list` does.
+            See `weft.sim.device.Device.start_list`.
         """
         runs = [
             (
@@ -126,7 +126,7 @@ class ProgramList:
         device.start_list(self.address)
 
     def records(self, device: Device) -> list[Record]:
-        """What the device has told about each program, as far as they are done."""
+        """Return the record of each program, which is empty until the program is done."""
         raw, step = (
             device.read(self.address, self.bytes_of(len(self.images), self.config)),
             pitch(self.config),
@@ -135,107 +135,112 @@ class ProgramList:
 
 
 Values = dict[str, np.ndarray]
-LISTED = 4
-"""Runs at most that a device gets at a start."""
+MAX_LIST_RUNS = 4
+"""Most runs that a device gets in one list."""
 
 
 def stream(program: Program, runs: Sequence[Mapping[str, np.ndarray]], device: Device) -> Iterator[Result]:
-    """Run a model once for each of `runs`, as `Program.run` does without `memory`; yields results as they come.
+    """Run a model once for each of `runs`, like `Program.run` with ``memory=False``; yield results as they are ready.
 
-    Inputs and outputs have two places in memory, by turns: while the device computes, the outputs of the run before are
-    read, the host computes what comes before and behind the device's part, and the inputs of the next run are written.
-    Where that cannot be, as the host computes with what the model keeps from run to run, the model has several parts on
-    the device or none, or memory is too small, one run ends before the next begins.
+    Inputs and outputs are double-buffered: while the device computes a run, the host reads the outputs of the previous
+    run, runs its own segments, and writes the inputs of the next run. Runs do not overlap if the host computes with the
+    model's states, if the model does not have exactly one device program, or if memory is too small.
 
-    What is kept stays in the device's memory: it is written before the first run, and read behind the last one.
+    States stay in the device's memory: they are written before the first run, and read after the last run.
 
-    A device whose configuration has `descriptors` gets up to `LISTED` runs at a start: they are computed one behind the
-    other without the host, each with a place of its own for inputs and outputs, while it reads and writes those of the
-    start before and the next. Their reports have the cycles of whole runs, and of counters only `load_memory`.
+    A device whose configuration has `descriptors` gets lists of up to `MAX_LIST_RUNS` runs, which it computes without
+    the host. Each run of a list has buffers of its own for inputs and outputs. Meanwhile the host transfers the buffers
+    of the previous and the next list. Reports then have only two counters, ``cycles`` and ``load_memory``.
 
     Raises
     ------
     InputError, weft.sim.device.DeviceError
         As `Program.run` does.
     """
-    queued = _queued(program, device, len(runs))
-    if queued is not None:
-        yield from queued.run(runs)
+    lists = _list_stream(program, device, len(runs))
+    if lists is not None:
+        yield from lists.run(runs)
         return
-    images = places(program, device.memory_bytes, device.kept) if len(runs) > 1 else None
+    images = alternate_images(program, device.memory_bytes, device.find_in_flash) if len(runs) > 1 else None
     if images is None:
         for inputs in runs:
             yield program.run(inputs, on=device, memory=False)
         return
-    yield from _Stream(program, device, images).run(runs)
+    yield from _AlternatingStream(program, device, images).run(runs)
 
 
-def places(
+def alternate_images(
     program: Program,
     memory_bytes: int,
     find: Callable[[bytes], int | None] = lambda fixed: None,
     count: int = 2,
 ) -> list[Image] | None:
-    """So many images of the device's part that differ in where inputs and outputs lie; None if there cannot be as many.
-    `find` tells where the device keeps code and constants, as `Device.kept` does."""
+    """Return `count` images of the only device program, each with its own buffers for inputs and outputs.
+
+    Returns None if the program does not allow it, or memory is too small. `find` returns the address of code and
+    constants in flash, like `Device.find_in_flash`.
+    """
     parts = [part for part in program.segments if isinstance(part, DeviceProgram)]
-    if len(parts) != 1 or parts[0].compact:  # inputs of compact programs lie among temporaries
+    if len(parts) != 1 or parts[0].compact:  # inputs of compact programs share memory with temporaries
         return None
     (part,) = parts
     if {buffer.kind for buffer in part.buffers.values()} - {"input", "output", "temp", "state"}:
         return None
-    if not _stay(program, part):
+    if not _states_stay(program, part):
         return None
-    kept = find(Image(part).fixed)
-    first = Image(part, kept)
-    bases = {base: at for base, at in first.bases.items() if kept is None or base != CONSTANTS}
+    flash_address = find(Image(part).read_only)
+    first = Image(part, flash_address)
+    bases = {base: at for base, at in first.bases.items() if flash_address is None or base != CONSTANTS}
     ends = [*sorted(bases.values())[1:], first.memory_bytes]
     sizes = {base: end - bases[base] for base, end in zip(sorted(bases), ends, strict=True)}
+    # Only inputs and outputs are duplicated, after the first image; images share everything else.
     step = sizes[INPUTS] + sizes[OUTPUTS]
     if first.memory_bytes + (count - 1) * step > memory_bytes:
         return None
     starts = [first.memory_bytes + number * step for number in range(count - 1)]
-    return [first, *(Image(part, kept, {INPUTS: at, OUTPUTS: at + sizes[INPUTS]}) for at in starts)]
+    return [first, *(Image(part, flash_address, {INPUTS: at, OUTPUTS: at + sizes[INPUTS]}) for at in starts)]
 
 
-def _queued(program: Program, device: Device, runs: int) -> _Queued | None:
-    """What has the device run several of so many at a start; None if it cannot."""
+def _list_stream(program: Program, device: Device, runs: int) -> _ListStream | None:
+    """Return a stream that runs lists of programs, or None if the device or the program does not support it."""
     if not program.config.descriptors or device.config != program.config:
         return None
-    for size in range(min(LISTED, runs), 1, -1):
+    # Two groups of buffers alternate; the list lies at the end of memory.
+    for size in range(min(MAX_LIST_RUNS, runs), 1, -1):
         room = device.memory_bytes - ProgramList.bytes_of(size, program.config)
         address = room // pitch(program.config) * pitch(program.config)
-        images = places(program, address, device.kept, 2 * size)
+        images = alternate_images(program, address, device.find_in_flash, 2 * size)
         if images is not None:
-            return _Queued(program, device, images, address)
+            return _ListStream(program, device, images, address)
     return None
 
 
-def _stay(program: Program, part: DeviceProgram) -> bool:
-    """Whether all that the model keeps is kept in the memory of this part, and nobody else reads it."""
+def _states_stay(program: Program, part: DeviceProgram) -> bool:
+    """Return True if all states of the model stay in this program's memory, and the host does not read them."""
+    # A state stays if its input and its output are the same buffer of the device, and no host segment reads it.
     compiled = program._compiled
     ends = [(state.source, state.target) for state in compiled.states]
-    places = [
+    buffers = [
         {item.value: item.buffer.name for item in items if item.buffer.name in part.buffers}
         for items in (compiled.to_device, compiled.from_device)
     ]
-    hosted = {
+    host_inputs = {
         name
         for segment in program.segments
         if isinstance(segment, HostSegment)
         for name in segment.network.inputs
     }
     return all(
-        source in places[0]
-        and places[0][source] == places[1].get(target)
-        and part.buffers[places[0][source]].kind == "state"
-        and not {source, target} & hosted
+        source in buffers[0]
+        and buffers[0][source] == buffers[1].get(target)
+        and part.buffers[buffers[0][source]].kind == "state"
+        and not {source, target} & host_inputs
         for source, target in ends
     )
 
 
 class _Run:
-    """One of the runs, from its inputs to its result; `states` are what it begins with, if nothing has run yet."""
+    """One run from inputs to result. `states` are the initial states for the first run, and empty for later runs."""
 
     def __init__(
         self, program: Program, device: Device, inputs: Mapping[str, np.ndarray], image: Image, states: Values
@@ -248,15 +253,15 @@ class _Run:
         segments = list(program.segments)
         at = segments.index(image.program)
         self._before: Sequence[Any] = segments[:at]
-        self._behind: Sequence[Any] = segments[at + 1 :]
+        self._after: Sequence[Any] = segments[at + 1 :]
 
     def send(self) -> None:
-        """Compute what comes before the device's part, and write its inputs."""
+        """Run the host segments before the device program, and write its inputs."""
         self._host(self._before)
         self.image.write(self.device, self.program._entering(self.image.program, self.values))
 
     def finish(self, *, last: bool) -> Result:
-        """Read its outputs, of the last run what is kept as well, and compute what comes behind."""
+        """Read the outputs (and after the last run the states), and run the host segments after the device program."""
         part, program = self.image.program, self.program
         names = {
             item.buffer.name
@@ -264,7 +269,7 @@ class _Run:
             if item.buffer.name in part.buffers and (last or part.buffers[item.buffer.name].kind != "state")
         }
         self.values |= program._leaving(part, {name: self.image.read(self.device, name) for name in names})
-        self._host(self._behind)
+        self._host(self._after)
         outputs = {name: np.asarray(self.values[name]) for name in program.outputs}
         if last:
             program._states = {
@@ -280,7 +285,7 @@ class _Run:
             self.execution.add_host(segment, perf_counter() - started)
 
 
-class _Stream:
+class _AlternatingStream:
     def __init__(self, program: Program, device: Device, images: Sequence[Image]) -> None:
         self.program, self.device, self.images = program, device, images
 
@@ -297,7 +302,7 @@ class _Stream:
         waiting[0].send()
         for number, now in enumerate(waiting):
             now.image.start(device)
-            # The core computes; nothing of what is moved here is in its two places.
+            # The core is computing: these transfers use the other image's buffers.
             if done is not None:
                 yield done.finish(last=False)
             if number + 1 < len(waiting):
@@ -309,8 +314,8 @@ class _Stream:
         yield done.finish(last=True)
 
 
-class _Queued:
-    """Runs in groups, one start for each: half of the images by turns. The list of a group lies at `address`."""
+class _ListStream:
+    """Stream of runs in groups, one list per group; groups alternate between two halves of the images."""
 
     def __init__(self, program: Program, device: Device, images: Sequence[Image], address: int) -> None:
         self.program, self.device = program, device
@@ -339,14 +344,14 @@ class _Queued:
                 [run.image for run in group], self.program.config, self.address, device.memory_bytes
             )
             listed.start(device)
-            # The core computes; nothing of what is moved here is in the places of this group.
+            # The core is computing: these transfers use the other half's buffers.
             for run in done:
                 yield run.finish(last=False)
             if number + 1 < len(groups):
                 _send(groups[number + 1])
             device.wait()
             for run, record in zip(group, listed.records(device), strict=True):
-                run.execution.count_listed(run.image.program, device, record)
+                run.execution.count_record(run.image.program, device, record)
             done = group
         for run in done:
             yield run.finish(last=run is waiting[-1])

@@ -1,5 +1,4 @@
-"""What a compiled program does when: one timeline for each of its device segments, from a run on the cycle model or
-on the RTL."""
+"""Timelines of device segments, from a run on the cycle model or the RTL."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.compiler.backend import DeviceProgram
-from weft.configurations import sequential, sequential_boards
+from weft.configurations import sequential_boards, sequential_core_sentence
 from weft.errors import FileError, InputError
 from weft.hdl.isa import Instruction, Queue
 from weft.hdl.isa.code import format_instruction
@@ -25,24 +24,24 @@ from weft.sim.timing import TimingDevice
 from weft.sim.timing.device import SAMPLE, Interval, occupancy
 
 LAYERS = "layers"
-"""The track of layers, each from the last byte that the one before wrote to its own last byte, as in reports: with
-those before it that wrote nothing."""
+"""Track of layers. As in reports, a layer reaches from the previous layer's last write to its own last write, and
+includes preceding layers that write nothing."""
 TRACKS = (LAYERS, *(queue.name for queue in Queue))
-_WINDOWS = 2000  # of bandwidth, at most, in a timeline
+_MAX_WINDOWS = 2000  # of bandwidth in a timeline
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a track from cycle `start` to cycle `end`, the latter not included.
+    """Part of a track from cycle `start` to cycle ``end - 1``.
 
     Attributes
     ----------
     layer : int
         Index into `Timeline.layers`.
     instruction : int or None
-        Its index in the program; None for a slice of a layer.
+        Index in the program; None for a slice of a layer.
     waits : bool
-        It waits for semaphores, or for its unit, and nothing else runs there.
+        True while the instruction waits for semaphores or its unit, and the unit runs no other instruction.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Window:
-    """DRAM bytes that crossed the bus from cycle `start` to cycle `end`: whole beats, the program's own included."""
+    """DRAM bytes transferred from cycle `start` to cycle ``end - 1``: whole beats, including instruction fetch."""
 
     start: int
     end: int
@@ -66,11 +65,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One device segment. Its cycles count from its own start, which is cycle `origin` of all segments.
+    """Timeline of one device segment. Cycles count from the segment's start, which is cycle `origin` of the program.
 
-    On a track, slices follow each other without overlap. Units take an instruction before the last one is done: where
-    both run, the slice is that of the earlier one, so that the slices of a track last as long as its unit was busy.
-    `vectors` are those of the scratchpad in use, as (cycle, number) wherever that changes.
+    Slices of a track do not overlap. A unit accepts an instruction before the previous one is done; the slice of the
+    later instruction then begins where the earlier slice ends. `vectors` is the number of scratchpad vectors in use, as
+    (cycle, number) at every change.
     """
 
     name: str
@@ -86,24 +85,24 @@ class Timeline:
 def timelines_of(
     program: Program, *, on: str = "timing", latency: int = 30, bandwidth: float | None = None
 ) -> list[Timeline]:
-    """Run a program, and tell what its device segments do when.
+    """Run a program with inputs of zeros, and return the timelines of its device segments.
 
-    What the host does between them takes no time.
+    The host's segments take no time.
 
     Parameters
     ----------
     program : Program
     on : "timing" or "rtl"
-        The cycle model, or the RTL. There everything that enters a segment is zeros: that matters to softmax only.
+        The cycle model, or the RTL. On the RTL only softmax's cycles depend on the inputs.
     latency, bandwidth
-        As of `Program.run`.
+        See `Program.run`.
 
     Raises
     ------
     InputError
-        If `on` is neither, or the memory none; if the program's core is the sequential one, whose units nobody watches.
+        If `on`, `latency` or `bandwidth` is invalid, or if the program is for a sequential core, which has no traces.
     FileError
-        If nothing of the program runs on the device.
+        If no part of the program runs on the device.
     weft.sim.device.DeviceError
         If the model or the RTL fails.
     """
@@ -111,22 +110,24 @@ def timelines_of(
         raise InputError(f"traces are of 'timing' or 'rtl', not of {on!r}")
     boards = sequential_boards(program.config)
     if boards:
-        raise InputError(f"{sequential(boards)}: there are no traces of it, as it does one thing at a time")
+        raise InputError(
+            f"{sequential_core_sentence(boards)}: there are no traces of it, as it does one thing at a time"
+        )
     memory = Simulation(latency, program.memory if bandwidth is None else bandwidth).memory
-    made: list[Timeline] = []
+    timelines: list[Timeline] = []
     for segment in program.segments:
         if isinstance(segment, DeviceProgram):
             image = Image(segment)
-            with _traced(on, program.config, image.memory_bytes, memory) as device:
+            with _tracing_device(on, program.config, image.memory_bytes, memory) as device:
                 image.run(device, {})
-                made.append(_timeline(segment, device, sum(before.cycles for before in made)))
-    if not made:
+                timelines.append(_timeline(segment, device, sum(earlier.cycles for earlier in timelines)))
+    if not timelines:
         raise FileError("nothing of this program runs on the device, so there is nothing to trace")
-    return made
+    return timelines
 
 
 @contextmanager
-def _traced(
+def _tracing_device(
     on: str, config: Config, memory_bytes: int, memory: dict[str, Any]
 ) -> Iterator[TimingDevice | TracedRtl]:
     if on == "rtl":
@@ -146,14 +147,20 @@ def _timeline(program: DeviceProgram, device: TimingDevice | TracedRtl, origin: 
         tracks[queue.name] = list(_slices(own, program, places))
     spans = {item.instruction: (item.start, item.end) for item in device.intervals if item.kind == "runs"}
     return Timeline(
-        program.name, origin, cycles, tuple(layer.name for layer in program.layers), tracks,
+        program.name,
+        origin,
+        cycles,
+        tuple(layer.name for layer in program.layers),
+        tracks,
         list(_windows(device.beats, cycles, device.config)),
-        occupancy(program.instructions, spans, device.config), counters,
-    )  # fmt: skip
+        occupancy(program.instructions, spans, device.config),
+        counters,
+    )
 
 
 def _places(program: DeviceProgram) -> dict[int, tuple[int, int]]:
-    """Layer, and number among its instructions in its queue, of every instruction: layers keep their order there."""
+    """Return each instruction's layer, and its number among the layer's instructions in its queue, by index."""
+    # Within a queue, instructions of layers keep the order of layers.
     waiting = {
         queue: deque(
             (index, number)
@@ -170,7 +177,7 @@ def _places(program: DeviceProgram) -> dict[int, tuple[int, int]]:
 
 
 def _layers(program: DeviceProgram, marks: Sequence[int]) -> Iterator[Slice]:
-    """Slices of layers, or of several of which the last one writes to memory: they count as that one."""
+    """Yield slices of layers that write to memory, each including preceding layers that do not."""
     for (index, layer), (start, end) in zip(program.timed.items(), pairwise([0, *marks]), strict=False):
         details = {"kind": layer.kind, "macs": layer.macs, "dram_bytes": layer.dram_bytes}
         yield Slice(layer.name, index, None, False, start, end, details)
@@ -179,12 +186,12 @@ def _layers(program: DeviceProgram, marks: Sequence[int]) -> Iterator[Slice]:
 def _slices(
     intervals: Iterable[Interval], program: DeviceProgram, places: dict[int, tuple[int, int]]
 ) -> Iterator[Slice]:
-    """The slices of one unit, in the order of its instructions, each from where the one before ends."""
-    at = 0
+    """Yield the slices of one unit, in the order of its instructions, without overlap."""
+    at = 0  # end of the previous slice
     for item in sorted(intervals, key=lambda item: (item.instruction, item.kind == "runs")):
         waits = item.kind == "waits"
         start, end = max(at, item.start), max(at, item.end)
-        if waits and start == end:
+        if waits and start == end:  # the unit was busy with earlier instructions all the time
             continue
         layer, number = places[item.instruction]
         name = f"{program.layers[layer].name} {number + 1}/{program.layers[layer].queued[item.unit.name]}"
@@ -195,13 +202,13 @@ def _slices(
 
 
 def _fields(instruction: Instruction) -> dict[str, str]:
-    """The fields of an instruction as the disassembler writes them, those at their default left out."""
+    """Return the fields of an instruction as the disassembler writes them, without fields at their default."""
     opcode, *fields = format_instruction(instruction).split()
     return {"opcode": opcode} | {name: value for name, _, value in (field.partition("=") for field in fields)}
 
 
 def _windows(beats: Sequence[tuple[int, int]], cycles: int, config: Config) -> Iterator[Window]:
-    samples = -(-cycles // (SAMPLE * _WINDOWS))
+    samples = -(-cycles // (SAMPLE * _MAX_WINDOWS))  # per window
     for at in range(0, -(-cycles // SAMPLE), samples):
         read, written = (sum(pair[way] for pair in beats[at : at + samples]) for way in (0, 1))
         end = min(cycles, (at + samples) * SAMPLE)

@@ -1,4 +1,4 @@
-"""One model planned for several memories: which plan runs next follows from the counters of the run before."""
+"""Choose between programs of one model, planned for different memories, by the counters of each run."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ if TYPE_CHECKING:
     from weft.sim.waves import Waves
 
 LOADS = 0.4
-"""Share of a run's cycles in which LOAD is busy, from which on a plan for a slower memory is tried; below it one for a
-faster memory is."""
+"""Share of cycles in which LOAD is busy. From this share on, a plan for a slower memory is tried, else for a faster."""
 
 
 class Variants:
-    """Programs of one model, each planned for another memory: whole device programs, which compute the same bytes.
+    """Programs of one model, each planned for a different memory. All compute the same bytes.
 
-    The first run is that of the first program. Behind each run the next one's is chosen. Where LOAD was busy in
-    at least `LOADS` of the cycles, that is the one planned for the next slower memory, and otherwise that for the next
-    faster one, as long as it has not run. Behind that it is the one which took the fewest cycles. What ran behind
-    another memory, or on another device, does not count. On a device without time the choice stays.
+    The first program runs first. After each run, the next program is chosen. If LOAD was busy in at least `LOADS` of
+    the cycles, the candidate is the program planned for the next slower memory, else for the next faster memory. If the
+    candidate has run already, the program with the fewest cycles is chosen. Cycles on another device, or with another
+    memory, do not count. On a device without time the choice does not change.
 
     Parameters
     ----------
     programs : sequence of Program
-        Two or more, with the same configuration, inputs, outputs and states. What the model keeps goes on from run to
-        run, whichever runs.
+        Two or more programs with the same configuration, inputs, outputs and states. States carry over from run to run,
+        whichever program runs.
 
     Attributes
     ----------
     programs : tuple of Program
     choice : int
-        The place of the program that runs next.
+        Index of the program that runs next.
 
     Raises
     ------
     InputError
-        If there are fewer than two, or two that are not of the same model and configuration, as far as that can be
-        seen, or planned for the same memory.
+        If there are fewer than two programs, two have different configurations, inputs, outputs or states, or two are
+        planned for the same memory.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
@@ -70,17 +69,17 @@ class Variants:
                 "give each a memory of its own"
             )
         self.choice = 0
-        self._last = first  # that ran
+        self._last = first  # the program that ran last, which has the current states
         self._cycles: list[int | None] = [None] * len(self.programs)
-        self._where: object = None  # these cycles were counted
+        self._where: object = None  # device and memory that `_cycles` belong to
 
     @property
     def states(self) -> dict[str, np.ndarray]:
-        """What the model keeps from run to run: see `Program.states`."""
+        """Copies of the current states, see `Program.states`."""
         return self._last.states
 
     def reset(self, states: Mapping[str, np.ndarray] | None = None) -> None:
-        """As `Program.reset`. What is known of cycles stays."""
+        """Set states, see `Program.reset`. Cycles of earlier runs are still taken into account."""
         self._last.reset(states)
 
     def run(
@@ -94,16 +93,16 @@ class Variants:
         trace: str | os.PathLike[str] | Waves | None = None,
         memory: bool = True,
     ) -> Result:
-        """Run the program that is chosen, as `Program.run` does; the simulated memory is by default that of the first.
+        """Run the chosen program, see `Program.run`. The default bandwidth is that of the first program.
 
-        The report has ``variant``: ``ran``, the place of the program, and ``next``, that of the one that runs next;
-        ``memories``, what each is planned for in bytes a cycle, and ``cycles``, what each took last behind this memory,
-        None if that is not known; ``loads`` and ``waits``, the shares of this run's cycles in which LOAD was busy, and
-        waited for memory; and ``why``, the reason of the choice in words.
+        The report has ``variant``: ``ran`` and ``next``, the indices of this program and the next; ``memories``, the
+        bandwidth in bytes a cycle that each program is planned for; ``cycles``, the last cycles of each program with
+        this memory, or None; ``loads`` and ``waits``, the shares of this run's cycles in which LOAD was busy and waited
+        for memory; and ``why``, the reason for the choice.
         """
         program = self.programs[self.choice]
         rate = self.programs[0].memory if bandwidth is None else bandwidth
-        if program is not self._last:
+        if program is not self._last:  # states are in the program that ran last
             program.reset(self._last.states)
         result = program.run(
             inputs, on, latency=latency, bandwidth=rate, stalls=stalls, trace=trace, memory=memory
@@ -114,18 +113,18 @@ class Variants:
         return result
 
     def _learn(self, where: object, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Choose the next one."""
+        """Record the cycles of a run, choose the next program, and return the report's ``variant``."""
         ran, cycles = self.choice, report["cycles"]
         loads, waits = (
             report["counters"][name] / cycles if cycles else None for name in ("load_busy", "load_memory")
         )
-        if where != self._where:
+        if where != self._where:  # cycles with another memory or device do not compare
             self._cycles, self._where = [None] * len(self.programs), where
         if loads is None:
             why = "the device counts no cycles"
         else:
             self._cycles[ran] = cycles
-            self.choice, why = self._chosen(ran, loads)
+            self.choice, why = self._choose(ran, loads)
         return {
             "ran": ran,
             "next": self.choice,
@@ -136,14 +135,17 @@ class Variants:
             "why": why,
         }
 
-    def _chosen(self, ran: int, loads: float) -> tuple[int, str]:
+    def _choose(self, ran: int, loads: float) -> tuple[int, str]:
         order = sorted(range(len(self.programs)), key=lambda place: -self.programs[place].memory)
-        at = order.index(ran)
+        at = order.index(ran)  # `order` is from the fastest memory to the slowest
         slower = loads >= LOADS
-        beside = order[at + 1 : at + 2] if slower else order[at - 1 : at] if at else []
-        if beside and self._cycles[beside[0]] is None:
+        neighbours = order[at + 1 : at + 2] if slower else order[at - 1 : at] if at else []
+        if neighbours and self._cycles[neighbours[0]] is None:
             kind = "slower" if slower else "faster"
-            return beside[0], f"LOAD is busy in {loads:.0%} of the cycles: that for a {kind} memory is tried"
+            return (
+                neighbours[0],
+                f"LOAD is busy in {loads:.0%} of the cycles: trying the program for a {kind} memory",
+            )
         known = {place: cycles for place, cycles in enumerate(self._cycles) if cycles is not None}
         best = min(known, key=lambda place: known[place])
         return best, f"of those that ran it takes the fewest cycles: {known[best]:,}"

@@ -1,4 +1,4 @@
-"""A board that is simulated: its whole top component in Verilator, its serial line behind a pseudo-terminal."""
+"""Virtual boards: a board's whole top component in Verilator, with its serial line on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from weft.configurations import configuration
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate, generate_cached
 from weft.sim import memories
-from weft.sim.device import Closing, DeviceError
+from weft.sim.device import Closable, DeviceError
 from weft.sim.verilate import Model
 
 DIVISOR = 4
-"""Clock cycles a bit: the fastest line that the link manages, so that most of the time goes into computing."""
+"""Clock cycles per bit on the serial line: the fewest that the link supports, which saves simulated cycles."""
 CHUNK = 4000
-"""Cycles between looks at the terminal."""
+"""Cycles to simulate between accesses to the pseudo-terminal."""
 PREFIX = "virtual:"
-"""Begins the names of serial ports of boards that are simulated."""
+"""Prefix of the port names of virtual boards."""
 ANSWER = 5.0
-"""Seconds in which a simulated board answers, however busy the machine is."""
+"""Seconds to wait for the answer of a virtual board, enough on a busy machine."""
 QUIET = 50
-"""Chunks without a byte either way after which the simulation waits a little between two of them."""
+"""Chunks without a byte in either direction after which the simulation sleeps between chunks."""
 
 _SIGNATURES = {
     "board_open": (ctypes.c_void_p, [ctypes.c_uint, ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]),
@@ -66,12 +66,12 @@ _SIGNATURES = {
 
 
 def build_board(board: Board, config: Config) -> Path:
-    """The shared library of a board's simulation, from the cache if it was built before.
+    """Build the shared library of a board's simulation unless the cache has it, and return its path.
 
     Raises
     ------
     weft.sim.verilate.BuildError
-        If the Verilog does not pass Verilator or the C++ compiler.
+        If Verilator or the C++ compiler fails.
     """
     return Model(
         verilog=board_verilog(board, config) + ARRAY_VERILOG + EYE_VERILOG + FLASH_ARRAY_VERILOG,
@@ -83,16 +83,18 @@ def build_board(board: Board, config: Config) -> Path:
 
 
 def board_verilog(board: Board, config: Config) -> str:
-    """Generate the Verilog of a board's simulation without its chips.
+    """Return the Verilog of a board's simulation without its memory chips.
 
-    For boards of `weft.boards.targets` it is kept in the cache: generating it takes seconds.
+    It takes seconds to generate, so it is cached for the boards of `weft.boards.targets`.
     """
 
     def make() -> VirtualTop:
         return VirtualTop(board, config, DIVISOR)
 
     if not any(board is known for known in load_boards().values()):
-        return generate(make(), name="board")  # files of weft do not say what this board is
+        return generate(
+            make(), name="board"
+        )  # the cache's key depends on weft's files, which do not define this board
     return generate_cached(
         make,
         name="board",
@@ -105,9 +107,8 @@ def board_verilog(board: Board, config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a board is: its serial port, the rates at which it may answer, and how long to wait for an answer; None for
-    a real board."""
+class BoardLocation:
+    """Serial port of a board, its possible baud rates, and the seconds to wait for an answer (None: the default)."""
 
     port: str
     rates: list[int]
@@ -115,90 +116,89 @@ class Place:
 
 
 @contextmanager
-def place_of(port: str | None, baud: int | None, config: Config | None = None) -> Iterator[Place]:
-    """The place of the board at a serial port; for ``virtual:NAME`` of a simulation of the board called so, which runs
-    meanwhile; for None of the one that is connected.
+def locate_board(port: str | None, baud: int | None, config: Config | None = None) -> Iterator[BoardLocation]:
+    """Return the location of the board at a serial port; for None, search all serial ports.
 
-    A simulation has the board's own configuration, and an empty flash. ``virtual:NAME@CONFIG:FILE`` has the
-    configuration that CONFIG names (`weft.configurations.configuration`), and an image of `weft.boards.flash.image`
-    in its flash; each of the two may be left out. Without `baud`, the rate that the board runs at is found out;
-    `config`, which is the program's, says what is likely.
+    Port ``virtual:NAME`` runs a virtual board meanwhile, with the board's own configuration and an empty flash.
+    ``virtual:NAME@CONFIG:FILE`` runs it with configuration CONFIG (`weft.configurations.configuration`) and flash image
+    FILE (`weft.boards.flash.image`); ``@CONFIG`` and ``:FILE`` are both optional. Without `baud`, the rates to try
+    follow from `config`, the program's configuration.
 
     Raises
     ------
     weft.boards.board.BoardError
-        If there is no board of that name, or CONFIG does not fit it.
+        If the board does not exist, or CONFIG does not fit it.
     weft.hdl.isa.config.ConfigError
-        If CONFIG is none.
+        If CONFIG is not a configuration.
     weft.sim.device.DeviceError
-        If no board is found, a simulated one has another configuration than `config`, or a simulated memory was used
-        against its rules.
+        If no board answers, a virtual board has another configuration than `config`, or the design broke the rules of
+        a simulated memory chip.
     """
     rates = line_rates(config) if baud is None else [baud]
     if port is None:
-        found = serial_ports.find_board(rates)
-        yield Place(found.port, [found.baud])
+        board_port = serial_ports.find_board(rates)
+        yield BoardLocation(board_port.port, [board_port.baud])
         return
     if not port.startswith(PREFIX):
-        yield Place(port, rates)
+        yield BoardLocation(port, rates)
         return
     names, _, image = port.removeprefix(PREFIX).partition(":")
     name, _, built_for = names.partition("@")
     board = find(name)
-    built = _fitting(board, built_for) if built_for else board.config
+    built = _board_config(board, built_for) if built_for else board.config
     if config is not None:
         check_configuration(board.name, port, built.digest, config)
     with VirtualBoard(board, built, Path(image) if image else None) as virtual:
-        yield Place(virtual.port, [board.baud], ANSWER)
+        yield BoardLocation(virtual.port, [board.baud], ANSWER)
         if virtual.violations:
             raise DeviceError(f"the board broke rules of its memory chips: {', '.join(virtual.violations)}")
 
 
 @contextmanager
 def board_at(port: str | None, config: Config, baud: int | None = None) -> Iterator[BoardDevice]:
-    """The board at the place that `place_of` tells, as a device.
+    """Open the board at a port (see `locate_board`) as a device.
 
     Raises
     ------
     weft.boards.board.BoardError
-        If there is no board of that name.
+        If the board does not exist.
     weft.sim.device.DeviceError
         If the port cannot be opened, nothing answers, or the board is built for another configuration.
     """
-    with place_of(port, baud, config) as place:
-        session, _ = serial_ports.open_session(place.port, place.rates, timeout=place.timeout)
+    with locate_board(port, baud, config) as location:
+        session, _ = serial_ports.open_session(location.port, location.rates, timeout=location.timeout)
         try:
             yield BoardDevice(session, config)
         finally:
             session.close()
 
 
-def _fitting(board: Board, name: str) -> Config:
-    """A configuration by its name. Raises `ConfigError` or `BoardError` if `weft build` would refuse it too."""
+def _board_config(board: Board, name: str) -> Config:
+    """Return a configuration by name. Raises `ConfigError` or `BoardError` if it does not fit the board."""
     config = configuration(name)
     board.family.fabric.multipliers.check(config)
     check_estimate(board, config)
     return config
 
 
-class VirtualBoard(Closing):
-    """Simulates a board until it is closed; `port` is the device that a host opens as its serial port.
+class VirtualBoard(Closable):
+    """Virtual board that runs in a thread until it is closed.
 
     Parameters
     ----------
     board : Board
     config : Config
     flash : Path, optional
-        What the board's flash holds from `SpiFlash.offset` on; else it is empty.
+        File with the contents of the board's flash from `SpiFlash.offset` on; without it, flash is empty.
     eye : sequence of Phase, optional
-        What works in each phase of the clock of the board's SDRAM; else what the delays on paper say.
+        Operations that work in each phase of the SDRAM's clock; by default, they follow from nominal delays.
     faults : ArrayFaults, optional
-        What is wrong with the board's SDRAM.
+        Faults of the board's SDRAM.
 
     Attributes
     ----------
     port : str
-        Name of the pseudo-terminal.
+        Name of the pseudo-terminal that a host opens as serial port.
 
     Raises
     ------
@@ -223,12 +223,12 @@ class VirtualBoard(Closing):
         arguments = [] if flash is None else [f"+{FLASH_ARGUMENT}={flash.resolve()}"]
         arguments += [] if eye is None else [f"+{EYE_ARGUMENT}={encode(eye):x}"]
         arguments += [] if faults is None else faults.arguments()
-        given = [text.encode() for text in ("board", *arguments)]
-        made = (ctypes.c_char_p * len(given))(*given)
-        self._model: int = self._library.board_open(DIVISOR, len(given), made)
+        encoded = [text.encode() for text in ("board", *arguments)]
+        argv = (ctypes.c_char_p * len(encoded))(*encoded)
+        self._model: int = self._library.board_open(DIVISOR, len(encoded), argv)
         if not self._model:
             raise MemoryError(f"no room for a simulation of {board.name}")
-        self._master, self._slave = os.openpty()  # the slave stays open, so that hosts may come and go
+        self._master, self._slave = os.openpty()  # keep the slave open, so that hosts may open and close it
         tty.setraw(self._slave)
         os.set_blocking(self._master, False)
         self.port = os.ttyname(self._slave)
@@ -243,12 +243,12 @@ class VirtualBoard(Closing):
 
     @property
     def violations(self) -> list[str]:
-        """Rules of the memory chips that their controllers have broken so far."""
-        found = broken_rules(SdramRule, self._library.board_violation(self._model))
-        return found + broken_rules(FlashRule, self._library.board_flash_violation(self._model))
+        """Rules of the memory chips that the design has broken so far."""
+        rules = broken_rules(SdramRule, self._library.board_violation(self._model))
+        return rules + broken_rules(FlashRule, self._library.board_flash_violation(self._model))
 
     def close(self) -> None:
-        """End the simulation; the port is gone."""
+        """End the simulation and remove the port."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -261,10 +261,11 @@ class VirtualBoard(Closing):
         got = ctypes.create_string_buffer(CHUNK)
         backlog, quiet = b"", 0
         while not self._stop.is_set():
+            # Take bytes from the host only as fast as the line can send them.
             sent = self._from_host() if self._library.board_waiting(self._model) < CHUNK else b""
             count = self._library.board_run(self._model, CHUNK, sent, len(sent), got, len(got))
             if count > len(got):
-                return  # out of memory: to the host, the board is silent from now on
+                return  # out of memory: the board stops answering
             backlog += got.raw[:count]
             if backlog:
                 backlog = backlog[self._to_host(backlog) :]
@@ -279,12 +280,12 @@ class VirtualBoard(Closing):
     def _to_host(self, backlog: bytes) -> int:
         try:
             return os.write(self._master, backlog)
-        except BlockingIOError:  # the host does not read
+        except BlockingIOError:  # the pseudo-terminal's buffer is full because the host does not read
             return 0
 
 
 def _check_flash(board: Board, path: Path) -> None:
-    """Raise `DeviceError` if the board's flash cannot hold a file."""
+    """Raise `DeviceError` unless the file exists and fits the board's flash."""
     if board.flash is None:
         raise DeviceError(f"{board.name} has no flash for programs: leave {path} out")
     try:

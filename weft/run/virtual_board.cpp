@@ -1,7 +1,7 @@
-// The Verilator model of a board's top component with a serial line, as a few C functions for weft.run.virtual.
+// C interface to the Verilator model of a board's top component with a serial line, for weft.run.virtual.
 //
-// Bytes for the board wait in a queue and go out on `rx` one after the other, 8N1, at a fixed number of clock cycles a
-// bit; what comes on `tx` is sampled in the middle of each bit.
+// Bytes to the board wait in a queue, and are sent on `rx` as 8N1 at a fixed number of clock cycles per bit. `tx` is
+// sampled in the middle of each bit.
 
 #include <cstdint>
 #include <deque>
@@ -21,8 +21,8 @@ struct Board {
     uint64_t cycles = 0;
     unsigned divisor = 4;
     std::deque<uint8_t> waiting, received;
-    unsigned out_bits = 1, out_left = 0;       // bits to send, the next one lowest; cycles left of them all
-    unsigned in_bits = 0, in_count = 0, in_wait = 0;  // bits received, their number; cycles to the next sample
+    unsigned out_bits = 1, out_left = 0;              // bits to send, next bit lowest; cycles left for all of them
+    unsigned in_bits = 0, in_count = 0, in_wait = 0;  // bits received; their number; cycles to the next sample
     bool receiving = false;
 
     void step() {
@@ -55,7 +55,7 @@ struct Board {
             in_bits |= unsigned(level) << in_count++;
             return;
         }
-        if (level) received.push_back(in_bits);  // else no stop bit: line noise
+        if (level) received.push_back(in_bits);  // without a stop bit it is line noise
         receiving = false;
     }
 };
@@ -64,8 +64,7 @@ struct Board {
 
 extern "C" {
 
-// `arguments` are the simulator's command line. Null if there is not enough memory: no exception may leave a function
-// that Python calls.
+// `arguments` are the simulator's command line. Returns null if memory runs out: exceptions must not reach Python.
 void* board_open(unsigned divisor, int count, const char** arguments) try {
     auto board = std::make_unique<Board>();
     board->context.commandArgs(count, arguments);
@@ -88,8 +87,8 @@ void board_close(void* handle) {
     delete board;
 }
 
-// Send `size` bytes and run for some cycles; returns how many bytes came, up to `capacity`, in `got`, or more than that
-// if there is not enough memory.
+// Sends `size` bytes and runs for some cycles. Stores up to `capacity` received bytes in `got` and returns their
+// number, or a larger number if memory runs out.
 uint64_t board_run(void* handle, uint64_t cycles, const uint8_t* bytes, uint64_t size, uint8_t* got,
                    uint64_t capacity) try {
     auto* board = static_cast<Board*>(handle);
@@ -105,15 +104,15 @@ uint64_t board_run(void* handle, uint64_t cycles, const uint8_t* bytes, uint64_t
     return ~uint64_t(0);
 }
 
-// Bytes that have not gone out yet.
+// Number of bytes that are not sent yet.
 uint64_t board_waiting(void* handle) { return static_cast<Board*>(handle)->waiting.size(); }
 
 uint64_t board_cycles(void* handle) { return static_cast<Board*>(handle)->cycles; }
 
-// Rules of the memory chip that were broken, see weft.boards.sdram.model.
+// Mask of broken rules of the SDRAM, see weft.boards.sdram.model.
 uint32_t board_violation(void* handle) { return static_cast<Board*>(handle)->top->violation; }
 
-// The same of the flash chip, see weft.boards.flash.model.
+// Mask of broken rules of the flash chip, see weft.boards.flash.model.
 uint32_t board_flash_violation(void* handle) { return static_cast<Board*>(handle)->top->flash_violation; }
 
 }

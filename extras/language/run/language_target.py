@@ -14,7 +14,7 @@ import typer
 
 from weft import report as reports
 from weft.errors import FileError
-from weft.run.board_run import link_of, link_text, opened
+from weft.run.board_run import link_of, link_text, open_board
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
@@ -104,9 +104,9 @@ class Running:
                 simulation=Simulation(latency=self.latency, bandwidth=self.bandwidth), **options,
             )  # fmt: skip
         if model.added:
-            reports.tell(f"configuration: {self.config} with {', '.join(model.added)}")
+            reports.say_on_stderr(f"configuration: {self.config} with {', '.join(model.added)}")
         if self._connected is not None:
-            reports.tell(link_text(link_of(self._connected)))
+            reports.say_on_stderr(link_text(link_of(self._connected)))
         for note in model.reference.model.notes:
             reports.warn(note)
         return model
@@ -121,7 +121,7 @@ class Running:
     @contextlib.contextmanager
     def _opened(self, progress: Progress, config: Config) -> Iterator[Device]:
         """The board, built for a configuration."""
-        with opened(self.port, config, self.baud, progress) as device:
+        with open_board(self.port, config, self.baud, progress) as device:
             progress(f"sending the model to {device.identity.board} at {device.port}")
             self._connected = device
             yield device
@@ -181,6 +181,6 @@ class Running:
     def compared(self, model: Model) -> None:
         """Say how many bytes of logits differ; leave with exit code 1 if any does."""
         if self.compares:
-            reports.tell(f"mismatching bytes: {model.mismatches:,}")
+            reports.say_on_stderr(f"mismatching bytes: {model.mismatches:,}")
             if model.mismatches:
                 raise typer.Exit(1)

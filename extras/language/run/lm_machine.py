@@ -11,7 +11,7 @@ import numpy as np
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
 from weft.hdl.isa.memmap import Counter
 from weft.report import mismatches
-from weft.run.devices import Opening, Simulation, simulated
+from weft.run.devices import Opening, Simulation, open_device
 from weft.sim.device import Device
 
 
@@ -31,7 +31,7 @@ def prompt_least(memory: DecoderMemory, simulation: Simulation) -> int:
         return 0
     cycles, places = [], memory.decoder.places
     plain = Simulation(simulation.latency, simulation.bandwidth)
-    with simulated("timing", memory.decoder.config, memory.memory_bytes, plain) as device:
+    with open_device("timing", memory.decoder.config, memory.memory_bytes, plain) as device:
         run, pages = DecoderRun(memory, device), range(memory.pages)
         for start, rows in ((run.step, places.rows), (run.prompt, memory.prompts.decoder.places.rows)):
             start([Row(0, at, pages) for at in range(min(rows, places.sizes.context))])
@@ -89,7 +89,7 @@ class Machine:
         memory = self._memory
         less = "; fewer pages, or a shorter context, take less"
         device = stack.enter_context(
-            simulated(on, memory.decoder.config, memory.memory_bytes, simulation, less)
+            open_device(on, memory.decoder.config, memory.memory_bytes, simulation, less)
         )
         return DecoderRun(memory, device)
 

@@ -152,7 +152,7 @@ class Connection(H11Protocol):
 
 class _Formatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return report.told(super().formatMessage(record))
+        return report.printable_line(super().formatMessage(record))
 
 
 class _Filter(logging.Filter):

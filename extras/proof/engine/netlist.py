@@ -15,7 +15,7 @@ from amaranth.lib.wiring import Out
 from weft.extras.proof.hardware.property import OPENED, Bench
 from weft.hdl.errors import WeftError
 from weft.hdl.verilog import drop_zero_init
-from weft.sim.yosys_process import failure, work
+from weft.sim.yosys_process import error_message, run_task
 
 TOP = "top"
 FLAT, AIG, MAP, LOG = "flat.il", "flat.aig", "flat.map", "log.txt"
@@ -141,11 +141,11 @@ def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    well, said = work(_work, folder, job)
+    well, said = run_task(_work, folder, job)
     with (folder / LOG).open("a") as log:
         log.write(said)
     if not well:
-        raise NetlistError(failure(said))
+        raise NetlistError(error_message(said))
 
 
 def _unnamed(names: Iterable[str], path: str) -> str:

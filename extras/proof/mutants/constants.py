@@ -21,7 +21,7 @@ from weft.hdl.errors import WeftError
 from weft.hdl.verilog import drop_zero_init
 from weft.sim.rtl.coverage import Bit, Connections
 from weft.sim.rtl.device import TOP
-from weft.sim.yosys_process import failure, work
+from weft.sim.yosys_process import error_message, run_task
 
 _SOURCE, _FOUND = "core.il", "constant.json"
 _COMMANDS = (
@@ -46,9 +46,9 @@ def constants(core: wiring.Component) -> set[tuple[str, str]]:
 
     def fill(folder: Path) -> None:
         (folder / _SOURCE).write_text(source)
-        well, said = work(_find_constants, folder, {})
+        well, said = run_task(_find_constants, folder, {})
         if not well:
-            raise ConstantsError(failure(said))
+            raise ConstantsError(error_message(said))
         (folder / _SOURCE).unlink()
 
     folder = entry(f"constants-{found.hexdigest()[:24]}", fill)
@@ -129,9 +129,9 @@ def unread(plain: Path, mutants: Iterable[Mutant]) -> set[int]:
     pins = {mutant.number: mutant.pin for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
         job = {"plain": str(plain.resolve()), "pins": pins}
-        well, said = work(_find_unread, Path(temporary), job)
+        well, said = run_task(_find_unread, Path(temporary), job)
         if not well:
-            raise MutationError(failure(said))
+            raise MutationError(error_message(said))
         return set(json.loads((Path(temporary) / _UNREAD).read_text()))
 
 

@@ -20,7 +20,7 @@ from weft.extras.proof.engine import engines
 from weft.extras.proof.mutants.mutated import Mutant, MutationError
 from weft.sim.rtl.coverage import Connections, bits_of, is_memory, is_register
 from weft.sim.rtl.device import TOP
-from weft.sim.yosys_process import failure, work
+from weft.sim.yosys_process import error_message, run_task
 
 SECONDS = 60
 """Of the solver, for each mutant."""
@@ -41,10 +41,10 @@ def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dic
     for mutant in mutants:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             job = {"plain": str(plain.resolve()), "command": mutant.command, "seconds": seconds}
-            _, said = work(_compare, Path(temporary), job)
+            _, said = run_task(_compare, Path(temporary), job)
         verdicts = [value for text, value in _SAID.items() if text in said]
         if not verdicts:
-            raise MutationError(failure(said))
+            raise MutationError(error_message(said))
         found[mutant.number] = verdicts[0]
     return found
 
@@ -163,9 +163,9 @@ def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
                 "pin": mutant.pin,
                 "more": sorted(more),
             }
-            well, said = work(_induce, folder, job)
+            well, said = run_task(_induce, folder, job)
             if not well:
-                raise MutationError(failure(said))
+                raise MutationError(error_message(said))
             names = re.findall(r"^output (\d+) 0 (.*)$", (folder / _MAP).read_text(), re.MULTILINE)
             outputs = {name: int(index) for index, name in names}
             literals = engines.simplified(folder, _AIG, _SIMPLE, max(1.0, (end - time.monotonic()) / 2))

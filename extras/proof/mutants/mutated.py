@@ -27,7 +27,7 @@ from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
 from weft.hdl.verilog import drop_zero_init
 from weft.sim.rtl.device import TOP
-from weft.sim.yosys_process import failure, work
+from weft.sim.yosys_process import error_message, run_task
 
 SELECTED = "WEFT_MUTANT"
 """The environment variable with the number of the mutant that a model is, read when the model is opened."""
@@ -152,9 +152,9 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    well, said = work(_work, folder, job)
+    well, said = run_task(_work, folder, job)
     if not well:
-        raise MutationError(failure(said))
+        raise MutationError(error_message(said))
 
 
 def _places(module: Any, within: set[str]) -> Iterator[tuple[str, int, list[str]]]:

@@ -20,7 +20,7 @@ from weft.hdl.isa.kernel import (
     kernel_at,
 )
 from weft.sim.device import DeviceError
-from weft.sim.golden.kernel import Course
+from weft.sim.golden.kernel import KernelRun
 
 if TYPE_CHECKING:
     from weft.extras.proof.programs.words import ValueDevice
@@ -36,7 +36,7 @@ def run(device: ValueDevice, i: Kernel) -> None:
     _Run(device, i).run(ops, device.cells)
 
 
-class _Run(Course):
+class _Run(KernelRun):
     """One `Kernel`: registers and predicates are (rows, N), None where nothing has been written."""
 
     def __init__(self, device: ValueDevice, i: Kernel) -> None:

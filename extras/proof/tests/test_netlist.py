@@ -21,7 +21,7 @@ from weft.hdl.verilog import generate, run_yosys
 from weft.sim.device import Device
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import TOP, RtlDevice
-from weft.sim.verilate import without_cells
+from weft.sim.verilate import replace_cells
 
 SMALLEST = PRESETS["tiny"].replace(
     n=2,
@@ -53,7 +53,7 @@ def netlist(config: Config, family: str, kind: type[Core | SequentialCore]) -> s
         run_yosys(*commands, cwd=folder)
 
     made = entry(f"netlist-{hashlib.sha256(text.encode()).hexdigest()[:24]}", make) / "netlist.v"
-    return without_cells(made.read_text(), top=TOP, models=models(family))
+    return replace_cells(made.read_text(), top=TOP, models=models(family))
 
 
 def product(device: Device, config: Config, limit: int, shift: int) -> bytes:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from weft.api import without_collection
+from weft.api import without_garbage_collection
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment
@@ -23,7 +23,7 @@ from weft.hdl import schema
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.run.board_run import board_model
-from weft.run.estimate import placed
+from weft.run.estimate import memory_needs
 from weft.run.runtime import Image, zeros
 from weft.sim.timing import TimingDevice
 
@@ -184,7 +184,7 @@ def timed(job: Job) -> Timing:
             parts = [_program(segment, job) for segment in device_segments(graph)]
         except CompileError:
             return Timing(refused=f"the memories on chip are too small for {Path(path).name}")
-        needed, flash = (0, 0) if board is None else placed(parts, board)
+        needed, flash = (0, 0) if board is None else memory_needs(parts, board)
         if board is not None and needed > board.memory.size:
             return Timing(refused=f"the memory of {board.name} is too small")
         counted = [_counted(part, job, flash=flash > 0) for part in parts]
@@ -203,7 +203,7 @@ def _on_host(graph: Graph) -> set[str]:
     return {name for name, _, place, _ in graph.assignment if place == "host"}
 
 
-@without_collection()
+@without_garbage_collection()
 def _program(segment: DeviceSegment, job: Job) -> DeviceProgram:
     board = job.place.board
     return compile_segment(
@@ -228,6 +228,6 @@ def _counted(program: DeviceProgram, job: Job, *, flash: bool) -> dict[Counter, 
         size = max(image.memory_bytes, board.memory.size)
         device = board_model(board, job.config, job.clock, size, flash=flash)
         if flash:
-            image = Image(program, kept=device.kept(image.fixed))
+            image = Image(program, flash_address=device.find_in_flash(image.read_only))
     image.run(device, zeros(program))
     return dict(device.counters())

@@ -155,7 +155,7 @@ def test_a_list() -> None:
         device.start(0x40)
         device.wait()
         model.set(Reg.LISTED, 3 | 1 << 31)
-        assert device.listed() == ListProgress(3, at_descriptor=True)
+        assert device.list_progress() == ListProgress(3, at_descriptor=True)
         model.result = Status.DONE | Status.OPCODE_ERROR
         for start, words in (
             (device.start_list, r"^descriptor 3 of the list: what memory holds there is no descriptor$"),

@@ -67,7 +67,7 @@ def test_lists_hold_addresses_of_the_system() -> None:
         for name, array in program.run(inputs).outputs.items():
             assert np.array_equal(result.outputs[name], array)
     assert model.starts == 1
-    assert device.listed() == ListProgress(3)
+    assert device.list_progress() == ListProgress(3)
 
 
 def test_writes_get_lost(model: LitexModel) -> None:

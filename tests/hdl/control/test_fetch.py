@@ -27,7 +27,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.loops import slots
-from weft.sim.golden.interpreter import Walk, passed
+from weft.sim.golden.interpreter import Walk, executed_instructions
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 PLAIN = (Opcode.LOAD, Opcode.MM, Opcode.VEC, Opcode.STORE)
@@ -256,7 +256,7 @@ async def bench_loops(dut: Any) -> None:
         walk = Walk(
             config, control, len(program) - 1, bases, lambda at, size: bytes(bench.memory[at : at + size])
         )
-        order = list(passed(walk.stretches))
+        order = list(executed_instructions(walk.stretches))
         if len(order) > 400:
             continue
         await bench.run(address, [item.encode() for item in program], 100_000)

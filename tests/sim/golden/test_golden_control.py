@@ -20,7 +20,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS, Config
-from weft.sim.device import EXECUTED_MOST, DeviceError
+from weft.sim.device import MAX_EXECUTED, DeviceError
 from weft.sim.golden import interpreter
 from weft.sim.golden.interpreter import GoldenDevice
 
@@ -155,7 +155,7 @@ REFUSED: list[tuple[str, str]] = [
     ("mm\nnext back=1", "instruction 1 (NEXT): it goes back to instruction 0, which is no LOOP"),
     ("next back=3", "instruction 0 (NEXT): it goes back to instruction -3, which is no LOOP"),
     ("set register0=8 mode0=set value0=1\n" + ENDLESS,
-     f"the program goes on after {EXECUTED_MOST} instructions, the last of them instruction 1 (LOOP): does the "
+     f"the program goes on after {MAX_EXECUTED} instructions, the last of them instruction 1 (LOOP): does the "
      "register of a loop never fall to 0?"),
     ("read offset=32 count=2\nstore offset=39",
      "instruction 1 (STORE): it writes DRAM bytes 0x27 to 0x27, and READ reads registers from 0x20 on"),
@@ -165,8 +165,8 @@ REFUSED: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_refused(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "the program goes on" in message:
-        monkeypatch.setattr(interpreter, "EXECUTED_MOST", 1000)
-        message = message.replace(str(EXECUTED_MOST), "1000").replace(
+        monkeypatch.setattr(interpreter, "MAX_EXECUTED", 1000)
+        message = message.replace(str(MAX_EXECUTED), "1000").replace(
             "instruction 1 (LOOP)", "instruction 2 (NEXT)"
         )
     with pytest.raises(DeviceError) as caught:

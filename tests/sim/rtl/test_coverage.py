@@ -63,17 +63,17 @@ def test_what_is_not_covered_must_be_explained(counts: dict[Point, int]) -> None
     found = close("some", counts, {("core", "rst")}, why)
     assert Point("toggle", "core", "never:0->1") in found.unexplained
     assert not [point for point in found.unexplained if point.name.startswith(("count", "rst"))]
-    assert found.explained_of("toggle") == 2
+    assert found.count_explained("toggle") == 2
     assert found.covered["line"] == found.total["line"]
     assert found.units["core"]["toggle"] == (found.covered["toggle"], found.total["toggle"])
 
 
 def test_an_explanation_is_of_its_core_unit_and_bits_only() -> None:
     item = Explanation(1, "big", "toggle", "axi*", "address[31:18]", "memory is smaller")
-    assert item.fits("big", Point("toggle", "axi.skid", "address[31]:0->1"))
+    assert item.matches("big", Point("toggle", "axi.skid", "address[31]:0->1"))
     for core, unit, name in (("small", "axi", "address[31]:0->1"), ("big", "load", "address[31]:0->1"),
                              ("big", "axi", "address[17]:0->1"), ("big", "axi", "other[31]:0->1")):  # fmt: skip
-        assert not item.fits(core, Point("toggle", unit, name))
+        assert not item.matches(core, Point("toggle", unit, name))
 
 
 def test_counts_are_added() -> None:

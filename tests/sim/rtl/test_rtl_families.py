@@ -20,7 +20,7 @@ from weft.hdl.verilog import generate
 from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import TOP, RtlDevice
-from weft.sim.verilate import without_cells
+from weft.sim.verilate import replace_cells
 
 TINY = PRESETS["tiny"]
 ICE40 = TINY.replace(lanes=1, mantissa_bits=16, probability_bits=0)
@@ -33,7 +33,7 @@ GOWIN5A = ICE40.replace(n=8, bus_bytes=8)
 
 @cache
 def verilog(config: Config, family: str, kind: type[Core | SequentialCore]) -> str:
-    return without_cells(
+    return replace_cells(
         generate(kind(config, multipliers(family)), name=TOP), top=TOP, models=models(family)
     )
 

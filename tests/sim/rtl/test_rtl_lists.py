@@ -140,7 +140,7 @@ def errors(seeds: Iterable[int]) -> Tally[str]:
                 place, reads = _break_somewhere(device, made, pick)
                 device.start_list(made.address)
                 message = outcome(device.wait)
-                listed = device.listed()
+                listed = device.list_progress()
                 if message is None:
                     assert made.timeless(device) == expected
                     found["right"] += 1
@@ -219,7 +219,7 @@ def test_a_list_is_stopped_anywhere() -> None:
             at = pick.randrange(cycles) if turn % 2 else ends[pick.randrange(4)] + pick.randrange(600)
             device._library.weft_run(device._handle, at)
             device.stop()
-            message, listed = outcome(device.wait), device.listed()
+            message, listed = outcome(device.wait), device.list_progress()
             if message is None:
                 assert made.timeless(device) == expected
             else:
@@ -244,7 +244,7 @@ def test_what_is_wrong_in_a_list() -> None:
             target.start_list(made.address)
             with pytest.raises(DeviceError, match=r"^program \d of the list: .*(no instruction|opcode 255)"):
                 target.wait()
-            assert target.listed().done == made.order.index(made.order[1])
+            assert target.list_progress().done == made.order.index(made.order[1])
             made.place(target)
             target.write(made.address + step, (MARK ^ 2).to_bytes(4, "little"))
             target.start_list(made.address)
@@ -258,7 +258,7 @@ def test_what_is_wrong_in_a_list() -> None:
             target.start_list(made.address)
             with pytest.raises(DeviceError, match=r"^descriptor 3 of the list: "):
                 target.wait()
-            assert target.listed() == ListProgress(3, at_descriptor=True)
+            assert target.list_progress() == ListProgress(3, at_descriptor=True)
         for target in (golden, device):
             assert made.run(target) == made.run(golden)
 
@@ -276,7 +276,7 @@ def test_each_program_begins_without_semaphores(kind: Any) -> None:
     with pytest.raises(DeviceError, match=r"deadlock: instruction 0 \(STORE\)|the program hangs"):
         device.wait()
     if kind is not TimingDevice:
-        assert device.listed() == ListProgress(1)
+        assert device.list_progress() == ListProgress(1)
     device.close()
 
 
@@ -318,7 +318,7 @@ def test_a_program_by_itself_behind_a_list() -> None:
         device.write(0x100, End().encode())
         device.start(0x100)
         device.wait()
-        assert device.listed() == ListProgress(2)
+        assert device.list_progress() == ListProgress(2)
         device.write(0x100, Load(wait=1).encode())
         device.start(0x100)
         device.stop()
