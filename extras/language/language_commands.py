@@ -1,4 +1,4 @@
-"""The commands for language models: text from a prompt, and how well a model foretells a text."""
+"""The commands that generate text with a language model and measure its perplexity."""
 
 from __future__ import annotations
 
@@ -31,29 +31,32 @@ PERPLEXITY = "weft perplexity 1"
 File = Annotated[
     Path,
     typer.Argument(
-        help="Language model: a GGUF file, or an ONNX file with tokenizer.json beside it.", show_default=False
+        metavar="MODEL",
+        help="Language model: a GGUF file, or an ONNX file with tokenizer.json in its folder.",
+        show_default=False,
     ),
 ]
 Context = Annotated[
-    int | None, whole("--context", "Tokens of a text at most; the model's if not given.", 1, 1 << 24)
+    int | None,
+    whole("--context", "Maximum tokens of a text, prompt included. Default: the model's.", 1, 1 << 24),
 ]
-Rows = Annotated[int, whole("--rows", "Tokens of the prompt that are computed side by side.", 1, 64)]
+Rows = Annotated[int, whole("--rows", "Tokens of the prompt to compute side by side.", 1, 64)]
 Calibration = Annotated[
     Path | None,
     typer.Option(
-        help="Text that steps of numbers are chosen by; if not given, texts that the model makes itself.",
+        help="Text to calibrate the quantisation of activations with. Default: texts that the model generates.",
         show_default=False,
     ),
 ]
 Clock = Annotated[
     float | None,
-    real("--clock", "MHz that tokens a second are told at (timing); a board's own if not given.", 0.001, 1e5),
+    real("--clock", "Clock in MHz for tokens per second (timing). Default: the board's own.", 0.001, 1e5),
 ]
 Certify = Annotated[
     bool,
     typer.Option(
         "--certify",
-        help="Prove first that the programs compute the model, for every place of a token in a text.",
+        help="Prove first that the programs compute the model, at every position in a text.",
     ),
 ]
 
@@ -61,21 +64,28 @@ Certify = Annotated[
 def generate(
     model: File,
     prompt: Annotated[
-        str | None, typer.Option(help="Text that goes on; it may be empty.", show_default=False)
+        str | None, typer.Option(help="Text to continue; it may be empty.", show_default=False)
     ] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option(help="The same from a file, as it is.", show_default=False)
+        Path | None, typer.Option(help="File with the text to continue, used unchanged.", show_default=False)
     ] = None,
-    tokens: Annotated[int, whole("--tokens", "Tokens that follow at most.", 1, 1 << 24)] = 128,
+    tokens: Annotated[int, whole("--tokens", "Maximum number of tokens to generate.", 1, 1 << 24)] = 128,
     temperature: Annotated[
-        float, real("--temperature", "What logits are divided by; 0 takes the largest.", 0, 100)
+        float,
+        real(
+            "--temperature",
+            "Sampling temperature, which divides the logits; 0 takes the most likely token.",
+            0,
+            100,
+        ),
     ] = 0.0,
     top_k: Annotated[
-        int | None, whole("--top-k", "Draw from so many tokens only; from all if not given.", 1, 1 << 24)
+        int | None,
+        whole("--top-k", "Sample from this many most likely tokens. Default: from all.", 1, 1 << 24),
     ] = None,
-    seed: Annotated[int, whole("--seed", "Seed of what is drawn.", 0, (1 << 32) - 1)] = 0,
+    seed: Annotated[int, whole("--seed", "Seed of sampling.", 0, (1 << 32) - 1)] = 0,
     stop: Annotated[
-        list[str], typer.Option(help="Text in front of which it ends; once for each.", metavar="TEXT")
+        list[str], typer.Option(help="Stop before this text. May be repeated.", metavar="TEXT")
     ] = [],  # noqa: B006
     config: Configuration = "default",
     on: On = Target.GOLDEN,
@@ -91,10 +101,13 @@ def generate(
     certify: Certify = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a text, token by token: the text goes to stdout, all else to stderr.
+    """Generate text from a prompt. The text goes to stdout, everything else to stderr.
 
-    On rtl, logits are compared with the golden interpreter's, byte by byte. On timing, a model of the hardware tells
-    how many cycles tokens take. On board, all but the choice of tokens is computed by the board that is connected.
+    On rtl, logits are compared byte by byte with those of the golden interpreter.
+
+    On timing, the golden interpreter computes and the cycle model counts the cycles of each token.
+
+    On board, the connected board computes everything but the choice of tokens.
     """
     text = _prompt(prompt, prompt_file)
     running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
@@ -127,13 +140,18 @@ def generate(
 
 def perplexity(
     model: File,
-    text: Annotated[Path, typer.Argument(help="Text that the model is to foretell.", show_default=False)],
+    text: Annotated[Path, typer.Argument(help="Text file in UTF-8.", metavar="TEXT", show_default=False)],
     config: Configuration = "default",
     on: On = Target.GOLDEN,
     context: Context = None,
     stride: Annotated[
         int | None,
-        whole("--stride", "Tokens that a window moves on by; half the context if not given.", 1, 1 << 24),
+        whole(
+            "--stride",
+            "Tokens between the starts of successive windows. Default: half the context.",
+            1,
+            1 << 24,
+        ),
     ] = None,
     rows: Rows = 1,
     calibration: Calibration = None,
@@ -145,9 +163,9 @@ def perplexity(
     compare: Compare = False,
     as_json: Json = False,
 ) -> None:
-    """Tell how well a model foretells a text: its perplexity on the device, and in float32.
+    """Measure a model's perplexity on a text, on the device and in float32.
 
-    One that knows nothing has as many as there are tokens in its vocabulary.
+    For comparison: a model that knows nothing has a perplexity equal to the size of its vocabulary.
     """
     read = text_of(text)
     running = Running(config, on, latency, bandwidth, clock, port, baud, compare)

@@ -1,4 +1,4 @@
-"""The command that serves a language model to programs that speak OpenAI's form."""
+"""The command that serves a language model with an API compatible with OpenAI's."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ class Place(enum.StrEnum):
 def serve(
     model: File,
     config: Configuration = "default",
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, whole("--port", "Port to listen at; 0 takes any.", 0, 65535)] = 8080,
-    rows: Annotated[int, whole("--rows", "Texts that go on at once, and tokens side by side.", 1, 64)] = 4,
+    host: Annotated[str, typer.Option(help="Address to listen at.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, whole("--port", "TCP port to listen at; 0 takes any free port.", 0, 65535)] = 8080,
+    rows: Annotated[
+        int,
+        whole("--rows", "Texts to generate at once, and tokens of a prompt to compute side by side.", 1, 64),
+    ] = 4,
     context: Context = None,
     pages: Annotated[
         int | None,
-        whole("--pages", "Pages of keys and values; as many as all texts take if not given.", 1, 1 << 24),
+        whole("--pages", "Pages in the cache of keys and values. Default: enough for all texts.", 1, 1 << 24),
     ] = None,
     calibration: Calibration = None,
     on: Annotated[
-        Place, typer.Option("--on", help="Where to run: on the golden interpreter, or on a board.")
+        Place, typer.Option("--on", help="Where to run: on the golden interpreter or on a board.")
     ] = Place.GOLDEN,
     port_of_board: Annotated[str | None, board_port(BOARD_PORT)] = None,
     baud: Baud = None,
@@ -59,7 +62,7 @@ def serve(
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="Name by which clients may call this server, beside its address; * for any; once for each.",
+            help="Host name that requests may use besides the address; * for any. May be repeated.",
             show_default=False,
         ),
     ] = [],  # noqa: B006
@@ -68,7 +71,7 @@ def serve(
         typer.Option(
             "--allow-origin",
             metavar="ORIGIN",
-            help="Origin of web pages that may use this server, as http://NAME:PORT; * for any; once for each.",
+            help="Origin of web pages that may send requests, as http://NAME:PORT; * for any. May be repeated.",
             show_default=False,
         ),
     ] = [],  # noqa: B006
@@ -77,24 +80,31 @@ def serve(
         typer.Option(
             "--api-key",
             metavar="KEY",
-            help=f"Key that requests must have; {KEY} in the environment, if not given, where others do not see it.",
+            help=f"Key that requests must carry. Default: {KEY} in the environment, which other users cannot see.",
             show_default=False,
         ),
     ] = None,
     connections: Annotated[
-        int, whole("--connections", "Connections at once; more are refused.", 1, 1 << 16)
+        int, whole("--connections", "Maximum number of connections; further ones are refused.", 1, 1 << 16)
     ] = 512,
     read_timeout: Annotated[
         float,
-        real("--read-timeout", "Seconds for a client to send a request, or to read an answer.", 0.1, 86_400),
+        real(
+            "--read-timeout",
+            "Seconds that a client has to send a request, or to read an answer.",
+            0.1,
+            86_400,
+        ),
     ] = 30,
     idle_timeout: Annotated[
         float, real("--idle-timeout", "Seconds between an answer and the next request.", 0.1, 86_400)
     ] = 5,
 ) -> None:
-    """Serve a language model at /v1/completions and /v1/chat/completions until interrupted.
+    """Serve a language model over HTTP, with an API compatible with OpenAI's, until interrupted.
 
-    Anybody who reaches the address may use it, unless it has a key.
+    The server answers at /v1/completions and /v1/chat/completions.
+
+    Without a key, anybody who can reach the address may use the server.
     """
     uvicorn = _library("uvicorn")
     for name in ("starlette", "jinja2"):

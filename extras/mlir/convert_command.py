@@ -39,12 +39,10 @@ def convert_model(
 
 def convert(
     model: Model,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="MLIR file to write, of TOSA.", show_default=False)
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="MLIR file to write.", show_default=False)],
     shape: Shapes = [],  # noqa: B006
 ) -> None:
-    """Write a model as MLIR text of TOSA, which computes the same bytes."""
+    """Convert a quantised model to MLIR (TOSA) that computes the same bytes."""
     files.require_file(model)
     files.check_overwrites({"--output": output}, [model], {"--output": (".mlir",)})
     with reports.progress() as progress:

@@ -1,4 +1,4 @@
-"""The command that proves the hardware's properties."""
+"""The command that proves properties of the hardware."""
 
 from __future__ import annotations
 
@@ -28,32 +28,34 @@ def prove(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Parts of properties' names; all if not given.", metavar="[NAME]...", show_default=False
+            help="Prove properties whose name contains NAME. Default: all properties.",
+            metavar="NAME",
+            show_default=False,
         ),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List them, with what each claims.")] = False,
-    seconds: Annotated[int, whole("--seconds", "Time for each property.", 1, 86_400)] = 240,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the properties with their claims, and prove nothing.")
+    ] = False,
+    seconds: Annotated[int, whole("--seconds", "Time limit for each property, in seconds.", 1, 86_400)] = 240,
     jobs: Annotated[
         int | None,
-        whole(
-            "--jobs", "How many are proven at once; as many as there are processors if not given.", 1, 1024
-        ),
+        whole("--jobs", "Properties to prove in parallel. Default: the number of processors.", 1, 1024),
     ] = None,
     mutants: Annotated[
         int,
         whole(
             "--mutants",
-            "Change so many bits of each unit, one at a time: do its properties see it?",
+            "Mutation test: change this many bits of each unit, one at a time, and check that a property fails.",
             0,
             10_000,
         ),
     ] = 0,
-    seed: Annotated[int, whole("--seed", "Seed of --mutants: others change other bits.", *SEED)] = 1,
+    seed: Annotated[int, whole("--seed", "Seed that chooses the bits of --mutants.", *SEED)] = 1,
     as_json: Json = False,
 ) -> None:
     """Prove properties of the hardware for all inputs, with the solvers of Yosys and ABC.
 
-    Results are kept in the cache by the hardware that they are about: what was proven is not proven again.
+    Results are cached for each version of the hardware, so that an unchanged unit is not proven again.
     """  # fmt: skip
     chosen = _chosen(names or [])
     if listed:

@@ -1,4 +1,4 @@
-"""The command that proves programs of a folder."""
+"""The command that proves a compiled program again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def verify(
         Path | None,
         typer.Option(
             "--model",
-            help="The model that was compiled: it is imported again, and the program is proven to compute it.",
+            help="The model that was compiled: import it again, and prove that the program computes it.",
             show_default=False,
         ),
     ] = None,
@@ -27,9 +27,9 @@ def verify(
     state: States = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Prove once more that a program computes its network, and compare with the certificate in its folder.
+    """Prove again that a compiled program computes its network, and compare with the certificate in its folder.
 
-    Without --model, the network is the one in the folder: whoever can write there can replace it with all else.
+    Without --model, the network comes from the folder too: anybody who can write there can replace everything.
     """
     from weft.extras.proof.certificate import verify as prove
 

@@ -1,4 +1,4 @@
-"""The command that searches for configurations."""
+"""The command that searches for Pareto-optimal configurations."""
 
 from __future__ import annotations
 
@@ -25,70 +25,106 @@ if TYPE_CHECKING:
 def command(
     model: Annotated[
         list[Path],
-        typer.Argument(help="Quantised models, ONNX or TFLite: each runs once.", show_default=False),
+        typer.Argument(
+            help="Quantised models, ONNX or TFLite; the time is that of one run of each.",
+            metavar="MODEL",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Folder for results. The same command goes on there.", show_default=False
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for results. The same command continues the search there.",
+            show_default=False,
         ),
     ],
     board: Annotated[
         list[str],
         typer.Option(
             "--board",
-            help="Board to search on; once for each. Without: a memory of --latency and --bandwidth.",
+            metavar="BOARD",
+            help="Board to search on. May be repeated. Default: no board, a memory of --latency and --bandwidth.",
             show_default=False,
             autocompletion=board_names,
         ),
     ] = [],  # noqa: B006
     objectives: Annotated[
-        str, typer.Option(help="What to minimise: of cycles, ms, lut, ff, dsp, ram, bytes, energy.")
+        str,
+        typer.Option(
+            metavar="NAMES", help="Objectives to minimise, of cycles, ms, lut, ff, dsp, ram, bytes, energy."
+        ),
     ] = "ms,lut,ram",
     limit: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=MOST", help="The most of an objective, for example lut=20000.", show_default=False
+            metavar="NAME=MOST",
+            help="Upper limit of an objective, for example lut=20000. May be repeated.",
+            show_default=False,
         ),
     ] = [],  # noqa: B006
     space: Annotated[
-        Path | None, typer.Option(help="JSON file with the values of fields to search.", show_default=False)
+        Path | None, typer.Option(help="JSON file with the values to try for each field.", show_default=False)
     ] = None,
-    trials: Annotated[int, whole("--trials", "Points to measure.", 1, 1_000_000)] = 100,
+    trials: Annotated[int, whole("--trials", "Number of points to measure.", 1, 1_000_000)] = 100,
     minutes: Annotated[
         float | None,
-        real("--minutes", "Time after which no point is begun.", 0.01, 100_000, show_default=False),
+        real(
+            "--minutes",
+            "Time limit in minutes, after which no further point starts.",
+            0.01,
+            100_000,
+            show_default=False,
+        ),
     ] = None,
-    sampler: Annotated[str, typer.Option(help="What proposes points: nsga2 or tpe.")] = "nsga2",
+    sampler: Annotated[
+        str, typer.Option(metavar="NAME", help="Algorithm that proposes points: nsga2 or tpe.")
+    ] = "nsga2",
     seed: Annotated[int, whole("--seed", "Seed of the search.", *SEED)] = 0,
     jobs: Annotated[
         int | None,
-        whole("--jobs", "Processes; as many as processors if not given.", 1, 1024, show_default=False),
+        whole(
+            "--jobs", "Number of processes. Default: the number of processors.", 1, 1024, show_default=False
+        ),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Dask's scheduler, as tcp://127.0.0.1:8786, instead.", show_default=False
+            metavar="ADDRESS",
+            help="Address of a Dask scheduler to use instead, as tcp://127.0.0.1:8786.",
+            show_default=False,
         ),
     ] = None,
-    latency: Annotated[int, whole("--latency", "Cycles of a memory that is no board's.", *LATENCY)] = 30,
+    latency: Annotated[
+        int, whole("--latency", "Latency of the memory in cycles, without --board.", *LATENCY)
+    ] = 30,
     bandwidth: Annotated[
-        float | None, real("--bandwidth", "Its bytes per cycle; those of the bus if not given.", *BANDWIDTH)
+        float | None,
+        real(
+            "--bandwidth",
+            "Bandwidth of the memory in bytes per cycle, without --board. Default: the bus's.",
+            *BANDWIDTH,
+        ),
     ] = None,
-    clock: Annotated[float, real("--clock", "MHz of a core that is on no board.", 0.1, 1000)] = 75.0,
+    clock: Annotated[float, real("--clock", "Clock of the core in MHz, without --board.", 0.1, 1000)] = 75.0,
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Then run a layer on the RTL, for each point of the front: bytes and cycles."
+            "--verify",
+            help="Then run one layer of each point of the front on the RTL: compare bytes and cycles.",
         ),
     ] = False,
     synth: Annotated[
         bool,
-        typer.Option("--synth", help="Then synthesise each point of the front: resources against estimates."),
+        typer.Option(
+            "--synth", help="Then synthesise each point of the front: compare resources with the estimates."
+        ),
     ] = False,
     shape: Shapes = [],  # noqa: B006
 ) -> None:
-    """Search for configurations and programs that no other beats in time and resources, by the cycle model."""
+    """Find Pareto-optimal configurations for models: time by the cycle model against estimated resources."""
     from weft.extras.search.explore.checks import SYNTHESISED, VERIFIED
     from weft.extras.search.explore.explore import explore
     from weft.extras.search.explore.output import Output, models_of, show

@@ -1,4 +1,4 @@
-"""The command that finds rules of substitution, and that proves those of a file."""
+"""The command that finds and proves rules of graph substitution."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def rules(
     given: Annotated[
         Path | None,
         typer.Argument(
-            help="A file of rules; those that weft carries if not given.",
-            metavar="[FILE]",
+            help="File of rules. Default: the rules that come with weft.",
+            metavar="FILE",
             show_default=False,
         ),
     ] = None,
@@ -33,14 +33,14 @@ def rules(
         ),
     ] = None,
     seed: Annotated[
-        int, whole("--seed", "Seed of the integers that --find tells terms apart by.", *SEED)
+        int, whole("--seed", "Seed of the random integers with which --find compares terms.", *SEED)
     ] = 1,
-    listed: Annotated[bool, typer.Option("--list", help="Show the rules, too.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Print the rules.")] = False,
 ) -> None:
-    """Prove the rules of graph substitution, or find them.
+    """Prove the rules of graph substitution, or find new rules.
 
-    A proof compares what both sides compute, element by element, as polynomials, maxima and functions that are not
-    known, on images and windows of several sizes.
+    A proof compares the results of both sides element by element, as polynomials, maxima and uninterpreted functions,
+    on images and windows of several sizes.
     """
     from weft.extras.search.substitution.discovery import find as search
     from weft.extras.search.substitution.rule_file import CARRIED, read, write
@@ -76,5 +76,5 @@ def _prove(held: tuple[Rule, ...], path: Path, listed: bool) -> None:
 
 
 def add(app: typer.Typer) -> None:
-    """Add the command."""
+    """Give `app` the command of this module."""
     app.command()(writes(rules))

@@ -1,4 +1,4 @@
-"""The command that searches for better plans."""
+"""The command that searches for faster plans of convolutions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from weft.configurations import configuration
 def tune(
     model: Model,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Write what was found to this .json.", show_default=False)
+        Path, typer.Option("--output", "-o", help="Write the plans to this .json file.", show_default=False)
     ],
     config: Configuration = "default",
-    trials: Annotated[int, whole("--trials", "Plans to try for each distinct layer.", 1, 100_000)] = 32,
+    trials: Annotated[
+        int, whole("--trials", "Number of plans to try for each distinct layer.", 1, 100_000)
+    ] = 32,
     seed: Annotated[
         int, whole("--seed", "Seed of the search: different seeds propose different plans.", *SEED)
     ] = 0,
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
 ) -> None:
-    """Search for faster plans of a model's convolutions, for `weft compile --tuning`."""
+    """Find faster plans for the convolutions of a model, for `weft compile --tuning`."""
     files.require_file(model)
     chosen = configuration(config)
     files.check_overwrites({"--output": output}, [model, config_file(config)], {"--output": (".json",)})

@@ -1,4 +1,4 @@
-"""The command that trains the last layers of a model on the device."""
+"""The command that trains layers of a model on the device."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ def train(
     model: Annotated[
         Path,
         typer.Argument(
-            help="ONNX model, quantised or float, TFLite or MLIR, with one output: a row of classes for each sample.",
+            metavar="MODEL",
+            help="Classifier: ONNX (quantised or float), TFLite or MLIR, with one output of class scores per sample.",
             show_default=False,
         ),
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Samples: .npz with an array for each input by name, and `labels`, the class of each sample.",
+            help="Samples: .npz with an array for each input, and `labels` with the class of each sample.",
             show_default=False,
         ),
     ],
@@ -58,32 +59,35 @@ def train(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Samples to measure accuracy on; those of --data if not given.", show_default=False
+            help="Samples to measure accuracy on. Default: the samples of --data.", show_default=False
         ),
     ] = None,
-    layers: Annotated[int, whole("--layers", "How many of the last layers are trained.", *LAYERS)] = 1,
+    layers: Annotated[int, whole("--layers", "Train this many of the last layers.", *LAYERS)] = 1,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Train all layers.")] = False,
     layer: Annotated[
         list[str],
-        typer.Option(help="Train this layer, a node by name, instead; once for each.", metavar="NODE"),
+        typer.Option(help="Train the layer of this node instead. May be repeated.", metavar="NODE"),
     ] = [],  # noqa: B006
     adapter: Annotated[
-        int, whole("--adapter", "Rank of low-rank adapters to train beside weights; 0 for weights.", *ADAPTER)
+        int,
+        whole(
+            "--adapter", "Train low-rank adapters of this rank; 0 trains the weights themselves.", *ADAPTER
+        ),
     ] = 0,
-    epochs: Annotated[int, whole("--epochs", "How often all samples are seen.", *EPOCHS)] = 10,
-    batch: Annotated[int, whole("--batch", "Samples of a step.", *BATCH)] = 32,
-    rate: Annotated[float, real("--rate", "Rate of learning, of the first epochs.", *RATE)] = 0.01,
-    momentum: Annotated[float, real("--momentum", "Momentum of gradients.", *MOMENTUM)] = 0.9,
+    epochs: Annotated[int, whole("--epochs", "Number of passes over all samples.", *EPOCHS)] = 10,
+    batch: Annotated[int, whole("--batch", "Samples in each step.", *BATCH)] = 32,
+    rate: Annotated[float, real("--rate", "Learning rate of the first epochs.", *RATE)] = 0.01,
+    momentum: Annotated[float, real("--momentum", "Momentum of the gradients.", *MOMENTUM)] = 0.9,
     seed: Annotated[int, whole("--seed", "Seed of the order of samples.", *SEED)] = 0,
-    on: Annotated[Target, typer.Option("--on", help="Where steps run.")] = Target.GOLDEN,
+    on: Annotated[Target, typer.Option("--on", help="Where to run the steps.")] = Target.GOLDEN,
     config: Configuration = "default",
     report: Annotated[
-        Path | None, typer.Option(help="Write epochs and accuracy as JSON.", show_default=False)
+        Path | None, typer.Option(help="Write the epochs and the accuracy as JSON.", show_default=False)
     ] = None,
     port: Port = None,
     baud: Baud = None,
 ) -> None:
-    """Train the last layers of a model with steps that run on the device, in integers."""
+    """Train the last layers of a classifier, or all layers, with integer arithmetic on the device."""
     chosen = configuration(config)
     reads = [files.require_file(path) for path in (model, data, held_out) if path is not None]
     suffixes = {"--output": (".onnx",), "--report": (".json",)}
@@ -183,5 +187,5 @@ def _tell(made: Trained, before: float | None, after: float | None, tested: Path
 
 
 def add(app: typer.Typer) -> None:
-    """Add the command."""
+    """Give `app` the command of this module."""
     app.command()(writes(train))

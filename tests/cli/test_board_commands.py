@@ -109,7 +109,7 @@ def test_build_leaves_bitstream_report_and_floorplan(
     assert re.search(r"LUTs +4,100 +5,280 +77\.7\n", text)
     assert "clock: 24 MHz wanted, 25.1 MHz reached: met\n" in text
     assert "critical path: first to last, through hdl/matrix/pe.py:84\n" in text
-    assert "SDRAM: clock late by 252.35 degrees; ns left: write setup 7.25, read hold 2.76\n" in text
+    assert "SDRAM: clock late by 252.35 degrees; margins in ns: write setup 7.25, read hold 2.76\n" in text
     assert "link: 1,500,000 baud\n" in text
     assert "note: 80 % of its clock is believed\n" in text
     assert text.endswith(

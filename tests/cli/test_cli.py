@@ -352,8 +352,8 @@ def test_outputs_that_no_file_can_hold_are_refused_before_the_run(
 
 
 MISUSES = {
-    "": "missing argument 'folder'; `... run -h` shows how to call it",
-    "built": "--input is missing: say which file holds the model's inputs",
+    "": "missing argument 'FOLDER'; `... run -h` shows how to call it",
+    "built": "--input is missing: name the file with the model's inputs",
     "built --on silicon": "invalid value for '--on': 'silicon' is not one of 'golden', 'rtl', 'timing', 'board'; "
     "`... run -h` shows how to call it",
     "built --quick": "no such option: --quick (Possible options: --quiet); `... run -h` shows how to call it",

@@ -78,7 +78,7 @@ def test_image_and_programmer(
 def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     program = ("--program", "program")
     wrong = {
-        ("icebreaker", "x.bit", *program): "a bitstream and --program are two things: write one after the other",
+        ("icebreaker", "x.bit", *program): "a bitstream and --program do not go together: write one after the other",
         ("icebreaker", "--image", "x.bin"): "--image is for --program: name the program's folder",
         ("icebreaker", "--program", "none"): "none is not a folder that `weft compile` wrote",
         ("icebreaker", *program, "--image", "program/program.json"): (

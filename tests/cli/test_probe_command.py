@@ -88,9 +88,9 @@ def test_a_sound_board(
     assert board == f"board: iCEBreaker (icebreaker) at {terminal.path}, 3,000,000 baud"
     digest = f"{OWN.config.digest:#010x}"
     assert configuration == f"configuration: the board's own: 4 x 4, 1 lane, bus of 4 bytes (digest {digest})"
-    assert core == "core: sequential, 24 MHz, registers as they should be"
+    assert core == "core: sequential, 24 MHz, registers correct"
     assert memory.startswith("memory: 65,536 bytes of spram; all tested in ")
-    assert memory.endswith(" MB/s: no error, what was there is there again")
+    assert memory.endswith(" MB/s: no errors, contents restored")
     assert link.startswith("link: round trip ")
     assert "of 300 KB/s; " in link
     assert model.memory == before
@@ -102,7 +102,7 @@ def test_a_sound_board(
     [
         (FlashState.EMPTY, "no program to copy to memory", 0),
         (FlashState.COPIED, "its program was copied to memory when the board started", 0),
-        (FlashState.DAMAGED, "its program is DAMAGED, and was not copied to memory as a whole", 1),
+        (FlashState.DAMAGED, "its program is DAMAGED, and was not copied completely", 1),
     ],
 )
 def test_what_became_of_the_flash(
@@ -202,8 +202,8 @@ def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest
     model.memory = Stuck(model.memory)
     assert call("probe", "--port", terminal.path) == 1
     out = capsys.readouterr().out
-    assert f"none that this weft has a name for (digest {own.digest:#010x})" in out
-    assert f"of another configuration than the link says: {OWN.config.digest:#010x}" in out
+    assert f"without a name in this weft (digest {own.digest:#010x})" in out
+    assert f"registers report another configuration than the link: {OWN.config.digest:#010x}" in out
     assert "ERROR at 0x1234 0xff is read instead of 0x" in out
     model.set(Reg.VERSION, 1)
     assert told_to_programs(terminal, capsys, 1)["registers"]["sound"] is False

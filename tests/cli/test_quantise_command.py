@@ -123,8 +123,8 @@ def test_budget(capsys: pytest.CaptureFixture[str]) -> None:
     (cause,) = report["causes"]
     (warning,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
     assert warning == (
-        f"warning: 2 of {len(layers)} layers have less than {budget:g} dB; the error comes from 1 of them, which "
-        f"--wide {cause!r} would give 16 bits, and --keep-float leave in float, on the host"
+        f"warning: 2 of {len(layers)} layers have less than {budget:g} dB; the error comes from 1 of them: "
+        f"--wide {cause!r} gives these 16 bits, --keep-float leaves them in float on the host"
     )
     assert quantise("--wide", cause) == 0
     made = weft.quantise("float.onnx", "data.npz", wide=[cause])

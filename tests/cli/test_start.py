@@ -156,7 +156,7 @@ def test_signals_are_as_before_afterwards() -> None:
 
 FAILURES: list[tuple[BaseException, int, str]] = [
     (KeyboardInterrupt(), 130, "error: interrupted"),
-    (MemoryError(), 1, "error: not enough memory: the model or its memory takes more than there is"),
+    (MemoryError(), 1, "error: not enough memory: the model or its memory does not fit"),
     (MemoryError("4 GB for the model\nmore"), 1, "error: not enough memory: 4 GB for the model"),
     (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device"),
     (FileNotFoundError(2, "No such file", "x\x1b[2J"), 2, "error: cannot use x\\x1b[2J: No such file"),

@@ -24,7 +24,7 @@ def quantised_by_hand(scales: tuple[float, float, float]) -> tuple[onnx.ModelPro
             nodes, "net", *ends, [numpy_helper.from_array(value, name) for name, value in constants.items()]
         )
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        return float_model.typed(made)
+        return float_model.infer_types(made)
 
     def pair(value: str, out: str, scale: str) -> list[onnx.NodeProto]:
         return [

@@ -33,7 +33,7 @@ def exact_inputs(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def check_same(given: onnx.ModelProto, x: np.ndarray, count: int = 1) -> onnx.ModelProto:
     """The model as floats has the same results as ONNX Runtime of the integers, and the weights are remembered."""
     before = given.SerializeToString(deterministic=True)
-    made, remembered = integer_models.floats(checked(given))
+    made, remembered = integer_models.to_floats(checked(given))
     assert given.SerializeToString(deterministic=True) == before
     assert {node.op_type for node in made.graph.node} <= FLOATS
     assert len(remembered) == count
@@ -109,7 +109,7 @@ def test_products_of_two_activations() -> None:
         helper.make_node("Mul", ["h", "f"], ["y"]),
     ]
     given = integer_nets.model(nodes, {"x": (3, 5)}, {"half": np.float32(0.5)})
-    made, remembered = integer_models.floats(checked(given))
+    made, remembered = integer_models.to_floats(checked(given))
     assert [node.op_type for node in made.graph.node] == ["Transpose", "MatMul", "Mul"]
     assert not len(remembered)
     x = exact_inputs(np.random.default_rng(0), 3, 5)
@@ -161,7 +161,7 @@ def test_blocks(axis: int, kind: str) -> None:
     rng = np.random.default_rng(axis)
     shape = (37, 11) if axis == 0 else (11, 37)
     given = integer_nets.blocked_product(rng, shape, axis, 16, kind, bool(axis))
-    made, remembered = integer_models.floats(checked(given))
+    made, remembered = integer_models.to_floats(checked(given))
     x = rng.normal(0, 1, (3, 37)).astype(np.float32)
     np.testing.assert_allclose(
         integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-5, atol=1e-5
@@ -182,7 +182,7 @@ def test_external_data(tmp_path: Path) -> None:
         location="weights.bin",
         size_threshold=0,
     )
-    made, _ = integer_models.floats(checked(path))
+    made, _ = integer_models.to_floats(checked(path))
     x = rng.normal(0, 1, (3, 64)).astype(np.float32)
     np.testing.assert_allclose(
         integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-5, atol=1e-5
@@ -195,7 +195,7 @@ def test_external_data(tmp_path: Path) -> None:
 def test_models_of_floats_and_of_fixed_ranges_stay() -> None:
     model = float_nets.perceptron()
     for given in (model, weft.quantise(model, float_nets.samples(model)).model):
-        made, remembered = integer_models.floats(given)
+        made, remembered = integer_models.to_floats(given)
         assert made is given
         assert not len(remembered)
 
@@ -247,8 +247,8 @@ def attribute(node: onnx.NodeProto, name: str, value: int) -> None:
 
 
 STRANGE = (
-    "is not as quantisers write it: weft reads products of integers behind DynamicQuantizeLinear with constant "
-    "weights, scales and zero points, whose results are multiplied by the scales of both"
+    "has a form that weft does not read: a product of integers must follow DynamicQuantizeLinear, have constant "
+    "weights, scales and zero points, and be multiplied by the scales of both sides"
 )
 REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "no scale": (
@@ -275,8 +275,8 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     ),
     "order": (
         lambda: packed(lambda node: node.input.append("g"), g=np.zeros(40, np.int32)),
-        "node 'product' (MatMulNBits) has an order of its own for its blocks (g_idx), which weft does not read: "
-        "quantise the model without it",
+        "node 'product' (MatMulNBits) reorders its blocks with g_idx, which weft does not read: quantise the model "
+        "without it",
     ),
     "weights that are an input": (
         lambda: packed(lambda node: node.input.__setitem__(1, "x")),

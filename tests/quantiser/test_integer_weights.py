@@ -55,7 +55,7 @@ def test_channels_that_int8_has(axis: int) -> None:
     scale = np.array([[0.5], [0.5], [0.0], [-2.0], [-0.25]], np.float32)
     integers = Integers(values, scale, "int8")
     if axis:
-        integers = integers.transposed()
+        integers = integers.transpose()
     exact, made = channels(integers, axis)
     assert exact == [True, False, True, False, True]
     wanted = integers.floats

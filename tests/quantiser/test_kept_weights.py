@@ -242,10 +242,10 @@ def test_the_command_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     rng = np.random.default_rng(0)
     np.save("data.npy", rng.normal(0, 1, (4, 3, 64)).astype(np.float32))
     for block, text in (
-        (64, "all 1 constants of integers keep those of the file"),
+        (64, "all 1 integer constants keep their values in the file"),
         (
             32,
-            "0 of 1 constants of integers keep those of the file; the other 1, which int8 with one scale for each",
+            "0 of 1 integer constants keep their values in the file; the other 1 do not fit int8 with one scale per",
         ),
     ):
         onnx.save(integer_nets.packed_product(rng, 64, 10, block), "packed.onnx")

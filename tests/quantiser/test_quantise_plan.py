@@ -12,7 +12,7 @@ from weft.quantiser.quantise_plan import Plan, operators
 
 
 def excluded(model: onnx.ModelProto, *keep: str) -> set[str]:
-    return set(Plan(float_model.typed(model), keep).excluded)
+    return set(Plan(float_model.infer_types(model), keep).excluded)
 
 
 def after(net: FloatNet, value: str) -> str:
@@ -102,7 +102,7 @@ def test_written_out_functions_of_networks() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention(masked: bool) -> None:
-    prepared, _ = float_model.prepared(transformer(masked), {})
+    prepared, _ = float_model.prepare(transformer(masked), {})
     found = set(Plan(prepared).excluded)
     attention = [node for node in prepared.graph.node if node.name in found]
     assert {"scores", "attention"} <= found
@@ -116,13 +116,13 @@ def test_attention(masked: bool) -> None:
 
 def test_scores_with_a_bias_are_quantised() -> None:
     """Attention on the device has none, so its products run by themselves, and take quantised operands."""
-    found = excluded(float_model.prepared(transformer(biased=True), {})[0])
+    found = excluded(float_model.prepare(transformer(biased=True), {})[0])
     assert not found & {"scores", "bias", "attention"}
 
 
 def test_attention_next_to_a_node_in_float() -> None:
     """What is kept in float quantises nothing for its neighbours."""
-    prepared, _ = float_model.prepared(transformer(), {})
+    prepared, _ = float_model.prepare(transformer(), {})
     makers = {node.output[0]: node for node in prepared.graph.node}
     (scores,) = (node for node in prepared.graph.node if node.name == "scores")
     keep = makers[scores.input[0]].name
@@ -140,7 +140,7 @@ def test_operators_are_those_of_the_device() -> None:
 
 
 def test_kept_nodes_are_excluded_once() -> None:
-    plan = Plan(float_model.typed(separable()), ["average", "sigmoid2"])
+    plan = Plan(float_model.infer_types(separable()), ["average", "sigmoid2"])
     assert len(plan.excluded) == len(set(plan.excluded))
 
 

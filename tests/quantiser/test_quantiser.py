@@ -120,7 +120,7 @@ def test_masked_scores_are_not_quantised_behind_their_mask() -> None:
 def test_older_models_get_operators_of_newer_versions() -> None:
     """What exporters write layer normalisation and GELU out in becomes one operator each."""
     old, new = (
-        float_model.prepared(model, {})[0]
+        float_model.prepare(model, {})[0]
         for model in (float_nets.transformer(opset=13), float_nets.transformer())
     )
     operators = [sorted(node.op_type for node in model.graph.node) for model in (old, new)]
@@ -329,7 +329,7 @@ def unknown_domain() -> onnx.ModelProto:
 
 X = np.ones((2, 20), np.float32)
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "already": (quantised, {}, r"^the model is quantised already \(it has QuantizeLinear\): `weft compile` takes it"),
+    "already": (quantised, {}, r"^the model is quantised already \(it has QuantizeLinear\): give it to `weft compile`"),
     "half input": (lambda: casting(TensorProto.FLOAT16, np.float32), {"samples": {"x": X.astype(np.float16)}},
                    r"^input 'x' has 16 bits: export the model in float32$"),
     "half constant": (lambda: casting(TensorProto.FLOAT, np.float16), {},

@@ -67,7 +67,7 @@ def test_percentile(kind: str) -> None:
 
 def test_ranges_of_a_model_do_not_depend_on_the_order_of_samples() -> None:
     model = float_nets.perceptron()
-    prepared, _ = float_model.prepared(model, {})
+    prepared, _ = float_model.prepare(model, {})
     samples = fit_samples(float_nets.samples(model, 7), float_model.signature(prepared))
     turned = Samples({name: array[::-1] for name, array in samples.arrays.items()})
     for method in ranges.METHODS:
@@ -81,7 +81,7 @@ def test_ranges_of_a_model_do_not_depend_on_the_order_of_samples() -> None:
 
 def test_zeros_do_not_count() -> None:
     """Three values among 20,000 zeros are no outliers."""
-    prepared, _ = float_model.prepared(float_nets.perceptron(), {})
+    prepared, _ = float_model.prepare(float_nets.perceptron(), {})
     samples = Samples({"x": np.zeros((1000, 1, 20), np.float32)})
     samples.arrays["x"][[1, 2, 3], 0, 0] = 1, 2, 4
     assert ranges.ranges(prepared, samples, "percentile")["x"] == pytest.approx((0, 4), abs=0.002)
@@ -89,6 +89,6 @@ def test_zeros_do_not_count() -> None:
 
 def test_values_that_are_always_zero_have_no_range() -> None:
     model = float_nets.perceptron()
-    prepared, _ = float_model.prepared(model, {})
+    prepared, _ = float_model.prepare(model, {})
     samples = Samples({"x": np.zeros((2, 1, 20), np.float32)})
     assert "x" not in ranges.ranges(prepared, samples, "mse")

@@ -30,8 +30,8 @@ def runs(samples: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def unified(model: onnx.ModelProto, samples: dict[str, np.ndarray]) -> tuple[onnx.ModelProto, masks.Masks]:
-    prepared, _ = float_model.prepared(model, {})
-    return masks.unified(prepared, runs(samples))
+    prepared, _ = float_model.prepare(model, {})
+    return masks.unify(prepared, runs(samples))
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -158,6 +158,6 @@ def test_other_addends_stay(factor: float, by_query: bool) -> None:
     assert bool(found.values) == (factor < -9999 and not by_query)
     if not found.values:
         assert found == masks.Masks()
-        assert made == float_model.prepared(model, {})[0]
+        assert made == float_model.prepare(model, {})[0]
     for given in runs(samples):
         np.testing.assert_allclose(run(made, **given), run(model, **given), rtol=1e-5, atol=1e-6)

@@ -357,7 +357,7 @@ def test_command_on_rtl(folder: Path, simulated: list[int]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["built"], "say where the trace goes: --output FILE.json, --svg FILE.svg, or both"),
+        (["built"], "--output is missing: name --output FILE.json, --svg FILE.svg, or both"),
         (["built", "-o", "x", "--svg", "./x"], "--output and --svg both name x: they are two files"),
         (["none", "-o", "x"], "none is not a folder that `weft compile` wrote"),
         (["built", "-o", "built"], "cannot use built: Is a directory"),

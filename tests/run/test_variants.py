@@ -182,12 +182,12 @@ def test_run_chooses(folders: None, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["--on", "golden"],
-            "--variant and --on golden do not go together: the choice is by the counters of runs on",
+            "--variant and --on golden do not go together: the choice needs the counters of runs on",
         ),
         (["--on", "timing"], "--variant and --on timing do not go together"),
         (
             ["--on", "rtl", "--certified"],
-            "--variant and --certified do not go together: a certificate is of one",
+            "--variant and --certified do not go together: a certificate covers one",
         ),
         (["--on", "rtl", "--variant", "missing"], "missing is not a folder that `weft compile` wrote"),
         (

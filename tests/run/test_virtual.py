@@ -344,7 +344,7 @@ def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
     assert _exit_code([*probe[:3], *probe[4:-1], f"{probe[-1]}:image.bin"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert fault in lines
-    assert "flash: its program was not copied to memory, which does not work" in lines
+    assert "flash: its program was not copied to memory, because the memory does not work" in lines
 
 
 def test_runs_on_a_board_go_on(

@@ -151,7 +151,7 @@ def test_a_board_without_tables_is_last_and_says_why(
         f"ulx3s-85f: not sensible: for {slow.between * 1e3:,.2f} ms of each sample, nodes on the host" in said
     )
     assert re.search(
-        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason of 6: .* look-up tables", said, re.M
+        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason for 6: .* look-up tables", said, re.M
     )
 
 

@@ -210,11 +210,11 @@ def test_what_did_not_start_leaves_nothing(tmp_path: Path) -> None:
         ([*RUN, "--waves", "built.fst"], "cannot use built.fst: Is a directory"),
         (
             [*RUN, "--waves-from", "5"],
-            "--waves is missing: --waves-from and --waves-cycles say what it shows",
+            "--waves is missing: --waves-from and --waves-cycles select the cycles that it shows",
         ),
         (
             [*RUN, "--waves-cycles", "5"],
-            "--waves is missing: --waves-from and --waves-cycles say what it shows",
+            "--waves is missing: --waves-from and --waves-cycles select the cycles that it shows",
         ),
         (
             [*RUN, "--waves", "w.fst", "--on", "golden"],

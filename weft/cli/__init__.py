@@ -1,1 +1,1 @@
-"""The command line: a file a command, and the options that commands share."""
+"""Command line of weft."""

@@ -1,4 +1,4 @@
-"""The commands for FPGA boards: what there is, building a bitstream, writing it to a board."""
+"""The commands that list FPGA boards, build bitstreams and write them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LIST = "weft boards 1"
 
 
 def boards(as_json: Json = False) -> None:
-    """List the boards, what they have, and which presets fit them by estimate."""
+    """List the supported FPGA boards, their resources, and the presets that fit by estimate."""
     from weft.boards.registry import BOARDS
 
     if as_json:
-        listed = [_described(board) for board in BOARDS.values()]
+        listed = [_as_json(board) for board in BOARDS.values()]
         print(json.dumps({"format": LIST, "boards": listed}, indent=1))
         return
     numbers = (
@@ -47,30 +47,30 @@ def boards(as_json: Json = False) -> None:
         "baud",
         "eye",
     )
-    made = reports.table("board", *numbers, "presets that fit", right=numbers)
+    table = reports.table("board", *numbers, "presets that fit", right=numbers)
     for board in BOARDS.values():
         has = (board.available.lut, board.available.dsp, board.available.ram)
         memory = f"{board.memory.size >> 10:,} KB {board.memory.kind}"
         array = f"{board.config.n} x {board.config.n}"
         shares = [f"{share:.0%}" for share in _shares(board).values()] or ["-"] * 3
         eye = _eye(board)
-        left = "-" if eye is None else f"{eye:.1f}"
-        made.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
-                     *shares, f"{board.baud:,}", left, ", ".join(_fitting(board)) or "none")  # fmt: skip
-    reports.stdout().print(made)
-    print("array: of the board's own configuration, with the estimated share of what there is")
-    print("eye: what is least of the SDRAM's set-up and hold times left over, at that clock, in ns")
+        margin = "-" if eye is None else f"{eye:.1f}"
+        table.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
+                     *shares, f"{board.baud:,}", margin, ", ".join(_fitting(board)) or "none")  # fmt: skip
+    reports.stdout().print(table)
+    print("array: of the board's own configuration, with the estimated share of the FPGA's resources")
+    print("eye: smallest set-up or hold margin of the SDRAM at that clock, in ns")
 
 
 def _eye(board: Board) -> float | None:
-    """What is least of the SDRAM's set-up and hold times left over, in ns; None without SDRAM."""
+    """Return the smallest set-up or hold margin of the SDRAM in ns; None for a board without SDRAM."""
     from weft.boards.board import MemoryKind
     from weft.boards.sdram.eye import best_eye
 
     return best_eye(board.clock).min_margin if board.memory.kind is MemoryKind.SDRAM else None
 
 
-def _described(board: Board) -> dict[str, Any]:
+def _as_json(board: Board) -> dict[str, Any]:
     return {
         "name": board.name, "title": board.title, "family": board.family.name, "core": board.core.value,
         "resources": dict(board.available.items()), "clock_hz": board.clock, "baud": board.baud,
@@ -85,7 +85,7 @@ def _fitting(board: Board) -> list[str]:
 
 
 def _shares(board: Board) -> dict[str, float]:
-    """Of what there is, the share that the board's own configuration takes; nothing if it cannot be estimated."""
+    """Estimate the share of each FPGA resource that the board's own configuration uses; empty without an estimate."""
     from weft.boards.build.estimate import estimate
 
     need = estimate(board, board.config)
@@ -96,6 +96,7 @@ def _shares(board: Board) -> dict[str, float]:
 def _fits(board: Board, config: Config) -> bool:
     from weft.boards.build.estimate import can_place
 
+    # A preset may need wider multipliers than the FPGA has.
     try:
         board.family.fabric.multipliers.check(config)
     except ConfigError:
@@ -108,38 +109,39 @@ def build(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", help="Preset, board or JSON file; the board's own configuration if not given."
+            "--config",
+            metavar="NAME|FILE",
+            help="Preset, board or JSON file. Default: the board's own configuration.",
         ),
     ] = None,
     seed: Annotated[
         int | None,
         whole(
             "--seed",
-            "Seed of place and route; the board's own if not given. Different seeds reach different clocks.",
+            "Seed of place and route; different seeds reach different clocks. Default: the board's own.",
             1,
             (1 << 31) - 1,
         ),
     ] = None,
     clock: Annotated[
-        float | None, real("--clock", "Clock of the core in MHz; the board's own if not given.", 1, 10_000)
+        float | None, real("--clock", "Clock of the core in MHz. Default: the board's own.", 1, 10_000)
     ] = None,
     allow_timing_fail: Annotated[
         bool,
-        typer.Option(
-            "--allow-timing-fail", help="Keep the bitstream even if the design does not reach its clock."
-        ),
+        typer.Option("--allow-timing-fail", help="Keep the bitstream even if the design misses its clock."),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="Folder for the bitstream and its report; build/BOARD if not given.",
+            metavar="FOLDER",
+            help="Folder for the bitstream and its report. Default: build/BOARD.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Build a bitstream for a board, with a report of what it uses and how fast it is."""
+    """Build a bitstream for a board, and report its resource use and timing."""
     from weft.boards.build.build import build as build_bitstream
     from weft.boards.build.build import products
     from weft.boards.registry import find
@@ -148,6 +150,7 @@ def build(
     settings = configuration(config) if config is not None else chosen.config
     folder = output or Path("build") / chosen.name
     reads = [config_file(config)]
+    # The build itself is cached; the folder gets copies of its products.
     with files.whole_folder(folder, reads) as part, reports.progress() as progress:
         built = build_bitstream(
             chosen,
@@ -173,7 +176,7 @@ def _cache() -> Path:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print what a build used, and its clock."""
+    """Print a build's resource use, timing, link and notes."""
     from weft.boards.families.family import Resources
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -192,13 +195,16 @@ def show(report: dict[str, Any], console: Console) -> None:
             f"clock: {report['clock_hz'] / 1e6:g} MHz wanted, {timing['fmax_hz'] / 1e6:.1f} MHz reached: {verdict}"
         )
         path = timing["critical_path"]
+        # In order of the path, each source once.
         sources = dict.fromkeys(source for step in path for source in step["sources"])
         console.print(f"critical path: {path[0]['cell']} to {path[-1]['cell']}"
                       + (f", through {', '.join(sources)}" if sources else ""))  # fmt: skip
     if "sdram" in report:
         margins = report["sdram"]["margins_ns"]
         text = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in margins.items())
-        console.print(f"SDRAM: clock late by {report['sdram']['phase_degrees']:g} degrees; ns left: {text}")
+        console.print(
+            f"SDRAM: clock late by {report['sdram']['phase_degrees']:g} degrees; margins in ns: {text}"
+        )
     console.print(f"link: {report['baud']:,} baud")
     for note in report["notes"]:
         console.print(f"note: {note}")

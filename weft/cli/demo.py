@@ -1,4 +1,4 @@
-"""The demonstrations: a real network on the real RTL, every byte compared."""
+"""Demonstration of a small network on the simulated RTL, compared byte by byte with the golden interpreter."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from weft.hdl.isa.config import Config
 from weft.run.runtime import Image
 
 RTL_SECONDS = 25.0
-"""Time after which no further image is started on the RTL, the building of the simulator not counted."""
+"""No further image is started on the RTL after this time, which excludes building the simulator."""
 WAVEFORM_LEVELS = 2
-"""The waveform shows the wires between the units; what is inside them would take a gigabyte."""
+"""Levels of hierarchy in the waveform: the wires between the units. Deeper levels would take a gigabyte."""
 NAME = "image"
 FILES = ("weft.v", "weft.json", "report.json", "image0.vcd", "program/program.json")
-"""What is written, in the folder."""
+"""Files that the demonstration writes to its folder."""
 ERROR_IMAGES = 20
-"""Images whose attention is compared with float64."""
+"""Number of images whose attention is compared with float64."""
 
 
 def write_verilog(config: Config, folder: Path) -> str:
-    """Write the accelerator's Verilog, and what describes it, to a folder; returns the Verilog."""
+    """Write weft.v and its description weft.json to a folder. Returns the Verilog."""
     import weft
 
     text, description = weft.verilog(config)
@@ -46,18 +46,18 @@ def write_verilog(config: Config, folder: Path) -> str:
 
 
 class Demo:
-    """Compile a network of `weft.examples`, run it, compare, and keep what came of it.
+    """Compile a network of `weft.examples`, run it, compare all bytes, and write the results.
 
     Parameters
     ----------
     example : str
-        "digits", a convolutional network, or "attention".
+        Name of the network: "digits" (convolutional) or "attention".
     config : Config
         The accelerator.
     folder : Path
-        Where Verilog, waveform, program and report go.
+        Folder for Verilog, waveform, program and report.
     console : Console
-        Where results are printed.
+        Console for the table of layers.
     """
 
     def __init__(self, example: str, config: Config, folder: Path, console: Console) -> None:
@@ -68,7 +68,7 @@ class Demo:
         self.verilog = ""
 
     def run(self, images: int | None = None, seconds: float = RTL_SECONDS) -> bool:
-        """Run everything; `images` on the RTL, or what `seconds` allow. Returns whether every byte agreed."""
+        """Run the demonstration, on the RTL for `images` or for `seconds`. Returns True if all bytes agree."""
         import weft
 
         if images is not None:
@@ -80,6 +80,7 @@ class Demo:
             progress("generating Verilog")
             self.verilog = write_verilog(self.config, self.folder)
             tally = self._images(program, images, seconds, progress)
+            # Every image takes a run without reuse of memory, so a few must do.
             sample = self.images[:ERROR_IMAGES]
             self.errors = attention_errors(self.model, self.config, NAME, sample, progress)
         assert tally.report is not None
@@ -88,7 +89,7 @@ class Demo:
         return not tally.wrong
 
     def _images(self, program: Any, images: int | None, seconds: float, progress: reports.Progress) -> Tally:
-        """Run all images on the golden interpreter, and the first ones on the RTL as well."""
+        """Run all images on the golden interpreter, and the first images on the RTL too."""
         tally = Tally()
         limit = len(self.images) if images is None else images
         with contextlib.ExitStack() as stack:
@@ -96,14 +97,17 @@ class Demo:
             for index, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
                 golden = program.run({NAME: image[None]}, on="golden")
                 tally.right += int(np.argmax(next(iter(golden.outputs.values()))) == label)
+                # The size of the simulated memory is known after the first run.
                 if device is None:
                     progress("building the simulator (about a minute, the first time only)")
                     device = stack.enter_context(contextlib.closing(self._device(len(golden.memory))))
                 progress(f"image {index + 1} of {len(self.images)}, mismatching bytes: {tally.wrong}")
+                # At least one image runs on the RTL, however slow it is.
                 if index == 0 or (index < limit and (images is not None or tally.seconds < seconds)):
                     begin = time.monotonic()
                     result = program.run({NAME: image[None]}, on=device)
                     tally.add(golden, result, time.monotonic() - begin)
+        # Tracing slows the simulation down, so it runs in a simulator of its own, for one image.
         progress("writing the waveform of the first image (its simulator is built the first time)")
         with (
             files.whole_file(self.folder / "image0.vcd") as part,
@@ -113,7 +117,7 @@ class Demo:
         return tally
 
     def _device(self, memory_bytes: int, trace: Path | None = None) -> Any:
-        """The RTL that was written. It serves all images, since every image writes all that it reads."""
+        """Return a simulator of the Verilog. All images share it: every run writes whatever it reads."""
         from weft.sim.rtl.device import RtlDevice
 
         return RtlDevice(
@@ -140,7 +144,7 @@ class Demo:
 
 @dataclass
 class Tally:
-    """What the images came to: right answers, images on the RTL, bytes that differ, and the first image's report."""
+    """Totals over the images: right answers, images on the RTL, differing bytes, cycles, and the first report."""
 
     right: int = 0
     done: int = 0
@@ -159,9 +163,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of `count` outputs: root mean square and largest error in steps of the output, and the most that rounding makes.
+    """Root mean square and largest error of `count` outputs, in quantisation steps of the output.
 
-    An exact result rounded to int8 has 0.29 steps root mean square.
+    Rounding an exact result to int8 gives 0.29 steps root mean square.
     """
 
     rms: float
@@ -179,12 +183,14 @@ def attention_errors(
     inputs: np.ndarray,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Errors | None:
-    """Errors of all attention in a model's only device segment, over some inputs; None if it has none.
+    """Compare the attention operators of a model with float64, over some inputs.
 
-    Where there is some, `progress` is told so, as it takes a while.
+    The program is compiled without reuse of memory, so that every intermediate value can be read after a run. Queries,
+    keys and values of the golden interpreter then go through `weft.compiler.ir.products`.
 
-    Intermediate values are kept apart in memory, read from the golden interpreter, and put through
-    `weft.compiler.ir.products`.
+    Returns
+    -------
+    None if the model has several device segments, or no attention.
     """
     graph = import_model(model, config=config)
     segments = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
@@ -203,8 +209,8 @@ def attention_errors(
                 products.means(op, *(_read(memory, image, view) for view in (op.q, op.k, op.v))) + op.y_zero
             )
             errors.append((_read(memory, image, op.dst) - np.clip(exact, op.low, op.high)).ravel())
-    every = np.concatenate(errors)
-    return Errors(float(np.sqrt(np.mean(every**2))), float(np.abs(every).max()), every.size)
+    flat = np.concatenate(errors)
+    return Errors(float(np.sqrt(np.mean(flat**2))), float(np.abs(flat).max()), flat.size)
 
 
 def _read(memory: np.ndarray, image: Image, view: View) -> np.ndarray:

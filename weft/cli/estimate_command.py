@@ -1,4 +1,4 @@
-"""The command that tells how a model would do on boards."""
+"""The command that estimates how fast a model runs on boards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def estimate(
         list[str],
         typer.Option(
             "--board",
-            help="Name of a board, one of those that `weft boards` lists; once for each. All if not given.",
+            metavar="BOARD",
+            help="Board, by its name in `weft boards`. May be repeated. Default: all boards.",
             show_default=False,
             autocompletion=board_names,
         ),
@@ -33,38 +34,39 @@ def estimate(
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
-    """Report whether a model fits boards, and how fast it is there, without any board: cycles are the cycle model's.
+    """Estimate whether a model fits each board and how fast it runs there, without hardware.
 
-    Boards that it fits come first, the one that takes least for a sample, link included, at the top.
+    Cycles come from the cycle model. Boards that fit come first, ordered by time per sample with the link.
     """
     from weft.run.estimate import estimate as estimates
 
     with reports.progress() as progress:
-        made = estimates(
+        results = estimates(
             files.require_file(model),
             board or None,
             shapes=shapes_of(shape),
             states=states_of(state),
             progress=progress,
         )
-    made.sort(key=lambda item: (not item.fits, bool(item.refused), item.sample_seconds))
+    # False sorts first: boards that fit, then those that do not, then those refused.
+    results.sort(key=lambda item: (not item.fits, bool(item.refused), item.sample_seconds))
     if as_json:
-        print(json.dumps({"format": FORMAT, "boards": [_described(item) for item in made]}, indent=1))
+        print(json.dumps({"format": FORMAT, "boards": [_as_json(item) for item in results]}, indent=1))
         return
-    _show(made)
+    _show(results)
 
 
-def _described(item: Estimate) -> dict[str, Any]:
-    """As plain values; nothing but the reason of one that is refused."""
-    about = {
+def _as_json(item: Estimate) -> dict[str, Any]:
+    """Return an estimate as JSON values; if compilation was refused, only the reason and the board's memory."""
+    head = {
         "board": item.board,
         "config": item.config.to_dict(),
         "clock_hz": item.clock,
         "refused": item.refused,
     }
     if item.refused:
-        return about | {"memory": {"available": item.available}}
-    return about | {
+        return head | {"memory": {"available": item.available}}
+    return head | {
         "nodes": item.nodes,
         "on_device": item.on_device,
         "reasons": dict(item.reasons),
@@ -94,7 +96,7 @@ def _described(item: Estimate) -> dict[str, Any]:
     }
 
 
-def _show(made: list[Estimate]) -> None:
+def _show(results: list[Estimate]) -> None:
     numbers = (
         "clock",
         "memory",
@@ -108,7 +110,7 @@ def _show(made: list[Estimate]) -> None:
         "upload s",
     )
     table = reports.table("board", "array", *numbers, "paced by", right=numbers)
-    for item in made:
+    for item in results:
         n = item.config.n
         cells = [f"{n} x {n}", f"{item.clock / 1e6:g} MHz", _bytes(item.available)]
         if item.refused:
@@ -128,25 +130,22 @@ def _show(made: list[Estimate]) -> None:
             ]
         table.add_row(item.board, *cells)
     reports.stdout().print(table)
-    for line in dict.fromkeys(_notes(made)):
+    for line in dict.fromkeys(_notes(results)):
         print(line)
+    print("ms: for one sample, by the cycle model with the board's clock and memory, without link and host")
     print(
-        "ms: for a sample, by the cycle model at the board's clock behind its memory, without link and host"
-    )
-    print(
-        "link: values of a sample; sum: of these two, by which boards are ordered; upload: code and weights, once"
+        "link: transfer of one sample; sum: ms + link, which orders the boards; upload: code and weights, once"
     )
 
 
 def _bytes(size: int) -> str:
-    """In units that keep three digits."""
     return f"{size / 1e6:,.2f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} KB"
 
 
-def _notes(made: list[Estimate]) -> list[str]:
-    """What the table has no room for."""
+def _notes(results: list[Estimate]) -> list[str]:
+    """Return sentences below the table: missing memory, flash, host nodes, and the boards that fit."""
     notes = []
-    for item in made:
+    for item in results:
         if item.refused:
             notes.append(f"{item.board}: {item.refused}")
         elif not item.fits and item.flash:
@@ -169,24 +168,25 @@ def _notes(made: list[Estimate]) -> list[str]:
                 f"{item.board}: not sensible: for {item.between * 1e3:,.2f} ms of each sample, nodes on the host "
                 "exchange values with the device"
             )
+    # One sentence for all boards with the same nodes on the host.
     on_host: dict[str, list[str]] = {}
-    for item in made:
+    for item in results:
         if item.fits and item.on_device < item.nodes:
             on_host.setdefault(_host_nodes(item), []).append(item.board)
     notes += [f"{', '.join(boards)}: {text}" for text, boards in on_host.items()]
-    fitting = [item.board for item in made if item.fits]
-    if len(fitting) < len(made):
+    fitting = [item.board for item in results if item.fits]
+    if len(fitting) < len(results):
         notes.append(f"fits: {', '.join(fitting) or 'none'}")
     return notes
 
 
 def _host_nodes(item: Estimate) -> str:
-    """How many nodes run on the host, and the reason of most."""
+    """Describe the nodes on the host: their number and the most frequent reason."""
     text = f"{item.nodes - item.on_device} of {item.nodes} nodes run on the host"
     if not item.reasons:
         return f"{text}, which convert values at the model's ends"
     reason, count = next(iter(item.reasons.items()))
-    return f"{text}; the reason of {count}: {reason}"
+    return f"{text}; the reason for {count}: {reason}"
 
 
 def add(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""The commands for the models that come with weft."""
+"""The commands for the example models that come with weft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.hdl.extras import provider
 
 
 class Example(enum.StrEnum):
-    """What comes with weft: networks that read images of digits, and a language model."""
+    """Example models: two networks that read images of digits, and a language model."""
 
     DIGITS = "digits"
     ATTENTION = "attention"
@@ -25,13 +25,20 @@ class Example(enum.StrEnum):
 
 
 def example(
-    name: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
+    name: Annotated[Example, typer.Argument(help="Example model.", metavar="NAME")] = Example.DIGITS,
     folder: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to put the example in.", show_default=False)
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for the files. Default: the current folder.",
+            show_default=False,
+        ),
     ] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Put an example here: a quantised network and an image for it, or a language model and a prompt."""
+    """Write an example model with an input: a quantised network and an image, or a language model and a prompt."""
     if name is Example.LANGUAGE:
         _language(folder, force)
     else:
@@ -43,7 +50,7 @@ def _network(name: str, folder: Path, force: bool) -> None:
 
     network = load(name)
     model, image = folder / f"{name}.onnx", folder / "digit.npz"
-    _free(force, model, image)
+    _check_free(force, model, image)
     images, labels = network.held_out()
     with files.whole_file(model) as part:
         part.write_bytes(network.model())
@@ -60,38 +67,41 @@ def _language(folder: Path, force: bool) -> None:
     from weft.examples import language
 
     model, prompt = folder / "model.gguf", folder / "prompt.txt"
-    _free(force, model, prompt)
+    _check_free(force, model, prompt)
     with files.whole_file(model) as part:
         part.write_bytes(language.model())
     files.write_text(prompt, language.PROMPT)
     reports.say(
-        f"{model}: a language model that has read Python's documentation and does sums, its matrices Q8_0",
-        f"{prompt}: how a text may begin that it goes on with",
+        f"{model}: a language model trained on Python's documentation and on sums, its matrices Q8_0",
+        f"{prompt}: a prompt for it",
         f"next: weft generate {model} --prompt-file {prompt}",
     )
 
 
-def _free(force: bool, *targets: Path) -> None:
-    """Raise `FileError` if one of the files exists, unless they are to be overwritten."""
-    there = [path for path in targets if path.exists() or path.is_symlink()]
-    if there and not force:
+def _check_free(force: bool, *targets: Path) -> None:
+    """Raise `FileError` if a file exists, unless `force` allows to overwrite it."""
+    existing = [path for path in targets if path.exists() or path.is_symlink()]
+    if existing and not force:
         raise FileError(
-            f"{' and '.join(map(str, there))} exists: --force overwrites it, --output names another folder"
+            f"{' and '.join(map(str, existing))} exists: --force overwrites it, --output names another folder"
         )
 
 
 def demo(
-    example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
+    example: Annotated[Example, typer.Argument(help="Example model.", metavar="NAME")] = Example.DIGITS,
     config: Configuration = "default",
     images: Annotated[
-        int | None, whole("--images", "Images to run on the RTL; as many as take a minute if not given.", 1)
+        int | None, whole("--images", "Images to run on the RTL. Default: as many as take a minute.", 1)
     ] = None,
     tokens: Annotated[
-        int | None, whole("--tokens", "Tokens that the language model goes on with at most.", 1, 1 << 24)
+        int | None,
+        whole("--tokens", "Maximum number of tokens that the language model generates.", 1, 1 << 24),
     ] = None,
-    keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
+    keep: Annotated[
+        Path, typer.Option(help="Folder for Verilog, waveform and report.", metavar="FOLDER")
+    ] = Path("build/demo"),
 ) -> None:
-    """Run a small network on the simulated accelerator and hold every byte against the golden interpreter."""
+    """Run an example on the simulated accelerator, and compare every byte with the golden interpreter."""
     if example is Example.LANGUAGE:
         _demo_language(config, images, tokens, keep)
         return
@@ -108,7 +118,7 @@ def demo(
 
 def _demo_language(config: str, images: int | None, tokens: int | None, keep: Path) -> None:
     if images is not None:
-        raise FileError("--images and the example llm do not go together: it goes on with a text")
+        raise FileError("--images and the example llm do not go together: it generates text")
     if not provider("demonstrate a language model")(config, keep, tokens):
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Writing to a board: a bitstream, or a program's code and weights for its flash chip."""
+"""The command that writes a bitstream to a board, or a program's code and weights to its flash chip."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ def flash(
     bitstream: Annotated[
         Path | None,
         typer.Argument(
-            help="Bitstream file; if not given, the one that `weft build` wrote.", show_default=False
+            help="Bitstream file. Default: the file that `weft build` wrote.",
+            metavar="FILE",
+            show_default=False,
         ),
     ] = None,
     program: Annotated[
         Path | None,
         typer.Option(
             "--program",
-            help="Write no bitstream, but code and weights of the program in this folder, behind the bitstream in the "
-            "board's flash chip: `weft run` finds them there, or where the board copies them when it starts.",
+            metavar="FOLDER",
+            help="Write no bitstream but the code and weights of the program in this folder, after the bitstream in "
+            "the flash chip. `weft run` reads them there, or in memory if the board copies them when it starts.",
             show_default=False,
         ),
     ] = None,
@@ -41,7 +44,7 @@ def flash(
         Path | None,
         typer.Option(
             "--image",
-            help="With --program: write what the flash chip would hold to this file instead, for a simulated board.",
+            help="With --program: write the contents of the flash chip to this file instead, for a simulated board.",
             show_default=False,
         ),
     ] = None,
@@ -49,18 +52,20 @@ def flash(
         bool,
         typer.Option(
             "--persistent",
-            help="Write the bitstream to where the FPGA finds it when it is switched on, instead of to the FPGA.",
+            help="Write the bitstream to the flash chip, so that the FPGA loads it at power-up.",
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the programming command and do not run it.")
+    ] = False,
 ) -> None:
-    """Write a bitstream, or a program's code and weights, to a board that is connected."""
+    """Write a bitstream to a connected board, or a program's code and weights to its flash chip."""
     from weft.boards.registry import find
 
     chosen = find(board)
     if program is not None:
         if bitstream is not None:
-            raise InputError("a bitstream and --program are two things: write one after the other")
+            raise InputError("a bitstream and --program do not go together: write one after the other")
         if persistent:
             raise InputError("--persistent is for bitstreams: programs are always written to the flash chip")
         _flash_program(chosen, program, image, dry_run)
@@ -103,27 +108,27 @@ def _flash_program(board: Board, folder: Path, image: Path | None, dry_run: bool
         files.check_overwrites({"--image": image}, reads)
         with files.whole_file(image) as part:
             part.write_bytes(content)
-        reports.say(f"{image}: what the flash of {board.title} holds from byte {offset:,} on")
+        reports.say(f"{image}: contents of the flash of {board.title} from byte {offset:,} on")
         return
-    with tempfile.TemporaryDirectory() as made, reports.progress() as progress:
-        path = Path(made) / "program.bin"
+    with tempfile.TemporaryDirectory() as temporary, reports.progress() as progress:
+        path = Path(temporary) / "program.bin"
         path.write_bytes(content)
         progress(f"writing {len(content):,} bytes to the flash of {board.title}")
         programmer.flash(board, path, offset=offset)
-    then = ", and will be in its memory when it has started anew" if board.copies_flash else ""
+    then = "; the board copies them to memory at its next start" if board.copies_flash else ""
     reports.say(f"code and weights of {folder} are in the flash of {board.title}{then}")
 
 
 def flash_image(program: Program, board: Board) -> bytes:
-    """What a board's flash holds, from `SpiFlash.offset` on, for a program.
+    """Return the bytes of a program for a board's flash, starting at `SpiFlash.offset`.
 
     Raises
     ------
     InputError
-        If the board has no flash for programs, the program has nothing that runs on the device, or several parts where
-        only one can be copied, or what it needs besides has no room in the board's memory.
+        If the board keeps no programs in flash, nothing of the program runs on the device, the program has several
+        parts but the board copies only one, or the program does not fit the board's memory.
     weft.boards.flash.image.FlashImageError
-        If it has no room in the flash.
+        If the program does not fit the flash.
     """
     from weft.boards.flash.image import build_image
     from weft.boards.link.loader import build_copy_image
@@ -131,12 +136,14 @@ def flash_image(program: Program, board: Board) -> bytes:
     from weft.run.runtime import Image
 
     if board.flash is None:
-        having = ", ".join(other.name for other in BOARDS.values() if other.flash)
-        raise InputError(f"{board.name} keeps no programs in its flash; boards that do: {having}")
+        able = ", ".join(other.name for other in BOARDS.values() if other.flash)
+        raise InputError(f"{board.name} keeps no programs in its flash; boards that do: {able}")
+    # A board that reads flash in place keeps nothing of the fixed part in memory.
     parts = [Image(part, flash_address=None if board.copies_flash else 0) for part in program.device_programs]
     if not parts:
         raise InputError("nothing of this program runs on the device, so there is nothing to write")
     needed = max(part.memory_bytes for part in parts)
+    # Fixed parts are code, weights and parameters; values stay in memory.
     fixed, room, where = [part.read_only for part in parts], board.flash.room, f"the flash of {board.name}"
     if board.copies_flash:
         if needed > board.memory.size:
@@ -146,7 +153,7 @@ def flash_image(program: Program, board: Board) -> bytes:
         if len(fixed) > 1:
             raise InputError(
                 f"{board.name} copies one part of a program to its memory when it starts, and this one has "
-                f"{len(fixed)} that take turns there: leave them to `weft run`, which sends them"
+                f"{len(fixed)} that take turns there: use `weft run`, which sends them over the link"
             )
         return build_copy_image(fixed[0], room, where)
     if needed > board.memory.size:

@@ -1,4 +1,4 @@
-"""The commands for models and for the accelerator itself: what is made of them before anything runs."""
+"""The commands that compile, check and disassemble models, and that write the accelerator's Verilog."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Assignment = Sequence[tuple[str, str, str, str]]
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Integer", "NBits", "Float", "QAttention")
-"""How operators end that multiply by weights."""
+"""Suffixes of the names of operators that multiply by weights."""
 CHECK = "weft check 1"
 """Format of what `weft check --json` prints."""
 
@@ -48,23 +48,26 @@ CHECK = "weft check 1"
 def compile_model(
     model: Model,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the program.", show_default=False)
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the program.", show_default=False),
     ],
     config: Configuration = "default",
     memory: PlannedMemory = None,
     tuning: Annotated[
-        Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
+        Path | None, typer.Option("--tuning", help="Plans that `weft tune` found for this configuration.")
     ] = None,
     plain_inputs: Annotated[
         bool,
         typer.Option(
-            help="Keep inputs in memory in NHWC order, even if the first convolution is slower that way."
+            help="Keep inputs in memory in NHWC order, even if the first convolution is then slower."
         ),
     ] = False,
     dump_passes: Annotated[
         Path | None,
         typer.Option(
-            "--dump-passes", help="Folder for the operators as text, behind every pass of the compiler."
+            "--dump-passes",
+            metavar="FOLDER",
+            help="Write the operators after every compiler pass to this folder, as text.",
         ),
     ] = None,
     certify: Annotated[
@@ -75,7 +78,7 @@ def compile_model(
         int | None,
         whole(
             "--substitute",
-            "Search for graph substitutions that make it quicker, and measure so many parts of it at most.",
+            "Search for graph substitutions that save cycles; measure at most this many parts of the graph.",
             1,
             1_000_000,
         ),
@@ -83,7 +86,8 @@ def compile_model(
     rules: Annotated[
         Path | None,
         typer.Option(
-            "--rules", help="File of rules for --substitute, which are proven first; else weft's own."
+            "--rules",
+            help="File of rules for --substitute, which are proven before use. Default: the rules of weft.",
         ),
     ] = None,
     budget: Annotated[
@@ -91,20 +95,20 @@ def compile_model(
         typer.Option(
             "--budget",
             metavar="STEPS|SHARE%",
-            help="Make rewrites that round otherwise: as many as keep outputs within so many steps, or move the class "
-            "in so many of the samples (1%).",
+            help="Allow rewrites that round differently, as long as outputs change by at most STEPS quantisation "
+            "steps, or the class of at most SHARE% of the samples changes (for example 1%).",
         ),
     ] = None,
     samples: Annotated[
         Path | None,
         typer.Option(
-            "--samples", help="Samples that --budget is measured on: .npz or .npy, as of `quantise`."
+            "--samples", help="Samples to measure --budget on: .npz or .npy, as for `weft quantise`."
         ),
     ] = None,
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
-    """Compile a model for one configuration of the hardware."""
+    """Compile a quantised model for one configuration of the hardware."""
     import weft
 
     chosen = configuration(config)
@@ -116,15 +120,17 @@ def compile_model(
         options |= {"substitute": substitute, "rules": rules}
     if budget is not None or samples is not None:
         options |= {"budget": budget, "samples": samples}
-    dumped: dict[str, str] = {}
+    dumped: dict[str, str] = {}  # written after compilation, so that an error leaves no folder
     if dump_passes is not None:
-        options["watch"] = _dumping(dumped)
+        options["watch"] = _dump_into(dumped)
     if tuning is not None:
         loaded = provider("read a tuning")(files.require_file(tuning), chosen)
+        # A tuning is for one memory bandwidth, because its plans were measured with it.
         if memory is not None and options["memory"] != loaded.bandwidth:
             raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
         options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
     reads = [model, tuning, config_file(config), rules, samples]
+    # The certificate is part of the folder: if the proof fails, no folder is written.
     with (
         files.whole_folder(output, reads=reads) as part,
         reports.progress() as progress,
@@ -138,30 +144,29 @@ def compile_model(
         with files.whole_folder(dump_passes, reads=reads) as part:
             for name, text in dumped.items():
                 (part / name).write_text(text, encoding="utf-8")
-    _tell(program, f"{output}: {model.name}")
+    _show_summary(program, f"{output}: {model.name}")
     if certify:
         reports.say(*certificate.told)
-    _tell_of_host(program)
+    _show_host(program)
 
 
-def _tell(program: Program, title: str) -> None:
-    """What was compiled, and what was done to make it quicker."""
+def _show_summary(program: Program, title: str) -> None:
     nodes, n = program.assignment, program.config.n
     on_device = sum(node[2] != "host" for node in nodes)
     reports.say(f"{title} for an array of {n} x {n}; {on_device} of {len(nodes)} nodes run on the device")
-    gone, channels = program.channels_left_out
-    if gone:
-        reports.say(f"{gone:,} of {channels:,} channels are not computed: nothing depends on them")
-    for done in (program.roundings, program.substitutions):
-        if done is not None:
-            reports.say(*done.lines)
+    unused, channels = program.channels_left_out
+    if unused:
+        reports.say(f"{unused:,} of {channels:,} channels are not computed: nothing depends on them")
+    for rewrites in (program.roundings, program.substitutions):
+        if rewrites is not None:
+            reports.say(*rewrites.lines)
     if program.narrow_bytes:
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"
         )
 
 
-def _tell_of_host(program: Program) -> None:
+def _show_host(program: Program) -> None:
     nodes = program.assignment
     if host := [node for node in nodes if node[2] == "host"]:
         reports.show_assignment(host, reports.summary())
@@ -169,13 +174,13 @@ def _tell_of_host(program: Program) -> None:
     warn_of_clamps(nodes)
 
 
-def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
-    """What puts the operators behind every pass into `texts`, by file name."""
+def _dump_into(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
+    """Return a callback that adds the operators after every pass to `texts`, by file name."""
     from weft.compiler.ir.model import dump_segment
 
-    def watch(done: str, segment: DeviceSegment) -> None:
+    def watch(compiler_pass: str, segment: DeviceSegment) -> None:
         step = 1 + sum(name.startswith(f"{segment.name}-") for name in texts)
-        texts[f"{segment.name}-{step:02}-{done}.txt"] = dump_segment(segment)
+        texts[f"{segment.name}-{step:02}-{compiler_pass}.txt"] = dump_segment(segment)
 
     return watch
 
@@ -187,7 +192,7 @@ def check(
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
-    """Show which nodes of a model run on the device, which on the host, and why."""
+    """Show which nodes of a model run on the device and which on the host, and why."""
     import weft
     from weft.compiler.ir.model import reasons
 
@@ -202,22 +207,22 @@ def check(
         print(json.dumps(listed | dataclasses.asdict(nodes.shares), indent=1))
     else:
         reports.show_assignment(nodes, reports.stdout())
-        print(*told_shares(nodes), sep="\n")
+        print(*share_lines(nodes), sep="\n")
         reports.show_reasons(reasons(nodes), reports.stdout())
     warn_of_host(nodes)
     warn_of_clamps(nodes)
 
 
 def warn_of_clamps(nodes: Assignment) -> None:
-    """Print what may leave the range that the device has for it."""
+    """Warn of values that may leave the range that the device has for them."""
     from weft.compiler.ir.model import clamps
 
     for text in clamps(nodes):
         reports.warn(text)
 
 
-def told_shares(nodes: Check) -> tuple[str, str]:
-    """How much of a model the device runs, in two lines."""
+def share_lines(nodes: Check) -> tuple[str, str]:
+    """Return two lines: how many nodes, and what share of the multiplications, run on the device."""
     host = sum(node[2] == "host" for node in nodes)
     return (
         f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host",
@@ -227,12 +232,13 @@ def told_shares(nodes: Check) -> tuple[str, str]:
 
 
 def warn_of_host(nodes: Assignment) -> None:
-    """Say what to do if nothing runs on the device, or activations have no fixed ranges."""
+    """Warn, with advice, if nothing runs on the device or activations have no fixed ranges."""
     from weft.compiler.onnx.model import without_ranges
 
-    told = without_ranges({node[1].rpartition(".")[2] for node in nodes})
-    if told is not None and any(node[1].endswith(_PRODUCTS) and node[2] == "host" for node in nodes):
-        reports.warn(told)
+    # A model without fixed ranges gets this advice only; the general advice below would repeat it.
+    warning = without_ranges({node[1].rpartition(".")[2] for node in nodes})
+    if warning is not None and any(node[1].endswith(_PRODUCTS) and node[2] == "host" for node in nodes):
+        reports.warn(warning)
         return
     if any(node[2] == "device" for node in nodes):
         return
@@ -251,29 +257,30 @@ def verilog(
     ],
     config: Configuration = "default",
 ) -> None:
-    """Write the accelerator as one Verilog file, and a JSON file of its parameters, ports and registers next to it."""
+    """Write the accelerator as one Verilog file, with a JSON description of its parameters, ports and registers."""
     import weft
 
     chosen = configuration(config)
     if output.suffix == ".json":
         raise FileError(f"{output}: the Verilog file must not end in .json, its description does")
-    described = None if files.is_special(output) else output.with_suffix(".json")
+    # A pipe or a device has no neighbour to write the description to.
+    description_file = None if files.is_special(output) else output.with_suffix(".json")
     suffixes = {"--output": (".v", ".sv")}
     files.check_overwrites(
-        {"--output": output, "its description": described}, [config_file(config)], suffixes
+        {"--output": output, "its description": description_file}, [config_file(config)], suffixes
     )
     with reports.progress() as progress:
         progress("generating Verilog")
         text, description = weft.verilog(chosen)
     files.write_text(output, text)
     reports.say(f"{output}: {len(text.splitlines()):,} lines of Verilog of the {description['core']} core")
-    if described is not None:
-        files.write_json(described, description)
-        reports.say(f"{described}: parameters, ports and register map")
+    if description_file is not None:
+        files.write_json(description_file, description)
+        reports.say(f"{description_file}: parameters, ports and register map")
 
 
 def dis(folder: Folder) -> None:
-    """Disassemble a compiled program."""
+    """Disassemble a compiled program: print its instructions as text."""
     program, _ = load(folder)
     print(program.disassemble(), end="")
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def board_names(incomplete: str) -> list[str]:
 
 
 def whole(name: str, help: str, low: int | None = None, high: int | None = None, **shown: Any) -> Any:
-    """The option `name`, a whole number from `low` to `high`: another one is refused as the Python API does."""
+    """Return the option `name`: a whole number from `low` to `high`, checked as the Python API checks it."""
     return _number(name, help, low, high, lambda value: integer(name, value, low, high), int, **shown)
 
 
 def real(name: str, help: str, low: float, high: float, **shown: Any) -> Any:
-    """The option `name`, a finite number from `low` to `high`."""
+    """Return the option `name`: a finite number from `low` to `high`."""
     return _number(name, help, low, high, lambda value: number(name, value, low, high), float, **shown)
 
 
@@ -47,7 +47,9 @@ def _number(
     kind: type[int] | type[float],
     **shown: Any,
 ) -> Any:
+    # Typer's own range check would print a message unlike the Python API's.
     def parse(text: Any) -> Any:
+        # Text that is not a number goes to the check as it is, which names it in its message.
         try:
             value = kind(text)
         except ValueError:
@@ -64,14 +66,16 @@ def _number(
 
 
 Model = Annotated[
-    Path, typer.Argument(help="Quantised model: ONNX (QDQ), TFLite or MLIR.", show_default=False)
+    Path,
+    typer.Argument(help="Quantised model: ONNX (QDQ), TFLite or MLIR.", metavar="MODEL", show_default=False),
 ]
 
 
 def shapes_of(texts: list[str]) -> dict[str, int]:
-    """What was given as `Shapes`: sizes by name."""
+    """Parse the values of `Shapes`: dimension name or input.axis to size."""
     sizes = {}
     for text in texts:
+        # Names of dimensions may contain "=" themselves, sizes cannot.
         name, _, size = text.rpartition("=")
         if not name or not size.isdecimal() or not int(size):
             raise typer.BadParameter(f"{text!r} is not NAME=SIZE with a whole number above 0")
@@ -79,23 +83,23 @@ def shapes_of(texts: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _checked(texts: list[str]) -> list[str]:
+def _check_shapes(texts: list[str]) -> list[str]:
     shapes_of(texts)
     return texts
 
 
 def states_of(texts: list[str]) -> dict[str, str]:
-    """What was given as `States`: outputs by the inputs that they become."""
-    found: dict[str, str] = {}
+    """Parse the values of `States`: input to the output that feeds it in the next run."""
+    states: dict[str, str] = {}
     for text in texts:
         source, _, target = text.partition("=")
-        if not source or not target or source in found:
+        if not source or not target or source in states:
             raise typer.BadParameter(f"{text!r} is not INPUT=OUTPUT with an input that is named once")
-        found[source] = target
-    return found
+        states[source] = target
+    return states
 
 
-def _checked_states(texts: list[str]) -> list[str]:
+def _check_states(texts: list[str]) -> list[str]:
     states_of(texts)
     return texts
 
@@ -105,8 +109,8 @@ States = Annotated[
     typer.Option(
         "--state",
         metavar="INPUT=OUTPUT",
-        callback=_checked_states,
-        help="Input of an ONNX model that the next run takes from an output of this one; once for each.",
+        callback=_check_states,
+        help="Feed this output of an ONNX model to this input in the next run. May be repeated.",
         show_default=False,
     ),
 ]
@@ -115,17 +119,20 @@ Shapes = Annotated[
     typer.Option(
         "--shape",
         metavar="NAME=SIZE",
-        callback=_checked,
-        help="Size of a dimension that the model leaves open, by its name or as input.axis; once for each.",
+        callback=_check_shapes,
+        help="Size of a dimension that the model leaves open; NAME is its name or input.axis. May be repeated.",
         show_default=False,
     ),
 ]
-Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
+Folder = Annotated[
+    Path, typer.Argument(help="Folder that `weft compile` wrote.", metavar="FOLDER", show_default=False)
+]
 Configuration = Annotated[
     str,
     typer.Option(
         "--config",
-        help="Preset, board (its own configuration), or a JSON file of configuration fields.",
+        metavar="NAME|FILE",
+        help="Hardware configuration: a preset, a board (its own configuration), or a JSON file of fields.",
         autocompletion=_configurations,
     ),
 ]
@@ -133,19 +140,26 @@ Board = Annotated[
     str,
     typer.Option(
         "--board",
-        help="Name of the board, one of those that `weft boards` lists.",
+        metavar="BOARD",
+        help="Board, by its name in `weft boards`.",
         show_default=False,
         autocompletion=board_names,
     ),
 ]
-Latency = Annotated[int, whole("--latency", "Memory latency in cycles (rtl, timing).", *LATENCY)]
-Bandwidth = Annotated[float | None, real("--bandwidth", "Memory bytes per cycle (rtl, timing).", *BANDWIDTH)]
+Latency = Annotated[
+    int, whole("--latency", "Latency of the simulated memory, in cycles (rtl, timing).", *LATENCY)
+]
+Bandwidth = Annotated[
+    float | None,
+    real("--bandwidth", "Bandwidth of the simulated memory, in bytes per cycle (rtl, timing).", *BANDWIDTH),
+]
 PlannedMemory = Annotated[
     str | None,
     typer.Option(
         "--memory",
-        help="Memory to plan for: bytes a cycle, or a board; by default that of the board that --config names, or one "
-        "as fast as the bus.",
+        metavar="BYTES|BOARD",
+        help="Memory bandwidth to plan for, in bytes per cycle, or a board whose memory it is. Default: the memory of "
+        "the board that --config names, else a memory as fast as the bus.",
         show_default=False,
         autocompletion=board_names,
     ),
@@ -153,7 +167,7 @@ PlannedMemory = Annotated[
 
 
 def memory_given(text: str | None) -> float | str | None:
-    """What `--memory` says, as `weft.compile` takes it."""
+    """Parse the value of ``--memory`` into the argument `memory` of `weft.compile`."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -162,42 +176,43 @@ def memory_given(text: str | None) -> float | str | None:
 
 StallSeed = Annotated[
     int | None,
-    whole("--stall-seed", "Seed of random pauses of the memory; no pauses if not given (rtl).", *SEED),
+    whole("--stall-seed", "Seed of random memory stalls (rtl). Default: no stalls.", *SEED),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="No progress and no summary: only files, errors and the exit code."),
+    typer.Option("--quiet", "-q", help="Print errors only: no progress and no summary."),
 ]
 
 
 def writes(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that writes files, or acts, the option ``--quiet``."""
+    """Add the option ``--quiet`` to a command that writes files or acts on a device."""
 
     @functools.wraps(command)
-    def called(*arguments: Any, quiet: bool = False, **options: Any) -> None:
+    def run(*arguments: Any, quiet: bool = False, **options: Any) -> None:
         before = QUIET.set(quiet)
         try:
             command(*arguments, **options)
         finally:
             QUIET.reset(before)
 
+    # Typer reads the options from the signature and the annotations.
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    called.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    called.__annotations__ = {**get_type_hints(command, include_extras=True), "quiet": Quiet}
-    return called
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    run.__annotations__ = {**get_type_hints(command, include_extras=True), "quiet": Quiet}
+    return run
 
 
 def config_file(config: str | None) -> Path | None:
-    """The file that ``--config`` reads, if it names one."""
+    """Return the JSON file that ``--config`` names; None for a preset or a board."""
     return Path(config) if config is not None and Path(config).suffix == ".json" else None
 
 
 def load(folder: Path) -> tuple[Any, list[Path]]:
-    """The program in a folder, and the files that it was read from."""
+    """Load the program in a folder. Returns it and the files that it was read from."""
     import weft
     from weft.errors import FileError
 
@@ -208,11 +223,12 @@ def load(folder: Path) -> tuple[Any, list[Path]]:
 
 
 def board_port(name: str) -> Any:
-    """The option `name`: where a board is."""
+    """Return the option `name`: the serial port of a board."""
     return typer.Option(
         name,
-        help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one "
-        "(virtual:NAME@CONFIG with another configuration than its own).",
+        metavar="PORT",
+        help="Serial port of the board, or virtual:NAME to simulate the board NAME, or virtual:NAME@CONFIG to simulate "
+        "it with another configuration. Default: the port where a board answers.",
         show_default=False,
     )
 
@@ -222,7 +238,7 @@ Baud = Annotated[
     int | None,
     whole(
         "--baud",
-        "Baud rate of the port, which `weft build` prints; found by trying if not given.",
+        "Baud rate of the port, as `weft build` printed it. Default: found by trial.",
         1,
         1 << 31,
     ),

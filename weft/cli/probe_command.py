@@ -1,4 +1,4 @@
-"""The command that tells which board is connected, and whether it and the link to it are sound."""
+"""The command that identifies the connected board, and tests its memory and the link to it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 FORMAT = "weft probe 1"
 """Format of what `weft probe --json` prints."""
 PART_SECONDS = 5
-"""Seconds that the test of a part of memory may take."""
+"""Time limit of a test of part of the memory."""
 LINK_SECONDS = 0.5
-"""The same for finding out how fast the link is, each way."""
+"""Time to measure the rate of the link, for each direction."""
 
 
 _FLASH = {
-    "COPYING": "its program was not copied to memory, which does not work",
+    "COPYING": "its program was not copied to memory, because the memory does not work",
     "EMPTY": "no program to copy to memory",
     "COPIED": "its program was copied to memory when the board started",
-    "DAMAGED": "its program is DAMAGED, and was not copied to memory as a whole",
+    "DAMAGED": "its program is DAMAGED, and was not copied completely",
 }
-"""What became of the program in the flash, by the name of its `weft.boards.link.frames.FlashState`."""
+"""Descriptions of the states in `weft.boards.link.frames.FlashState`, by name."""
 
 
 class Part(enum.StrEnum):
@@ -48,23 +48,23 @@ def probe(
         Part,
         typer.Option(
             "--memory-test",
-            help="How much of the memory to test: what takes about five seconds, all, or nothing. Where the board "
-            "tests all by itself, as those with SDRAM do, what was in memory is gone.",
+            help="How much of the memory to test: a part, in about five seconds; all; or none. Boards with SDRAM test "
+            "all of it themselves, which overwrites its contents.",
         ),
     ] = Part.PART,
     as_json: Json = False,
 ) -> None:
-    """Tell which board is connected, what it is built for, and whether its memory and the link to it are sound.
+    """Identify the connected board and its configuration, and test its memory and the link to it.
 
-    A program that runs there is ended. What is in memory is read before the test of a part and written back behind it.
+    A program that runs on the board is stopped. A test of part of the memory restores its contents afterwards.
     """
     with reports.progress() as progress:
-        found = _probe(port, baud, memory, progress)
+        result = _probe(port, baud, memory, progress)
     if as_json:
-        print(json.dumps({"format": FORMAT, **found.described()}, indent=1))
+        print(json.dumps({"format": FORMAT, **result.as_json()}, indent=1))
     else:
-        found.show()
-    if not found.sound:
+        result.show()
+    if not result.sound:
         raise typer.Exit(1)
 
 
@@ -81,16 +81,16 @@ class _Probed:
     def sound(self) -> bool:
         from weft.boards.link.serial_ports import flash_fault, sdram_fault
 
+        # The core's registers and the link report the configuration independently.
         registers = self.registers.sound and self.registers.digest == self.identity.digest
         memory = self.memory is None or (self.memory.wrong is None and self.memory.restored is not False)
         return registers and memory and not sdram_fault(self.identity) and not flash_fault(self.identity)
 
-    def described(self) -> dict[str, Any]:
-        """As plain values."""
+    def as_json(self) -> dict[str, Any]:
         from weft.boards.registry import BOARDS
 
         identity, board = self.identity, BOARDS.get(self.identity.board)
-        name, config = _known(identity)
+        name, config = _named_config(identity)
         return {
             "port": self.port, "baud": self.baud, "board": identity.board, "title": board and board.title,
             "core": board and board.core.value, "clock_hz": identity.clock,
@@ -104,23 +104,22 @@ class _Probed:
         }  # fmt: skip
 
     def show(self) -> None:
-        """Print it."""
         from weft.boards.link.frames import FlashState
         from weft.boards.link.serial_ports import sdram_fault
 
-        about = self.described()
+        values = self.as_json()
         title = (
-            f"{about['title']} ({about['board']})"
-            if about["title"]
-            else f"{about['board']}, unknown to this weft"
+            f"{values['title']} ({values['board']})"
+            if values["title"]
+            else f"{values['board']}, unknown to this version of weft"
         )
         reports.say(f"board: {title} at {self.port}, {self.baud:,} baud")
         reports.say(f"configuration: {_configuration(self.identity)}")
-        core = f"{about['core']}, " if about["core"] else ""
+        core = f"{values['core']}, " if values["core"] else ""
         reports.say(f"core: {core}{self.identity.clock / 1e6:g} MHz, {self._registers()}")
-        kind = f" of {about['memory_kind']}" if about["memory_kind"] else ""
+        kind = f" of {values['memory_kind']}" if values["memory_kind"] else ""
         reports.say(f"memory: {self.identity.memory_bytes:,} bytes{kind}{self._memory()}")
-        if about["sdram"]:
+        if values["sdram"]:
             reports.say(sdram_fault(self.identity) or f"SDRAM: {self.identity.calibration}")
         if self.identity.flash is not FlashState.NONE:
             reports.say(f"flash: {_FLASH[self.identity.flash.name]}")
@@ -132,19 +131,19 @@ class _Probed:
             f"{link.repeated:,} of them sent again, {link.damaged:,} damaged answers"
         )
         if link.repeated:
-            reports.say(f"the line spoils about {link.error_rate:.2%} of bytes")
+            reports.say(f"the line damages about {link.error_rate:.2%} of bytes")
 
     def _registers(self) -> str:
         from weft.hdl.isa.memmap import MAGIC, VERSION
 
         registers = self.registers
         if registers.magic != MAGIC:
-            return f"whose registers are none of weft's: MAGIC is {registers.magic:#x}"
+            return f"registers are not those of a weft core: MAGIC is {registers.magic:#x}"
         if registers.version != VERSION:
-            return f"of version {registers.version}, this weft knows {VERSION}: build and flash it again"
+            return f"version {registers.version}, but this weft needs {VERSION}: build and flash it again"
         if registers.digest != self.identity.digest:
-            return f"of another configuration than the link says: {registers.digest:#010x}"
-        return "registers as they should be"
+            return f"registers report another configuration than the link: {registers.digest:#010x}"
+        return "registers correct"
 
     def _memory(self) -> str:
         test = self.memory
@@ -152,13 +151,9 @@ class _Probed:
             return ", not tested"
         extent = "all" if test.tested == test.size else f"{test.tested:,}"
         rate = test.tested / max(test.seconds, 1e-9) / 1e6
-        back = {
-            True: "what was there is there again",
-            False: "what was there is LOST",
-            None: "what was there is gone",
-        }[test.restored]
-        result = "no error" if test.wrong is None else f"ERROR {test}"
-        return f"; {extent} tested in {test.seconds:.1f} s, {rate:.2g} MB/s: {result}, {back}"
+        contents = {True: "restored", False: "LOST", None: "overwritten"}[test.restored]
+        result = "no errors" if test.wrong is None else f"ERROR {test}"
+        return f"; {extent} tested in {test.seconds:.1f} s, {rate:.2g} MB/s: {result}, contents {contents}"
 
 
 def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Progress) -> _Probed:
@@ -177,23 +172,23 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
             identity = identify_ready(session)
             session.buffer = identity.buffer
             registers = read_registers(session)
-            session.request(Request(0, Operation.RESET))
+            session.request(Request(0, Operation.RESET))  # a running program would write to memory meanwhile
             progress(f"trying the link to {identity.board}")
             memory = BoardMemory(session, identity.memory_bytes)
             most = min(identity.memory_bytes, int(LINK_SECONDS * rate / 10))
             link = measure_link(memory, most, seconds=LINK_SECONDS)
-            test = None if sdram_fault(identity) else _tested(memory, identity, part, link, progress)
+            test = None if sdram_fault(identity) else _test_memory(memory, identity, part, link, progress)
         finally:
             session.close()
     return _Probed(location.port, rate, identity, registers, link, test)
 
 
-def _tested(
+def _test_memory(
     memory: BoardMemory, identity: Identity, part: Part, link: LinkQuality, progress: reports.Progress
 ) -> MemoryTest | None:
-    """The test of a part of memory, or all of it, by the board if it can; None if nothing is to be tested.
+    """Test part of the memory or all of it, by the board itself if it can; return None for `Part.NONE`.
 
-    A part is what the link can move in `PART_SECONDS`, at the rate that was measured: a simulated one is slow.
+    The part is as large as the link can move in `PART_SECONDS` at its measured rate: simulated links are slow.
     """
     from weft.boards.bus.memory import fill_memory
     from weft.boards.link.frames import Feature
@@ -203,17 +198,19 @@ def _tested(
         return None
     if part is Part.ALL and identity.features & Feature.FILLS:
         return fill_memory(memory, progress)
+    # Each pass writes and reads every byte, so the slower direction counts.
     rate = min(link.write_rate, link.read_rate)
     most = memory.size if part is Part.ALL else int(PART_SECONDS * rate / PASSES)
     return check_memory(memory, most, progress)
 
 
-def _known(identity: Identity) -> tuple[str | None, Config | None]:
-    """The configuration by what is known: the board's own, a preset or another board's."""
+def _named_config(identity: Identity) -> tuple[str | None, Config | None]:
+    """Find the configuration by its digest: the board's own, a preset, or another board's; else (None, None)."""
     from weft.boards.registry import BOARDS
     from weft.hdl.isa.config import PRESETS
 
     own = BOARDS.get(identity.board)
+    # In order of preference: the board's own name, presets, other boards.
     named = {**({own.name: own.config} if own else {}), **PRESETS}
     named |= {board.name: board.config for board in BOARDS.values() if board.name not in named}
     return next(
@@ -222,12 +219,12 @@ def _known(identity: Identity) -> tuple[str | None, Config | None]:
 
 
 def _configuration(identity: Identity) -> str:
-    name, config = _known(identity)
+    name, config = _named_config(identity)
     if config is None:
-        return f"none that this weft has a name for (digest {identity.digest:#010x})"
-    about = "the board's own" if name == identity.board else name
+        return f"without a name in this weft (digest {identity.digest:#010x})"
+    title = "the board's own" if name == identity.board else name
     return (
-        f"{about}: {config.n} x {config.n}, {config.lanes} {'lane' if config.lanes == 1 else 'lanes'}, "
+        f"{title}: {config.n} x {config.n}, {config.lanes} {'lane' if config.lanes == 1 else 'lanes'}, "
         f"bus of {config.bus_bytes} bytes (digest {identity.digest:#010x})"
     )
 

@@ -1,4 +1,4 @@
-"""The command that makes quantised models of float ones, and says how far they are from these."""
+"""The command that quantises a float model, and measures its error against the float model."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def quantise(
     model: Annotated[
         Path,
         typer.Argument(
-            help="Float model: ONNX. Or one with integer weights and float activations: dynamically quantised, or "
-            "weights in 4 bits.",
+            metavar="MODEL",
+            help="Float ONNX model. Its weights may be integers already: dynamically quantised, or in 4 bits.",
             show_default=False,
         ),
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Samples that calibrate it: .npz with an array for each input by name, or .npy for one input; the "
-            "first axis counts samples.",
+            help="Calibration samples: .npz with an array for each input, or .npy for a single input. The first axis "
+            "counts samples.",
             show_default=False,
         ),
     ],
@@ -54,22 +54,22 @@ def quantise(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Samples to measure accuracy on; those of --data if not given.", show_default=False
+            help="Samples to measure accuracy on. Default: the samples of --data.", show_default=False
         ),
     ] = None,
     method: Annotated[
         Method,
         typer.Option(
-            help="How ranges are chosen: all values, 99.99 % of them, or by the least squared error."
+            help="How to choose the range of each activation: all values, 99.99 % of values, or least squared error."
         ),
     ] = Method.MINMAX,
     keep_float: Annotated[
-        list[str], typer.Option(help="Node not to quantise, by name; once for each.", metavar="NODE")
+        list[str], typer.Option(help="Name of a node to leave in float. May be repeated.", metavar="NODE")
     ] = [],  # noqa: B006
     wide: Annotated[
         list[str],
         typer.Option(
-            help="Node whose result gets 16 bits, by name; once for each. The device then needs a kernel engine.",
+            help="Name of a node whose result gets 16 bits. May be repeated. The device then needs a kernel engine.",
             metavar="NODE",
         ),
     ] = [],  # noqa: B006
@@ -77,19 +77,20 @@ def quantise(
         float | None,
         real(
             "--budget",
-            "Least signal-to-noise ratio of a layer, in dB: exit code 1 if one has less.",
+            "Minimum signal-to-noise ratio of each layer, in dB. Exit with code 1 if a layer has less.",
             0,
             200,
         ),
     ] = None,
-    top: Annotated[int, whole("--top", "Layers to show, those with the largest errors.", 0, 1_000_000)] = 10,
+    top: Annotated[int, whole("--top", "Number of layers to show, largest errors first.", 0, 1_000_000)] = 10,
     report: Annotated[
-        Path | None, typer.Option(help="Write all layers' errors and the rest as JSON.", show_default=False)
+        Path | None,
+        typer.Option(help="Write the errors of all layers as JSON.", show_default=False),
     ] = None,
     config: Configuration = "default",
     shape: Shapes = [],  # noqa: B006
 ) -> None:
-    """Quantise a float ONNX model to int8 for the device, and say how far it is from float."""
+    """Quantise a float ONNX model to int8 for the device, and measure the error of each layer."""
     chosen = configuration(config)
     reads = [files.require_file(path) for path in (model, data, held_out) if path is not None]
     suffixes = {"--output": (".onnx",), "--report": (".json",)}
@@ -97,7 +98,7 @@ def quantise(
     import weft
 
     with reports.progress() as progress:
-        made = weft.quantise(
+        quantised = weft.quantise(
             model,
             data,
             held_out=held_out,
@@ -107,23 +108,24 @@ def quantise(
             shapes=shapes_of(shape),
             progress=progress,
         )
-        progress("looking where its nodes run")
-        nodes = weft.check(made.model, chosen)
-        made.save(output)
-    accuracy = made.accuracy
+        progress("assigning nodes to device and host")
+        nodes = weft.check(quantised.model, chosen)
+        quantised.save(output)
+    accuracy = quantised.accuracy
     if report is not None:
-        found = _json(accuracy, nodes, method, held_out is not None, budget)
-        files.write_json(report, found | _weights_json(made.weights))
-    _tell(accuracy, top, held_out or data)
-    _tell_weights(made.weights)
-    _tell_device(nodes, config)
+        values = _json(accuracy, nodes, method, held_out is not None, budget)
+        files.write_json(report, values | _weights_json(quantised.weights))
+    _show_errors(accuracy, top, held_out or data)
+    _show_weights(quantised.weights)
+    _show_assignment(nodes, config)
     reports.say(f"{output}: {model.name} quantised to int8 (ranges by {method})")
+    # The model is written all the same, so that it can be examined.
     if budget is not None and accuracy.below(budget):
-        _tell_budget(accuracy, budget)
+        _warn_of_budget(accuracy, budget)
         raise typer.Exit(1)
 
 
-def _tell(accuracy: Accuracy, top: int, samples: Path) -> None:
+def _show_errors(accuracy: Accuracy, top: int, samples: Path) -> None:
     if top:
         reports.show_errors(accuracy.layers[:top], reports.summary())
     if len(accuracy.layers) > top:
@@ -136,50 +138,49 @@ def _tell(accuracy: Accuracy, top: int, samples: Path) -> None:
         )
 
 
-def _tell_weights(weights: Sequence[Weights]) -> None:
-    """What became of the weights that a model had as integers, if it had any."""
+def _show_weights(weights: Sequence[Weights]) -> None:
+    """Print how many of the model's integer weights are unchanged, if it has any."""
     if not weights:
         return
     changed = [item for item in weights if not item.kept]
     if not changed:
-        reports.say(f"all {len(weights):,} constants of integers keep those of the file")
+        reports.say(f"all {len(weights):,} integer constants keep their values in the file")
         return
     least = min(changed, key=lambda item: item.snr)
     reports.say(
-        f"{len(weights) - len(changed):,} of {len(weights):,} constants of integers keep those of the file; the other "
-        f"{len(changed):,}, which int8 with one scale for each channel has not, are rounded again: "
-        f"{reports.decibels(least.snr)} from the file's at least ({least.kind} of {least.node!r})"
+        f"{len(weights) - len(changed):,} of {len(weights):,} integer constants keep their values in the file; the "
+        f"other {len(changed):,} do not fit int8 with one scale per channel and are rounded again: at least "
+        f"{reports.decibels(least.snr)} from the file ({least.kind} of {least.node!r})"
     )
 
 
 def _weights_json(weights: Sequence[Weights]) -> dict[str, Any]:
-    """`weights` of the report: what the file had as integers, if it had any."""
-    found = [
+    rows = [
         {"node": item.node, "type": item.kind, "kept": item.kept, "snr_db": round(item.snr, 3)}
         for item in weights
     ]
-    return {"weights": found} if found else {}
+    return {"weights": rows} if rows else {}
 
 
-def _tell_device(nodes: Check, config: str) -> None:
-    """What `weft check` says, but for the list of all nodes."""
-    from weft.cli.model_commands import told_shares, warn_of_host
+def _show_assignment(nodes: Check, config: str) -> None:
+    """Print the summary of `weft check`, without the list of nodes."""
+    from weft.cli.model_commands import share_lines, warn_of_host
     from weft.compiler.ir.model import reasons
 
-    first, second = told_shares(nodes)
+    first, second = share_lines(nodes)
     reports.say(f"{first} (configuration {config})", second)
     reports.show_reasons(reasons(nodes), reports.summary())
     warn_of_host(nodes)
 
 
-def _tell_budget(accuracy: Accuracy, budget: float) -> None:
-    """Which layers are below the budget, and how to give those more bits that bring the error in."""
+def _warn_of_budget(accuracy: Accuracy, budget: float) -> None:
+    """Print how many layers are below the budget, and the options that give the causes of the error more bits."""
     below, causes = accuracy.below(budget), accuracy.causes(budget)
     options = " ".join(f"--wide {layer.name!r}" for layer in causes[:8])
     more = f" and {len(causes) - 8} more" if len(causes) > 8 else ""
     reports.warn(
         f"{len(below)} of {len(accuracy.layers)} layers have less than {budget:g} dB; the error comes from "
-        f"{len(causes)} of them, which {options}{more} would give 16 bits, and --keep-float leave in float, on the host"
+        f"{len(causes)} of them: {options}{more} gives these 16 bits, --keep-float leaves them in float on the host"
     )
 
 
@@ -194,7 +195,7 @@ def _json(
         {"name": output.name, "snr_db": round(output.snr, 3), "same_arg_max": output.same}
         for output in accuracy.outputs
     ]
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "format": FORMAT,
         "method": method.value,
         "runs": accuracy.samples,
@@ -206,10 +207,10 @@ def _json(
         **dataclasses.asdict(nodes.shares),
     }
     if budget is not None:
-        found["budget_db"] = budget
-        found["below_budget"] = [layer.name for layer in accuracy.below(budget)]
-        found["causes"] = [layer.name for layer in accuracy.causes(budget)]
-    return found
+        values["budget_db"] = budget
+        values["below_budget"] = [layer.name for layer in accuracy.below(budget)]
+        values["causes"] = [layer.name for layer in accuracy.causes(budget)]
+    return values
 
 
 def add(app: typer.Typer) -> None:

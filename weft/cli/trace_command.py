@@ -1,4 +1,4 @@
-"""The command that shows what every unit does when."""
+"""The command that traces what every unit does in each cycle."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from weft.errors import FileError
 from weft.run.trace import TRACKS, Slice, Timeline
 
 FORMAT = "weft trace 1"
-"""Of the trace's metadata."""
+"""Format in the metadata of a trace."""
 
 
 class Simulation(enum.StrEnum):
-    """Where `trace` runs."""
-
     TIMING = "timing"
     RTL = "rtl"
 
@@ -45,9 +43,9 @@ def trace(
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
 ) -> None:
-    """Show what every unit does when: as the cycle model has it, or the RTL, whose inputs are zeros here."""
+    """Trace what every unit of the accelerator does over time, on the cycle model or the RTL with zeros as inputs."""
     if output is None and drawing is None:
-        raise FileError("say where the trace goes: --output FILE.json, --svg FILE.svg, or both")
+        raise FileError("--output is missing: name --output FILE.json, --svg FILE.svg, or both")
     program, read = load(folder)
     suffixes = {"--output": (".json",), "--svg": (".svg",)}
     files.check_overwrites({"--output": output, "--svg": drawing}, read, suffixes)
@@ -61,8 +59,8 @@ def trace(
         texts: dict[Path, str] = {}
         if output is not None:
             memory = {"latency": latency, "bandwidth": bandwidth or program.memory}
-            about: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": on.value, **memory}
-            texts[output] = trace_json(timelines, about | {"config": program.config.to_dict()})
+            head: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": on.value, **memory}
+            texts[output] = trace_json(timelines, head | {"config": program.config.to_dict()})
         if drawing is not None:
             texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)
         for path, text in texts.items():
@@ -84,15 +82,16 @@ OCCUPANCY = "scratchpad vectors in use"
 
 
 def events(timelines: Sequence[Timeline]) -> list[Event]:
-    """A process for each timeline, a thread for each of its tracks; time stamps rise, in cycles."""
+    """Return Trace Events: a process per timeline, a thread per track; time stamps are in cycles and rise."""
     names = [event for pid, timeline in enumerate(timelines, 1) for event in _names(pid, timeline)]
-    timed = [event for pid, timeline in enumerate(timelines, 1) for event in _timed(pid, timeline)]
+    timed = [event for pid, timeline in enumerate(timelines, 1) for event in _timed_events(pid, timeline)]
+    # Perfetto needs time stamps in order; names come first.
     return names + sorted(timed, key=lambda event: event["ts"])
 
 
-def trace_json(timelines: Sequence[Timeline], about: dict[str, Any]) -> str:
-    """The JSON document, an event a line. `about` goes into its metadata."""
-    head = {"time": "1 us of the trace is 1 clock cycle"} | about
+def trace_json(timelines: Sequence[Timeline], metadata: dict[str, Any]) -> str:
+    """Return the trace as JSON, one event per line."""
+    head = {"time": "1 us of the trace is 1 clock cycle"} | metadata
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events(timelines))
     return f'{{"displayTimeUnit":"ns","otherData":{json.dumps(head)},"traceEvents":[\n{lines}\n]}}\n'
 
@@ -109,14 +108,16 @@ def _meta(pid: int, tid: int, what: str, **args: Any) -> Event:
     return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
 
 
-def _timed(pid: int, timeline: Timeline) -> Iterator[Event]:
+def _timed_events(pid: int, timeline: Timeline) -> Iterator[Event]:
     for tid, track in enumerate(TRACKS, 1):
         for item in timeline.tracks[track]:
             yield _slice(pid, tid, timeline, item)
     for window in timeline.windows:
+        # Counters hold from their time stamp on, so a rate is an average over the window that it begins.
         length = window.end - window.start
         rates = {"read": window.read / length, "written": window.written / length}
         yield _counter(pid, timeline, BANDWIDTH, window.start, rates)
+    # Otherwise the last rate would seem to continue.
     yield _counter(pid, timeline, BANDWIDTH, timeline.cycles, {"read": 0, "written": 0})
     for cycle, vectors in timeline.vectors:
         yield _counter(pid, timeline, OCCUPANCY, cycle, {"vectors": vectors})

@@ -1,7 +1,7 @@
-"""Timelines as one static SVG: a row for each track, over cycles, with what the bus and the scratchpad do below.
+"""Static SVG of timelines: a row per track over cycles, with charts of bus traffic and scratchpad use below.
 
-Its size does not grow with the program: what is narrower than a pixel is drawn together, in the colours of its layers,
-of waiting and of nothing at all, mixed by their parts of the time.
+The size of the file does not grow with the program. Slices narrower than a pixel are merged, and their colours mixed
+by their shares of the time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from weft.hdl.schema import printable
 from weft.report import cut
 from weft.run.trace import LAYERS, TRACKS, Slice, Timeline
 
-_WIDTH = 1400  # of the time axis; everything in pixels
+# All lengths are in pixels.
+_WIDTH = 1400  # of the time axis
 _LEFT, _TOP, _ROW, _GAP, _CHART = 110, 40, 26, 6, 60
 _COLUMNS, _LINE = 4, 18  # of the legend
 _NAME = 60  # characters of a name that are shown
-_LEGEND = 400  # layers that the legend names
+_LEGEND = 400  # maximum number of layers in the legend
 _WAITING = "#d9d9d9"
 _READ, _WRITTEN, _VECTORS = "#3b6fb6", "#c8553d", "#6a8d4f"
 
@@ -27,10 +28,11 @@ Point = tuple[float, float]
 
 
 def svg(timelines: Sequence[Timeline], size: int) -> str:
-    """The drawing. `size` is the number of vectors that the scratchpad has."""
+    """Return the drawing as text. `size` is the capacity of the scratchpad in vectors."""
     total = timelines[-1].origin + timelines[-1].cycles
     scale = _WIDTH / max(total, 1)
     layers = [name for timeline in timelines for name in timeline.layers]
+    # From top to bottom: tracks, charts, axis, legend.
     bottom = _TOP + len(TRACKS) * (_ROW + _GAP)
     parts = [*_rows(timelines, scale), *_charts(timelines, scale, bottom, size)]
     bottom += 2 * (_CHART + _GAP)
@@ -45,17 +47,18 @@ def svg(timelines: Sequence[Timeline], size: int) -> str:
 
 
 def colour(layer: int) -> str:
-    """Of a layer, by its index over all timelines: neighbours differ by the golden angle."""
+    """Return the colour of a layer by its index over all timelines: hues of neighbours differ by the golden angle."""
+    # Neighbours also differ in lightness.
     red, green, blue = colorsys.hls_to_rgb(layer * 0.381966 % 1.0, 0.45 + 0.15 * (layer % 2), 0.55)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
-def _shown(name: str) -> str:
+def _escape(name: str) -> str:
     return escape(cut(printable(name), _NAME))
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{_shown(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{_escape(text)}</text>'
 
 
 def _rows(timelines: Sequence[Timeline], scale: float) -> Iterator[str]:
@@ -71,26 +74,28 @@ def _rows(timelines: Sequence[Timeline], scale: float) -> Iterator[str]:
 
 
 def _track(timeline: Timeline, track: str, first: int, scale: float) -> Iterator[str]:
-    """Rectangles of one track; `first` is the index over all timelines of this one's first layer."""
+    """Yield the rectangles of one track. `first` is the index of the timeline's first layer over all timelines."""
 
     def column(item: Slice) -> int:
-        """Slices of a pixel or more are groups of their own, the others are drawn by the pixel they start in."""
+        """Return the group of a slice: its own if it is a pixel wide, else its pixel."""
         wide = (item.end - item.start) * scale >= 1
         return -1 - item.start if wide else int((timeline.origin + item.start) * scale)
 
     for _, group in groupby((item for item in timeline.tracks[track] if item.end > item.start), column):
         items = list(group)
+        # Gaps inside the group are white: `_mix` gets their share as what is missing to 1.
         start, end = timeline.origin + items[0].start, timeline.origin + items[-1].end
         fills = (_WAITING if item.waits else colour(first + item.layer) for item in items)
         fill = _mix(
             (shade, (item.end - item.start) / (end - start)) for shade, item in zip(fills, items, strict=True)
         )
+        # A tooltip for every merged slice would make the file grow with the program.
         title = _title(items[0], timeline, track) if len(items) == 1 and (end - start) * scale >= 1 else ""
         yield _rectangle(start * scale, (end - start) * scale, fill, title)
 
 
 def _mix(shares: Iterable[tuple[str, float]]) -> str:
-    """Colours mixed by their shares; what is missing to 1 is white."""
+    """Mix colours by their shares; the remainder to 1 is white."""
     mixed = [255.0] * 3
     for shade, share in shares:
         for channel, value in enumerate(bytes.fromhex(shade[1:])):
@@ -105,11 +110,12 @@ def _rectangle(x: float, width: float, fill: str, title: str) -> str:
 
 def _title(item: Slice, timeline: Timeline, track: str) -> str:
     start, end = timeline.origin + item.start, timeline.origin + item.end
-    return f"{'' if track == LAYERS else track + ' '}{_shown(item.name)}: {start:,} to {end:,}"
+    return f"{'' if track == LAYERS else track + ' '}{_escape(item.name)}: {start:,} to {end:,}"
 
 
 def _charts(timelines: Sequence[Timeline], scale: float, y: float, size: int) -> Iterator[str]:
     read, written, vectors = _curves(timelines)
+    # Both curves share one scale, so that they can be compared.
     most = max((value for curve in (read, written) for _, value in curve), default=0.0) or 1.0
     yield _text(8, y + 14, "bytes per cycle")
     yield _text(8, y + 30, "read", f' fill="{_READ}"') + _text(50, y + 30, "written", f' fill="{_WRITTEN}"')
@@ -123,7 +129,7 @@ def _charts(timelines: Sequence[Timeline], scale: float, y: float, size: int) ->
 
 
 def _curves(timelines: Sequence[Timeline]) -> tuple[list[Point], list[Point], list[Point]]:
-    """Bytes a cycle read and written, and vectors in use, as (cycle, value) from where they hold."""
+    """Return curves of bytes read and written per cycle, and of vectors in use, as (first cycle, value)."""
     read: list[Point] = []
     written: list[Point] = []
     vectors: list[Point] = []
@@ -138,20 +144,22 @@ def _curves(timelines: Sequence[Timeline]) -> tuple[list[Point], list[Point], li
 
 
 def _curve(curve: Iterable[Point], scale: float, y: float, most: float, stroke: str) -> str:
-    """A line of steps, with the largest value of every pixel."""
-    columns: dict[int, float] = {}
+    """Return a step curve that shows the largest value in every pixel."""
+    columns: dict[int, float] = {}  # pixel to its largest value
     last = 0.0
     for cycle, value in curve:
         column = int(cycle * scale)
+        # A curve keeps its last value until the next point, which may be some pixels away.
         columns[column] = max(value, columns.get(column, last if cycle * scale > column else 0.0))
         last = value
     steps = [(float(x), value) for x, value in sorted(columns.items())]
-    corners = [point for (x, value), (after, _) in pairwise(steps) for point in ((x, value), (after, value))]
+    corners = [point for (x, value), (end, _) in pairwise(steps) for point in ((x, value), (end, value))]
     points = " ".join(f"{_LEFT + x:.0f},{y + _CHART * (1 - value / most):.1f}" for x, value in corners)
     return f'<polyline points="{points}" fill="none" stroke="{stroke}"/>'
 
 
 def _axis(total: int, scale: float, y: float) -> Iterator[str]:
+    # The smallest 1, 2 or 5 times a power of ten with at most ten steps.
     step = next(
         factor * 10**power for power in range(20) for factor in (1, 2, 5) if factor * 10**power * 10 >= total
     )
@@ -164,10 +172,11 @@ def _axis(total: int, scale: float, y: float) -> Iterator[str]:
 
 
 def _borders(timelines: Sequence[Timeline], scale: float, bottom: float) -> Iterator[str]:
-    """Names of the timelines where they start, and lines between them; only where there is room."""
+    """Yield a line and a name where each timeline starts, if there is room."""
     free = -1.0
     for timeline in timelines:
         x = _LEFT + timeline.origin * scale
+        # Names of short timelines would overlap.
         if x <= free:
             continue
         yield f'<path d="M{x:.1f} {_TOP - 8}V{bottom}" stroke="#999" stroke-dasharray="3 3"/>'

@@ -1,4 +1,4 @@
-"""Waveforms of a run, with files that arrange their signals in viewers."""
+"""Waveforms of a run, with files that arrange their signals in GTKWave and Surfer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ VIEWERS = (".gtkw", ".sucl")
 
 @contextmanager
 def recording(path: Path | None, first: int = 0, cycles: int | None = None) -> Iterator[Waves | None]:
-    """What to give to a run as ``trace``; when the block ends, `path` and the files next to it are there, or none.
+    """Yield the argument ``trace`` of a run; None without a `path`.
 
-    A device that fails leaves waveforms, as long as its program came to them: they are what tells why.
+    When the block ends, the waveforms and the files of both viewers are written, all of them or none. If the device
+    fails after its first recorded cycle, they are written too, because they show the cause.
 
     Raises
     ------
     FileError
-        If `path` has no ending that names a format, or there is nothing to show.
+        If the suffix of `path` names no format, or no cycle was recorded.
     """
     if path is None:
         yield None
@@ -37,17 +38,18 @@ def recording(path: Path | None, first: int = 0, cycles: int | None = None) -> I
         try:
             yield waves
         except DeviceError as error:
-            if waves.zero is None:
+            if waves.zero is None:  # it failed before the program started
                 raise
             failure = error
         if waves.zero is None:
             raise FileError("nothing of this program runs on the device, so there are no waveforms")
+        # `waves.ran` counts the cycles of the program, from its start.
         if waves.ran <= first:
             raise failure or FileError(
                 f"there are no waveforms from cycle {first:,} on: the program takes {waves.ran:,}"
             )
-        names = variables(part)
-        texts = (gtkw(names, waves, path), sucl(names, waves))
+        signals = variables(part)
+        texts = (gtkw(signals, waves, path), sucl(signals, waves))
         for suffix, text in zip(VIEWERS, texts, strict=True):
             write_text(path.with_suffix(suffix), text)
     if failure is not None:

@@ -1,4 +1,4 @@
-"""Float models as ONNX Runtime's quantiser takes them best: valid, of a recent version, simplified, with all types."""
+"""Float models prepared for ONNX Runtime's quantiser: valid, of a recent opset, simplified, with all types known."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from weft.quantiser.integer_weights import Remembered
 
 Result = TypeVar("Result")
 OPSET = 20
-"""What older models become: from here on ONNX has normalisation of layers and GELU as operators of their own, which are
-then found in what exporters write out."""
+"""Opset that older models are converted to. It has LayerNormalization and Gelu as operators, so that ONNX Runtime can
+fuse the operators into which exporters expand them."""
 OLDEST = 13
-"""The first version with a scale for each channel."""
+"""First opset whose DequantizeLinear has a scale for each channel."""
 _FATAL_ONLY = 4
-"""Severity of ONNX Runtime's log: what it raises, it need not print as well."""
+"""Log severity of ONNX Runtime: errors that it raises need not be printed too."""
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def onnx_runtime() -> Any:
-    """ONNX Runtime.
+    """Return the package `onnxruntime`.
 
     Raises
     ------
     InputError
         If it is not installed.
     """
-    found = runtime()
-    if found is None:
+    package = runtime()
+    if package is None:
         raise InputError(f"models are quantised by ONNX Runtime, which is not installed: {HOW_TO_INSTALL}")
-    return found
+    return package
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Keep what ONNX Runtime and its quantiser print, log and warn of to themselves."""
+    """Suppress the prints, logs and warnings of ONNX Runtime and its quantiser."""
     disabled = logging.root.manager.disable
     runtime = onnx_runtime()
     logging.disable(logging.ERROR)
@@ -67,66 +67,73 @@ def silence() -> Iterator[None]:
 
 
 def session(model: onnx.ModelProto, optimised: Path | None = None) -> Any:
-    """A session that runs a model as it stands, or that simplifies it and writes it to a file.
+    """Return an inference session that runs the model unchanged.
+
+    With `optimised`, ONNX Runtime instead simplifies the model and writes it to this file.
 
     Raises
     ------
     CompileError
-        If ONNX Runtime does not take the model.
+        If ONNX Runtime refuses the model.
     """
-    found = onnx_runtime()
-    options = found.SessionOptions()
+    package = onnx_runtime()
+    options = package.SessionOptions()
     level = "ORT_DISABLE_ALL" if optimised is None else "ORT_ENABLE_BASIC"
-    options.graph_optimization_level = getattr(found.GraphOptimizationLevel, level)
+    options.graph_optimization_level = getattr(package.GraphOptimizationLevel, level)
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
-    data = serialised(model)
-    return guarded(lambda: found.InferenceSession(data, options, providers=["CPUExecutionProvider"]))
+    data = serialise(model)
+    return call_runtime(lambda: package.InferenceSession(data, options, providers=["CPUExecutionProvider"]))
 
 
-def guarded(action: Callable[[], Result]) -> Result:
-    """What ONNX Runtime does; any error that it raises as a `CompileError`."""
+def call_runtime(action: Callable[[], Result]) -> Result:
+    """Call ONNX Runtime, and turn its errors into `CompileError`."""
     try:
         return action()
     except (CompileError, MemoryError):
         raise
-    except Exception as error:  # its own classes have no base but this
+    except Exception as error:  # its error classes have no other base in common
         raise CompileError(f"ONNX Runtime does not run the model: {first_line(error)}") from None
 
 
-def serialised(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model. Raises `CompileError` if they are more than its format can hold."""
+def serialise(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model. Raises `CompileError` above 2 GiB, the limit of protobuf."""
     try:
         return model.SerializeToString(deterministic=True)
-    except Exception as error:  # of protobuf, which has several
+    except Exception as error:  # protobuf raises several classes
         raise CompileError(f"the model has more than 2 GiB, which is too much: {first_line(error)}") from None
 
 
-def prepared(source: Source, shapes: dict[str, int]) -> tuple[onnx.ModelProto, Remembered]:
-    """A float model with static shapes, of a recent version, simplified by ONNX Runtime (batch normalisation and
-    constants folded, products and their biases made one), all nodes named, and the types of all values known; and the
-    constants that the file had as integers.
+def prepare(source: Source, shapes: dict[str, int]) -> tuple[onnx.ModelProto, Remembered]:
+    """Read a float model and prepare it for the quantiser.
+
+    The result has static shapes, a recent opset, a name for every node, and known types of all values. ONNX Runtime has
+    folded constants and batch normalisation, and merged products with their biases.
+
+    Returns
+    -------
+    The model, and the weights that the file held as integers.
 
     Raises
     ------
     CompileError
-        If it is no ONNX model, has fixed ranges for activations already, or cannot be read or run.
+        If it is not an ONNX model, is quantised already, or cannot be read or run.
     InputError
         If ONNX Runtime is not installed.
     """
     onnx_runtime()
     _check_kind(source)
-    model, remembered = integer_models.floats(checked(source, shapes))
+    model, remembered = integer_models.to_floats(checked(source, shapes))
     _check_float(model)
     with silence():
-        model = upgraded(_closed(model))
+        model = upgrade(_close_inputs(model))
         if fused_operators.has_any(model):
-            model = fused_operators.written_out(typed(model))
-        return typed(simplified(model)), remembered
+            model = fused_operators.expand(infer_types(model))
+        return infer_types(simplify(model)), remembered
 
 
 def signature(model: onnx.ModelProto) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The inputs of a model: name to (dtype name, shape)."""
+    """Return the inputs of a model: name to (dtype name, shape)."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return {
         value.name: (
@@ -142,6 +149,7 @@ def _check_kind(source: Source) -> None:
     if isinstance(source, onnx.ModelProto):
         return
     head = source[:4096] if isinstance(source, bytes) else b""
+    # The first bytes tell formats apart.
     if not isinstance(source, bytes) and Path(source).is_file():
         with Path(source).open("rb") as file:
             head = file.read(4096)
@@ -154,13 +162,13 @@ def _check_kind(source: Source) -> None:
 
 
 def _check_float(model: onnx.ModelProto) -> None:
-    """Raise `CompileError` for a model that is quantised already, or computes in half precision."""
+    """Raise `CompileError` if a model is quantised already, or computes in half precision."""
     operators = {node.op_type for node in model.graph.node}
     for name in ("QuantizeLinear", "DequantizeLinear", *QLINEAR):
         if name in operators:
             raise CompileError(
-                f"the model is quantised already (it has {name}): `weft compile` takes it as it is, and "
-                "`weft quantise` the float model that it was made of"
+                f"the model is quantised already (it has {name}): give it to `weft compile` as it is, or give "
+                "`weft quantise` the float model it came from"
             )
     for value in model.graph.input:
         if value.type.tensor_type.elem_type in _HALVES:
@@ -170,106 +178,113 @@ def _check_float(model: onnx.ModelProto) -> None:
             raise CompileError(f"constant {tensor.name!r} has 16 bits: export the model in float32")
 
 
-def _closed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with no constant listed as an input, as versions before 4 have them all: nobody may replace them."""
+def _close_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without constants among its inputs, where IR versions before 4 list all of them."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in constants]
-    if len(kept) == len(model.graph.input):
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    if len(inputs) == len(model.graph.input):
         return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.input[:]
-    made.graph.input.extend(kept)
-    made.ir_version = max(made.ir_version, 4)
-    return made
+    closed = onnx.ModelProto()
+    closed.CopyFrom(model)
+    del closed.graph.input[:]
+    closed.graph.input.extend(inputs)
+    closed.ir_version = max(closed.ir_version, 4)
+    return closed
 
 
 def _opset(model: onnx.ModelProto) -> int:
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
-def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in a version of ONNX that has what quantised models need, where the onnx package can convert it."""
-    now = _opset(model)
-    told = ""
+def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert the model to the newest of three opsets that the onnx package can convert it to.
+
+    Raises `CompileError` if none of them works.
+    """
+    current = _opset(model)
+    reason = ""
+    # The converter cannot bring every model to the newest opset.
     for version in (OPSET, OPSET - 3, OLDEST):
-        if now >= version:
+        if current >= version:
             return model
         try:
-            made = version_converter.convert_version(model, version)
-            session(made)
-            return made
+            converted = version_converter.convert_version(model, version)
+            session(converted)  # the converter may succeed with a model that does not run
+            return converted
         except (CompileError, RuntimeError, ValueError, IndexError) as error:
-            told = first_line(error)
+            reason = first_line(error)
     raise CompileError(
-        f"the model has version {now} of ONNX's operators, and cannot be converted to {OLDEST} ({told}): export it "
+        f"the model has opset version {current}, and cannot be converted to {OLDEST} ({reason}): export it "
         f"again with opset_version={OPSET}"
     )
 
 
-def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as ONNX Runtime simplifies it for any device; a name for each node."""
+def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Apply ONNX Runtime's optimisations that hold for any device, and name every node."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "simplified.onnx")
         session(model, optimised=path)
-        made = onnx.load(path)
-    used = {node.domain for node in made.graph.node}
-    kept = [entry for entry in made.opset_import if entry.domain == "" or entry.domain in used]
-    del made.opset_import[:]
-    made.opset_import.extend(kept)
+        result = onnx.load(path)
+    used = {node.domain for node in result.graph.node}
+    opsets = [entry for entry in result.opset_import if entry.domain == "" or entry.domain in used]
+    # ONNX Runtime declares all of its domains: keep those in use.
+    del result.opset_import[:]
+    result.opset_import.extend(opsets)
     names: set[str] = set()
-    for index, node in enumerate(made.graph.node):
+    for index, node in enumerate(result.graph.node):
         name = node.name or f"{node.op_type}_{index}"
+        # Plans and reports identify nodes by name.
         while name in names:
             name = f"{name}_{index}"
         node.name = name
         names.add(name)
-    return made
+    return result
 
 
-def typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the types of all values as ONNX Runtime finds them, those of its own operators included."""
+def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Add the types of all values to the model, in place: ONNX Runtime infers them for its own operators too."""
+    # ONNX Runtime reports the types of outputs only: make every value an output.
     outputs = {value.name for value in model.graph.output}
     inside = [name for node in model.graph.node for name in node.output if name and name not in outputs]
-    found = {value.name: value for value in session(_giving(model, inside)).get_outputs()}
+    values = {value.name: value for value in session(_with_outputs(model, inside)).get_outputs()}
     del model.graph.value_info[:]
     for name in inside:
-        kind = _TYPES.get(found[name].type)
+        kind = _TYPES.get(values[name].type)
         if kind is not None:
-            sizes = [size if isinstance(size, int) else None for size in found[name].shape]
+            sizes = [size if isinstance(size, int) else None for size in values[name].shape]
             model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, sizes))
     return model
 
 
-def made_floats(model: onnx.ModelProto) -> list[str]:
-    """Values of float32 that the nodes of a prepared model make."""
+def float_results(model: onnx.ModelProto) -> list[str]:
+    """Return the names of the float32 values that the nodes of a prepared model compute."""
     types = {
         value.name: value.type.tensor_type.elem_type
         for value in (*model.graph.value_info, *model.graph.output)
     }
-    made = (name for node in model.graph.node for name in node.output)
-    return [name for name in made if types.get(name) == TensorProto.FLOAT]
+    results = (name for node in model.graph.node for name in node.output)
+    return [name for name in results if types.get(name) == TensorProto.FLOAT]
 
 
 class Probe:
-    """A model that gives any of its values."""
+    """Model as a function from its inputs to the named values inside it."""
 
     def __init__(self, model: onnx.ModelProto, names: Iterable[str]) -> None:
         self._names = list(dict.fromkeys(names))
-        self._session = session(_giving(model, self._names))
+        self._session = session(_with_outputs(model, self._names))
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        values = guarded(lambda: self._session.run(self._names, dict(inputs)))
+        values = call_runtime(lambda: self._session.run(self._names, dict(inputs)))
         return dict(zip(self._names, values, strict=True))
 
 
-def _giving(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """A copy of a model with further values as outputs."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+def _with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return a copy of a model with further values as outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
     have = {value.name for value in model.graph.output}
-    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
-    return made
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
+    return copy
 
 
 _TYPES = {
@@ -281,4 +296,4 @@ _TYPES = {
     "tensor(int8)": TensorProto.INT8,
     "tensor(uint8)": TensorProto.UINT8,
 }
-"""ONNX Runtime's names of types that are in float models."""
+"""Types of values in float models, by their names in ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""Weights that a file holds as integers: what they are as floats, and whether int8 of the device can be the same."""
+"""Weights that a file holds as integers: their float values, and their exact form in int8 if there is one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from weft.compiler.ir.graph import CompileError
 
 PACKED_BITS = (2, 4, 8)
-"""Bits of the weights of MatMulNBits that fill whole bytes."""
+"""Widths of MatMulNBits weights that weft reads: those that divide a byte."""
 _LEAST_BLOCK = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Integers:
-    """A constant ``values * scale``.
+    """Constant ``values * scale``.
 
     Attributes
     ----------
     values : ndarray of int16
-        Integers less their zero points.
+        Integers minus their zero points.
     scale : ndarray of float32
-        What broadcasts to `values`.
+        Scales, in a shape that broadcasts to `values`.
     kind : str
-        Their type in the file, for reports: "uint4 in blocks of 32".
+        Type in the file, for reports: "uint4 in blocks of 32".
     """
 
     values: np.ndarray
@@ -35,27 +35,28 @@ class Integers:
 
     @property
     def floats(self) -> np.ndarray:
-        """The constant in float32, rounded as DequantizeLinear rounds it."""
+        """Float32 values, rounded as by DequantizeLinear."""
         return np.asarray(self.values.astype(np.float32) * self.scale)
 
-    def transposed(self) -> Integers:
-        """Of a matrix: its transpose."""
+    def transpose(self) -> Integers:
+        """Return the transpose of a matrix."""
         return replace(self, values=self.values.T, scale=np.broadcast_to(self.scale, self.values.shape).T)
 
     def by_channel(self, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As int8 with one scale for each channel along `axis`.
+        """Return the constant as int8 with one scale for each channel along `axis`.
 
         Returns
         -------
         values : ndarray of int8
-            In the shape of the constant; meaningless for channels that have no such form.
+            Shape of the constant; meaningless for channels that are not exact.
         scales : ndarray of float32 (channels,)
             At least 0.
         exact : ndarray of bool (channels,)
-            Which channels have one scale, and integers that int8 has: `values` times `scales` are the same floats.
+            True for channels with a single scale and integers within int8: `values` times `scales` equals `floats`.
         """
         count = self.values.shape[axis]
         steps = np.moveaxis(np.broadcast_to(self.scale, self.values.shape), axis, 0).reshape(count, -1)
+        # Scales on the device are positive: a negative sign moves into the values.
         signs = np.sign(steps[:, 0]).astype(np.int16)
         shape = [1] * self.values.ndim
         shape[axis] = count
@@ -67,37 +68,37 @@ class Integers:
 
 @dataclass(eq=False)
 class Remembered:
-    """The integers of constants, by the floats that they are: whatever becomes of names on the way to the quantiser."""
+    """Integers of constants, found by their float values, because names change on the way to the quantiser."""
 
-    _found: dict[bytes, Integers] = field(default_factory=dict)
+    _by_floats: dict[bytes, Integers] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._by_floats)
 
     def add(self, integers: Integers) -> np.ndarray:
-        """Remember a constant; returns its floats."""
+        """Remember a constant. Returns its float values."""
         floats = integers.floats
-        self._found.setdefault(_key(floats), integers)
+        self._by_floats.setdefault(_key(floats), integers)
         return floats
 
     def find(self, floats: np.ndarray) -> Integers | None:
-        """The integers of a constant, or of the transpose of a matrix; None if it was none of integers."""
+        """Return the integers of a constant or of its transpose; None if the file did not hold it as integers."""
         if floats.dtype != np.float32:
             return None
-        found = self._found.get(_key(floats))
-        if found is None and floats.ndim == 2:
-            turned = self._found.get(_key(floats.T))
-            found = None if turned is None else turned.transposed()
-        return found
+        integers = self._by_floats.get(_key(floats))
+        if integers is None and floats.ndim == 2:
+            transposed = self._by_floats.get(_key(floats.T))
+            integers = None if transposed is None else transposed.transpose()
+        return integers
 
 
 def _key(floats: np.ndarray) -> bytes:
-    whole = np.ascontiguousarray(floats)
-    return hashlib.blake2b(whole.tobytes(), digest_size=16, key=repr(whole.shape).encode()).digest()
+    array = np.ascontiguousarray(floats)
+    return hashlib.blake2b(array.tobytes(), digest_size=16, key=repr(array.shape).encode()).digest()
 
 
 def check_scales(label: str, scales: np.ndarray) -> np.ndarray:
-    """Scales in float32. Raises `CompileError` for any that is not finite, or is none of float32."""
+    """Return the scales. Raises `CompileError` if they are not float32 or not finite."""
     if scales.dtype != np.float32:
         raise CompileError(
             f"{label} has scales of {scales.dtype}; weft reads float32: export the model in float32"
@@ -116,7 +117,7 @@ def linear(
     axis: int,
     block: int,
 ) -> Integers:
-    """What DequantizeLinear makes of a constant: one scale, one for each element along `axis`, or one for each `block`.
+    """Return the constant that DequantizeLinear reads, with one scale, one along `axis`, or one per `block` elements.
 
     Shapes must agree already. Raises `CompileError` for scales that are not finite.
     """
@@ -128,19 +129,19 @@ def linear(
     return Integers(wide, steps, f"{kind} in blocks of {block}" if block else kind)
 
 
-def _spread(given: np.ndarray, shape: Sequence[int], axis: int, block: int) -> np.ndarray:
-    """Parameters in a shape that broadcasts to that of the values."""
+def _spread(parameters: np.ndarray, shape: Sequence[int], axis: int, block: int) -> np.ndarray:
+    """Reshape scales or zero points so that they broadcast to the shape of the values."""
     if block:
-        return np.repeat(given, block, axis).take(range(shape[axis]), axis)
+        return np.repeat(parameters, block, axis).take(range(shape[axis]), axis)
     sizes = [1] * len(shape)
-    if given.size > 1:
-        sizes[axis] = given.size
-    return given.reshape(sizes)
+    if parameters.size > 1:
+        sizes[axis] = parameters.size
+    return parameters.reshape(sizes)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How MatMulNBits packs a matrix of (inner, outputs): numbers of `bits`, in blocks along the inner dimension."""
+    """Layout of an (inner, outputs) matrix of MatMulNBits: `bits` per number, in blocks along the inner dimension."""
 
     inner: int
     outputs: int
@@ -152,7 +153,7 @@ class Packing:
         return -(-self.inner // self.block)
 
     def check(self, label: str) -> None:
-        """Raise `CompileError` for what weft does not read."""
+        """Raise `CompileError` for a layout that weft does not read."""
         for name, value in (("K", self.inner), ("N", self.outputs)):
             if value < 1:
                 raise CompileError(f"{label} has {name} {value}; it must be at least 1")
@@ -164,22 +165,22 @@ class Packing:
     def weights(
         self, label: str, packed: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None
     ) -> Integers:
-        """The matrix, as (inner, outputs).
+        """Unpack the matrix, as (inner, outputs).
 
         Parameters
         ----------
         packed : ndarray of uint8 (outputs, blocks, bytes of a block)
             The first number is in the lowest bits.
         scales : ndarray of float32
-            One for each block of each output.
+            Shape (outputs, blocks), or the same number of elements.
         zeros : ndarray of uint8 or float32, or None
-            Zero points: packed as the weights are, those of each output in whole bytes, or one float for each scale;
-            None for half of the range.
+            Zero points: packed like the weights, each output in whole bytes; or one float per scale; None for half of
+            the range.
 
         Raises
         ------
         CompileError
-            If shapes or types are not as K, N, bits and block_size ask for, or numbers are not finite.
+            If shapes or types contradict K, N, bits and block_size, or numbers are not finite.
         """
         self.check(label)
         shape = (self.outputs, self.blocks, self.block * self.bits // 8)
@@ -193,40 +194,40 @@ class Packing:
                 f"{label} has {scales.size:,} scales for {self.outputs * self.blocks:,} blocks of {self.block}"
             )
         steps = check_scales(label, scales).reshape(self.outputs, self.blocks)
-        values = _unpacked(packed, self.bits).astype(np.int16).reshape(self.outputs, -1)[:, : self.inner]
-        values = values - self._repeated(self._zeros(label, zeros))
+        values = _unpack(packed, self.bits).astype(np.int16).reshape(self.outputs, -1)[:, : self.inner]
+        values = values - self._repeat(self._zeros(label, zeros))
         kind = f"uint{self.bits} in blocks of {self.block}"
-        return Integers(values.T, self._repeated(steps).T, kind)
+        return Integers(values.T, self._repeat(steps).T, kind)
 
-    def _repeated(self, given: np.ndarray) -> np.ndarray:
-        """One of each block for each weight: (outputs, inner)."""
-        return np.repeat(given, self.block, 1)[:, : self.inner]
+    def _repeat(self, of_blocks: np.ndarray) -> np.ndarray:
+        """Repeat values of (outputs, blocks) for each weight: (outputs, inner)."""
+        return np.repeat(of_blocks, self.block, 1)[:, : self.inner]
 
-    def _zeros(self, label: str, given: np.ndarray | None) -> np.ndarray:
-        """The zero points, int16 (outputs, blocks)."""
-        if given is None:
+    def _zeros(self, label: str, zeros: np.ndarray | None) -> np.ndarray:
+        """Return the zero points, int16 (outputs, blocks)."""
+        if zeros is None:
             return np.full((self.outputs, self.blocks), 1 << self.bits - 1, np.int16)
-        if given.dtype == np.uint8:
-            row = -(-self.blocks * self.bits // 8)
-            if given.size != self.outputs * row:
+        if zeros.dtype == np.uint8:
+            row = -(-self.blocks * self.bits // 8)  # each output starts at a byte
+            if zeros.size != self.outputs * row:
                 raise CompileError(
-                    f"{label} has {given.size:,} bytes of zero points; {self.outputs:,} outputs of {self.blocks:,} "
+                    f"{label} has {zeros.size:,} bytes of zero points; {self.outputs:,} outputs of {self.blocks:,} "
                     f"blocks take {self.outputs * row:,}"
                 )
-            whole = _unpacked(given.reshape(self.outputs, row), self.bits)
-            return whole[:, : self.blocks].astype(np.int16)
-        whole = np.rint(given.astype(np.float64)) if given.dtype.kind == "f" else np.full(1, np.nan)
-        fits = given.size == self.outputs * self.blocks and bool((np.abs(whole) <= 1 << self.bits).all())
-        if not fits or not (whole == given).all():
+            integers = _unpack(zeros.reshape(self.outputs, row), self.bits)
+            return integers[:, : self.blocks].astype(np.int16)
+        integers = np.rint(zeros.astype(np.float64)) if zeros.dtype.kind == "f" else np.full(1, np.nan)
+        fits = zeros.size == self.outputs * self.blocks and bool((np.abs(integers) <= 1 << self.bits).all())
+        if not fits or not (integers == zeros).all():
             raise CompileError(
-                f"{label} has zero points of {given.dtype} and shape {_text(given.shape)} that are no whole numbers of "
+                f"{label} has zero points of {zeros.dtype} and shape {_text(zeros.shape)} that are no whole numbers of "
                 f"{self.bits} bits, one for each block; weft reads packed uint8, and floats that are whole"
             )
-        return whole.astype(np.int16).reshape(self.outputs, self.blocks)
+        return integers.astype(np.int16).reshape(self.outputs, self.blocks)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers in bytes, along the last axis, the lowest bits first; uint8."""
+def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Split bytes into numbers along the last axis, lowest bits first; uint8."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     numbers = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return np.asarray(numbers).reshape(*packed.shape[:-1], -1)

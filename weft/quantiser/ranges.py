@@ -1,7 +1,8 @@
-"""Ranges of activations without their outliers, from histograms of their values.
+"""Ranges of activations without outliers, from histograms of their values.
 
-The model runs twice on all samples: for the ends of the histograms, and to fill them. So they take as little memory for
-many samples as for few, and the order of samples does not matter. Zeros are left out: every range has them exactly.
+The model runs on all samples twice: to find the ends of the histograms, and to fill them. Memory therefore does not
+grow with the number of samples, and their order does not matter. Zeros are not counted: every range represents 0
+exactly.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from weft.samples import Samples
 Range = tuple[float, float]
 BINS = 2048
 PERCENTILE = 99.99
-"""Of the values, which a range by percentile holds."""
+"""Percentage of the values inside a range by percentile."""
 _SHARES = np.linspace(1, 0.05, 39)
-"""Of either end of the values, among which the range of least error is looked for."""
+"""Shares of the smallest and the largest value that `least_error` tries as ends of a range."""
 _STEPS = 255
-"""Of a range of 8 bits."""
+"""Quantisation steps in a range of 8 bits."""
 
 
 def percentile(counts: np.ndarray, edges: np.ndarray) -> Range:
-    """The range that holds `PERCENTILE` of the values, and as many of the others below as above it."""
+    """Return the range that holds `PERCENTILE` of the values, with half of the rest below and half above."""
     outside = counts.sum() * (1 - PERCENTILE / 100) / 2
     below = np.cumsum(counts)
     first = int(np.searchsorted(below, outside, side="right"))
@@ -38,13 +39,15 @@ def percentile(counts: np.ndarray, edges: np.ndarray) -> Range:
 
 
 def least_error(counts: np.ndarray, edges: np.ndarray) -> Range:
-    """The range by which the sum of squared errors of rounding and of clipping is least."""
+    """Return the range with the smallest sum of squared rounding and clipping errors."""
     middles = (edges[:-1] + edges[1:]) / 2
     lows, highs = np.minimum(edges[0], 0) * _SHARES, np.maximum(edges[-1], 0) * _SHARES
+    # All pairs of ends: errors of clipping add up, and the step depends on both ends.
     clipped = [
         np.array([(counts * np.clip(sign * (middles - end), 0, None) ** 2).sum() for end in ends])
         for sign, ends in ((-1, lows), (1, highs))
     ]
+    # A uniform error within a step has a twelfth of the squared step as its mean square.
     rounded = counts.sum() * ((highs[None, :] - lows[:, None]) / _STEPS) ** 2 / 12
     errors = clipped[0][:, None] + clipped[1][None, :] + rounded
     low, high = np.unravel_index(int(np.argmin(errors)), errors.shape)
@@ -55,19 +58,22 @@ METHODS: dict[str, Callable[[np.ndarray, np.ndarray], Range]] = {"percentile": p
 
 
 def ranges(model: onnx.ModelProto, samples: Samples, method: str) -> dict[str, Range]:
-    """The range of every float activation of a prepared model, 0 always in it; results of softmax have 0 to 1."""
+    """Return the range of every float activation of a prepared model; each range includes 0.
+
+    Results of Softmax are left out: the quantiser knows that they are from 0 to 1.
+    """
     inputs = [name for name, (dtype, _) in float_model.signature(model).items() if dtype == "float32"]
     shares = {node.output[0] for node in model.graph.node if node.op_type == "Softmax"}
-    made = [name for name in float_model.made_floats(model) if name not in shares]
-    probe = float_model.Probe(model, made)
-    ends = {name: [0.0, 0.0] for name in (*inputs, *made)}
+    results = [name for name in float_model.float_results(model) if name not in shares]
+    probe = float_model.Probe(model, results)
+    ends = {name: [0.0, 0.0] for name in (*inputs, *results)}
     for run in samples:
         values = run | probe(run)
         for name, (low, high) in ends.items():
             ends[name] = [min(low, float(values[name].min())), max(high, float(values[name].max()))]
-    ends = {
-        name: found for name, found in ends.items() if np.isfinite(found).all()
-    }  # minus infinity of masks
+    # Masks hold minus infinity.
+    ends = {name: bounds for name, bounds in ends.items() if np.isfinite(bounds).all()}
+    # Second pass: histograms between the ends.
     counts = {name: np.zeros(BINS, np.int64) for name in ends}
     for run in samples:
         values = run | probe(run)
@@ -75,47 +81,53 @@ def ranges(model: onnx.ModelProto, samples: Samples, method: str) -> dict[str, R
             value = values[name]
             counts[name] += np.histogram(value[value != 0], BINS, (low, high))[0]
     choose = METHODS[method]
-    found = {
+    chosen = {
         name: choose(counts[name].astype(np.float64), np.linspace(low, high, BINS + 1))
         for name, (low, high) in ends.items()
     }
-    return {name: (min(low, 0.0), max(high, 0.0)) for name, (low, high) in found.items() if low < high}
+    return {name: (min(low, 0.0), max(high, 0.0)) for name, (low, high) in chosen.items() if low < high}
 
 
 _OTHERS = ("activations", "clip", "input_forget")
-"""Attributes by which a node is another function; the device does not have these."""
+"""Attributes of LSTM that change its function; the device does not support them."""
 
 
 def note_largest(
     quantised: onnx.ModelProto, model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
 ) -> None:
-    """Note in the metadata of a quantised model what `weft.compiler.ir.network.Network.largest` has, by the float model
-    that it was made of, for all samples."""
+    """Write the largest value inside each LSTM, Attention and Softmax to the metadata of the quantised model.
+
+    The float model computes them on all samples. The compiler reads them as `weft.compiler.ir.network.Network.largest`.
+    """
     products = {name for node in model.graph.node if node.op_type == "MatMul" for name in node.input}
     nodes = [
         node
         for node in model.graph.node
-        if _plain(node) or _attends(node) or (node.op_type == "Softmax" and node.output[0] in products)
+        if _is_plain_lstm(node)
+        or _is_plain_attention(node)
+        or (node.op_type == "Softmax" and node.output[0] in products)
     ]
     if not nodes:
         return
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
-    given = set(float_model.signature(model)) | constants.keys()
+    known = set(float_model.signature(model)) | constants.keys()
     read = {name for node in nodes for name in node.input if name}
-    probe = float_model.Probe(model, sorted(read - given)) if read - given else None
+    probe = float_model.Probe(model, sorted(read - known)) if read - known else None
     most = dict.fromkeys((node.name for node in nodes), 0.0)
     for inputs in samples:
         values = constants | dict(inputs) | (probe(inputs) if probe else {})
         for node in nodes:
-            found = _FUNCTIONS[node.op_type](node, [values.get(name) for name in node.input])
-            most[node.name] = max(most[node.name], found)
+            largest = _FUNCTIONS[node.op_type](node, [values.get(name) for name in node.input])
+            most[node.name] = max(most[node.name], largest)
     for name, value in most.items():
         quantised.metadata_props.add(key=f"{LARGEST}{name}", value=repr(value))
 
 
 def largest_score(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
-    """The largest absolute value of what is the largest of its row, of rows along the last axis; 0 for rows without any
-    key that a mask leaves."""
+    """Return the largest absolute value among the maxima of the rows of a Softmax input, along the last axis.
+
+    Fully masked rows do not count.
+    """
     (scores,) = values
     assert scores is not None
     rows = scores.max(axis=-1, initial=-np.inf)
@@ -123,7 +135,7 @@ def largest_score(node: onnx.NodeProto, values: list[np.ndarray | None]) -> floa
 
 
 def largest_attended(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
-    """The same of the scores that an Attention node makes of queries, keys, and the mask and lengths of its inputs."""
+    """Return `largest_score` of the scores inside an Attention node, for the values of its inputs."""
     q, k, _, mask, _, _, lengths = [*values, *[None] * 7][:7]
     assert q is not None
     assert k is not None
@@ -134,13 +146,13 @@ def largest_attended(node: onnx.NodeProto, values: list[np.ndarray | None]) -> f
             item.reshape(*item.shape[:2], count, -1).swapaxes(1, 2)
             for item, count in zip((q, k), counts, strict=True)
         )
-    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)  # grouped queries share keys
     scores = q @ k.swapaxes(-1, -2) * np.float32(attributes.get("scale") or q.shape[-1] ** -0.5)
     keys, offset = np.arange(k.shape[2]), np.zeros(1, np.int64)
     if mask is not None:
-        added = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
-        missing = [(0, 0)] * (added.ndim - 1) + [(0, keys.size - added.shape[-1])]
-        scores = scores + np.pad(added, missing, constant_values=-np.inf)
+        bias = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
+        missing = [(0, 0)] * (bias.ndim - 1) + [(0, keys.size - bias.shape[-1])]
+        scores = scores + np.pad(bias, missing, constant_values=-np.inf)
     if lengths is not None:
         lengths = lengths.reshape(-1, 1, 1, 1)
         scores, offset = np.where(keys < lengths, scores, -np.inf), lengths - q.shape[2]
@@ -149,20 +161,22 @@ def largest_attended(node: onnx.NodeProto, values: list[np.ndarray | None]) -> f
     return largest_score(node, [scores])
 
 
-def _attends(node: onnx.NodeProto) -> bool:
-    """Whether a node is an Attention of ONNX without past keys, which the device does not have."""
+def _is_plain_attention(node: onnx.NodeProto) -> bool:
+    """Return True for an ONNX Attention without past keys, which the device does not support."""
     return node.op_type == "Attention" and node.domain == "" and not any(node.input[4:6])
 
 
-def _plain(node: onnx.NodeProto) -> bool:
+def _is_plain_lstm(node: onnx.NodeProto) -> bool:
     own = {item.name for item in node.attribute}
     extra = [name for index in (4, 7) for name in node.input[index : index + 1] if name]
     return node.op_type == "LSTM" and node.domain == "" and not own.intersection(_OTHERS) and not extra
 
 
 def largest_cell(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float:
-    """The largest absolute value of all cells of an LSTM node, for the values of its inputs as ONNX has them: X, W, R,
-    B, lengths, initial_h and initial_c, None where they are left out."""
+    """Return the largest absolute cell value of an LSTM node.
+
+    `values` are its inputs in the order of ONNX: X, W, R, B, sequence_lens, initial_h and initial_c; None if left out.
+    """
     x, weights, recurrent, bias, _, hidden, cell = [*values, *[None] * 7][:7]
     assert x is not None
     assert weights is not None
@@ -182,6 +196,7 @@ def largest_cell(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float
         most = max(most, float(np.abs(c).max()))
         for part in (x[::-1] if back else x) @ weights[direction].T + own:
             gates = part + h @ recurrent[direction].T
+            # The sigmoid as a tanh, which does not overflow; gates are in the order of ONNX: i, o, f, c.
             i, o, f = 0.5 + 0.5 * np.tanh(gates[:, : 3 * size].reshape(-1, 3, size) / 2).swapaxes(0, 1)
             c = f * c + i * np.tanh(gates[:, 3 * size :])
             h = o * np.tanh(c)
@@ -190,4 +205,4 @@ def largest_cell(node: onnx.NodeProto, values: list[np.ndarray | None]) -> float
 
 
 _FUNCTIONS = {"LSTM": largest_cell, "Attention": largest_attended, "Softmax": largest_score}
-"""By operator, the largest value inside a node for the values of its inputs."""
+"""Function that computes the largest value inside a node, by operator."""

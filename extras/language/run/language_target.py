@@ -34,7 +34,7 @@ class Target(enum.StrEnum):
     BOARD = "board"
 
 
-On = Annotated[Target, typer.Option("--on", help="Where to run; timing counts cycles, and golden computes.")]
+On = Annotated[Target, typer.Option("--on", help="Where to run. timing counts cycles while golden computes.")]
 Compare = Annotated[
     bool,
     typer.Option("--compare", help="Compare a board's logits with the golden interpreter's, byte by byte."),
