@@ -27,10 +27,10 @@ from typing import NamedTuple
 import numpy as np
 from zoo import NETWORKS, quantised
 
-from weft.extras.search.explore.evaluate import Job, evaluators, relevant, unused
+from weft.extras.search.explore.evaluate import Job, evaluators, reduce_config, unused_units
 from weft.extras.search.explore.explore import Task
-from weft.extras.search.explore.output import models_of
-from weft.extras.search.explore.place import places
+from weft.extras.search.explore.output import copy_models
+from weft.extras.search.explore.place import make_places
 from weft.extras.search.explore.point import Point, Timing
 from weft.extras.search.explore.space import Space
 from weft.extras.search.explore.workers import Workers
@@ -41,7 +41,7 @@ def drawn(task: Task, count: int, seed: int) -> list[Point]:
     rng, found = np.random.default_rng(seed), list[Point]()
     while len(found) < count:
         chosen = {name: int(rng.choice(known)) for name, known in task.space.fields.items()}
-        if not task.why(chosen, task.places[0]):
+        if not task.rejection(chosen, task.places[0]):
             found.append(Point.of(task.space.config(chosen), task.places[0]))
     return found
 
@@ -80,7 +80,7 @@ def _processor(workers: Workers[Job, Timing]) -> float:
 
 def _wait(workers: Workers[Job, Timing]) -> None:
     while workers.running:
-        for name, timing in workers.done(1.0):
+        for name, timing in workers.collect(1.0):
             if timing.refused:
                 print(f"{name}: {timing.refused}")
 
@@ -97,14 +97,14 @@ def main() -> int:
         folder = Path(name)
         path = folder / f"{options.network}.onnx"
         path.write_bytes(quantised(options.network).SerializeToString())
-        models = models_of(folder, [path], {})
-        task = Task(models, Space(), places(None, 30, None, None), ("ms", "lut"))
+        models = copy_models(folder, [path], {})
+        task = Task(models, Space(), make_places(None, 30, None, None), ("ms", "lut"))
         first, *others = drawn(task, options.points + 1, options.seed)
-        points, without = [first, *sorted(others, key=lambda point: point.config.n)], unused(models)
+        points, without = [first, *sorted(others, key=lambda point: point.config.n)], unused_units(models)
         spent = {}
         for count in (1, 2):
             jobs = [
-                Job(models, relevant(point.config, without, sequential=False), point.place, point.clock,
+                Job(models, reduce_config(point.config, without, sequential=False), point.place, point.clock,
                     str(folder / f"results-{count}"))
                 for point in points
             ]  # fmt: skip

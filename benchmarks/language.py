@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.boards.registry import find
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.integers import Integers, integers
+from weft.extras.language.compiler.integers import Integers, to_integers
 from weft.extras.language.compiler.model import (
     Block,
     BlockTensor,
@@ -33,7 +33,7 @@ from weft.extras.language.compiler.places import Places
 from weft.extras.language.compiler.ranges import Ranges
 from weft.extras.language.compiler.vocabulary import Vocabulary
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
-from weft.extras.language.run.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.extras.language.run.lm_config import choose_page_size, choose_prompt_rows, language_configuration
 from weft.hdl.isa import encoding
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
@@ -137,8 +137,8 @@ def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float
 def decoder_for(numbers: Integers, config: Config, texts: int) -> Decoder:
     """For so many texts side by side, or, without any, for one with a program for its prompt."""
     rows = max(texts, 1)
-    page = page_of(SIZES, config, rows, numbers.form)
-    prompt_rows = 0 if texts else prompt_rows_of(Places(SIZES, config, rows, page, numbers.form))
+    page = choose_page_size(SIZES, config, rows, numbers.form)
+    prompt_rows = 0 if texts else choose_prompt_rows(Places(SIZES, config, rows, page, numbers.form))
     return Decoder(numbers, config, rows=rows, page=page, prompt_rows=prompt_rows)
 
 
@@ -162,7 +162,7 @@ def one_by_one(every: Mapping[str, Integers]) -> None:
     for name, numbers in every.items():
         for preset in ("default", "small", BOARD.name):
             config = configuration(preset)
-            decoder = Decoder(numbers, config, page=page_of(SIZES, config, form=numbers.form))
+            decoder = Decoder(numbers, config, page=choose_page_size(SIZES, config, form=numbers.form))
             code, on = f"{len(decoder.code):,} bytes", f"`{preset}`"
             own = preset == BOARD.name
             for bandwidth in (None,) if own else (config.bus_bytes, config.bus_bytes // 2, 2):
@@ -202,7 +202,7 @@ def golden(every: Mapping[str, Integers]) -> None:
     row(*["---"] * 3)
     for (name, numbers), preset in itertools.product(every.items(), ("default", "small")):
         config = configuration(preset)
-        decoder = Decoder(numbers, config, page=page_of(SIZES, config, form=numbers.form))
+        decoder = Decoder(numbers, config, page=choose_page_size(SIZES, config, form=numbers.form))
         memory = DecoderMemory(decoder, SIZES.context // decoder.places.page)
         run = DecoderRun(memory, golden_device(config, memory.memory_bytes))
         begin = time.perf_counter()
@@ -213,7 +213,7 @@ def golden(every: Mapping[str, Integers]) -> None:
 
 if __name__ == "__main__":
     both = {
-        name: integers(model(narrow=narrow), ranges(), blocks=narrow)
+        name: to_integers(model(narrow=narrow), ranges(), blocks=narrow)
         for name, narrow in (("int8", False), ("Q4_0", True))
     }
     one_by_one(both)

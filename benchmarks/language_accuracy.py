@@ -29,13 +29,13 @@ from pages import rewrite
 import weft.extras.language.run.lm
 from weft.examples import language
 from weft.examples.language import measure
-from weft.extras.language.compiler.integers import BYTE_ROOM, Integers
+from weft.extras.language.compiler.integers import BYTE_MARGIN, Integers
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel, Linear, dense
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.gguf.writer import write
-from weft.extras.language.run.lm_ranges import own_texts
+from weft.extras.language.run.lm_ranges import generate_texts
 from weft.hdl.isa.config import Config
 
 PRESET = "default"
@@ -74,9 +74,9 @@ SCHEMES: dict[str, tuple[str, Sequence[float]]] = {
     "of the device, for each block": ("device", (1.0, 1.25, 1.5)),
     "fixed for each block, by turned keys": ("block", (1.0, 1.25, 1.5)),
     "fixed for each head": ("head", (1.0, 1.25, 1.5)),
-    "a power of two for each head of a token": ("power", (BYTE_ROOM,)),
-    "any number for each head of a token": ("free", (BYTE_ROOM,)),
-    "not rounded": ("", (BYTE_ROOM,)),
+    "a power of two for each head of a token": ("power", (BYTE_MARGIN,)),
+    "any number for each head of a token": ("free", (BYTE_MARGIN,)),
+    "not rounded": ("", (BYTE_MARGIN,)),
 }
 """Steps of keys and values, and how much room they have."""
 
@@ -158,7 +158,7 @@ class Case:
 
     @functools.cached_property
     def magnitudes(self) -> dict[str, np.ndarray]:
-        return magnitudes(*self.numbers, own_texts(self.reference))
+        return magnitudes(*self.numbers, generate_texts(self.reference))
 
     def rounded(self, which: Roundings, *, solve: bool = False) -> Measured:
         """With some roundings in float32."""

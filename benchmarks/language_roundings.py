@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.kernel.expressions import DIGITS
-from weft.extras.language.compiler.integers import BYTE_ROOM, RESIDUAL_ROOM, Integers
+from weft.extras.language.compiler.integers import BYTE_MARGIN, RESIDUAL_MARGIN, Integers
 from weft.extras.language.compiler.kernels import (
     BYTE_BITS,
     GAIN_PLACES,
     GATE_PLACES,
-    MOST_BITS,
+    MAX_ROW_BITS,
     RESIDUAL_BITS,
     SHARE_PLACES,
     TABLE_PLACES,
     normal_unit,
 )
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, dense
-from weft.extras.language.compiler.reference import Cache, Reference, rotated
+from weft.extras.language.compiler.reference import Cache, Reference, rotate_pairs
 from weft.extras.language.compiler.weights import Weights
 from weft.hdl.isa.config import Config
 from weft.sim.golden import vector
@@ -76,7 +76,7 @@ class Roundings:
     key: str = ""
     value: str = ""
     mixed: str = ""
-    room: float = BYTE_ROOM
+    room: float = BYTE_MARGIN
     probabilities: int = 0
     logits: bool = False
 
@@ -115,7 +115,7 @@ class Rounded(Reference):
         found = super().logits(tokens, cache, last=last)
         return _fixed(found, self.numbers.logit_unit, DIGITS) if self.which.logits else found
 
-    def _behind_blocks(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
+    def _run_blocks(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
         positions = cache.length + np.arange(len(tokens))
         x = self._residual(self._weights(self.model.token_embedding)[tokens])
         for index, block in enumerate(self.model.blocks):
@@ -131,7 +131,7 @@ class Rounded(Reference):
         if bits == RESIDUAL_BITS + 1:
             return _fixed(x, unit, 1 << RESIDUAL_BITS)
         # As much room as other values of 16 bits have.
-        return _fixed(x, math.ldexp(unit, RESIDUAL_BITS + 1 - bits) / RESIDUAL_ROOM, 1 << bits - 1)
+        return _fixed(x, math.ldexp(unit, RESIDUAL_BITS + 1 - bits) / RESIDUAL_MARGIN, 1 << bits - 1)
 
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
         found = super()._norm(norm, x)
@@ -166,8 +166,10 @@ class Rounded(Reference):
         groups = sizes.key_value_heads
         assert self.model.rotary is not None
         angles = self.model.rotary.angles(positions)
-        queries = self._stepped("query", index, rotated(self._heads(block.query, x, sizes.heads), angles))
-        keys = self._stepped("key", index, rotated(self._heads(block.key, x, groups), angles))
+        queries = self._stepped(
+            "query", index, rotate_pairs(self._heads(block.query, x, sizes.heads), angles)
+        )
+        keys = self._stepped("key", index, rotate_pairs(self._heads(block.key, x, groups), angles))
         values = self._stepped("value", index, self._heads(block.value, x, groups))
         cache.keys[index] = keys = np.concatenate([cache.keys[index], keys], axis=1)
         cache.values[index] = values = np.concatenate([cache.values[index], values], axis=1)
@@ -209,7 +211,7 @@ class Rounded(Reference):
             largest = np.maximum(np.abs(x).max(axis=2, keepdims=True), 1e-20)
             steps = np.exp2(np.floor(np.log2(largest)) + 1 - BYTE_BITS) if how == "power" else largest / 127
         elif how == "device":
-            steps = device_step(self.numbers, kind, index) * self.which.room / BYTE_ROOM
+            steps = device_step(self.numbers, kind, index) * self.which.room / BYTE_MARGIN
         else:
             largest = self._heads_seen[kind][index]
             largest = largest.max(keepdims=True) if how == "block" else largest
@@ -237,9 +239,9 @@ def device_step(numbers: Integers, kind: str, index: int) -> float:
     if kind in ("query", "key"):
         mantissa, shift = numbers.turn[kind == "key"]
         weights = layer.matrices["query"] if kind == "query" else layer.matrices["key"]
-        return float(weights.scales[0]) * normal / math.ldexp(mantissa, -shift - (MOST_BITS - BYTE_BITS))
+        return float(weights.scales[0]) * normal / math.ldexp(mantissa, -shift - (MAX_ROW_BITS - BYTE_BITS))
     step = float(np.median(layer.matrices["value"].scales * normal / numbers.scaled["value"][index].factors))
-    return step / numbers.smaller if kind == "mixed" else step
+    return step / numbers.step_ratio if kind == "mixed" else step
 
 
 def by_token(x: np.ndarray, unit: float) -> np.ndarray:
@@ -264,7 +266,7 @@ def _changed(numbers: Integers, how: str) -> LanguageModel:
             return Linear(_dense(device))
         folded = dense(exact.weight) * (1.0 if norm is None or kept else norm.weight)
         if how == "row":
-            made = Weights.of(folded)
+            made = Weights.quantise(folded)
             folded = made.values * made.scales[:, None]
         return Linear(folded.astype(np.float32))
 

@@ -64,9 +64,9 @@ def row(case: str, most: int) -> str:
     }
     wanted, given = plain.run(inputs).outputs, program.run(inputs).outputs
     same = all(np.array_equal(given[value], values) for value, values in wanted.items())
-    fewer, end = 1 - done.behind / done.before, "" if done.whole else ", not to its end"
+    fewer, end = 1 - done.after / done.before, "" if done.complete else ", not to its end"
     cells = (
-        name, f"{config}, {bandwidth}", f"{done.before:,}", f"{done.behind:,}", f"{fewer:.1%}",
+        name, f"{config}, {bandwidth}", f"{done.before:,}", f"{done.after:,}", f"{fewer:.1%}",
         f"{len(done.used)}{end}", f"{seconds:.0f}", "equal" if same else "DIFFER",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
@@ -87,7 +87,7 @@ def budget_row(case: str, budget: str, count: int) -> str:
         print(f"  {line}", flush=True)
     apart = done.difference
     cells = (
-        name, f"{config}, {bandwidth}", f"{done.before:,}", f"{done.behind:,}", f"{1 - done.behind / done.before:.1%}",
+        name, f"{config}, {bandwidth}", f"{done.before:,}", f"{done.after:,}", f"{1 - done.after / done.before:.1%}",
         f"{len(done.used)}", f"{apart.largest}, {apart.mean:.2f}", f"{apart.elsewhere} of {apart.choices}",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"

@@ -1,4 +1,4 @@
-"""Language models: GGUF and ONNX files, decoders, generation of text, and a server."""
+"""Extra for language models: GGUF and ONNX readers, decoders, text generation and a server."""
 
 from weft.hdl.extras import Extra
 

@@ -19,13 +19,13 @@ from weft.errors import FileError
 from weft.extras.language.run.language_target import Compare, On, Running, Target
 
 if TYPE_CHECKING:
-    from weft.extras.language.run.language_report import Took
+    from weft.extras.language.run.language_report import Timing
     from weft.extras.language.run.lm import Completion, Model
 
 GENERATE = "weft generate 1"
-"""Format of what `weft generate --json` prints."""
+"""Value of "format" in the output of `weft generate --json`."""
 PERPLEXITY = "weft perplexity 1"
-"""Format of what `weft perplexity --json` prints."""
+"""Value of "format" in the output of `weft perplexity --json`."""
 
 
 File = Annotated[
@@ -111,31 +111,31 @@ def generate(
     """
     text = _prompt(prompt, prompt_file)
     running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
-    with _loaded(running, model, context, rows, calibration) as loaded:
+    with _load(running, model, context, rows, calibration) as loaded:
         if certify:
             with reports.progress() as progress:
-                found = loaded.certify(progress)
-            reports.say_on_stderr(*(item.told for item in found))
+                proofs = loaded.certify(progress)
+            reports.say_on_stderr(*(item.summary for item in proofs))
         begin = time.monotonic()
-        going = loaded.generate(
+        generation = loaded.generate(
             text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, stop=stop
         )
         if not as_json:
-            for piece in going:
-                print(shown(piece), end="", flush=True)
+            for piece in generation:
+                print(without_controls(piece), end="", flush=True)
             print()
-        result = going.result
+        result = generation.result
         seconds = time.monotonic() - begin
-        took = running.took(loaded, len(result.prompt))
+        timing = running.timing(loaded, len(result.prompt))
         if as_json:
-            print(json.dumps(_generated(loaded, result, took, running), indent=1))
+            print(json.dumps(_generation_report(loaded, result, timing, running), indent=1))
         else:
-            from weft.extras.language.run.language_report import counted
-
-            made = counted(len(result.tokens), "token")
-            reports.say_on_stderr(f"{made} behind {len(result.prompt):,}: {result.reason.value}")
-            reports.say_on_stderr(*running.lines(took, seconds))
-        running.compared(loaded)
+            generated, prompted = len(result.tokens), len(result.prompt)
+            reports.say_on_stderr(
+                f"{prompted:,} prompt tokens, {generated:,} generated: {result.reason.value}"
+            )
+            reports.say_on_stderr(*running.timing_lines(timing, seconds))
+        running.report_mismatches(loaded)
 
 
 def perplexity(
@@ -167,61 +167,63 @@ def perplexity(
 
     For comparison: a model that knows nothing has a perplexity equal to the size of its vocabulary.
     """
-    read = text_of(text)
+    content = read_text(text)
     running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
-    with _loaded(running, model, context, rows, calibration) as loaded:
+    with _load(running, model, context, rows, calibration) as loaded:
         with reports.progress() as progress:
             progress("computing in float32")
-            exact = loaded.perplexity(read, stride=stride, exact=True)
+            exact = loaded.perplexity(content, stride=stride, exact=True)
             progress(f"computing on {on}")
             begin = time.monotonic()
-            device = loaded.perplexity(read, stride=stride)
+            device = loaded.perplexity(content, stride=stride)
             seconds = time.monotonic() - begin
         chance = loaded.reference.model.sizes.vocabulary
-        took = running.took(loaded, None)
+        timing = running.timing(loaded, None)
         if as_json:
-            found = {
+            report = {
                 "format": PERPLEXITY, "config": loaded.decoder.config.to_dict(), "on": on.value,
                 "tokens": device.tokens, "device": device.value, "float32": exact.value, "chance": chance,
-                "timing": None if took is None else dataclasses.asdict(took),
-                "mismatching_bytes": loaded.mismatches if running.compares else None,
+                "timing": None if timing is None else dataclasses.asdict(timing),
+                "mismatching_bytes": loaded.mismatches if running.compares_with_golden else None,
             }  # fmt: skip
-            print(json.dumps(found, indent=1))
+            print(json.dumps(report, indent=1))
         else:
             print(f"device:  {device.value:,.4g} ({device.tokens:,} tokens)")
             print(f"float32: {exact.value:,.4g}")
             print(f"chance:  {chance:,}")
-            reports.say_on_stderr(*running.lines(took, seconds))
-        running.compared(loaded)
+            reports.say_on_stderr(*running.timing_lines(timing, seconds))
+        running.report_mismatches(loaded)
 
 
 def _prompt(prompt: str | None, path: Path | None) -> str:
     if prompt is not None and path is not None:
-        raise FileError("--prompt and --prompt-file do not go together: say one of them")
+        raise FileError("--prompt and --prompt-file exclude each other: give one of them")
     if path is not None:
-        return text_of(path)
+        return read_text(path)
     if prompt is None:
-        raise FileError("--prompt is missing: say which text goes on, or name a file with --prompt-file")
+        raise FileError("the prompt is missing: give --prompt, or a file with --prompt-file")
     return prompt
 
 
-def text_of(path: Path) -> str:
-    """The text in a file."""
+def read_text(path: Path) -> str:
+    """Read a UTF-8 text file; raise `FileError` if it has another encoding."""
     content = files.require_file(path).read_bytes()
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise FileError(
-            f"{path} is no text in UTF-8: byte {error.start} is {content[error.start]:#04x}"
+            f"{path} is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
         ) from None
 
 
-def _loaded(running: Running, path: Path, context: int | None, rows: int, calibration: Path | None) -> Model:
-    text = None if calibration is None else text_of(calibration)
+def _load(running: Running, path: Path, context: int | None, rows: int, calibration: Path | None) -> Model:
+    text = None if calibration is None else read_text(calibration)
     return running.load(files.require_file(path), rows=rows, context=context, calibration=text)
 
 
-def _generated(model: Model, result: Completion, took: Took | None, running: Running) -> dict[str, Any]:
+def _generation_report(
+    model: Model, result: Completion, timing: Timing | None, running: Running
+) -> dict[str, Any]:
     return {
         "format": GENERATE,
         "config": model.decoder.config.to_dict(),
@@ -230,19 +232,19 @@ def _generated(model: Model, result: Completion, took: Took | None, running: Run
         "tokens": list(result.tokens),
         "text": result.text,
         "reason": result.reason.name.lower(),
-        "timing": None if took is None else dataclasses.asdict(took),
-        "mismatching_bytes": model.mismatches if running.compares else None,
+        "timing": None if timing is None else dataclasses.asdict(timing),
+        "mismatching_bytes": model.mismatches if running.compares_with_golden else None,
     }
 
 
-def shown(text: str) -> str:
-    """Text of a model for stdout: a terminal is given no control characters but ends of lines and tabs."""
+def without_controls(text: str) -> str:
+    """Return text for stdout, with control characters but newline and tab replaced if stdout is a terminal."""
     if not sys.stdout.isatty():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
 def add(app: typer.Typer) -> None:
-    """Give `app` the commands of this module."""
+    """Add the commands of this module to `app`."""
     app.command()(writes(generate))
     app.command()(writes(perplexity))

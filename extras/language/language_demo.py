@@ -1,4 +1,4 @@
-"""The demonstration of a language model: it goes on with a text on the RTL, every byte compared."""
+"""Demonstration of a language model: text generation on the RTL, with a comparison of every byte."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from weft.cli.demo import write_verilog
 from weft.cli.options import config_file
 from weft.examples import language
 from weft.extras.language.run import lm
-from weft.extras.language.run.language_report import Took, counted
+from weft.extras.language.run.language_report import Timing
 from weft.hdl.isa.config import Config
 
 ROWS = 4
-"""Tokens of the prompt side by side."""
+"""Prompt tokens per step."""
 TOKENS = 40
-"""Tokens that follow, if nobody says how many."""
+"""Default limit for generated tokens."""
 FILES = ("weft.v", "weft.json", "report.json")
-"""What is written, in the folder."""
+"""Files that the demonstration writes."""
 
 
 def demonstrate(config: str, folder: Path, tokens: int | None = None) -> bool:
-    """Run the demonstration with a configuration, and write its files to `folder`; returns whether all bytes agreed.
+    """Run the demonstration with a configuration and write its files to `folder`; return whether all bytes agree.
 
     Raises
     ------
     FileError
-        If the configuration's file would be overwritten.
+        If a file would overwrite the configuration.
     """
     files.check_overwrites({f"--keep ({name})": folder / name for name in FILES}, [config_file(config)])
     return LanguageDemo(config, folder).run(tokens)
 
 
 class LanguageDemo:
-    """Load the language model of `weft.examples`, let it go on with its prompt on the RTL, and compare.
+    """Demonstration with the model of `weft.examples.language` on the RTL.
 
     Parameters
     ----------
     config : str
-        As for `weft.extras.language.run.lm_config.language_configuration`.
+        See `weft.extras.language.run.lm_config.language_configuration`.
     folder : Path
-        Where Verilog and report go.
+        Folder for Verilog and report.
     """
 
     def __init__(self, config: str, folder: Path) -> None:
         self._source, self._folder = config, folder
 
     def run(self, tokens: int | None = None) -> bool:
-        """Run everything; returns whether every byte agreed."""
+        """Run the demonstration; return whether all bytes agree."""
         with reports.progress() as progress:
             progress("compiling, and building the simulator (minutes, the first time only)")
             model = lm.load(language.model(), self._source, rows=ROWS, on="rtl", compare=True)
@@ -63,28 +63,30 @@ class LanguageDemo:
                 f"one program for every position: {program:,} bytes; the model: {model.memory_bytes:,} bytes"
             )
             begin = time.monotonic()
-            going = model.generate(language.PROMPT, tokens=TOKENS if tokens is None else tokens)
+            generation = model.generate(language.PROMPT, tokens=TOKENS if tokens is None else tokens)
             print(language.PROMPT, end="", flush=True)
-            for piece in going:
+            for piece in generation:
                 print(piece, end="", flush=True)
             print(flush=True)
             seconds = time.monotonic() - begin
-            wrong = model.mismatches + model.compare_memory()
-            result, cycles = going.result, sum(step.cycles or 0 for step in model.counted)
-            took = Took.of(model.counted, len(result.prompt), config.bus_bytes, None)
+            mismatches = model.mismatches + model.compare_memory()
+            result, cycles = generation.result, sum(step.cycles or 0 for step in model.step_costs)
+            timing = Timing.of(model.step_costs, len(result.prompt), config.bus_bytes, None)
         reports.say(
-            f"{counted(len(result.tokens), 'token')} behind {len(result.prompt)} of the prompt: {result.reason.value}",
-            *took.lines(),
+            f"{len(result.prompt)} prompt tokens, {len(result.tokens)} generated: {result.reason.value}",
+            *timing.lines(),
             f"{cycles:,} cycles on the RTL, {cycles / seconds:,.0f} a second",
-            f"mismatching bytes: {wrong} (logits of each step, and all of memory behind the last one)",
+            f"mismatching bytes: {mismatches} (logits of each step, and all memory after the last step)",
         )
-        self._write_report(config, result.text, list(result.tokens), cycles, wrong)
-        return not wrong
+        self._write_report(config, result.text, list(result.tokens), cycles, mismatches)
+        return not mismatches
 
-    def _write_report(self, config: Config, text: str, tokens: list[int], cycles: int, wrong: int) -> None:
-        found = {
+    def _write_report(
+        self, config: Config, text: str, tokens: list[int], cycles: int, mismatches: int
+    ) -> None:
+        report = {
             "config": config.to_dict(), "prompt": language.PROMPT, "text": text, "tokens": tokens,
-            "cycles": cycles, "mismatching_bytes": wrong,
+            "cycles": cycles, "mismatching_bytes": mismatches,
         }  # fmt: skip
-        files.write_json(self._folder / "report.json", found)
-        reports.say(f"{self._folder / 'weft.v'}: the accelerator; report.json next to it has what is above")
+        files.write_json(self._folder / "report.json", report)
+        reports.say(f"{self._folder / 'weft.v'}: the accelerator; report.json beside it holds these results")

@@ -20,19 +20,19 @@ from weft import files
 from weft import report as reports
 from weft.cli.options import Baud, Configuration, board_port, real, whole, writes
 from weft.errors import InputError
-from weft.extras.language.language_commands import Calibration, Context, File, text_of
+from weft.extras.language.language_commands import Calibration, Context, File, read_text
 from weft.extras.language.run.language_target import Running, Target
 
 BOARD_PORT = "--board-port"
 HOW_TO_INSTALL = "pip install 'weft[serve]'"
 KEY = "WEFT_API_KEY"
-_FILES = 64
-"""Files that are open beside connections, at most."""
-_MMAP_THRESHOLD = -3
-"""The number of this parameter for the C library's function `mallopt`."""
+_OTHER_FILES = 64
+"""Limit for open files other than connections."""
+_M_MMAP_THRESHOLD = -3
+"""Code of the parameter M_MMAP_THRESHOLD of the C library's function `mallopt`."""
 
 
-class Place(enum.StrEnum):
+class ServeTarget(enum.StrEnum):
     GOLDEN = Target.GOLDEN
     BOARD = Target.BOARD
 
@@ -53,8 +53,8 @@ def serve(
     ] = None,
     calibration: Calibration = None,
     on: Annotated[
-        Place, typer.Option("--on", help="Where to run: on the golden interpreter or on a board.")
-    ] = Place.GOLDEN,
+        ServeTarget, typer.Option("--on", help="Where to run: on the golden interpreter or on a board.")
+    ] = ServeTarget.GOLDEN,
     port_of_board: Annotated[str | None, board_port(BOARD_PORT)] = None,
     baud: Baud = None,
     allow_host: Annotated[
@@ -106,10 +106,10 @@ def serve(
 
     Without a key, anybody who can reach the address may use the server.
     """
-    uvicorn = _library("uvicorn")
+    uvicorn = _import_library("uvicorn")
     for name in ("starlette", "jinja2"):
-        _library(name)
-    text = None if calibration is None else text_of(calibration)
+        _import_library(name)
+    text = None if calibration is None else read_text(calibration)
     running = Running(config, Target(on.value), port=port_of_board, baud=baud, port_option=BOARD_PORT)
     from weft.extras.language.run.engine import Engine
     from weft.extras.language.server.server import Server
@@ -119,18 +119,18 @@ def serve(
     key = os.environ.get(KEY) if api_key is None else api_key
     access = Access((*([host] if host else []), *allow_host), tuple(allow_origin), key)
     limits = Limits(connections, read_timeout, idle_timeout)
-    _allow_files(connections + _FILES)
+    _allow_files(connections + _OTHER_FILES)
     _return_large_blocks()
     loaded = running.load(
         files.require_file(model), rows=rows, context=context, pages=pages, calibration=text
     )
     with loaded, Engine(loaded) as engine, Server(engine, model.stem, read_timeout) as server:
         settings = configuration(server.application(access), limits, quiet=reports.QUIET.get())
-        with _listening(host, port) as listener:
+        with _open_listener(host, port) as listener:
             address, number, *_ = listener.getsockname()
             if key is None and not ipaddress.ip_address(address).is_loopback:
                 reports.warn(
-                    f"anybody who reaches {host} may use this server: --api-key or {KEY} gives it a key"
+                    f"everybody who reaches {host} may use this server: set a key with --api-key or {KEY}"
                 )
             shown = f"[{host}]" if ":" in host else host
             reports.say(f"{model.stem} at http://{shown}:{number}/v1, {rows} texts at once")
@@ -139,38 +139,35 @@ def serve(
 
 
 def _allow_files(count: int) -> None:
-    """Have this process open so many files. Raises `InputError` if it may not."""
+    """Raise this process's limit of open files to `count`; raise `InputError` if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and count > hard:
         raise InputError(
-            f"--connections is {count - _FILES:,}; this process may have {hard - _FILES:,}, as `ulimit -Hn` is {hard:,}"
+            f"--connections is {count - _OTHER_FILES:,}; this process may have {hard - _OTHER_FILES:,}, because "
+            f"`ulimit -Hn` is {hard:,}"
         )
     if soft != resource.RLIM_INFINITY and count > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def _return_large_blocks() -> None:
-    """Have the C library give the memory of large requests back to the system when they are done.
-
-    By default glibc keeps blocks of up to 32 MB as soon as one of them has been freed, and small ones that last come to
-    lie between them, so that memory grows for hours. Other libraries have no such function.
-    """
+    """Make the C library return the memory of large requests to the system when they end."""
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 << 10)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises `InputError` if that is not possible there."""
+def _open_listener(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raise `InputError` if the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        number = error.errno or 0  # below zero for names that nobody knows
-        told = os.strerror(number) if number > 0 else error.strerror
-        raise InputError(f"cannot listen at {host}, port {port}: {told or error}") from None
+        errno = error.errno or 0  # negative for errors of name resolution
+        message = os.strerror(errno) if errno > 0 else error.strerror
+        raise InputError(f"cannot listen at {host}, port {port}: {message or error}") from None
 
 
-def _library(name: str) -> ModuleType:
+def _import_library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -180,5 +177,5 @@ def _library(name: str) -> ModuleType:
 
 
 def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
+    """Add the command of this module to `app`."""
     app.command()(writes(serve))

@@ -41,7 +41,7 @@ from weft.extras.proof.programs.graph import (
 )
 from weft.extras.proof.programs.proof import Placement, prove
 from weft.extras.proof.programs.words import Unproven
-from weft.extras.search.budget import with_rewrite
+from weft.extras.search.budget import apply_rewrite
 from weft.extras.search.substitution.search import Used
 from weft.hdl import schema
 from weft.hdl.errors import WeftError
@@ -264,10 +264,10 @@ def _check_model(
         raise CertificateError(f"{folder / CERTIFICATE} is of another model than {model}")
     graph = import_model(model, config=program.config, shapes=shapes, states=states)
     for rewrite in found.roundings:
-        again = with_rewrite(graph, rewrite)
+        again = apply_rewrite(graph, rewrite)
         if again is None:
             raise CertificateError(
-                f"{folder / CERTIFICATE}: the network of {model} has no rewrite {rewrite.told!r}: it was edited"
+                f"{folder / CERTIFICATE}: the network of {model} has no rewrite {rewrite.summary!r}: it was edited"
             )
         graph = again
     wrong = differences(program.compiled, graph)

@@ -1,4 +1,4 @@
-"""Searches: for configurations, plans of layers, graph substitutions, and rewrites within a budget of errors."""
+"""Extra for searches: configurations, plans of layers, graph substitutions, and rewrites within an error budget."""
 
 from weft.hdl.extras import Extra
 
@@ -10,8 +10,8 @@ EXTRA = Extra(
         "weft.extras.search.rules_command",
     ),
     services={
-        "round within a budget": "weft.extras.search.budget:rounded",
-        "substitute operators": "weft.extras.search.substitute:substituted",
+        "round within a budget": "weft.extras.search.budget:round_within_budget",
+        "substitute operators": "weft.extras.search.substitute:substitute_operators",
         "read a tuning": "weft.extras.search.tuning:Tuning.load",
     },
 )

@@ -1,4 +1,4 @@
-"""Rewrites that round otherwise, as many as a budget allows: what they change is measured on samples."""
+"""Rewrites with different rounding, within an error budget that is measured on samples."""
 
 from __future__ import annotations
 
@@ -13,97 +13,102 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.verify import run_model
 from weft.errors import InputError
-from weft.extras.search.substitute import LATENCY, Costs
+from weft.extras.search.substitute import DEFAULT_LATENCY, Costs
 from weft.extras.search.substitution.part_costs import PartCosts
 from weft.extras.search.substitution.rounding import Rewrite, rewrites
 from weft.extras.search.substitution.search import Used
 from weft.hdl.isa.config import Config
 from weft.samples import Samples, SampleSource, fit_samples
 
-MOST_STEPS = 65_535
-_ROUNDS = 3
-"""How often it is looked for rewrites that others have made possible."""
+MAX_STEPS = 65_535
+_MAX_ROUNDS = 3
+"""Limit for passes over the graph; each looks for rewrites that earlier ones made possible."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How far outputs may be from those of the network as it is: `steps` of any value that leaves the device, or the
-    `share` of runs, between 0 and 1, in which an output has its maximum elsewhere. One of them is None."""
+    """Error budget: a number of `steps` of any value that leaves the device, or a `share` of changed maxima.
+
+    The share, from 0 to 1, is that of runs in which an output has its maximum at another place. One of the two is None.
+    """
 
     steps: float | None = None
     share: float | None = None
 
     @classmethod
-    def of(cls, given: object) -> Budget:
-        """The budget that a number of steps or a text is, such as 2, "2" or "0.5%".
+    def of(cls, text_or_number: object) -> Budget:
+        """Return the budget for a number of steps or a text: 2, "2" or "0.5%".
 
         Raises
         ------
         InputError
-            If it is none.
+            If the value is neither.
         """
-        text = str(given).strip()
+        text = str(text_or_number).strip()
         percent = text.endswith("%")
         try:
-            value = float("nan") if isinstance(given, bool) else float(text.removesuffix("%"))
+            value = float("nan") if isinstance(text_or_number, bool) else float(text.removesuffix("%"))
         except ValueError:
             value = float("nan")
-        most = 100 if percent else MOST_STEPS
-        if not 0 <= value <= most:
+        limit = 100 if percent else MAX_STEPS
+        if not 0 <= value <= limit:
             raise InputError(
-                f"'budget' must be steps of outputs from 0 to {MOST_STEPS:,}, or a share of runs from 0% to 100%, not "
-                f"{given!r}"
+                f"'budget' must be steps of outputs from 0 to {MAX_STEPS:,}, or a share of runs from 0% to 100%, not "
+                f"{text_or_number!r}"
             )
         return cls(share=value / 100) if percent else cls(steps=value)
 
-    def allows(self, found: Difference) -> bool:
-        """Whether a difference is within it."""
+    def allows(self, difference: Difference) -> bool:
+        """Return whether a difference is within the budget."""
         if self.share is not None:
-            return found.elsewhere <= self.share * found.choices
-        return self.steps is not None and found.largest <= self.steps
+            return difference.moved <= self.share * difference.choices
+        return self.steps is not None and difference.largest <= self.steps
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of values that leave the device: the largest and the mean one, in steps. Of outputs that are choices, (n,
-    classes): how many there are in all `runs`, and how many have their maximum elsewhere."""
+    """Difference between two forms of a model on samples.
+
+    `largest` and `mean` are differences of values that leave the device, in steps. `choices` counts rows of outputs (n,
+    classes) over all `runs`, `moved` those whose maximum is at another place.
+    """
 
     runs: int
     largest: int = 0
     mean: float = 0.0
     choices: int = 0
-    elsewhere: int = 0
+    moved: int = 0
 
     @property
-    def told(self) -> str:
-        """In words."""
-        choices = f", and {self.elsewhere:,} of {self.choices:,} maxima are elsewhere" if self.choices else ""
+    def summary(self) -> str:
+        """The difference as a clause."""
+        choices = f", and {self.moved:,} of {self.choices:,} maxima moved" if self.choices else ""
         return (
-            f"on {self.runs:,} samples values that leave the device differ by {self.largest:,} steps at most, "
+            f"on {self.runs:,} samples values that leave the device differ by at most {self.largest:,} steps, "
             f"{self.mean:.3f} on average{choices}"
         )
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """Rewrites that were made, the cycles of all device programs `before` and `behind`, and what they change."""
+class RoundingResult:
+    """Rewrites that were applied, the cycles of all device programs `before` and `after`, and the difference."""
 
     used: tuple[Used, ...]
     before: int
-    behind: int
+    after: int
     difference: Difference
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was done, in lines."""
+        """Report of the rewrites, line by line."""
         return (
-            *(item.told for item in self.used),
-            f"{len(self.used)} rewrites that round otherwise: {self.behind:,} cycles instead of {self.before:,} by the "
-            f"cycle model; {self.difference.told}",
+            *(item.summary for item in self.used),
+            f"{len(self.used)} rewrites with different rounding: {self.after:,} cycles instead of {self.before:,} by "
+            f"the cycle model; {self.difference.summary}",
         )
 
 
-def rounded(
+def round_within_budget(
     graph: Graph,
     config: Config,
     budget: float | str | Budget,
@@ -111,79 +116,81 @@ def rounded(
     *,
     bandwidth: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> tuple[Graph, Rounded]:
-    """The model with rewrites that make it quicker, and keep within a budget.
+) -> tuple[Graph, RoundingResult]:
+    """Apply rewrites that make a model faster and stay within an error budget.
 
     Parameters
     ----------
     graph : Graph
-        As the front end makes it.
+        From the front end.
     config : Config
     budget : Budget, float or str
-        A number or a text as of `Budget.of`.
+        See `Budget.of`.
     samples : mapping, array or path
-        What outputs are compared on, as `weft.samples.fit_samples` takes them.
+        Inputs on which outputs are compared; see `weft.samples.fit_samples`.
     bandwidth : float
-        Of the memory, in bytes a cycle.
+        Of the memory, in bytes per cycle.
     progress : callable
-        Told what is tried.
+        Called with a description of each attempt.
 
     Raises
     ------
     FileError, InputError
-        If the samples do not fit the model, the model keeps states, or a share is given for a model without an output
-        of classes.
+        If the samples do not fit the model, the model has states, or a share is given for a model without class
+        outputs.
     """
     budget = budget if isinstance(budget, Budget) else Budget.of(budget)
     if graph.states:
-        raise InputError("'budget' is for models that keep nothing from run to run, and this one does")
-    measured = _Measured(graph, config, fit_samples(samples, graph.inputs))
-    if budget.share is not None and not measured.choices:
+        raise InputError("'budget' is for models without states, and this model has states")
+    comparison = _OutputComparison(graph, config, fit_samples(samples, graph.inputs))
+    if budget.share is not None and not comparison.choices:
         raise InputError(
-            "a 'budget' in % is for models with an output of classes, (n, classes), and this one has none: give steps"
+            "a 'budget' in % is for models with an output of classes, (n, classes), and this model has none: give steps"
         )
-    return _Search(budget, measured, Costs(config, bandwidth, LATENCY), progress).run(graph)
+    return _Search(budget, comparison, Costs(config, bandwidth, DEFAULT_LATENCY), progress).run(graph)
 
 
-class _Measured:
-    """A model's outputs on samples, and how far those of another form are from them."""
+class _OutputComparison:
+    """Comparison of a model's forms with its original outputs on samples."""
 
     def __init__(self, graph: Graph, config: Config, samples: Samples) -> None:
         self._bits, self._samples = config.mantissa_bits, samples
-        self._leaving = [item.value for item in graph.from_device]
+        self._compared_names = [item.value for item in graph.from_device]
         self._outputs = list(graph.outputs)
-        self._wanted = list(self._runs(graph))
-        self.choices = any(_is_choice(self._wanted[0][name]) for name in self._outputs)
+        self._expected = list(self._runs(graph))
+        self.choices = any(_is_choice(self._expected[0][name]) for name in self._outputs)
 
-    def of(self, graph: Graph) -> Difference:
-        """How far a form of the model is from it."""
-        largest, total, count, choices, elsewhere = 0, 0, 0, 0, 0
-        for wanted, given in zip(self._wanted, self._runs(graph), strict=True):
-            for name in self._leaving:
-                apart = np.abs(given[name].astype(np.int64) - wanted[name])
-                largest = max(largest, int(apart.max(initial=0)))
-                total, count = total + int(apart.sum()), count + apart.size
+    def compare(self, graph: Graph) -> Difference:
+        """Return the difference of a form of the model from the original."""
+        largest, total, count, choices, moved = 0, 0, 0, 0, 0
+        for expected, actual in zip(self._expected, self._runs(graph), strict=True):
+            for name in self._compared_names:
+                distance = np.abs(actual[name].astype(np.int64) - expected[name])
+                largest = max(largest, int(distance.max(initial=0)))
+                total, count = total + int(distance.sum()), count + distance.size
             for name in self._outputs:
-                if _is_choice(wanted[name]):
-                    one, two = (item[name].reshape(len(item[name]), -1) for item in (wanted, given))
-                    other = one.argmax(1) != two.argmax(1)
-                    choices, elsewhere = choices + other.size, elsewhere + int(other.sum())
-        return Difference(len(self._samples), largest, total / max(count, 1), choices, elsewhere)
+                if _is_choice(expected[name]):
+                    expected_rows, actual_rows = (
+                        item[name].reshape(len(item[name]), -1) for item in (expected, actual)
+                    )
+                    differs = expected_rows.argmax(1) != actual_rows.argmax(1)
+                    choices, moved = choices + differs.size, moved + int(differs.sum())
+        return Difference(len(self._samples), largest, total / max(count, 1), choices, moved)
 
     def _runs(self, graph: Graph) -> Iterator[dict[str, np.ndarray]]:
-        """By sample, the values that are compared."""
+        """Yield the compared values of each sample."""
         for sample in self._samples:
             values = run_model(graph, sample, self._bits)
-            yield {name: np.asarray(values[name]) for name in (*self._leaving, *self._outputs)}
+            yield {name: np.asarray(values[name]) for name in (*self._compared_names, *self._outputs)}
 
 
 def _is_choice(value: np.ndarray) -> bool:
-    """Whether values are those of classes: (n, classes), perhaps with axes of one element."""
+    """Return whether a value holds classes: (n, classes), perhaps with axes of one element."""
     return value.ndim > 1 and len(value) > 0 and value.size // len(value) == max(value.shape[1:]) > 1
 
 
-class _Form(NamedTuple):
-    """A form of the model: its cycles, the rewrites that made it, and how far it is from the model as it was."""
+class _Candidate(NamedTuple):
+    """Form of the model with its cycles, applied rewrites, and difference from the original."""
 
     graph: Graph
     cycles: int
@@ -192,72 +199,76 @@ class _Form(NamedTuple):
 
 
 class _Search:
-    """The choice of rewrites: all that make their part quicker, or, if these are too many, one by one."""
+    """Search for rewrites: all that make their part faster at once or, if that exceeds the budget, one by one."""
 
     def __init__(
-        self, budget: Budget, measured: _Measured, costs: Costs, progress: Callable[[str], None]
+        self, budget: Budget, comparison: _OutputComparison, costs: Costs, progress: Callable[[str], None]
     ) -> None:
-        self._budget, self._measured = budget, measured
+        self._budget, self._comparison = budget, comparison
         self._costs, self._parts, self._progress = costs, PartCosts(costs), progress
 
-    def run(self, graph: Graph) -> tuple[Graph, Rounded]:
-        """The model with what was found, and what that is."""
-        first = form = _Form(graph, self._cycles(graph), (), self._measured.of(graph))
-        for _ in range(_ROUNDS):
-            offers = self._offers(form.graph)
-            better = self._with(form, offers)
-            if better is form:
+    def run(self, graph: Graph) -> tuple[Graph, RoundingResult]:
+        """Return the best form of the model, and a report."""
+        original = candidate = _Candidate(graph, self._cycles(graph), (), self._comparison.compare(graph))
+        for _ in range(_MAX_ROUNDS):
+            offers = self._find_offers(candidate.graph)
+            # Try all offers at once; if that is refused, add them one by one.
+            better = self._apply(candidate, offers)
+            if better is candidate:
                 for offer in offers:
-                    better = self._with(better, [offer])
-            if better is form:
+                    better = self._apply(better, [offer])
+            if better is candidate:
                 break
-            form = better
-        return form.graph, Rounded(form.used, first.cycles, form.cycles, form.difference)
+            candidate = better
+        return candidate.graph, RoundingResult(
+            candidate.used, original.cycles, candidate.cycles, candidate.difference
+        )
 
     def _cycles(self, graph: Graph) -> int:
-        return sum(map(self._costs, _device(graph)))
+        return sum(map(self._costs, _device_segments(graph)))
 
-    def _offers(self, graph: Graph) -> list[Used]:
-        """Rewrites that make their part quicker: the best ones first."""
-        found: dict[tuple[str, str], Used] = {}
-        for segment in _device(graph):
+    def _find_offers(self, graph: Graph) -> list[Used]:
+        """Return rewrites that make their part faster, best first."""
+        offers_by_name: dict[tuple[str, str], Used] = {}
+        for segment in _device_segments(graph):
             for item in rewrites(segment):
-                self._progress(f"{item.operator}: {item.what}")
-                costs = self._parts.compared(segment, item.segment)
+                self._progress(f"{item.operator}: {item.rule}")
+                costs = self._parts.compare(segment, item.segment)
                 if costs is not None and costs[1] < costs[0]:
-                    found[item.operator, item.what] = Used((item.what,), item.operator, *costs)
-        return sorted(found.values(), key=lambda offer: -offer.saved)
+                    offers_by_name[item.operator, item.rule] = Used((item.rule,), item.operator, *costs)
+        return sorted(offers_by_name.values(), key=lambda offer: -offer.saving)
 
-    def _with(self, form: _Form, offers: Sequence[Used]) -> _Form:
-        """The form with all offers that can be made one after the other, if that is quicker and within the budget;
-        otherwise itself."""
-        graph, used = form.graph, form.used
+    def _apply(self, candidate: _Candidate, offers: Sequence[Used]) -> _Candidate:
+        """Return the candidate with as many of the offers as apply, or the same one unless that is faster and
+        allowed.
+        """
+        graph, used = candidate.graph, candidate.used
         for offer in offers:
             self._progress(f"{offer.operator}: {', '.join(offer.rules)}: on samples")
-            made = with_rewrite(graph, offer)
-            if made is not None:
-                graph, used = made, (*used, offer)
-        if graph is form.graph:
-            return form
-        difference = self._measured.of(graph)
+            rewritten = apply_rewrite(graph, offer)
+            if rewritten is not None:
+                graph, used = rewritten, (*used, offer)
+        if graph is candidate.graph:
+            return candidate
+        difference = self._comparison.compare(graph)
         if not self._budget.allows(difference):
-            return form
+            return candidate
         cycles = self._cycles(graph)
-        return _Form(graph, cycles, used, difference) if cycles < form.cycles else form
+        return _Candidate(graph, cycles, used, difference) if cycles < candidate.cycles else candidate
 
 
-def _device(graph: Graph) -> list[DeviceSegment]:
+def _device_segments(graph: Graph) -> list[DeviceSegment]:
     return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
 
 
-def with_rewrite(graph: Graph, offer: Used) -> Graph | None:
-    """Make one rewrite of a model, by its rule and its operator; None if there is none."""
+def apply_rewrite(graph: Graph, offer: Used) -> Graph | None:
+    """Apply a rewrite, given by its rule and its operator; return None if it does not apply."""
 
-    def wanted(item: Rewrite) -> bool:
-        return (item.operator, (item.what,)) == (offer.operator, offer.rules)
+    def matches(item: Rewrite) -> bool:
+        return (item.operator, (item.rule,)) == (offer.operator, offer.rules)
 
-    for segment in _device(graph):
-        if (found := next(filter(wanted, rewrites(segment)), None)) is not None:
-            segments = tuple(found.segment if item is segment else item for item in graph.segments)
+    for segment in _device_segments(graph):
+        if (match := next(filter(matches, rewrites(segment)), None)) is not None:
+            segments = tuple(match.segment if item is segment else item for item in graph.segments)
             return dataclasses.replace(graph, segments=segments)
     return None

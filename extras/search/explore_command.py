@@ -1,4 +1,4 @@
-"""The command that searches for Pareto-optimal configurations."""
+"""Command that searches for Pareto-optimal configurations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.cli.options import Shapes, board_names, real, shapes_of, whole
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.extras.search.explore.checks import Check, Confirmed, Name, Outcome
+    from weft.extras.search.explore.checks import Check, Name, Outcome, Outcomes
     from weft.extras.search.explore.explore import Exploration
     from weft.extras.search.explore.output import Output
 
@@ -127,8 +127,8 @@ def command(
     """Find Pareto-optimal configurations for models: time by the cycle model against estimated resources."""
     from weft.extras.search.explore.checks import SYNTHESISED, VERIFIED
     from weft.extras.search.explore.explore import explore
-    from weft.extras.search.explore.output import Output, models_of, show
-    from weft.extras.search.explore.place import places
+    from weft.extras.search.explore.output import Output, copy_models, show
+    from weft.extras.search.explore.place import make_places
     from weft.extras.search.explore.space import Space
     from weft.extras.search.explore.workers import WorkersError
 
@@ -136,17 +136,17 @@ def command(
         files.require_file(path)
     out = Output.of(
         output,
-        models_of(output, model, shapes_of(shape)),
+        copy_models(output, model, shapes_of(shape)),
         Space() if space is None else Space.load(space),
-        places(board, latency, bandwidth, clock * 1e6),
+        make_places(board, latency, bandwidth, clock * 1e6),
         tuple(objectives.split(",")),
         _limits(limit),
         (sampler, seed),
     )
     jobs = jobs or os.cpu_count() or 1
     end = None if minutes is None else 60 * minutes
-    with _Bar(trials, end) as told:
-        found = explore(
+    with _ProgressBar(trials, end) as report:
+        exploration = explore(
             out.task,
             output,
             trials=trials,
@@ -155,63 +155,70 @@ def command(
             seed=seed,
             jobs=jobs,
             scheduler=scheduler,
-            told=told,
+            report=report,
         )
-    out.write(found)
-    show(found, output)
-    if found.lost:
-        raise WorkersError(found.lost)
-    if found.interrupted:
-        reports.say_on_stderr("what was found is kept, and the same command goes on")
+    out.write(exploration)
+    show(exploration, output)
+    if exploration.workers_error:
+        raise WorkersError(exploration.workers_error)
+    if exploration.interrupted:
+        reports.say_on_stderr("results are kept; the same command resumes the search")
         raise KeyboardInterrupt
-    wanted = [what for what, is_wanted in ((VERIFIED, verify), (SYNTHESISED, synth)) if is_wanted]
-    if wanted and not _confirm(out, found, wanted, seed, jobs, scheduler):
+    check_kinds = [kind for kind, requested in ((VERIFIED, verify), (SYNTHESISED, synth)) if requested]
+    if check_kinds and not _confirm(out, exploration, check_kinds, seed, jobs, scheduler):
         raise typer.Exit(1)
 
 
 def _confirm(
-    out: Output, found: Exploration, wanted: Sequence[str], seed: int, jobs: int, scheduler: str | None
+    out: Output,
+    exploration: Exploration,
+    check_kinds: Sequence[str],
+    seed: int,
+    jobs: int,
+    scheduler: str | None,
 ) -> bool:
-    """Confirm the front, and tell; what is known is in the folder all the time."""
-    from weft.extras.search.explore.checks import GIVEN_UP, carry_out, checks_of, confirmed
+    """Confirm the points of the front and report each outcome; results so far are always in the folder."""
+    from weft.extras.search.explore.checks import ABANDONED, confirm_all, make_checks, run_check
     from weft.extras.search.explore.explore import RESULTS
     from weft.extras.search.explore.output import show_check
     from weft.extras.search.explore.workers import Workers
 
-    def told(name: Name, check: Check, outcome: Outcome, known: Confirmed) -> None:
+    def report(name: Name, check: Check, outcome: Outcome, outcomes: Outcomes) -> None:
         show_check(name, check, outcome)
-        out.write(found, known)
+        out.write(exploration, outcomes)
 
-    checks = checks_of(found, out.task.models, seed, wanted, out.folder / RESULTS)
-    workers = Workers(jobs, carry_out, GIVEN_UP, scheduler)
+    checks = make_checks(exploration, out.task.models, seed, check_kinds, out.folder / RESULTS)
+    workers = Workers(jobs, run_check, ABANDONED, scheduler)
     try:
         with reports.progress() as progress:
-            return confirmed(checks, workers, told, progress)
+            return confirm_all(checks, workers, report, progress)
     except KeyboardInterrupt:
-        reports.say_on_stderr("what was confirmed is kept, and the same command goes on")
+        reports.say_on_stderr("results are kept; the same command resumes the confirmation")
         raise
 
 
 def _limits(texts: list[str]) -> dict[str, float]:
-    found = {}
+    limits = {}
     for text in texts:
-        name, _, most = text.partition("=")
+        name, _, limit = text.partition("=")
         try:
-            found[name] = float(most)
+            limits[name] = float(limit)
         except ValueError:
-            raise InputError(f"--limit is NAME=MOST with a number, as lut=20000, not {text!r}") from None
-    return found
+            raise InputError(
+                f"--limit is NAME=MOST with a number, for example lut=20000, not {text!r}"
+            ) from None
+    return limits
 
 
-class _Bar:
-    """How far a search is: a bar with the time that is left on a terminal, a line now and then in a log."""
+class _ProgressBar:
+    """Progress of a search: a bar with the remaining time on a terminal, occasional lines in a log."""
 
     def __init__(self, trials: int, seconds: float | None) -> None:
         self._trials, self._seconds = trials, seconds
         self._begin = time.monotonic()
         self._first: int | None = None
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         self._context = reports.progress()
         self._say = self._context.__enter__()
         return self
@@ -219,21 +226,21 @@ class _Bar:
     def __exit__(self, *error: object) -> None:
         self._context.__exit__(None, None, None)
 
-    def __call__(self, found: Exploration, asked: int) -> None:
-        count, spent = len(found.measured), time.monotonic() - self._begin
+    def __call__(self, exploration: Exploration, proposals: int) -> None:
+        count, spent = len(exploration.measured), time.monotonic() - self._begin
         if self._first is None:
             self._first, self._begin, spent = count, time.monotonic(), 0.0
         done = count - self._first
         share = max(done / self._trials, 0 if self._seconds is None else spent / self._seconds)
-        left = "" if not done else f", {_time(spent / max(share, 1e-6) - spent)} left"
+        time_left = "" if not done else f", {_format_time(spent / max(share, 1e-6) - spent)} left"
         filled = int(20 * min(1.0, share))
         self._say(
-            f"[{'#' * filled}{'.' * (20 - filled)}] {count:,} points measured, {len(found.front):,} on the front, "
-            f"{asked:,} looked at{left}"
+            f"[{'#' * filled}{'.' * (20 - filled)}] {count:,} points measured, "
+            f"{len(exploration.pareto_front):,} on the front, {proposals:,} proposed{time_left}"
         )
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     minutes = max(0, round(seconds)) // 60
     return (
         f"{minutes // 60}:{minutes % 60:02} h" if minutes >= 60 else f"{minutes}:{round(seconds) % 60:02} min"
@@ -241,5 +248,5 @@ def _time(seconds: float) -> str:
 
 
 def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
+    """Add the command of this module to `app`."""
     app.command("explore")(command)

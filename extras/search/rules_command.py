@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rules(
-    given: Annotated[
+    file: Annotated[
         Path | None,
         typer.Argument(
             help="File of rules. Default: the rules that come with weft.",
@@ -33,9 +33,9 @@ def rules(
         ),
     ] = None,
     seed: Annotated[
-        int, whole("--seed", "Seed of the random integers with which --find compares terms.", *SEED)
+        int, whole("--seed", "Seed for the random integers with which --find compares terms.", *SEED)
     ] = 1,
-    listed: Annotated[bool, typer.Option("--list", help="Print the rules.")] = False,
+    list_rules: Annotated[bool, typer.Option("--list", help="Print the rules.")] = False,
 ) -> None:
     """Prove the rules of graph substitution, or find new rules.
 
@@ -43,36 +43,38 @@ def rules(
     on images and windows of several sizes.
     """
     from weft.extras.search.substitution.discovery import find as search
-    from weft.extras.search.substitution.rule_file import CARRIED, read, write
+    from weft.extras.search.substitution.rule_file import BUILTIN_RULES, read, write
 
     if find is not None:
         with files.whole_file(find) as part:
-            found = search(seed=seed, progress=print)
-            write(part, found.rules)
+            discovery = search(seed=seed, progress=print)
+            write(part, discovery.rules)
         print(
-            f"{find}: {len(found.rules):,} rules of {found.terms:,} terms in {found.seconds:.0f} s; "
-            f"{len(found.unproven):,} pairs that were equal on integers are not proven"
+            f"{find}: {len(discovery.rules):,} rules of {discovery.terms:,} terms in {discovery.seconds:.0f} s; "
+            f"{len(discovery.unproven):,} pairs with equal results on integers are unproven"
         )
         return
-    path = CARRIED if given is None else given
-    held = read(path)
-    _prove(held, path, listed)
+    path = BUILTIN_RULES if file is None else file
+    loaded = read(path)
+    _prove(loaded, path, list_rules)
 
 
-def _prove(held: tuple[Rule, ...], path: Path, listed: bool) -> None:
-    """Prove rules, and count them by the operators of their larger side."""
-    from weft.extras.search.substitution.rule_file import proven
+def _prove(loaded: tuple[Rule, ...], path: Path, list_rules: bool) -> None:
+    """Prove rules, and print their number by the operators of the larger side."""
+    from weft.extras.search.substitution.rule_file import prove_rules
 
     with reports.progress() as progress:
-        for number, _ in enumerate(proven(held, path), 1):
+        for number, _ in enumerate(prove_rules(loaded, path), 1):
             if number % 50 == 0:
-                progress(f"{number:,} of {len(held):,} rules are proven")
-    if listed:
-        for rule in held:
-            print(rule.told)
-    sizes = Counter(max(rule.left.size, rule.right.size) for rule in held)
+                progress(f"{number:,} of {len(loaded):,} rules are proven")
+    if list_rules:
+        for rule in loaded:
+            print(rule.text)
+    sizes = Counter(max(rule.left.size, rule.right.size) for rule in loaded)
     shares = ", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
-    print(f"{path}: all {len(held):,} rules are proven; by the operators of the larger side: {shares}")
+    print(
+        f"{path}: all {len(loaded):,} rules are proven; number of rules by operators of the larger side: {shares}"
+    )
 
 
 def add(app: typer.Typer) -> None:

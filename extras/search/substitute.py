@@ -1,5 +1,4 @@
-"""Graph substitutions for one model and machine: the search of `weft.extras.search.substitution`, judged by the cycle
-model."""
+"""Graph substitutions for one model and machine: `weft.extras.search.substitution`, judged by the cycle model."""
 
 from __future__ import annotations
 
@@ -13,109 +12,112 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.configurations import sequential_boards
 from weft.extras.search.substitution.rule import Rule
-from weft.extras.search.substitution.rule_file import carried, proven, read
-from weft.extras.search.substitution.search import Search, Searched, Used
+from weft.extras.search.substitution.rule_file import builtin_rules, prove_rules, read
+from weft.extras.search.substitution.search import Search, SearchResult, Used
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.run.devices import Simulation, open_device
 from weft.run.runtime import Image, zeros
 
-MOST = 1_000_000
-"""Parts that a search may measure, at most."""
-LATENCY = 30
-"""Cycles of the memory's latency, as in simulations that are told no other one."""
+MAX_PARTS = 1_000_000
+"""Limit for the parts that a search measures."""
+DEFAULT_LATENCY = 30
+"""Default latency of the memory in cycles, as in simulations."""
 
 
 @dataclass(frozen=True)
 class Substitutions:
-    """What a search did for a program.
+    """Result of a search for a program.
 
-    `used` are the chains of uses that stayed, `before` and `behind` the cycles of all device programs by the cycle
-    model, and `whole` says whether the search came to its end. Where the whole is not quicker, nothing is used.
+    `used` holds the chains of substitutions that were kept, `before` and `after` the cycles of all device programs by
+    the cycle model. `complete` tells whether the search ended by itself. If the whole program does not become faster,
+    nothing is used.
     """
 
     used: tuple[Used, ...]
     before: int
-    behind: int
-    whole: bool
+    after: int
+    complete: bool
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was done, in lines: each chain of uses, and what it saved."""
-        end = "" if self.whole else "; the search did not come to its end: allow more parts"
+        """Report, line by line: each chain of substitutions with its saving, then the total."""
+        end = "" if self.complete else "; the search was cut off: allow more parts"
         return (
-            *(item.told for item in self.used),
-            f"{len(self.used)} substitutions: {self.behind:,} cycles instead of {self.before:,} by the cycle model"
+            *(item.summary for item in self.used),
+            f"{len(self.used)} substitutions: {self.after:,} cycles instead of {self.before:,} by the cycle model"
             + end,
         )
 
 
-def proven_rules(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
-    """The rules of a file, each of which is proven.
+def load_proven_rules(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
+    """Read the rules of a file and prove each of them.
 
     Raises
     ------
     RuleError
-        If it cannot be read, or one does not hold.
+        If the file cannot be read, or a rule does not hold.
     """
-    return tuple(proven(read(Path(path)), Path(path)))
+    return tuple(prove_rules(read(Path(path)), Path(path)))
 
 
-def substituted(
+def substitute_operators(
     segments: Sequence[DeviceSegment],
     config: Config,
     *,
     most: int,
     bandwidth: float | None = None,
-    latency: int = LATENCY,
+    latency: int = DEFAULT_LATENCY,
     rules: Sequence[Rule] | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[DeviceSegment], Substitutions]:
-    """The device segments of a model with other operators, which compute the same bytes in fewer cycles.
+    """Replace operators of a model's device segments by equivalent ones that take fewer cycles.
 
     Parameters
     ----------
     segments : sequence of DeviceSegment
-        As the front end makes them.
+        From the front end.
     config : Config
     most : int
-        Parts of segments whose cycles are measured, at most, in all.
+        Limit for parts of segments whose cycles are measured, in total.
     bandwidth, latency : float, int
-        Of the memory, in bytes a cycle and cycles.
+        Of the memory, in bytes per cycle and cycles.
     rules : sequence of Rule, or path
-        A file's rules are proven first. Without, the rules that weft carries.
+        Rules of a file are proven first; by default weft's own rules.
     progress : callable
-        Told what stays.
+        Called with each substitution that is kept.
 
     Raises
     ------
     IrError
-        If a rule changed a byte: a bug, never the user's mistake.
+        If a rule changed a byte, which is a bug of weft.
     InputError
         If `most` is out of range.
     RuleError
         If the file of rules cannot be read, or a rule does not hold.
     """
-    most = integer("substitute", most, 1, MOST)
+    max_parts = integer("substitute", most, 1, MAX_PARTS)
     if isinstance(rules, str | os.PathLike):
-        rules = proven_rules(rules)
-    found, used, totals, whole = list[DeviceSegment](), list[Used](), [0, 0], True
+        rules = load_proven_rules(rules)
+    replaced, used, totals, complete = list[DeviceSegment](), list[Used](), [0, 0], True
     costs = Costs(config, bandwidth, latency)
     for segment in segments:
-        search = Search(carried() if rules is None else rules, costs, config.mantissa_bits, config.n**2, most)
-        searched: Searched = search.run(segment, progress)
-        most, whole = most - searched.costs, whole and searched.whole
+        search = Search(
+            builtin_rules() if rules is None else rules, costs, config.mantissa_bits, config.n**2, max_parts
+        )
+        searched: SearchResult = search.run(segment, progress)
+        max_parts, complete = max_parts - searched.measured_parts, complete and searched.complete
         before = costs(segment)
-        behind = costs(searched.segment) if searched.used else before
-        better = behind < before
-        found.append(searched.segment if better else segment)
-        used += searched.used if better else []
-        totals = [totals[0] + before, totals[1] + min(before, behind)]
-    return found, Substitutions(tuple(used), totals[0], totals[1], whole)
+        after = costs(searched.segment) if searched.used else before
+        is_faster = after < before
+        replaced.append(searched.segment if is_faster else segment)
+        used += searched.used if is_faster else []
+        totals = [totals[0] + before, totals[1] + min(before, after)]
+    return replaced, Substitutions(tuple(used), totals[0], totals[1], complete)
 
 
 class Costs:
-    """The cycles of segments, compiled by themselves."""
+    """Cost function: cycles of a segment compiled on its own."""
 
     def __init__(self, config: Config, bandwidth: float | None, latency: int) -> None:
         self._config, self._bandwidth = config, bandwidth

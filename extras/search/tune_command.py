@@ -1,4 +1,4 @@
-"""The command that searches for faster plans of convolutions."""
+"""Command that searches for faster plans of convolutions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ def tune(
     trials: Annotated[
         int, whole("--trials", "Number of plans to try for each distinct layer.", 1, 100_000)
     ] = 32,
-    seed: Annotated[
-        int, whole("--seed", "Seed of the search: different seeds propose different plans.", *SEED)
-    ] = 0,
+    seed: Annotated[int, whole("--seed", "Seed of the search.", *SEED)] = 0,
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
 ) -> None:
     """Find faster plans for the convolutions of a model, for `weft compile --tuning`."""
     files.require_file(model)
-    chosen = configuration(config)
+    loaded = configuration(config)
     files.check_overwrites({"--output": output}, [model, config_file(config)], {"--output": (".json",)})
     from weft.extras.search.tune import tune as search
 
     with reports.progress() as progress:
         tuning, default, cycles = search(
-            model, chosen, trials=trials, seed=seed, latency=latency, bandwidth=bandwidth, progress=progress
+            model, loaded, trials=trials, seed=seed, latency=latency, bandwidth=bandwidth, progress=progress
         )
         files.write_text(output, tuning.text())
     for layer in tuning.layers.values():
@@ -45,9 +43,9 @@ def tune(
     if tuning.layers:
         reports.say(f"{output}: {default:,} -> {cycles:,} cycles ({1 - cycles / default:.2%} less)")
     else:
-        reports.say(f"{output}: nothing faster was found than the {default:,} cycles there are")
+        reports.say(f"{output}: found nothing faster than the default's {default:,} cycles")
 
 
 def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
+    """Add the command of this module to `app`."""
     app.command()(writes(tune))

@@ -1,4 +1,4 @@
-"""Plans of convolutions that were found by search: what `weft.extras.search.tune` writes and the compiler reads."""
+"""Tuned plans of convolutions, which `weft.extras.search.tune` writes and the compiler reads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ from weft.hdl import schema
 from weft.hdl.isa.config import Config, ConfigError
 
 FORMAT = "weft tuning 3"
-KEPT = "weft tuned layer 2"
-"""Format of one layer in the cache."""
-TIMED = ("weft.compiler", "weft.hdl", "weft.sim.timing", "weft.run.runtime", "weft.extras.search.tune")
-"""Packages and modules of which a change may change cycles."""
+LAYER_FORMAT = "weft tuned layer 2"
+"""Format of a layer in the cache."""
+TIMING_SOURCES = (
+    "weft.compiler",
+    "weft.hdl",
+    "weft.sim.timing",
+    "weft.run.runtime",
+    "weft.extras.search.tune",
+)
+"""Packages and modules on which cycle counts depend."""
 Cycles = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 @dataclass(frozen=True)
 class TunedLayer:
-    """A layer's tiling, and its cycles on its own: with the default plan, and with this one."""
+    """Tiling of a layer, and the layer's cycles on its own: with the default plan, and with this tiling."""
 
     name: str
     tiling: Tiling
@@ -36,19 +42,19 @@ class TunedLayer:
     cycles: Cycles
 
     def text(self) -> str:
-        """As JSON, for the cache."""
-        return schema.encode(_Kept(KEPT, self))
+        """Return the layer as JSON, for the cache."""
+        return schema.encode(_LayerFile(LAYER_FORMAT, self))
 
     @classmethod
     def load(cls, path: Path) -> TunedLayer | None:
-        """What `text` made; None if the file is not there, or anything else is in it."""
+        """Read a layer that `text` wrote; return None if the file is missing or invalid."""
         try:
-            return schema.decode(schema.read_bytes(path), _Kept, format=KEPT).layer
+            return schema.decode(schema.read_bytes(path), _LayerFile, format=LAYER_FORMAT).layer
         except (OSError, schema.SchemaError):
             return None
 
 
-class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+class _LayerFile(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     layer: TunedLayer
 
@@ -70,7 +76,7 @@ class Tuning:
     ----------
     config : Config
     latency, bandwidth : int, float
-        The memory for which they were found: cycles, and bytes a cycle or None.
+        Of the memory that they are for: cycles, and bytes per cycle or None.
     layers : dict of str to TunedLayer
     """
 
@@ -80,7 +86,7 @@ class Tuning:
     layers: dict[str, TunedLayer]
 
     @property
-    def planned(self) -> str:
+    def memory_text(self) -> str:
         """The memory in words."""
         return (
             "for a memory as fast as the bus"
@@ -89,34 +95,34 @@ class Tuning:
         )
 
     def chooser(self) -> Chooser:
-        """Plans layers as tuned, and those it does not know as usual."""
+        """Return a chooser with the tuned plans, and default plans for other layers."""
 
         def choose(shape: ConvShape) -> ConvPlan | None:
-            layer, usual = self.layers.get(shape.key), plan(shape)
-            return usual if layer is None or usual is None else tuned(shape, layer, usual)
+            layer, default = self.layers.get(shape.key), plan(shape)
+            return default if layer is None or default is None else apply_tuning(shape, layer, default)
 
         return choose
 
     def text(self) -> str:
-        """As JSON."""
+        """Return the tuning as JSON."""
         return schema.encode(
             _File(FORMAT, sources_digest(), self.config.to_dict(), self.latency, self.bandwidth, self.layers)
         )
 
     @classmethod
     def load(cls, path: Path, config: Config) -> Tuning:
-        """Read what `text` made, for `config`.
+        """Read a tuning for `config`.
 
         Raises
         ------
         FileError
-            If the file is missing, is none of these, or was made for another configuration or by another version.
+            If the file is missing or invalid, or was made for another configuration or by another version.
         """
         try:
             values = schema.decode(schema.read_bytes(path), _File, format=FORMAT)
             made_for = Config.from_dict(values.config)
         except (schema.SchemaError, ConfigError) as error:
-            raise FileError(f"{path} is no tuning that can be read: {error}; run `weft tune` again") from None
+            raise FileError(f"{path} is not a valid tuning: {error}; run `weft tune` again") from None
         if made_for != config:
             raise FileError(
                 f"{path} is for configuration {made_for.digest:#010x}, not {config.digest:#010x}: "
@@ -127,32 +133,32 @@ class Tuning:
         return cls(config, values.latency, values.bandwidth, values.layers)
 
 
-def tuned(shape: ConvShape, layer: TunedLayer, usual: ConvPlan) -> ConvPlan:
-    """The plan with a layer's tiling, or the usual one if there is no such plan.
+def apply_tuning(shape: ConvShape, layer: TunedLayer, default: ConvPlan) -> ConvPlan:
+    """Return the plan with a layer's tiling, or the default plan if the layer has no such plan.
 
-    Its cycles are those that the usual one is estimated to take, less the share that it took less when both were tried:
-    an estimate by which it is compared with plans of other layers, which were not.
+    Its cycles are the default plan's estimate, reduced by the measured share, so that they compare with the estimates
+    of other layers.
     """
-    found = (item for item in candidates(shape) if item.tiling == layer.tiling)
+    matching = (item for item in candidates(shape) if item.tiling == layer.tiling)
     share = layer.cycles / layer.default
-    return next((dataclasses.replace(item, cycles=usual.cycles * share) for item in found), usual)
+    return next((dataclasses.replace(item, cycles=default.cycles * share) for item in matching), default)
 
 
 @cache
 def sources_digest() -> str:
-    """A hash of all sources that decide what is made of a tiling, and how many cycles that takes."""
+    """Return a hash of all sources that determine the program of a tiling and its cycles."""
     parts = [f"{source.name}\0".encode() + source.read_bytes() for source in timed_sources()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def timed_sources() -> list[Path]:
-    """The sources of the compiler, the hardware and its cycle model, and of what lays programs out in memory."""
-    found = []
-    for name in TIMED:
+    """Return the sources of the compiler, the hardware and its cycle model, and of the memory layout of programs."""
+    sources = []
+    for name in TIMING_SOURCES:
         spec = find_spec(name)
         assert spec is not None
         assert spec.origin is not None
         source = Path(spec.origin)
         folder = source.parent.rglob("*") if spec.submodule_search_locations is not None else [source]
-        found += sorted(path for path in folder if path.suffix in (".py", ".h", ".cpp"))
-    return found
+        sources += sorted(path for path in folder if path.suffix in (".py", ".h", ".cpp"))
+    return sources

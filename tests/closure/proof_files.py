@@ -37,7 +37,7 @@ from support.state_models import Ring
 import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.ir.graph import CompileError
-from weft.extras.language.certificate.certificate import description
+from weft.extras.language.certificate.certificate import describe_model
 from weft.extras.language.certificate.decoder_memory import Token
 from weft.extras.language.certificate.language import Language
 from weft.extras.language.run.decoder_run import DecoderMemory
@@ -185,7 +185,7 @@ class DecoderSubject:
 
     def __init__(self, memory: DecoderMemory, rng: Rng, *, prompts: bool) -> None:
         self.memory, self.prompts = memory, prompts
-        self._model = description(memory.decoder.numbers)
+        self._model = describe_model(memory.decoder.numbers)
         self._trial = Trial(memory, _points(memory, rng, prompts=prompts), prompts=prompts)
 
     def attack(self, rng: Rng) -> Result:

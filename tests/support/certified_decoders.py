@@ -12,15 +12,15 @@ import numpy as np
 
 from support.certified import fill
 from support.language_models import pieces, random_model
-from weft.extras.language.certificate.certificate import description, steps_of
+from weft.extras.language.certificate.certificate import describe_layout, describe_model
 from weft.extras.language.certificate.decoder import Decoder as Definition
-from weft.extras.language.certificate.decoder_memory import Steps, Token
+from weft.extras.language.certificate.decoder_memory import StepLayout, Token
 from weft.extras.language.certificate.language import Language
-from weft.extras.language.certificate.steps import Course, ProvenSteps, every_step, prove_steps
+from weft.extras.language.certificate.steps import ProvenSteps, StepProver, generate_steps, prove_steps
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.integers import Integers, integers
+from weft.extras.language.compiler.integers import Integers, to_integers
 from weft.extras.language.compiler.model import LanguageModel, Sizes
-from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Program, Row
 from weft.extras.proof.programs.symbols import Symbols
@@ -50,7 +50,7 @@ def numbers_of(
 ) -> Integers:
     """The integers of a random model with few tokens."""
     model = _random(architecture, seed, sizes, biases)
-    return integers(model, ranges(model, [_text(model, seed)]))
+    return to_integers(model, measure_ranges(model, [_text(model, seed)]))
 
 
 def in_blocks(folder: Path, architecture: str = "llama", head: str = "Q4_0", seed: int = 1) -> Integers:
@@ -58,7 +58,7 @@ def in_blocks(folder: Path, architecture: str = "llama", head: str = "Q4_0", see
     wide = dict.fromkeys(("width", "key_length", "value_length", "feed_forward"), 32)
     made = _random(architecture, seed, dataclasses.replace(SIZES, **wide), None)
     model = write(made, folder / "model.gguf", "Q4_0", {"token_embd.weight": head, "output.weight": head})
-    return integers(model, ranges(model, [_text(model, seed)]), blocks=True)
+    return to_integers(model, measure_ranges(model, [_text(model, seed)]), blocks=True)
 
 
 def _random(architecture: str, seed: int, sizes: Sizes, biases: bool | None) -> LanguageModel:
@@ -85,8 +85,8 @@ def memory_of(
 def proven(memory: DecoderMemory, program: Program | None = None, seed: int = 1) -> ProvenSteps:
     """Prove a program of a decoder, that for any tokens if none is given."""
     chosen = memory.program if program is None else program
-    at = steps_of(memory, chosen)
-    return prove_steps(description(memory.decoder.numbers), memory.decoder.config, at, seed)
+    at = describe_layout(memory, chosen)
+    return prove_steps(describe_model(memory.decoder.numbers), memory.decoder.config, at, seed)
 
 
 class Trial:
@@ -95,9 +95,12 @@ class Trial:
 
     def __init__(self, memory: DecoderMemory, points: Sequence[Point], *, prompts: bool = False) -> None:
         self.memory, self.points, self.prompts = memory, points, prompts
-        model, at = description(memory.decoder.numbers), steps_of(memory, program_of(memory, prompts))
-        self._course = Course(model, memory.decoder.config, at, 1)
-        self._every = [*every_step(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
+        model, at = (
+            describe_model(memory.decoder.numbers),
+            describe_layout(memory, program_of(memory, prompts)),
+        )
+        self._course = StepProver(model, memory.decoder.config, at, 1)
+        self._every = [*generate_steps(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
         self._right = self._outputs(memory)
         assert None not in self._right
         assert self.refused(memory) == ""
@@ -105,7 +108,7 @@ class Trial:
     def refused(self, other: DecoderMemory, *, checked: bool = False) -> str:
         """Why a program is not proven, or, if it is to be `checked`, what the program checker says; empty if it is."""
         program = program_of(other, self.prompts)
-        self._course.put(steps_of(other, program))
+        self._course.set_program(describe_layout(other, program))
         try:
             for tokens in self._every:
                 self._course.step(tokens)
@@ -117,9 +120,9 @@ class Trial:
 
     def of(self, model: Language) -> str:
         """Why the program is not proven to compute another model; empty if it is."""
-        at = steps_of(self.memory, program_of(self.memory, self.prompts))
+        at = describe_layout(self.memory, program_of(self.memory, self.prompts))
         try:
-            course = Course(model, self.memory.decoder.config, at, 1)
+            course = StepProver(model, self.memory.decoder.config, at, 1)
             for tokens in self._every:
                 course.step(tokens)
         except Unproven as error:
@@ -213,10 +216,10 @@ class _Exact(Definition):
     caches: np.ndarray
     place: int
 
-    def results(self, layer: int) -> np.ndarray:
+    def result_names(self, layer: int) -> np.ndarray:
         block, seen = self.blocks[layer], self.caches[layer].copy()
         seen[0, self.place], seen[1, self.place] = block.keys[0], block.values[0]
-        return self.attended(layer, 0, *seen[:, : self.place + 1])
+        return self.attend(layer, 0, *seen[:, : self.place + 1])
 
 
 def definition(
@@ -241,7 +244,7 @@ def computed(
     memory: DecoderMemory, token: int, place: int, caches: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same as the program computes it on the golden interpreter."""
-    at, config = steps_of(memory, memory.program), memory.decoder.config
+    at, config = describe_layout(memory, memory.program), memory.decoder.config
     layers, _, _, heads, length = caches.shape
     device = golden_device(config, memory.memory_bytes)
     run = DecoderRun(memory, device)
@@ -249,13 +252,13 @@ def computed(
     for address, content in zip(places.ravel(), caches[:, :, :place].ravel(), strict=True):
         device.write(int(address), bytes([int(content)]))
     run.step([Row(token, place, range(memory.pages))])
-    raw = np.frombuffer(run.raw(0), np.uint8).reshape(-1, 2, config.n).swapaxes(1, 2).reshape(-1, 2)
+    raw = np.frombuffer(run.logit_bytes(0), np.uint8).reshape(-1, 2, config.n).swapaxes(1, 2).reshape(-1, 2)
     own = _slots(at, np.array([place]), layers, heads, length)[:, :, 0]
     kept = np.array([device.read(int(byte), 1)[0] for byte in own.ravel()]).reshape(own.shape)
     return raw[: at.reads.vocabulary], kept
 
 
-def _slots(at: Steps, slots: np.ndarray, layers: int, heads: int, length: int) -> np.ndarray:
+def _slots(at: StepLayout, slots: np.ndarray, layers: int, heads: int, length: int) -> np.ndarray:
     """Addresses of keys and values of a text whose pages lie in their order: (layers, 2, slots, heads, length)."""
     cache = at.cache
     layer, kind, slot, head, element = np.ogrid[:layers, :2, : len(slots), :heads, :length]

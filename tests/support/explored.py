@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 
 from support import qdq_models
-from weft.extras.search.explore.evaluate import Job, timed
+from weft.extras.search.explore.evaluate import Job, measure
 from weft.extras.search.explore.explore import Task
-from weft.extras.search.explore.output import models_of
-from weft.extras.search.explore.place import Place, places
+from weft.extras.search.explore.output import copy_models
+from weft.extras.search.explore.place import Place, make_places
 from weft.extras.search.explore.point import Measured, Point
 from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import Config
@@ -44,8 +44,8 @@ def task(
 ) -> Task:
     """A search whose models are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = models_of(folder, [model(folder)], {})
-    where = places(list(boards), 30, None, None)
+    found = copy_models(folder, [model(folder)], {})
+    where = make_places(list(boards), 30, None, None)
     return Task(found, space or Space(VALUES), where, objectives, limits or {})
 
 
@@ -61,7 +61,7 @@ def measured(made: Task, config: Config, folder: Path) -> Measured:
     """What is known of `config` at the only place of a search."""
     (place,) = made.places
     point = Point.of(config, place)
-    return Measured(point, point.resources(), timed(job(made, config, place, folder)))
+    return Measured(point, point.resources(), measure(job(made, config, place, folder)))
 
 
 def entries(folder: Path) -> dict[str, float]:

@@ -127,7 +127,7 @@ def compile_model(
         loaded = provider("read a tuning")(files.require_file(tuning), chosen)
         # A tuning is for one memory bandwidth, because its plans were measured with it.
         if memory is not None and options["memory"] != loaded.bandwidth:
-            raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
+            raise FileError(f"{tuning} is {loaded.memory_text}, unlike --memory {memory}: leave out --memory")
         options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
     reads = [model, tuning, config_file(config), rules, samples]
     # The certificate is part of the folder: if the proof fails, no folder is written.

@@ -1,1 +1,1 @@
-"""Certificates of language models' programs."""
+"""Proofs that a decoder's programs compute its model."""

@@ -1,4 +1,4 @@
-"""Certificates of language models: that a decoder's programs compute what the integers of its model say."""
+"""Certificates of language models: proofs that a decoder's programs compute the integers of its model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.extras.language.certificate.decoder_memory import Cache, Reads, Steps, Token
+from weft.extras.language.certificate.decoder_memory import Cache, ReadSizes, StepLayout, Token
 from weft.extras.language.certificate.language import Language, Layer, Product
 from weft.extras.language.certificate.steps import ProvenSteps, prove_steps
 from weft.extras.language.compiler.form import PRODUCTS
-from weft.extras.language.compiler.integers import Integers, embedding_in_steps, turns
-from weft.extras.language.compiler.kernel_set import named
+from weft.extras.language.compiler.integers import Integers, quantise_embedding, rotation_table
+from weft.extras.language.compiler.kernel_set import build_kernels
 from weft.extras.language.compiler.model import dense
 from weft.extras.language.compiler.registers import HEADER_BYTES, ROWS_LEFT
-from weft.extras.language.compiler.scaled import BYTE_BITS, MOST_BITS
+from weft.extras.language.compiler.scaled import BYTE_BITS, MAX_ROW_BITS
 from weft.extras.language.compiler.weights import Weights
 from weft.extras.language.run.decoder_run import DecoderMemory, Program, Row
 from weft.extras.proof.certificate import CertificateError, formula_of
@@ -29,57 +29,61 @@ from weft.hdl.isa import WORD_BYTES, decode
 
 @dataclass(frozen=True)
 class CertifiedProgram:
-    """What is proven of a program: `name` says of which one, and `results` what it makes."""
+    """Result of a proof: `name` is that of the program, `results` a description of its outputs."""
 
     name: str
     results: str
     proven: ProvenSteps
 
     @property
-    def told(self) -> str:
-        """A line."""
+    def summary(self) -> str:
+        """One line for the user."""
         proven = self.proven
         return (
-            f"{self.name}: {self.results} are proven to be what the model's integers say, at all {proven.places:,} "
-            f"places of a text, for any token and any text before it, from {proven.instructions:,} instructions in "
+            f"{self.name}: {self.results} are proven to equal the model's integers, at all {proven.places:,} "
+            f"positions of a text, for any token and any text before it, from {proven.instructions:,} instructions in "
             f"{proven.seconds:.1f} s (wrong with a probability below 2**{proven.error:g})"
         )
 
 
-def certify(memory: DecoderMemory, told: Callable[[str], None]) -> list[CertifiedProgram]:
-    """Prove the programs of a decoder as they lie in memory. Raises `CertificateError`."""
-    found = [_certified(memory, memory.program, "the decoder's program", "logits, keys and values", told)]
+def certify(memory: DecoderMemory, progress: Callable[[str], None]) -> list[CertifiedProgram]:
+    """Prove the programs of a decoder as they are in memory; raise `CertificateError` if that fails."""
+    programs = [
+        _prove_program(memory, memory.program, "the decoder's program", "logits, keys and values", progress)
+    ]
     if memory.prompts is not None:
-        found.append(_certified(memory, memory.prompts, "its program for prompts", "keys and values", told))
-    return found
+        programs.append(
+            _prove_program(memory, memory.prompts, "its program for prompts", "keys and values", progress)
+        )
+    return programs
 
 
-def _certified(
-    memory: DecoderMemory, program: Program, name: str, results: str, told: Callable[[str], None]
+def _prove_program(
+    memory: DecoderMemory, program: Program, name: str, results: str, progress: Callable[[str], None]
 ) -> CertifiedProgram:
     code, config = program.decoder.code, program.decoder.config
     words = [decode(code[at : at + WORD_BYTES]) for at in range(0, len(code), WORD_BYTES)]
     try:
         check(words, config)
-        model = description(memory.decoder.numbers)
-        proven = prove_steps(model, config, steps_of(memory, program), secrets.randbits(64), told)
+        model = describe_model(memory.decoder.numbers)
+        proven = prove_steps(model, config, describe_layout(memory, program), secrets.randbits(64), progress)
     except (ProgramError, Unproven) as error:
         raise CertificateError(f"{name} is not proven: {error}") from None
     return CertifiedProgram(name, results, proven)
 
 
-def description(numbers: Integers) -> Language:
-    """A decoder as its model's integers say, for the proof: nothing of it is of a plan, or of a program."""
+def describe_model(numbers: Integers) -> Language:
+    """Return a decoder for the proof, from its model's integers alone: no part of it comes from a plan or a program."""
     model = numbers.model
-    embedding, unit = embedding_in_steps(model.token_embedding)
+    embedding, unit = quantise_embedding(model.token_embedding)
     units = [unit]
     if model.positions is not None:
-        positions, unit = embedding_in_steps(dense(model.positions)[: model.sizes.context])
+        positions, unit = quantise_embedding(dense(model.positions)[: model.sizes.context])
         units.append(unit)
     else:
         assert model.rotary is not None
-        positions = turns(model.rotary, model.sizes)
-    rows = named(numbers, model.sizes.vocabulary, units)
+        positions = rotation_table(model.rotary, model.sizes)
+    rows = build_kernels(numbers, model.sizes.vocabulary, units)
     head = Product(
         Array.of(numbers.head.values), Array.of(numbers.head_scaled.mantissas), _biases(numbers, "head", 0)
     )
@@ -91,8 +95,8 @@ def description(numbers: Integers) -> Language:
         model.rotary is not None,
         {name: formula_of(item, ()) for name, item in rows.items()},
         tuple(_layer(numbers, index) for index in range(len(numbers.layers))),
-        numbers.smaller,
-        MOST_BITS - BYTE_BITS,
+        numbers.step_ratio,
+        MAX_ROW_BITS - BYTE_BITS,
         head,
         _gains(numbers.gains[-1:]),
     )
@@ -118,25 +122,25 @@ def _gains(gains: Iterable[np.ndarray]) -> tuple[Array, ...]:
     return tuple(map(Array.of, gains))
 
 
-def steps_of(memory: DecoderMemory, program: Program) -> Steps:
-    """Where a program of a decoder and all that it works on lie in memory."""
+def describe_layout(memory: DecoderMemory, program: Program) -> StepLayout:
+    """Return the memory layout of a decoder's program and all its data."""
     decoder = program.decoder
-    places, contents = decoder.places, memory.decoder.contents  # which both programs share
-    constants, records, frame, cache, between, logits = memory.bases
+    places, contents = decoder.places, memory.decoder.contents  # shared by both programs
+    constants, records, frame, cache, temporaries, logits = memory.bases
     sizes, rows = places.sizes, places.rows
     codes = [(program.entry, decoder.code), (constants, bytes(contents.constants))]
     prompt = decoder is not memory.decoder
-    return Steps(
+    return StepLayout(
         bases=dict(enumerate(memory.bases)),
         entry=program.entry,
         memory_bytes=memory.memory_bytes,
         contents=[*codes, (records, bytes(contents.records))],
         rows=rows,
-        together=places.consecutive,
+        consecutive=places.consecutive,
         frame=frame,
-        frame_of=lambda tokens, numbers, pages: _frame(program, tokens, numbers, pages),
-        turn=ROWS_LEFT if places.together < rows else None,
-        free=[(0, HEADER_BYTES)] if prompt else [],
+        encode_frame=lambda tokens, numbers, pages: _frame(program, tokens, numbers, pages),
+        turn_register=ROWS_LEFT if places.tokens_per_text < rows else None,
+        unspecified=[(0, HEADER_BYTES)] if prompt else [],
         tokens=HEADER_BYTES,
         places=HEADER_BYTES + 4 * rows,
         token_rows=Rows(sizes.vocabulary, contents.embedding_bytes, contents.embedding),
@@ -146,8 +150,8 @@ def steps_of(memory: DecoderMemory, program: Program) -> Steps:
             places.head_bytes // 2, sizes.key_length,
         ),
         logits=None if prompt else (logits, 2 * memory.columns),
-        scratch=[(between, places.one_bytes * rows)],
-        reads=Reads(sizes.context, sizes.vocabulary, sizes.blocks, sizes.key_value_heads, sizes.key_length),
+        scratch=[(temporaries, places.token_bytes * rows)],
+        reads=ReadSizes(sizes.context, sizes.vocabulary, sizes.blocks, sizes.key_value_heads, sizes.key_length),
     )  # fmt: skip
 
 
@@ -155,4 +159,4 @@ def _frame(
     program: Program, tokens: Sequence[Token], numbers: Sequence[int], pages: Sequence[Sequence[int]]
 ) -> bytes:
     rows = zip(tokens, numbers, pages, strict=True)
-    return program.frame_of([Row(number, token.place, own) for token, number, own in rows])
+    return program.encode_frame([Row(number, token.place, own) for token, number, own in rows])

@@ -1,4 +1,4 @@
-"""Where a decoder's program and its keys and values lie in memory, and what the host tells it ahead of a step."""
+"""Memory layout of a decoder's program and cache, and the arguments of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.extras.proof.programs.symbols import Rows
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a step: which text it belongs to, and its place there, from 0."""
+    """Token of a step: index of its text, and position there, from 0."""
 
     text: int
     place: int
@@ -18,13 +18,13 @@ class Token:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where keys and values are in memory: of a page, so many `keys` of a text that follow each other.
+    """Layout of keys and values in pages of `keys` consecutive keys of a text.
 
     Attributes
     ----------
     address, pages, page_bytes, keys : int
     layer, head, kind, slot : int
-        Bytes from a layer to the next one, from a head, from keys to values, and from a key to the next one.
+        Strides in bytes: between layers, between heads, from keys to values, and between keys.
     """
 
     address: int
@@ -38,13 +38,13 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Reads:
-    """How much of a decoder the host reads; a proof that is of less is none.
+class ReadSizes:
+    """Sizes that the host reads, which a proof must cover.
 
     Attributes
     ----------
     context : int
-        Places of a text.
+        Positions of a text.
     vocabulary : int
         Logits of a row.
     layers, heads, length : int
@@ -59,37 +59,37 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """A decoder's program in memory, and what the host tells it.
+class StepLayout:
+    """Decoder's program in memory, with the layout of its arguments and results.
 
     Attributes
     ----------
     bases, entry, memory_bytes, contents
-        As `weft.extras.proof.programs.proof.Placement` has them. Contents are never written.
+        See `weft.extras.proof.programs.proof.Placement`. Contents are read-only.
     rows : int
-        Tokens of a step at most.
-    together : bool
-        They follow each other in one text, the first one at a multiple of `rows`. Keys and values of those that are
-        not there may be anything.
+        Maximum number of tokens in a step.
+    consecutive : bool
+        Whether the rows are consecutive tokens of one text, the first at a multiple of `rows`. Keys and values of
+        missing rows are undefined.
     frame : int
-        Address of what the host writes ahead of a step.
-    frame_of : callable
-        Makes that of the tokens of a step, their numbers, and the pages of each one's text.
-    turn : int, optional
-        The register that counts tokens of a step down, if they are worked on one after the other.
-    free : sequence of (int, int)
-        Where in the frame is what may be anything, and its size.
+        Address of the arguments that the host writes before a step.
+    encode_frame : callable
+        Encodes the arguments from the step's tokens, their numbers, and the pages of each token's text.
+    turn_register : int, optional
+        Register that counts down the tokens of a step if they are processed one after the other.
+    unspecified : sequence of (int, int)
+        Offset and size of parts of the frame that may hold anything.
     tokens, places : int
-        Where in the frame the offset of the first token's row is, and that of its place; those of others follow.
+        Offsets in the frame of the first token's embedding offset, and of its position's offset; those of others
+        follow.
     token_rows, place_rows : Rows
-        What these may be.
+        Tables that these offsets refer to.
     cache : Cache
     logits : (int, int), optional
-        Address, and bytes of a row: for each N logits their upper digits and then their lower ones. None if the program
-        makes none.
+        Address, and bytes of a row: for each N logits the upper digits, then the lower ones. None without logits.
     scratch : sequence of (int, int)
-        Addresses and sizes of what the program may leave anything in.
-    reads : Reads
+        Addresses and sizes of memory that the program may leave in any state.
+    reads : ReadSizes
     """
 
     bases: Mapping[int, int]
@@ -97,11 +97,11 @@ class Steps:
     memory_bytes: int
     contents: Sequence[tuple[int, bytes]]
     rows: int
-    together: bool
+    consecutive: bool
     frame: int
-    frame_of: Callable[[Sequence[Token], Sequence[int], Sequence[Sequence[int]]], bytes]
-    turn: int | None
-    free: Sequence[tuple[int, int]]
+    encode_frame: Callable[[Sequence[Token], Sequence[int], Sequence[Sequence[int]]], bytes]
+    turn_register: int | None
+    unspecified: Sequence[tuple[int, int]]
     tokens: int
     places: int
     token_rows: Rows
@@ -109,4 +109,4 @@ class Steps:
     cache: Cache
     logits: tuple[int, int] | None
     scratch: Sequence[tuple[int, int]]
-    reads: Reads
+    reads: ReadSizes

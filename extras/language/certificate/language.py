@@ -1,31 +1,31 @@
-"""Language models as a proof reads them: a decoder in integers, as the front end gives it, ahead of any plan or code.
+"""Language model as a proof reads it: a decoder in integers from the front end, before any plan or code.
 
-Weights and embeddings are integers; what a token's row goes through between two products are formulas, as those of
-kernels (`weft.extras.proof.programs.graph.Formula`), of which `weft.extras.language.certificate.decoder` says how
-they go together. *Digits* are bytes from -128 to 127, of 256 each, the highest one first. The tensors of formulas,
-and their results in order:
+Weights and embeddings are integers. Computations between two products are formulas, like those of kernels
+(`weft.extras.proof.programs.graph.Formula`), which `weft.extras.language.certificate.decoder` combines. *Digits* are
+bytes from -128 to 127 in base 256, highest first. Tensors of formulas, and their results, in order:
 
 ==================  =================================================================  ==============================
 formula             tensors                                                            results
 ==================  =================================================================  ==============================
 ``begin``           embedding of a token, and of its position if it has one            row of the residual stream
-``normalise``       upper digits of such a row, its lowest one, gains if there are     int8, shift of the row
-``query``, ``key``  *turned sums*: sums, cosines, sines, shift; else as ``value``,     int8; with ``turn`` two digits
-                    with biases if there are any
+``normalise``       upper digits of such a row, its lowest digit, any gains            int8, shift of the row
+``query``, ``key``  *rotated sums*: sums, cosines, sines, shift; otherwise like        int8; with ``turn`` two digits
+                    ``value``, with any biases
 ``turn``            two digits, cosines, sines                                         int8
-``value``           sums, mantissas, shift, biases if there are any                    int8
-``output, down``    sums, mantissas, upper digits of a row, its lowest one and shift   row of the residual stream
-``offset``          upper digits, lowest one, upper digits of biases, their lowest     row of the residual stream
+``value``           sums, mantissas, shift, any biases                                 int8
+``output, down``    sums, mantissas, upper digits of a row, its lowest digit and       row of the residual stream
+                    shift
+``offset``          upper digits, lowest digit, upper digits of biases, their lowest   row of the residual stream
 ``gate``, ``up``    sums, mantissas, shift, biases                                     two digits
-``inner``           with ``gate``: two digits of each; else sums (of the gate, if      two digits
+``inner``           with ``gate``: two digits of each; otherwise sums (of the gate, if  two digits
                     there is one, and the other product), mantissas of each, shift,
-                    biases if there are any
+                    any biases
 ``quantise``        two digits                                                         int8, shift of the row
-``head``            sums, mantissas, shift, biases if there are any                    two digits
+``head``            sums, mantissas, shift, any biases                                 two digits
 ==================  =================================================================  ==============================
 
-A row of the residual stream has two upper digits and a lowest one. Numbers have two digits, but biases that are added
-to the residual stream, which have three.
+A row of the residual stream has two upper digits and a lowest one. Numbers have two digits, except for biases that are
+added to the residual stream, which have three.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from weft.hdl.errors import WeftError
 
 
 class Product(msgspec.Struct, frozen=True):
-    """A product with weights, int8 (outputs, inputs), and the mantissas and biases of its outputs, integers (outputs,);
-    None if it has none."""
+    """Product with weights, int8 (outputs, inputs), and integer mantissas and biases (outputs,) or None."""
 
     weights: Array
     mantissas: Array | None = None
@@ -46,9 +45,11 @@ class Product(msgspec.Struct, frozen=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A block: its products, which are ``query``, ``key``, ``value``, ``output``, ``up``, ``down`` and perhaps
-    ``gate``; the octaves of a step of its scores; and what its two norms multiply by, int (width,), if that is no part
-    of weights."""
+    """Layer with products ``query``, ``key``, ``value``, ``output``, ``up``, ``down`` and optionally ``gate``.
+
+    `octaves` is the step of its scores in octaves. `gains` are the weights of its two norms, int (width,), unless they
+    are folded into matrices.
+    """
 
     products: dict[str, Product]
     octaves: float
@@ -56,26 +57,26 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Language(msgspec.Struct, frozen=True):
-    """A decoder.
+    """Decoder in integers.
 
     Attributes
     ----------
     heads, key_value_heads : int
-        Heads of queries, and of keys and values, each of which is read by neighbouring heads of queries.
+        Heads of queries, and of keys and values; each of the latter serves adjacent heads of queries.
     embedding : Array
         Of tokens: integers (tokens, width).
     positions : Array
-        Of positions: integers (context, width); or, if it is `rotary`, (context, 2 * length of a head), the cosines of
-        all elements and then the sines, those of even elements negative.
+        Of positions: integers (context, width). If `rotary`, (context, 2 * length of a head): the cosines of all
+        elements and then the sines, those of even elements negated.
     formulas : dict of str to Formula
-        See the module.
-    smaller : float
-        What values are multiplied by, as steps of attention's results are smaller by so much.
+        By the names in this module's docstring.
+    step_ratio : float
+        Factor for values, whose step is that of attention's results times this ratio.
     even : int
-        The shift of rows of attention's results.
+        Shift of rows of attention's results.
     head : Product
     gains : tuple of Array
-        What the last norm multiplies by, likewise.
+        Weights of the last norm, unless they are folded into the head.
     """
 
     heads: int
@@ -85,11 +86,11 @@ class Language(msgspec.Struct, frozen=True):
     rotary: bool
     formulas: dict[str, Formula]
     layers: tuple[Layer, ...]
-    smaller: float
+    step_ratio: float
     even: int
     head: Product
     gains: tuple[Array, ...] = ()
 
 
 class LanguageError(WeftError, ValueError):
-    """A description that says nothing, or not all."""
+    """The description of a model is invalid or incomplete."""

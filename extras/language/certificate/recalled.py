@@ -1,9 +1,9 @@
-"""A device of values that is started many times, and carries out an instruction once for each content of what it reads.
+"""Symbolic device for many starts, which executes an instruction only once for equal inputs.
 
-Every row of a memory on the chip has a number, and two rows with one number have the same values in them. What an
-instruction makes is remembered under the numbers of what it reads, all of which its operands declare; of LOAD, under
-the bytes that it copies. So starts that differ in few places take little time each, and nothing is taken for granted of
-where they differ.
+Every row of an on-chip memory has a number, and rows with equal numbers have equal values. The results of an
+instruction are cached by the numbers of the rows that it reads, all of which its operands declare; those of LOAD by the
+bytes that it copies. Starts that differ in few places are therefore fast, without any assumption about where they
+differ.
 """
 
 from __future__ import annotations
@@ -27,76 +27,78 @@ from weft.sim.device import DeviceError
 from weft.sim.golden.memories import loops
 from weft.sim.golden.vector import valid_columns
 
-_ROWS = (Memory.SCRATCHPAD, Memory.ACCUMULATOR, Memory.STATES, Memory.ALIGNMENTS)
-"""Memories whose rows have numbers; of all others together there is one."""
-_WHOLE = (Microcode, Lookup, Table)
-"""Instructions that write to the others."""
+_NUMBERED_MEMORIES = (Memory.SCRATCHPAD, Memory.ACCUMULATOR, Memory.STATES, Memory.ALIGNMENTS)
+"""Memories with a number for each row; all other memories together have one number."""
+_CONFIGURING = (Microcode, Lookup, Table)
+"""Instructions that write to the other memories."""
 Places = list[tuple[Memory, np.ndarray]]
 Content = tuple[np.ndarray | Sums, ...]
 
 
-class _Told(NamedTuple):
-    """Of an instruction, whatever it waits for and signals, a number, and the rows that it reads and writes; None if it
-    names some that there are not."""
+class _Footprint(NamedTuple):
+    """Number of an instruction, ignoring its semaphores, and the rows that it reads and writes.
+
+    `places` is None if it addresses rows that do not exist.
+    """
 
     number: int
     places: tuple[Places, Places] | None
 
 
-def _copied(sums: Sums) -> Sums:
+def _copy(sums: Sums) -> Sums:
     return Sums(sums.primes, sums.f.copy(), sums.low.copy(), sums.high.copy(), sums.degree)
 
 
 class RecallingDevice(ValueDevice):
-    """See the module.
+    """Symbolic device with a cache of instructions' results.
 
     Attributes
     ----------
     fixed : sequence of (int, int)
-        First address and one past the last of what is in memory at every start and is never written.
-    turn : int, optional
-        A register that counts turns of a loop down to 0: each turn but the first begins with anything where the one
-        before has written to on the chip, so that what is proven of it does not depend on that one.
-    done : int
-        Instructions that were carried out and not remembered.
+        Start and end of memory ranges that have the same contents at every start and are never written.
+    turn_register : int, optional
+        Register that counts turns of a loop down to 0. Each turn but the first starts with arbitrary values in the
+        on-chip rows that the previous turn wrote, so that proofs about turns are independent.
+    executed : int
+        Number of instructions that were executed, not taken from the cache.
     """
 
     def __init__(self, config: Config, memory_bytes: int, values: Values) -> None:
         super().__init__(config, memory_bytes, values)
         self.fixed: Sequence[tuple[int, int]] = ()
         self._digests: dict[tuple[int, int, int], bytes] = {}
-        self.turn: int | None = None
-        self.done = 0
+        self.turn_register: int | None = None
+        self.executed = 0
         self._turn = 0
         self._written: Places = []
-        self._anything: dict[tuple[int, Memory, bytes], tuple[Content, np.ndarray]] = {}
-        self._known: dict[Hashable, list[tuple[Memory, np.ndarray, Content, np.ndarray]]] = {}
-        self._instructions: dict[Instruction, _Told] = {}
+        self._arbitrary: dict[tuple[int, Memory, bytes], tuple[Content, np.ndarray]] = {}
+        self._results: dict[Hashable, list[tuple[Memory, np.ndarray, Content, np.ndarray]]] = {}
+        self._instructions: dict[Instruction, _Footprint] = {}
         self._numbers: dict[Memory, np.ndarray] = {}
         self._rows: dict[bytes, int] = {}
-        self._begin = self.cells, self.sums, self.rows
+        self._initial = self.cells, self.sums, self.rows
         self._next = itertools.count()
-        self._first = {memory: self._fresh(memory.size(config)) for memory in _ROWS}
-        self._others = self._first_others = next(self._next)
+        self._first = {memory: self._fresh(memory.size(config)) for memory in _NUMBERED_MEMORIES}
+        self._configuration = self._first_configuration = next(self._next)
         self.forget()
 
     def fix(self, fixed: Sequence[tuple[int, int]]) -> None:
-        """Say from which addresses to before which others memory is never written from now on."""
+        """Set the memory ranges (start, end) that are never written from now on."""
         self.fixed = fixed
         self._digests.clear()
 
     def forget(self) -> None:
-        """What is on the chip is what it was at first: anything."""
-        cells, sums, rows = self._begin
+        """Reset the on-chip memories to their initial, arbitrary contents."""
+        cells, sums, rows = self._initial
         self.cells = cells.copy()
-        self.sums = _copied(sums)
+        self.sums = _copy(sums)
         self.rows = RowStates.__new__(RowStates)
-        self.rows.maxima, self.rows.sums = _copied(rows.maxima), _copied(rows.sums)
-        self.rows.alignments, self.rows.table = _copied(rows.alignments), np.full_like(rows.table, -1)
+        self.rows.maxima, self.rows.sums = _copy(rows.maxima), _copy(rows.sums)
+        self.rows.alignments, self.rows.table = _copy(rows.alignments), np.full_like(rows.table, -1)
         self.tables[:] = -1
         self.memories.kernel = [None] * self.config.kernel  # type: ignore[list-item]
         self._numbers = {memory: numbers.copy() for memory, numbers in self._first.items()}
-        self._others = self._first_others
+        self._configuration = self._first_configuration
         self._turn = 0
         self._written.clear()
 
@@ -104,59 +106,60 @@ class RecallingDevice(ValueDevice):
         return np.fromiter(itertools.islice(self._next, count), np.int64, count)
 
     def _execute(self, index: int, instruction: Instruction) -> None:
-        told = self._told(instruction)
+        footprint = self._footprint(instruction)
         self._begin_turn()
         if isinstance(instruction, Store):
             self._check_fixed(instruction)
-        if isinstance(instruction, Store) or told.places is None:
-            self._carry_out(index, instruction)
-            if told.places is None:  # as those of rows that are padding may be
+        # Memory has no row numbers, so that STOREs are always executed.
+        if isinstance(instruction, Store) or footprint.places is None:
+            self._execute_uncached(index, instruction)
+            if footprint.places is None:  # rows used as padding may be such
                 raise Unproven(
                     f"instruction {index} ({instruction.OPCODE.name}) names rows that there are not"
                 )
             return
-        reads, writes = told.places
+        reads, writes = footprint.places
         self._written += writes
-        beside = self._beside(instruction)
-        if isinstance(instruction, Softmax) and instruction.first and not any(beside):
-            # Rows start anew, and see no score.
+        other_inputs = self._other_inputs(instruction)
+        if isinstance(instruction, Softmax) and instruction.first and not any(other_inputs):
+            # The rows' states are reset, and no score is visible.
             reads = [item for item in reads if item[0] not in (Memory.ACCUMULATOR, Memory.STATES)]
         numbers = b"".join([self._numbers[memory][rows].tobytes() for memory, rows in reads])
-        key = (told.number, self._others, beside, numbers)
-        if isinstance(instruction, _WHOLE):
-            self._carry_out(index, instruction)
-            self._others = self._number(repr(key).encode())
+        key = (footprint.number, self._configuration, other_inputs, numbers)
+        if isinstance(instruction, _CONFIGURING):
+            self._execute_uncached(index, instruction)
+            self._configuration = self._number_of(repr(key).encode())
             return
-        if key not in self._known:
-            self._carry_out(index, instruction)
-            self._known[key] = [
+        if key not in self._results:
+            self._execute_uncached(index, instruction)
+            self._results[key] = [
                 (memory, rows, self._content(memory, rows), self._fresh(len(rows))) for memory, rows in writes
             ]
-        for memory, rows, content, found in self._known[key]:
+        for memory, rows, content, numbers_after in self._results[key]:
             self._restore(memory, rows, content)
-            self._numbers[memory][rows] = found
+            self._numbers[memory][rows] = numbers_after
 
     def _begin_turn(self) -> None:
-        """Put anything into what the turn of the loop before this one has written."""
-        if self.turn is None:
+        """Replace the values that the previous turn of the loop wrote by arbitrary ones."""
+        if self.turn_register is None:
             return
-        turn = self.memories.register(self.turn)
+        turn = self.memories.register(self.turn_register)
         if turn == self._turn:
             return
         if 1 <= turn == self._turn - 1:
-            for memory in _ROWS:
+            for memory in _NUMBERED_MEMORIES:
                 written = [rows for place, rows in self._written if place is memory]
                 rows = np.unique(np.concatenate(written)) if written else np.zeros(0, np.int64)
-                content, numbers = self._any(turn, memory, rows)
+                content, numbers = self._arbitrary_content(turn, memory, rows)
                 self._restore(memory, rows, content)
                 self._numbers[memory][rows] = numbers
         self._turn = turn
         self._written.clear()
 
-    def _any(self, turn: int, memory: Memory, rows: np.ndarray) -> tuple[Content, np.ndarray]:
-        """What rows may hold when a turn begins, and their numbers."""
+    def _arbitrary_content(self, turn: int, memory: Memory, rows: np.ndarray) -> tuple[Content, np.ndarray]:
+        """Return arbitrary contents of rows at the start of a turn, and the rows' numbers."""
         key, count = (turn, memory, rows.tobytes()), len(rows)
-        if key not in self._anything:
+        if key not in self._arbitrary:
             values, n = self.values, self.config.n
             make: dict[Memory, Callable[[], Content]] = {
                 Memory.SCRATCHPAD: lambda: (values.inputs(count * n).reshape(count, n),),
@@ -164,70 +167,73 @@ class RecallingDevice(ValueDevice):
                 Memory.STATES: lambda: any_states(values, count),
                 Memory.ALIGNMENTS: lambda: (any_alignments(values, count),),
             }
-            self._anything[key] = make[memory](), self._fresh(count)
-        return self._anything[key]
+            self._arbitrary[key] = make[memory](), self._fresh(count)
+        return self._arbitrary[key]
 
-    def _carry_out(self, index: int, instruction: Instruction) -> None:
-        self.done += 1
+    def _execute_uncached(self, index: int, instruction: Instruction) -> None:
+        self.executed += 1
         super()._execute(index, instruction)
 
-    def _told(self, i: Instruction) -> _Told:
-        if i not in self._instructions:
-            plain = dataclasses.replace(i, wait=0, signal=0)
-            if plain != i:
-                self._instructions[i] = self._told(plain)
+    def _footprint(self, instruction: Instruction) -> _Footprint:
+        if instruction not in self._instructions:
+            unsynchronised = dataclasses.replace(instruction, wait=0, signal=0)
+            if unsynchronised != instruction:
+                self._instructions[instruction] = self._footprint(unsynchronised)
             else:
                 try:
-                    places = self._found(i)
+                    places = self._find_accesses(instruction)
                 except DeviceError:
                     places = None
-                self._instructions[i] = _Told(next(self._next), places)
-        return self._instructions[i]
+                self._instructions[instruction] = _Footprint(next(self._next), places)
+        return self._instructions[instruction]
 
-    def _found(self, i: Instruction) -> tuple[Places, Places]:
+    def _find_accesses(self, instruction: Instruction) -> tuple[Places, Places]:
         reads: Places = []
         writes: Places = []
-        for operand in i.OPERANDS:
-            if operand.memory not in _ROWS or not operand.applies(i):
+        for operand in instruction.OPERANDS:
+            if operand.memory not in _NUMBERED_MEMORIES or not operand.applies(instruction):
                 continue
             rows = np.unique(
-                self.memories.check(operand, operand.first(i) + loops(*operand.nest(i, self.config)))
+                self.memories.check(
+                    operand, operand.first(instruction) + loops(*operand.nest(instruction, self.config))
+                )
             )
             (writes if operand.write else reads).append((operand.memory, rows))
-            if isinstance(i, Mm) and operand.write and i.accumulate:
+            if isinstance(instruction, Mm) and operand.write and instruction.accumulate:
                 reads.append((operand.memory, rows))
         return reads, writes
 
-    def _beside(self, i: Instruction) -> Any:
-        """What else an instruction depends on: registers, and what is in memory."""
-        if isinstance(i, Softmax):
-            return valid_columns(self.memories, i).tobytes()
-        if not isinstance(i, Load):
+    def _other_inputs(self, instruction: Instruction) -> Any:
+        """Return an instruction's inputs beside on-chip rows: registers, and contents of memory."""
+        if isinstance(instruction, Softmax):
+            return valid_columns(self.memories, instruction).tobytes()
+        if not isinstance(instruction, Load):
             return None
-        found = self._resolved(i)
-        if isinstance(found, np.ndarray):
-            rows = self.offsets.get(tuple(found.tolist()), Rows(0, 0))
-            start = (self.memories.register(i.base) + i.offset + rows.first) & 0xFFFFFFFF
-            size = max(rows.count - 1, 0) * rows.pitch + i.run
-            return tuple(found.tolist()), rows, self._bytes(i, [start], size)
-        start = (self.memories.register(i.base) + found.offset) & 0xFFFFFFFF
+        footprint = self._resolved(instruction)
+        if isinstance(footprint, np.ndarray):
+            rows = self.offsets.get(tuple(footprint.tolist()), Rows(0, 0))
+            start = (self.memories.register(instruction.base) + instruction.offset + rows.first) & 0xFFFFFFFF
+            size = max(rows.count - 1, 0) * rows.pitch + instruction.run
+            return tuple(footprint.tolist()), rows, self._bytes(instruction, [start], size)
+        start = (self.memories.register(instruction.base) + footprint.offset) & 0xFFFFFFFF
         addresses = [
-            (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF for row in range(i.rows)
+            (start + row * instruction.row_pitch + row // instruction.line * instruction.skip) & 0xFFFFFFFF
+            for row in range(instruction.rows)
         ]
-        known = self._bytes(i, addresses, i.row_bytes)
-        return (start, known) if i.int4 else known
+        content = self._bytes(instruction, addresses, instruction.row_bytes)
+        return (start, content) if instruction.int4 else content
 
     def _bytes(self, i: Load, addresses: Sequence[int], size: int) -> bytes:
-        """A digest of so many bytes from each address on; what is never written has the same all the time."""
+        """Return a digest of `size` bytes from each address on; digests of fixed ranges are cached."""
         low, high = min(addresses), max(addresses) + size
         fixed = any(first <= low and high <= stop for first, stop in self.fixed)
-        key = self._told(i).number, addresses[0], size
+        key = self._footprint(i).number, addresses[0], size
         if fixed and key in self._digests:
             return self._digests[key]
-        found = digest(*(plane.dram_range(at, size) for at in addresses for plane in self.planes))
+        result = digest(*(plane.dram_range(at, size) for at in addresses for plane in self.planes))
         if fixed:
-            self._digests[key] = found
-        return found
+            self._digests[key] = result
+        return result
 
     def _content(self, memory: Memory, rows: np.ndarray) -> Content:
         states = self.rows
@@ -253,31 +259,34 @@ class RecallingDevice(ValueDevice):
             self.rows.maxima = self.rows.maxima.put(rows, first)
             self.rows.sums = self.rows.sums.put(rows, content[1])
 
-    def _check_fixed(self, i: Store) -> None:
-        """Raises `Unproven` if STORE writes to what is never written."""
-        start, extent = self.memories.register(i.base) + i.offset, (i.pixels - 1) * i.pitch + i.length
-        for row in range(i.rows):
-            address = (start + row * i.row_pitch) & 0xFFFFFFFF
+    def _check_fixed(self, instruction: Store) -> None:
+        """Raise `Unproven` if a STORE writes to a fixed range."""
+        start, extent = (
+            self.memories.register(instruction.base) + instruction.offset,
+            (instruction.pixels - 1) * instruction.pitch + instruction.length,
+        )
+        for row in range(instruction.rows):
+            address = (start + row * instruction.row_pitch) & 0xFFFFFFFF
             if any(address < stop and first < address + extent for first, stop in self.fixed):
-                raise Unproven(f"it writes to {address:#x}, where the program's words and constants are")
+                raise Unproven(f"it writes to {address:#x}, which holds the program or constants")
 
-    def _vec(self, i: Vec) -> None:
-        """With parameters that are not known it makes anything."""
-        block = self.cells[self.memories.addresses(i, "params")]
+    def _vec(self, instruction: Vec) -> None:
+        # With unknown parameters the result can be anything.
+        block = self.cells[self.memories.addresses(instruction, "params")]
         if self.values.constants(block) is not None:
-            super()._vec(i)
+            super()._vec(instruction)
             return
-        self.check_vec(i)
-        rows = self.memories.addresses(i, "dst").ravel()
+        self.check_vec(instruction)
+        rows = self.memories.addresses(instruction, "dst").ravel()
         self.cells[rows] = self.values.inputs(rows.size * self.config.n).reshape(-1, self.config.n)
 
-    def _number(self, content: bytes) -> int:
+    def _number_of(self, content: bytes) -> int:
         if content not in self._rows:
             self._rows[content] = next(self._next)
         return self._rows[content]
 
-    def replace(self, rows: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Put other values for the same into vectors of the scratchpad; the numbers of these follow their content."""
-        self.cells[rows] = of(self.cells[rows])
+    def replace(self, rows: np.ndarray, replacement: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Replace vectors of the scratchpad by equal values; their numbers then follow from their contents."""
+        self.cells[rows] = replacement(self.cells[rows])
         for row in rows.tolist():
-            self._numbers[Memory.SCRATCHPAD][row] = self._number(self.cells[row].tobytes())
+            self._numbers[Memory.SCRATCHPAD][row] = self._number_of(self.cells[row].tobytes())

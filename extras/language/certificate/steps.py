@@ -1,11 +1,11 @@
-"""The proof that a decoder's program computes its model, step by step: for every place of a token in its text.
+"""Proof that a decoder's program computes its model, step by step, for every position of a token in its text.
 
-One step computes some tokens. Proven of it is that logits, and what it appends to keys and values, are the same
-functions of the rows of the tables of tokens and positions, and of all keys and values before, as the model says, and
-that it changes nothing else: for any token, and any content of the cache. The registers that a program reads from
-memory, and the entries of page tables, are numbers: a step is proven for each place that a token may have, with pages
-drawn at random. As an empty cache is one of all contents, and a step leaves in the cache what the model says, that is
-the step of an induction over the tokens of a text.
+A step computes some tokens. The proof shows that logits, and the keys and values that the step appends, are the model's
+functions of the embedding and position rows and of all earlier keys and values. It also shows that nothing else in
+memory changes. It holds for any token and any contents of the cache. Registers that a program reads from memory, and
+entries of page tables, are concrete numbers: a step is proven for each position of a token, with random pages. An empty
+cache is one of the proven contents, and each step leaves the cache as the model says. By induction over the tokens of a
+text, the program therefore computes the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.extras.language.certificate.decoder import Decoder
-from weft.extras.language.certificate.decoder_memory import Reads, Steps, Token
+from weft.extras.language.certificate.decoder_memory import ReadSizes, StepLayout, Token
 from weft.extras.language.certificate.language import Language, LanguageError
 from weft.extras.language.certificate.recalled import RecallingDevice
 from weft.extras.proof.programs.field import PRIMES
@@ -31,25 +31,25 @@ from weft.hdl.isa import Instruction, Normalise
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
 
-_MIXED = 8
-"""Steps in which texts have several rows, at least; else one for so many places."""
+_MIN_MIXED_STEPS = 8
+"""Minimum number of steps in which texts have several rows; also their ratio to positions."""
 
 
 @dataclass(frozen=True)
 class ProvenSteps:
-    """A proof.
+    """Result of a proof.
 
     Attributes
     ----------
     places : int
-        Places of a text that a token of every row was proven at.
+        Positions of a text at which a token in every row was proven.
     steps : int
     compared : int
         Bytes of logits, keys and values that were compared.
     instructions, done : int
-        Instructions of all steps, and those that were carried out as they differed.
+        Instructions of all steps, and those that were executed because their inputs were new.
     values, error, seconds
-        As `weft.extras.proof.programs.proof.Proven` has them.
+        See `weft.extras.proof.programs.proof.Proven`.
     """
 
     places: int
@@ -63,34 +63,35 @@ class ProvenSteps:
 
 
 class _Device(RecallingDevice):
-    """Gives attention's results the names that the definition has for them."""
+    """Device that replaces attention's results by the definition's fresh values for them."""
 
-    names: dict[bytes, int]
+    result_names: dict[bytes, int]
 
     def _execute(self, index: int, instruction: Instruction) -> None:
         super()._execute(index, instruction)
         if isinstance(instruction, Normalise):
-            self.replace(self.memories.addresses(instruction, "dst").ravel(), self._named)
+            self.replace(self.memories.addresses(instruction, "dst").ravel(), self._rename)
 
-    def _named(self, numbers: np.ndarray) -> np.ndarray:
+    def _rename(self, numbers: np.ndarray) -> np.ndarray:
         keys = self.values.residues(numbers).reshape(-1, PRIMES)
         flat = numbers.ravel()
-        found = [
-            self.names.get(key.tobytes(), number) for key, number in zip(keys, flat.tolist(), strict=True)
+        renamed = [
+            self.result_names.get(key.tobytes(), number)
+            for key, number in zip(keys, flat.tolist(), strict=True)
         ]
-        return np.array(found, np.int64).reshape(numbers.shape)
+        return np.array(renamed, np.int64).reshape(numbers.shape)
 
 
-class Course:
-    """The steps of a program, each proven by itself; see the module.
+class StepProver:
+    """Prover of a program's steps, each on its own.
 
     Raises
     ------
     Unproven
-        If the description lacks something.
+        If the description is incomplete.
     """
 
-    def __init__(self, model: Language, config: Config, at: Steps, seed: int) -> None:
+    def __init__(self, model: Language, config: Config, at: StepLayout, seed: int) -> None:
         self.model, self.at = model, at
         self.compared = self.steps = self.instructions = 0
         self.values = values = Values(seed)
@@ -99,7 +100,7 @@ class Course:
         symbols = self.device.symbols
         self._words = values.inputs(2 * at.rows * OFFSET_BYTES).reshape(2, at.rows, OFFSET_BYTES)
         tokens, places = (joined_bytes(symbols, words) for words in self._words)
-        with _described():
+        with _catch_description_errors():
             self.decoder = Decoder(symbols, config, model, tokens, places)
         self.device.offsets = {
             tuple(word): rows
@@ -111,224 +112,239 @@ class Course:
         _check_reads(at.reads, context, self.decoder)
         heads, length = blocks[0].keys.shape[1:]
         self._slots = -(-context // at.cache.keys) * at.cache.keys
-        texts = 1 if at.together else at.rows
+        texts = 1 if at.consecutive else at.rows
         shape = (texts, len(blocks), 2, self._slots, heads, length)
         self._caches = values.inputs(math.prod(shape)).reshape(shape)
-        self._anything = values.inputs(0)
-        self.put(at)
+        self._arbitrary = values.inputs(0)
+        self.set_program(at)
 
-    def put(self, at: Steps) -> None:
-        """Go on with another program for the same model: what it has in common with others is not carried out again.
-        It has as many rows, and what lies in memory besides takes as much room.
+    def set_program(self, at: StepLayout) -> None:
+        """Switch to another program for the same model; cached results of common instructions are kept.
+
+        It must have as many rows, and the same amount of memory outside its contents.
         """
         self.at, device, values = at, self.device, self.values
         for base, address in at.bases.items():
             device.set_base(base, address)
-        known = np.zeros(at.memory_bytes, bool)
+        is_content = np.zeros(at.memory_bytes, bool)
         for address, payload in at.contents:
             device.write(address, payload)
-            known[address : address + len(payload)] = True
-        others = np.flatnonzero(~known)
-        if len(self._anything) < len(others):
-            self._anything = values.inputs(len(others))
+            is_content[address : address + len(payload)] = True
+        # Memory outside the contents holds arbitrary bytes.
+        unknown_addresses = np.flatnonzero(~is_content)
+        if len(self._arbitrary) < len(unknown_addresses):
+            self._arbitrary = values.inputs(len(unknown_addresses))
         for index, plane in enumerate(device.planes):
-            plane.dram[others] = self._anything[: len(others)] >> 8 * index & 0xFF
-        device.turn = at.turn
+            plane.dram[unknown_addresses] = self._arbitrary[: len(unknown_addresses)] >> 8 * index & 0xFF
+        device.turn_register = at.turn_register
         device.fix([(address, address + len(payload)) for address, payload in at.contents])
-        self._before = [plane.dram.copy() for plane in device.planes]
+        self._initial_memory = [plane.dram.copy() for plane in device.planes]
 
     def step(self, tokens: Sequence[Token]) -> None:
-        """Prove one step. Raises `Unproven`."""
+        """Prove one step; raise `Unproven` if that fails."""
         at, device = self.at, self.device
         device.forget()
-        for plane, before in zip(device.planes, self._before, strict=True):
+        for plane, before in zip(device.planes, self._initial_memory, strict=True):
             plane.dram[:] = before
-        pages = self._pages(tokens)
-        self._fill(pages)
-        self._tell(tokens, pages)
-        given = [plane.dram.copy() for plane in device.planes]
-        with _described():
-            self._name(tokens, self._seen(tokens))
+        pages = self._draw_pages(tokens)
+        self._fill_cache(pages)
+        self._write_frame(tokens, pages)
+        memory_before = [plane.dram.copy() for plane in device.planes]
+        with _catch_description_errors():
+            self._name_results(tokens, self._visible_cache(tokens))
         try:
             device.start(at.entry)
             device.wait()
         except (DeviceError, Unproven) as error:
-            raise Unproven(f"{_told(tokens)}: {error}") from None
+            raise Unproven(f"{_describe(tokens)}: {error}") from None
         self.steps += 1
         self.instructions += device.instructions
-        self._compare(tokens, pages, given)
+        self._compare(tokens, pages, memory_before)
 
-    def _pages(self, tokens: Sequence[Token]) -> dict[int, list[int]]:
-        """Pages of each text, drawn."""
-        most: dict[int, int] = {}
+    def _draw_pages(self, tokens: Sequence[Token]) -> dict[int, list[int]]:
+        """Return random pages for each text."""
+        page_counts: dict[int, int] = {}
         for token in tokens:
-            most[token.text] = max(most.get(token.text, 0), token.place // self.at.cache.keys + 1)
+            page_counts[token.text] = max(
+                page_counts.get(token.text, 0), token.place // self.at.cache.keys + 1
+            )
         drawn = iter(self._rng.permutation(self.at.cache.pages).tolist())
-        return {text: [next(drawn) for _ in range(count)] for text, count in most.items()}
+        return {text: [next(drawn) for _ in range(count)] for text, count in page_counts.items()}
 
-    def _fill(self, pages: Mapping[int, Sequence[int]]) -> None:
-        """Put keys and values of all texts into memory."""
+    def _fill_cache(self, pages: Mapping[int, Sequence[int]]) -> None:
+        """Write keys and values of all texts to memory."""
         cache = self.at.cache
         for text, numbers in pages.items():
             content = self._caches[text]
             for index, page in enumerate(numbers):
                 slots = slice(index * cache.keys, (index + 1) * cache.keys)
-                whole = self.device.get_values(cache.address + page * cache.page_bytes, cache.page_bytes)
-                whole[self._offsets(np.arange(cache.keys))] = content[:, :, slots]
-                self.device.set_values(cache.address + page * cache.page_bytes, whole)
+                content_of_page = self.device.get_values(
+                    cache.address + page * cache.page_bytes, cache.page_bytes
+                )
+                content_of_page[self._offsets(np.arange(cache.keys))] = content[:, :, slots]
+                self.device.set_values(cache.address + page * cache.page_bytes, content_of_page)
 
-    def _tell(self, tokens: Sequence[Token], pages: Mapping[int, Sequence[int]]) -> None:
-        """Write what the host does, and in the place of offsets of rows values of which nothing is known."""
+    def _write_frame(self, tokens: Sequence[Token], pages: Mapping[int, Sequence[int]]) -> None:
+        """Write the host's frame, with unknown values in place of the offsets of rows."""
         at = self.at
         numbers = self._rng.integers(0, at.token_rows.count, len(tokens)).tolist()
-        frame = at.frame_of(tokens, numbers, [pages[token.text] for token in tokens])
+        frame = at.encode_frame(tokens, numbers, [pages[token.text] for token in tokens])
         _check_regions(at, len(frame))
         self.device.write(at.frame, frame)
-        every = (
+        tables = (
             (at.tokens, at.token_rows, numbers),
             (at.places, at.place_rows, [item.place for item in tokens]),
         )
-        for (start, rows, wanted), words in zip(every, self._words, strict=True):
-            found = np.frombuffer(frame, "<u4", len(tokens), start).tolist()
-            if found != [rows.first + rows.pitch * number for number in wanted]:
-                raise Unproven(f"{_told(tokens)}: the host tells the program of other rows than theirs")
+        for (start, rows, expected), words in zip(tables, self._words, strict=True):
+            actual = np.frombuffer(frame, "<u4", len(tokens), start).tolist()
+            if actual != [rows.first + rows.pitch * number for number in expected]:
+                raise Unproven(
+                    f"{_describe(tokens)}: the host passes the program other rows than these tokens'"
+                )
             self.device.set_values(at.frame + start, words.ravel())
-        for start, size in at.free:
+        for start, size in at.unspecified:
             self.device.set_values(at.frame + start, self.values.inputs(size))
 
     def _offsets(self, slots: np.ndarray) -> np.ndarray:
-        """Where in a page the bytes of some slots are: (layers, 2, slots, heads, length)."""
+        """Return the offsets in a page of the bytes of slots: (layers, 2, slots, heads, length)."""
         cache = self.at.cache
         layers, _, _, heads, length = self._caches.shape[1:]
         layer, kind, slot, head, element = np.ogrid[:layers, :2, : len(slots), :heads, :length]
-        found: np.ndarray = (
+        offsets: np.ndarray = (
             layer * cache.layer + kind * cache.kind + slots[slot] * cache.slot + head * cache.head + element
         )
-        return found
+        return offsets
 
-    def _seen(self, tokens: Sequence[Token]) -> dict[int, np.ndarray]:
-        """Keys and values of texts as tokens see them, with their own: (layers, 2, slots, heads, length)."""
-        found = {token.text: self._caches[token.text].copy() for token in tokens}
+    def _visible_cache(self, tokens: Sequence[Token]) -> dict[int, np.ndarray]:
+        """Return the keys and values that the tokens see, including their own: (layers, 2, slots, heads, length) by
+        text.
+        """
+        visible = {token.text: self._caches[token.text].copy() for token in tokens}
         for row, token in enumerate(tokens):
             for layer, block in enumerate(self.decoder.blocks):
-                found[token.text][layer, 0, token.place] = block.keys[row]
-                found[token.text][layer, 1, token.place] = block.values[row]
-        return found
+                visible[token.text][layer, 0, token.place] = block.keys[row]
+                visible[token.text][layer, 1, token.place] = block.values[row]
+        return visible
 
-    def _name(self, tokens: Sequence[Token], seen: Mapping[int, np.ndarray]) -> None:
-        """Have the device give attention's results, as the definition has them, their names."""
+    def _name_results(self, tokens: Sequence[Token], visible: Mapping[int, np.ndarray]) -> None:
+        """Register the definition's fresh values for attention's results with the device."""
         names: dict[bytes, int] = {}
         for row, token in enumerate(tokens):
             for layer, block in enumerate(self.decoder.blocks):
-                keys, values = seen[token.text][layer, :, : token.place + 1]
-                made = self.decoder.attended(layer, row, keys, values)
-                residues = self.values.residues(made).reshape(-1, PRIMES)
+                keys, values = visible[token.text][layer, :, : token.place + 1]
+                results = self.decoder.attend(layer, row, keys, values)
+                residues = self.values.residues(results).reshape(-1, PRIMES)
                 names |= {
                     key.tobytes(): number
                     for key, number in zip(residues, block.results[row].ravel().tolist(), strict=True)
                 }
-        self.device.names = names
+        self.device.result_names = names
 
     def _compare(
-        self, tokens: Sequence[Token], pages: Mapping[int, Sequence[int]], given: Sequence[np.ndarray]
+        self, tokens: Sequence[Token], pages: Mapping[int, Sequence[int]], memory_before: Sequence[np.ndarray]
     ) -> None:
-        """Raises `Unproven` if memory is not what the model says."""
+        """Raise `Unproven` if memory is not as the model says."""
         at, device = self.at, self.device
         changed = np.logical_or.reduce(
-            [plane.dram != before for plane, before in zip(device.planes, given, strict=True)]
+            [plane.dram != before for plane, before in zip(device.planes, memory_before, strict=True)]
         )
+        # Allowed changes: scratch memory, the tokens' keys and values, and logits.
         for address, size in at.scratch:
             changed[address : address + size] = False
         for row, token in enumerate(tokens):
-            places = self._slot(token, pages)
-            meant = np.stack([[block.keys[row], block.values[row]] for block in self.decoder.blocks])
-            self._same(f"keys and values of {_told([token])}", places, meant)
+            places = self._token_addresses(token, pages)
+            expected = np.stack([[block.keys[row], block.values[row]] for block in self.decoder.blocks])
+            self._check_equal(f"keys and values of {_describe([token])}", places, expected)
             changed[places] = False
-        for row in range(len(tokens), at.rows) if at.together else ():
-            changed[self._slot(Token(tokens[0].text, tokens[0].place + row), pages)] = False
+        for row in range(len(tokens), at.rows) if at.consecutive else ():
+            changed[self._token_addresses(Token(tokens[0].text, tokens[0].place + row), pages)] = False
         if at.logits is not None:
             address, size = at.logits
             self._check_logits(tokens, address, size)
             changed[address : address + size * at.rows] = False
         if changed.any():
             raise Unproven(
-                f"{_told(tokens)}: {int(changed.sum()):,} bytes of memory are changed that are none of its tokens', "
+                f"{_describe(tokens)}: {int(changed.sum()):,} bytes of memory changed that are not its tokens', "
                 f"the one at {int(changed.argmax()):#x} first"
             )
 
-    def _slot(self, token: Token, pages: Mapping[int, Sequence[int]]) -> np.ndarray:
-        """Addresses of the keys and values of a token: (layers, 2, heads, length)."""
+    def _token_addresses(self, token: Token, pages: Mapping[int, Sequence[int]]) -> np.ndarray:
+        """Return the addresses of a token's keys and values: (layers, 2, heads, length)."""
         cache = self.at.cache
         page, slot = pages[token.text][token.place // cache.keys], np.array([token.place % cache.keys])
         return cache.address + page * cache.page_bytes + self._offsets(slot)[:, :, 0]
 
     def _check_logits(self, tokens: Sequence[Token], address: int, size: int) -> None:
         n = self.device.config.n
-        meant = self.decoder.logits
-        column = np.arange(meant.shape[1])
+        expected = self.decoder.logits
+        column = np.arange(expected.shape[1])
         places = (column // n * 2 * n + column % n)[:, None] + np.array([0, n])
         for row, token in enumerate(tokens):
-            self._same(f"logits of {_told([token])}", address + row * size + places, meant[row])
+            self._check_equal(f"logits of {_describe([token])}", address + row * size + places, expected[row])
 
-    def _same(self, what: str, places: np.ndarray, meant: np.ndarray) -> None:
-        """Compare bytes of memory with what is meant."""
+    def _check_equal(self, subject: str, places: np.ndarray, expected: np.ndarray) -> None:
+        """Compare bytes of memory with expected values."""
         parts = [
             plane.dram[places].astype(np.int64) << 8 * index for index, plane in enumerate(self.device.planes)
         ]
-        found = np.sum(parts, axis=0)
-        wrong = (self.values.residues(found) != self.values.residues(meant)).any(axis=-1)
-        if wrong.any():
+        actual = np.sum(parts, axis=0)
+        differs = (self.values.residues(actual) != self.values.residues(expected)).any(axis=-1)
+        if differs.any():
             raise Unproven(
-                f"{int(wrong.sum()):,} of {wrong.size:,} bytes of the {what} are not what the model says, byte "
-                f"{int(wrong.argmax()):,} first"
+                f"{int(differs.sum()):,} of {differs.size:,} bytes of the {subject} differ from the model, byte "
+                f"{int(differs.argmax()):,} first"
             )
-        self.compared += wrong.size
+        self.compared += differs.size
 
     @property
     def error(self) -> float:
-        """The probability that what was proven is wrong is below this power of two."""
+        """Exponent of a power of two above the probability that the proof is wrong."""
         values = self.values
         count = len(values) + values.symbols
+        # Union bound over all pairs of values; each prime has 30 bits.
         return math.ceil(math.log2(max(DEGREE, values.degree) * count**2) - 30 * PRIMES)
 
 
 def prove_steps(
     model: Language,
     config: Config,
-    at: Steps,
+    at: StepLayout,
     seed: int,
-    told: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> ProvenSteps:
-    """Prove a decoder's program for every place of a token.
+    """Prove a decoder's program for every position of a token.
 
-    Raises `Unproven` if it differs from the model, or it is not known that it does not.
+    Raises
+    ------
+    Unproven
+        If the program differs from the model, or equality cannot be shown.
     """
     begin = time.perf_counter()
     context = min(len(model.positions.numpy), at.cache.pages * at.cache.keys)
-    texts, pages = 1 if at.together else at.rows, -(-context // at.cache.keys)
+    texts, pages = 1 if at.consecutive else at.rows, -(-context // at.cache.keys)
     if texts * pages > at.cache.pages:
         raise Unproven(
             f"{texts} texts of {context:,} tokens take {texts * pages:,} pages of keys and values, and there are "
-            f"{at.cache.pages:,}: a proof is of rows at all places, so load the model with more pages, or a shorter "
+            f"{at.cache.pages:,}: the proof covers all positions; load the model with more pages, or a shorter "
             "context"
         )
-    course = Course(model, config, at, seed)
-    for tokens in every_step(at, context, np.random.default_rng([seed, 2])):
-        told(f"following {_told(tokens)}")
-        course.step(tokens)
+    prover = StepProver(model, config, at, seed)
+    for tokens in generate_steps(at, context, np.random.default_rng([seed, 2])):
+        progress(f"following {_describe(tokens)}")
+        prover.step(tokens)
     return ProvenSteps(
-        context, course.steps, course.compared, course.instructions, course.device.done, len(course.values),
-        course.error, time.perf_counter() - begin,
+        context, prover.steps, prover.compared, prover.instructions, prover.device.executed, len(prover.values),
+        prover.error, time.perf_counter() - begin,
     )  # fmt: skip
 
 
-def every_step(at: Steps, context: int, rng: np.random.Generator) -> Iterator[list[Token]]:
-    """Steps in which every row has a token at every place.
+def generate_steps(at: StepLayout, context: int, rng: np.random.Generator) -> Iterator[list[Token]]:
+    """Yield steps in which every row has a token at every position.
 
-    Rows of one text follow each other. Others have texts of their own, at places that are drawn; behind that there are
-    some steps with fewer rows, of which several may be of one text.
+    Consecutive rows share one text. Other rows have texts of their own at random positions; then follow steps with
+    fewer rows, of which several may belong to one text.
     """
-    if at.together:
+    if at.consecutive:
         for first in range(0, context, at.rows):
             yield [Token(0, place) for place in range(first, min(first + at.rows, context))]
         return
@@ -338,12 +354,12 @@ def every_step(at: Steps, context: int, rng: np.random.Generator) -> Iterator[li
     orders = [rng.permutation(context) for _ in range(at.rows)]
     for index in range(context):
         yield [Token(row, int(order[index])) for row, order in enumerate(orders)]
-    for _ in range(max(_MIXED, context // _MIXED)):
-        yield _mixed(int(rng.integers(1, at.rows + 1)), context, rng)
+    for _ in range(max(_MIN_MIXED_STEPS, context // _MIN_MIXED_STEPS)):
+        yield _draw_mixed_step(int(rng.integers(1, at.rows + 1)), context, rng)
 
 
-def _mixed(count: int, context: int, rng: np.random.Generator) -> list[Token]:
-    """So many rows, those of one text beside each other and in its order."""
+def _draw_mixed_step(count: int, context: int, rng: np.random.Generator) -> list[Token]:
+    """Return a random step with `count` rows, in which rows of one text are adjacent and in order."""
     texts = np.sort(rng.integers(0, count, count))
     tokens = []
     for text in np.unique(texts).tolist():
@@ -354,30 +370,30 @@ def _mixed(count: int, context: int, rng: np.random.Generator) -> list[Token]:
 
 
 @contextmanager
-def _described() -> Iterator[None]:
-    """Raise `Unproven` for a description that has no meaning."""
+def _catch_description_errors() -> Iterator[None]:
+    """Turn errors of an invalid description into `Unproven`."""
     try:
         yield
     except LanguageError as error:
         raise Unproven(str(error)) from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise Unproven(f"the description of the model means nothing: {error}") from None
+        raise Unproven(f"the description of the model is invalid: {error}") from None
 
 
-def _check_reads(reads: Reads, context: int, decoder: Decoder) -> None:
-    """Raises `Unproven` if the host reads other than a model has."""
+def _check_reads(reads: ReadSizes, context: int, decoder: Decoder) -> None:
+    """Raise `Unproven` if the host reads other sizes than the model has."""
     shapes = {block.keys.shape[1:] for block in decoder.blocks}
     heads, length = shapes.pop() if len(shapes) == 1 else (0, 0)
-    found = Reads(context, decoder.logits.shape[1], len(decoder.blocks), heads, length)
+    actual = ReadSizes(context, decoder.logits.shape[1], len(decoder.blocks), heads, length)
     for name, size in vars(reads).items():
-        if getattr(found, name) != size:
+        if getattr(actual, name) != size:
             raise Unproven(
-                f"the host reads {name}={size:,}, and the model has {name}={getattr(found, name):,}"
+                f"the host reads {name}={size:,}, but the model has {name}={getattr(actual, name):,}"
             )
 
 
-def _check_regions(at: Steps, frame_bytes: int) -> None:
-    """Raises `Unproven` if parts of memory that hold different things overlap."""
+def _check_regions(at: StepLayout, frame_bytes: int) -> None:
+    """Raise `Unproven` if memory regions with different purposes overlap."""
     cache = at.cache
     regions = [
         (f"contents {index}", address, len(payload)) for index, (address, payload) in enumerate(at.contents)
@@ -392,8 +408,7 @@ def _check_regions(at: Steps, frame_bytes: int) -> None:
     check_disjoint(regions)
 
 
-def _told(tokens: Sequence[Token]) -> str:
-    """A step in words."""
+def _describe(tokens: Sequence[Token]) -> str:
     places = ", ".join(str(token.place) for token in tokens[:4])
     more = f" and {len(tokens) - 4} more" if len(tokens) > 4 else ""
     return f"token {places}" if len(tokens) == 1 else f"tokens {places}{more}"

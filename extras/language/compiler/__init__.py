@@ -1,1 +1,1 @@
-"""Language models: what one consists of, tokenizers, and their meaning in float32. Nothing here knows a file format."""
+"""Language models without a file format: data model, tokenizers, float32 reference and device programs."""

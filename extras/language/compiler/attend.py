@@ -1,15 +1,14 @@
-"""Attention of a decoder, and of each text one page of keys and values after the other.
+"""Attention of a decoder: for each text, one page of keys and values after the other.
 
-Tokens of several texts are worked on one after the other. A program for one token has its queries, keys and values
-where products left them. In one for several they go to memory, from where the loop over tokens takes those of one, as
-addresses on the chip do not depend on registers, and attention's results come back the same way, in the place of
-queries. Keys and values go on to their place in a page.
+Tokens of several texts are processed one after the other. A program with one row finds queries, keys and values where
+the projections left them. A program with several rows stores them in memory first. The loop over tokens then loads
+those of one token, because addresses on the chip cannot depend on registers. It stores the results in place of the
+queries. Keys and values also go to their slots in the page.
 
-Tokens that follow each other in one text see the same pages, and are worked on together: their keys and values go into
-the page first, and a token does not see those behind its own. Heads are worked on as many at a time as there is room
-for.
+Consecutive tokens of one text share its pages and are processed together. Their keys and values are stored in the page
+first; the causal mask hides later ones. Heads are processed in groups that are as large as fits on the chip.
 
-LOAD reads the keys of the next page once the scores of this one are there, and its values once they are added up.
+LOAD fetches the keys of the next page after the scores of this page are complete, and its values after the sums.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from weft.compiler.machine.target import COUNT_MAX
 from weft.extras.language.compiler.ordered_code import FIRST_FREE, OrderedCode, copies
 from weft.extras.language.compiler.places import Places
 from weft.extras.language.compiler.registers import (
-    BETWEEN,
     BLOCK,
     BLOCKS,
     DESCRIPTOR,
@@ -35,6 +33,7 @@ from weft.extras.language.compiler.registers import (
     ROWS,
     ROWS_LEFT,
     TABLE,
+    TEMPORARIES,
     TOKEN,
     descriptors,
 )
@@ -54,13 +53,13 @@ from weft.hdl.isa import (
 from weft.hdl.isa.loops import slots
 
 _NEVER = -(1 << 15)
-"""A length of which no column is."""
+"""Length from which no column is visible, whatever LENGTH holds."""
 _KEYS_FREE, _VALUES_FREE = (1 << FIRST_FREE + 1 + number for number in range(2))
-"""Semaphores: LOAD may overwrite the keys, or the values, of a page."""
+"""Semaphores that allow LOAD to overwrite the keys, or the values, of a page."""
 
 
 def vectors(places: Places, base: int, offset: int, count: int, dst: int) -> Load:
-    """LOAD vectors that follow each other."""
+    """Return a LOAD of `count` consecutive vectors."""
     n = places.config.n
     return Load(
         base=base, offset=offset, pixels=count, pitch=n, length=n, run=count * n, dst=dst, dst_pixel=1
@@ -68,155 +67,183 @@ def vectors(places: Places, base: int, offset: int, count: int, dst: int) -> Loa
 
 
 class Attend:
-    """Adds attention's instructions to code; see the module."""
+    """Generator of attention's instructions, which it appends to `code`."""
 
-    def __init__(self, places: Places, code: OrderedCode, smaller: float) -> None:
-        self._smaller = smaller  # steps of results than those of values
+    def __init__(self, places: Places, code: OrderedCode, step_ratio: float) -> None:
+        self._step_ratio = step_ratio  # step of values divided by step of results
         self._places, self._code, self._n, self._at = places, code, places.config.n, places.at
-        self._groups, self._tokens = places.groups, places.together
-        self._each = places.sizes.heads // places.sizes.key_value_heads
-        self._rows = self._groups * self._each * self._tokens  # of scores
-        self._sums = places.config.accumulator_size // 2  # scores are in front
-        # The parameters of the scores come ahead of all that LOAD is asked for later.
+        self._groups, self._text_tokens = places.groups, places.tokens_per_text
+        self._queries_per_group = places.sizes.heads // places.sizes.key_value_heads
+        self._score_rows = (
+            self._groups * self._queries_per_group * self._text_tokens
+        )  # rows of scores in one pass
+        self._sums_row = places.config.accumulator_size // 2  # the first half holds scores
+        # The parameters of the scores come first, because LOAD works in order.
         load = vectors(places, BLOCK, 0, PARAMETER_VECTORS, self._at["scores"])
-        self._parameters = code.beside(load, code.last)
+        self._parameter_load = code.add_parallel(load, code.last)
 
     def add(self) -> None:
-        """Attention of a block, from rows of queries, keys and values to rows of results."""
+        """Append attention of a block, from rows of queries, keys and values to rows of results."""
         places, code = self._places, self._code
-        if places.together == places.rows:
-            self._text(FRAME)
+        if places.tokens_per_text == places.rows:
+            self._attend_text(FRAME)
             return
         for row in range(places.rows):
-            at = row * places.one_bytes
+            at = row * places.token_bytes
             for name, count in (("q", places.queries), ("k", places.keys), ("v", places.keys)):
-                code.add(self._stored(BETWEEN, at, count, self._at[name] + row * count))
+                code.add(self._store_vectors(TEMPORARIES, at, count, self._at[name] + row * count))
                 at += count * self._n
         code.add(SetRegisters(**slots(*copies((ROWS_LEFT, ROWS), (DESCRIPTOR, FRAME)))))
-        code.add(SetRegisters(**slots(*copies((TOKEN, BETWEEN), (RESULT, BETWEEN)))))
+        code.add(SetRegisters(**slots(*copies((TOKEN, TEMPORARIES), (RESULT, TEMPORARIES)))))
+        # Each turn advances to the next token's descriptor and temporaries.
         steps = {ROWS_LEFT: -1, DESCRIPTOR: 4 * DESCRIPTOR_WORDS}
-        steps |= dict.fromkeys((TOKEN, RESULT), places.one_bytes)
-        code.pause(code.last, self._parameters)
-        self._parameters = -1
+        steps |= dict.fromkeys((TOKEN, RESULT), places.token_bytes)
+        code.pause(code.last, self._parameter_load)
+        self._parameter_load = -1
         with code.loop(ROWS_LEFT, steps):
-            code.add(vectors(places, TOKEN, 0, places.one, self._at["one"]))
-            self._text(DESCRIPTOR)
-            code.add(self._stored(RESULT, 0, places.queries, self._at["out"]))
-        load = vectors(places, BETWEEN, 0, places.queries, self._at["a"])
+            code.add(vectors(places, TOKEN, 0, places.token_vectors, self._at["one"]))
+            self._attend_text(DESCRIPTOR)
+            code.add(self._store_vectors(RESULT, 0, places.queries, self._at["out"]))
+        load = vectors(places, TEMPORARIES, 0, places.queries, self._at["a"])
         code.add(
-            dataclasses.replace(load, rows=places.rows, row_pitch=places.one_bytes, dst_row=places.queries)
+            dataclasses.replace(load, rows=places.rows, row_pitch=places.token_bytes, dst_row=places.queries)
         )
 
-    def _stored(self, base: int, offset: int, count: int, src: int) -> Store:
+    def _store_vectors(self, base: int, offset: int, count: int, src: int) -> Store:
         return Store(
             base=base, offset=offset, pixels=count, pitch=self._n, length=self._n, src=src, src_pixel=1
         )
 
-    def _text(self, frame: int) -> None:
-        """From the queries, keys and values of tokens of one text to their results; `frame` is where its descriptor
-        is."""
+    def _attend_text(self, frame: int) -> None:
+        """Append attention of the tokens of one text, whose descriptor is in the frame that register `frame` points
+        to.
+        """
         read = ReadRegisters(base=frame, offset=descriptors(self._places.rows), first=TABLE, count=4)
         self._code.add(read)
-        stored = self._store_own()
+        store = self._store_own()
         for first in range(0, self._places.sizes.key_value_heads, self._groups):
-            if first:  # the loop over pages has changed them
+            if first:  # the loop over pages has changed the registers
                 self._code.add(read)
-            self._heads(first, stored)
+            self._attend_heads(first, store)
 
     def _store_own(self) -> int:
-        """STORE the tokens' own keys and values into their page; returns the last instruction."""
+        """STORE the tokens' own keys and values in their page; return the last instruction's index."""
         places, code, size = self._places, self._code, self._places.head
         code.add(SetRegisters(**slots((PLACE, Mode.ADD_REGISTER, PAGES))))
         for kind, name in enumerate(("k", "v")):
             code.add(
                 Store(base=PLACE, offset=kind * self._page_bytes, rows=places.sizes.key_value_heads,
-                      row_pitch=places.head_bytes, pixels=self._tokens, pitch=size * self._n, length=size * self._n,
+                      row_pitch=places.head_bytes, pixels=self._text_tokens, pitch=size * self._n,
+                      length=size * self._n,
                       src=self._at[f"own {name}"], src_vector=1, src_pixel=places.keys, src_row=size)
             )  # fmt: skip
         return code.newest(Queue.STORE)
 
-    def _heads(self, first: int, stored: int) -> None:
-        """The results of some heads: those that read heads of keys and values from `first` on."""
-        places, code, size, tokens = self._places, self._code, self._places.head, self._tokens
-        heads, one = self._groups * self._each, self._at["own q"]
-        # Rows of scores start anew, and sums become 0.
+    def _attend_heads(self, first: int, store: int) -> None:
+        """Append attention of the heads that read one group of key and value heads, from head `first` on."""
+        places, code, size, tokens = self._places, self._code, self._places.head, self._text_tokens
+        heads, first_query = self._groups * self._queries_per_group, self._at["own q"]
+        # Row states are reset by a SOFTMAX that sees no column, and sums are cleared by a product of rows out of range.
         begin = dataclasses.replace(self._softmax(1), oy=heads, first=1, length=_NEVER, relative=0, causal=0)
-        start = code.add(begin, self._parameters)
-        zero = Mm(oy=size, ox=self._rows, a=one, y=-1, b=one, c=self._sums, c_oy=self._rows, c_ox=1)
-        code.add(dataclasses.replace(zero, signal=_KEYS_FREE | _VALUES_FREE), start, stored)
+        start = code.add(begin, self._parameter_load)
+        clear = Mm(
+            oy=size,
+            ox=self._score_rows,
+            a=first_query,
+            y=-1,
+            b=first_query,
+            c=self._sums_row,
+            c_oy=self._score_rows,
+            c_ox=1,
+        )
+        code.add(dataclasses.replace(clear, signal=_KEYS_FREE | _VALUES_FREE), start, store)
         with code.free_loop(BLOCKS, {BLOCKS: -1, TABLE: 4, LENGTH: -places.page}):
-            self._page(first)
-        # What waits for the pages waits for a product behind them, whose sums nobody reads.
-        code.add(Mm(a=one, y=-1, b=one, c=0), -1)
-        scale, exponent = normaliser(self._smaller)
+            self._attend_page(first)
+        # NORMALISE waits for this product, which follows all products of the loop. Its sums are never read.
+        code.add(Mm(a=first_query, y=-1, b=first_query, c=0), -1)
+        scale, exponent = normaliser(self._step_ratio)
         code.add(
-            Normalise(ob=heads, oy=tokens, ox=size, src=self._sums, src_ob=tokens, src_oy=1, src_ox=self._rows,
-                      dst=self._at["out"] + first * self._each * size, dst_ob=size, dst_oy=places.queries, dst_ox=1,
-                      scale=scale, exponent=exponent, state_ob=tokens, state_oy=1)
+            Normalise(ob=heads, oy=tokens, ox=size, src=self._sums_row, src_ob=tokens, src_oy=1,
+                      src_ox=self._score_rows,
+                      dst=self._at["out"] + first * self._queries_per_group * size, dst_ob=size,
+                      dst_oy=places.queries, dst_ox=1, scale=scale, exponent=exponent, state_ob=tokens, state_oy=1)
         )  # fmt: skip
-        # Nobody asks for more keys and values.
+        # After the last page this LOAD takes the two signals that would have released buffers for another page.
         spare = vectors(places, BLOCK, 0, 1, self._at["idle"] + PARAMETER_VECTORS + 2)
-        code.beside(dataclasses.replace(spare, wait=_KEYS_FREE | _VALUES_FREE))
+        code.add_parallel(dataclasses.replace(spare, wait=_KEYS_FREE | _VALUES_FREE))
 
     @property
     def _page_bytes(self) -> int:
-        """Bytes of the keys of a head in a page; its values follow."""
+        """Bytes of a head's keys in a page, after which its values follow."""
         return self._places.head_bytes // 2
 
-    def _page(self, first: int) -> None:
-        """Scores, probabilities and sums of a page."""
+    def _attend_page(self, first: int) -> None:
+        """Append scores, probabilities and sums of one page."""
         places, code, n, size = self._places, self._code, self._n, self._places.head
-        page, each, tokens, groups = places.page, self._each, self._tokens, range(self._groups)
-        columns, panel, rows = page // n, page * size, self._each * self._tokens
+        page, each, tokens, groups = (
+            places.page,
+            self._queries_per_group,
+            self._text_tokens,
+            range(self._groups),
+        )
+        columns, panel, rows = page // n, page * size, self._queries_per_group * self._text_tokens
         zero = -128 if places.config.wide_activations else 0
-        keys = [code.beside(load) for load in self._loads_of_keys(first)][-1]
-        values = [code.beside(load) for load in self._loads_of_values(first)][-1]
+        keys = [code.add_parallel(load) for load in self._load_keys(first)][-1]
+        values = [code.add_parallel(load) for load in self._load_values(first)][-1]
         scores = [
             code.add(
                 Mm(nt=columns, kc=size, oy=each, ox=tokens, a=self._at["own q"] + (first + group) * each * size, a_kc=1,
                    a_oy=size, a_ox=places.queries, b=self._at["keys"] + group * panel, b_nt=n * size, b_kc=1,
-                   b_row=size, c=group * rows, c_nt=self._rows, c_oy=tokens, c_ox=1,
+                   b_row=size, c=group * rows, c_nt=self._score_rows, c_oy=tokens, c_ox=1,
                    signal=_KEYS_FREE if group == groups[-1] else 0),
                 keys,
             )
             for group in groups
         ]  # fmt: skip
-        shares = self._shares(columns, scores)
+        probabilities = self._softmax_page(columns, scores)
         for group in groups:
             code.add(
                 Mm(accumulate=1, nt=size, kc=columns, oy=each, ox=tokens, a=self._at["p"] + group * rows,
-                   a_kc=self._rows, a_oy=tokens, a_ox=1, zero=zero, b=self._at["values"] + group * page,
-                   b_nt=page * self._groups, b_kc=n, b_row=1, c=self._sums + group * rows, c_nt=self._rows,
+                   a_kc=self._score_rows, a_oy=tokens, a_ox=1, zero=zero, b=self._at["values"] + group * page,
+                   b_nt=page * self._groups, b_kc=n, b_row=1, c=self._sums_row + group * rows, c_nt=self._score_rows,
                    c_oy=tokens, c_ox=1, align=1, alignment=group * columns * rows,
                    signal=_VALUES_FREE if group == groups[-1] else 0),
-                values, shares[group],
+                values, probabilities[group],
             )  # fmt: skip
 
-    def _shares(self, columns: int, scores: Sequence[int]) -> list[int]:
-        """Probabilities, for so many groups of N keys; `scores` and what is returned are instructions of each group."""
-        code, each, tokens = self._code, self._each, self._tokens
-        if tokens == 1:  # heads of a group are next to each other, as tokens are else
-            rows = {"oy": self._groups, "ox": each}
-            strides = {"src_oy": each, "dst_oy": each, "state_oy": each, "alignment_oy": columns * each}
-            made = code.add(
+    def _softmax_page(self, columns: int, scores: Sequence[int]) -> list[int]:
+        """Append the softmax for `columns` groups of N keys.
+
+        `scores` holds the index of the product of each head group; the result holds the index of each group's SOFTMAX.
+        """
+        code, heads, tokens = self._code, self._queries_per_group, self._text_tokens
+        if tokens == 1:  # heads of a group are adjacent rows, so one SOFTMAX does all groups
+            rows = {"oy": self._groups, "ox": heads}
+            strides = {"src_oy": heads, "dst_oy": heads, "state_oy": heads, "alignment_oy": columns * heads}
+            instruction = code.add(
                 dataclasses.replace(self._softmax(columns), causal=0, **rows, **strides), scores[-1]
             )
-            return [made] * self._groups
+            return [instruction] * self._groups
         return [
-            code.add(self._of_group(self._softmax(columns), group, columns), instruction)
+            code.add(self._select_group(self._softmax(columns), group, columns), instruction)
             for group, instruction in enumerate(scores)
         ]
 
-    def _of_group(self, softmax: Softmax, group: int, columns: int) -> Softmax:
-        """The same for the rows of one group only."""
-        rows = self._each * self._tokens
+    def _select_group(self, softmax: Softmax, group: int, columns: int) -> Softmax:
+        """Restrict a SOFTMAX to the rows of one head group."""
+        rows = self._queries_per_group * self._text_tokens
         at = group * rows
         return dataclasses.replace(
-            softmax, src=at, dst=softmax.dst + at, state=at, alignment=columns * at, oy=self._each
+            softmax,
+            src=at,
+            dst=softmax.dst + at,
+            state=at,
+            alignment=columns * at,
+            oy=self._queries_per_group,
         )
 
-    def _loads_of_keys(self, first: int) -> Iterator[Load]:
-        """LOAD the keys of heads from `first` on."""
+    def _load_keys(self, first: int) -> Iterator[Load]:
+        """Yield the LOAD of the keys of one head group."""
         places, panel = self._places, self._places.page * self._places.head
         load = vectors(places, PAGES, first * places.head_bytes, panel, self._at["keys"])
         yield dataclasses.replace(
@@ -224,15 +251,15 @@ class Attend:
             wait=_KEYS_FREE,
         )  # fmt: skip
 
-    def _loads_of_values(self, first: int) -> Iterator[Load]:
-        """LOAD their values, as columns: of some heads, and some vectors of each, at a time."""
+    def _load_values(self, first: int) -> Iterator[Load]:
+        """Yield LOADs of the values of one head group, transposed, for some heads and vectors at a time."""
         places, n, size, page = self._places, self._n, self._places.head, self._places.page
-        most, heads = places.config.transposed_vectors, min(self._groups, COUNT_MAX // page)
+        max_vectors, heads = places.config.transposed_vectors, min(self._groups, COUNT_MAX // page)
         wait = _VALUES_FREE
         for head in range(0, self._groups, heads):
             count = min(heads, self._groups - head)
-            for part in range(0, size, most):
-                length = min(most, size - part) * n
+            for part in range(0, size, max_vectors):
+                length = min(max_vectors, size - part) * n
                 yield Load(
                     base=PAGES, offset=(first + head) * places.head_bytes + self._page_bytes + part * n,
                     rows=count * page, row_pitch=size * n, line=page, skip=places.head_bytes - page * size * n,
@@ -243,12 +270,14 @@ class Attend:
                 wait = 0
 
     def _softmax(self, columns: int) -> Softmax:
-        """Probabilities of rows of scores, for so many groups of N keys: row (oy, ox) is that of token ox in head oy,
-        and does not see the keys of later ones."""
-        tokens, rows = self._tokens, self._rows
+        """Return a SOFTMAX for `columns` groups of N keys.
+
+        Row (oy, ox) holds token ox of head oy; the causal mask hides the keys of later tokens.
+        """
+        tokens, rows = self._text_tokens, self._score_rows
         return Softmax(
             source=Source.ACCUMULATOR, ob=columns, ox=tokens, src_ob=rows, src_oy=tokens, src_ox=1, dst=self._at["p"],
             dst_ob=rows, dst_oy=tokens, dst_ox=1, params=self._at["scores"], relative=1, register=LENGTH, causal=1,
-            length=tokens - 1, diagonal=-1, state_oy=tokens, state_ox=1, alignment_ob=self._each * tokens,
+            length=tokens - 1, diagonal=-1, state_oy=tokens, state_ox=1, alignment_ob=self._queries_per_group * tokens,
             alignment_oy=tokens, alignment_ox=1,
         )  # fmt: skip

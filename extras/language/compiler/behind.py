@@ -1,7 +1,7 @@
-"""What works on the sums of a product: a kernel for each of its parts, or several.
+"""Kernels that process the sums of a product, one or several for each part.
 
-The sums of row r and tile t of a part are row ``r * tiles + t`` from the first one on in the accumulator. Mantissas and
-biases of its columns lie behind its weights, as `weft.extras.language.compiler.contents` puts them there.
+In the accumulator, the sums of row r and tile t of a part are in row ``r * tiles + t`` from the part's first row on.
+Mantissas and biases of its columns follow its weights; see `weft.extras.language.compiler.contents`.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from weft.hdl.isa import Kernel, Source
 
 
 class Sums(NamedTuple):
-    """A part of a product whose sums are there: the first row of the accumulator, and the first vector of mantissas."""
+    """Part of a product with complete sums: first row in the accumulator, and first vector of the mantissas."""
 
     part: Part
     first: int
     mantissas: int
 
 
-class Behind:
-    """Makes the instructions; see the module."""
+class SumKernels:
+    """Generator of the kernels for sums."""
 
     def __init__(self, places: Places, kernels: KernelSet) -> None:
         self._places, self._kernels, self._at = places, kernels, places.at
 
     def _on_sums(self, name: str, columns: int, operands: Mapping[str, At], groups: int = 1) -> Kernel:
-        """A kernel whose operand `src` is in the accumulator, on all rows."""
+        """Return a kernel on all rows whose operand `src` is in the accumulator."""
         counts = (self._places.rows, groups, columns)
-        return self._kernels.spread(name, Source.ACCUMULATOR, counts, operands)
+        return self._kernels.columnwise_kernel(name, Source.ACCUMULATOR, counts, operands)
 
     def _on_rows(self, name: str, columns: int, operands: Mapping[str, At], groups: int = 1) -> Kernel:
-        """A kernel whose operand `src` is in the scratchpad, on all rows."""
+        """Return a kernel on all rows whose operand `src` is in the scratchpad."""
         counts = (self._places.rows, groups, columns)
-        return self._kernels.spread(name, Source.SCRATCHPAD, counts, operands)
+        return self._kernels.columnwise_kernel(name, Source.SCRATCHPAD, counts, operands)
 
     def _biases(self, sums: Sums, name: str, first: int = 0, group: int = 0) -> dict[str, At]:
-        """The upper two digits of the biases from a tile of the part on, as operand `name`, if there are any."""
+        """Return the upper two digits of the biases from tile `first` on as operand `name`, or nothing without
+        biases.
+        """
         if not self._places.biases(sums.part.name):
             return {}
-        return {name: At(self._behind_mantissas(sums) + 2 * first, 0, group, 2, 2)}
+        return {name: At(self._biases_vector(sums) + 2 * first, 0, group, 2, 2)}
 
-    def _behind_mantissas(self, sums: Sums) -> int:
+    def _biases_vector(self, sums: Sums) -> int:
         return sums.mantissas + MANTISSAS * sums.part.tiles
 
-    # --- sums for attention
-
-    def heads(self, sums: Sums) -> Iterator[Kernel]:
-        """Queries, keys and values of a part: whole heads together, and parts of them."""
+    def head_kernels(self, sums: Sums) -> Iterator[Kernel]:
+        """Yield the kernels for queries, keys and values: whole heads together, then the rest of cut heads."""
         part, sizes, head = sums.part, self._places.sizes, self._places.head
         first = 0
         for name, count in (
@@ -64,47 +64,48 @@ class Behind:
             end = min(part.first + part.tiles, first + count * head)
             while tile < end:
                 within = (tile - first) % head
-                whole = 0 if within else (end - tile) // head
-                tiles = head if whole else min(head - within, end - tile)
-                yield from self._some_heads(
-                    name, sums, (tile - part.first, tile - first), max(whole, 1), tiles
+                whole_heads = 0 if within else (end - tile) // head
+                tiles = head if whole_heads else min(head - within, end - tile)
+                yield from self._head_range_kernels(
+                    name, sums, (tile - part.first, tile - first), max(whole_heads, 1), tiles
                 )
-                tile += max(whole, 1) * tiles
+                tile += max(whole_heads, 1) * tiles
             first += count * head
 
-    def _some_heads(
+    def _head_range_kernels(
         self, name: str, sums: Sums, tiles: tuple[int, int], heads: int, columns: int
     ) -> Iterator[Kernel]:
-        """`tiles` are the first tile in the part and among all of this name, of each of the heads so many columns."""
+        """Yield kernels for `heads` heads of `columns` tiles each.
+
+        `tiles` holds the index of the first tile within the part, and within all tiles of this name.
+        """
         places, form = self._places, self._places.form
         count = places.queries if name == "query" else places.keys
         src = At(sums.first + tiles[0], sums.part.tiles, places.head, 1)
         dst = At(self._at[name[0]] + tiles[1], count, places.head, 1)
         row = At(self._at["row"], 1)
-        if form.turned_sums and name != "value":
+        if form.rotates_sums and name != "value":
             yield self._on_sums(
                 name, columns, {"src": src, "dst": dst, **self._angles(tiles[1]), "d": row}, heads
             )
             return
-        given = {"src": src, "b": At(sums.mantissas + 2 * tiles[0], 0, 2 * places.head, 2, 2), "c": row}
-        given |= self._biases(sums, "d", tiles[0], 2 * places.head)
+        sources = {"src": src, "b": At(sums.mantissas + 2 * tiles[0], 0, 2 * places.head, 2, 2), "c": row}
+        sources |= self._biases(sums, "d", tiles[0], 2 * places.head)
         if not form.rotary or name == "value":
-            yield self._on_sums(name, columns, given | {"dst": dst}, heads)
+            yield self._on_sums(name, columns, sources | {"dst": dst}, heads)
             return
-        wide = At(self._at["unturned"], 2 * heads * columns, 2 * columns, 2, 2)
-        yield self._on_sums(name, columns, given | {"dst": wide}, heads)
-        yield self._on_rows("turn", columns, {"src": wide, "dst": dst, **self._angles(tiles[1])}, heads)
+        unrotated = At(self._at["unturned"], 2 * heads * columns, 2 * columns, 2, 2)
+        yield self._on_sums(name, columns, sources | {"dst": unrotated}, heads)
+        yield self._on_rows("turn", columns, {"src": unrotated, "dst": dst, **self._angles(tiles[1])}, heads)
 
     def _angles(self, tile: int) -> dict[str, At]:
-        """The cosines and sines of tiles of heads from this one on, as operands `b` and `c`."""
+        """Return the cosines and sines for the tiles of heads from `tile` on, as operands `b` and `c`."""
         head, pitch = self._places.head, self._places.position
         angles = self._at["positions"] + 2 * (tile % head)
         return {"b": At(angles, pitch, 0, 2, 2), "c": At(angles + 2 * head, pitch, 0, 2, 2)}
 
-    # --- the residual stream
-
-    def begin(self) -> Kernel:
-        """Rows of embeddings become the residual stream."""
+    def embedding_kernel(self) -> Kernel:
+        """Return the kernel that turns rows of embeddings into the residual stream."""
         pitch = 2 * self._places.width
         operands = {
             "src": At(self._at["inner"], pitch, 0, 2, 2), "dst": At(self._at["x"], pitch, 0, 2, 2),
@@ -114,13 +115,13 @@ class Behind:
             operands["b"] = At(self._at["positions"], pitch, 0, 2, 2)
         return self._on_rows("begin", self._places.width, operands)
 
-    def prepare(self, row: At) -> Kernel:
-        """Lay the shift of each row, which is at `row`, beside the lowest digits."""
+    def shift_kernel(self, row: At) -> Kernel:
+        """Return the kernel that copies each row's shift, at `row`, beside the lowest digits."""
         shift = At(self._at["low"] + 1, 2 * self._places.width, 0, 2)
         return self._on_rows("prepare", self._places.width, {"src": row, "dst": shift})
 
-    def added(self, sums: Sums) -> Iterator[Kernel]:
-        """Add a part to the residual stream, and then its biases."""
+    def add_to_residual(self, sums: Sums) -> Iterator[Kernel]:
+        """Yield the kernels that add a part, and then its biases, to the residual stream."""
         part, pitch = sums.part, 2 * self._places.width
         upper, low = (At(self._at[tensor] + 2 * part.first, pitch, 0, 2, 2) for tensor in ("x", "low"))
         operands = {
@@ -130,28 +131,29 @@ class Behind:
         yield self._on_sums(part.name, part.tiles, operands)
         if biases := self._biases(sums, "c"):
             digit = low._replace(vectors=1)
-            lowest = At(self._behind_mantissas(sums) + 2 * part.tiles, 0, 0, 1)
+            lowest = At(self._biases_vector(sums) + 2 * part.tiles, 0, 0, 1)
             operands = {"src": upper, "dst": upper, "b": digit, "dst2": digit, "d": lowest, **biases}
             yield self._on_rows("offset", part.tiles, operands)
 
-    # --- others
+    def inner_kernels(self, sums: Sums) -> Iterator[Kernel]:
+        """Yield the kernels between the products of a feed-forward network.
 
-    def inner(self, sums: Sums) -> Iterator[Kernel]:
-        """What goes into the last product of a feed-forward network: of two tiles of sums with a gate, or of one."""
+        A gated network uses two tiles of sums for each tile of results, else one.
+        """
         part, form, pitch = sums.part, self._places.form, 2 * self._places.inner
         if not form.gated:
             yield self._with_mantissas("inner", sums, At(self._at["inner"] + 2 * part.first, pitch, 0, 2, 2))
             return
         row, columns, mantissas = At(self._at["row"], 1), part.tiles // 2, sums.mantissas
         up = At(self._at["inner"] + part.first, pitch, 0, 2, 2)
-        if form.gated_sums:
+        if form.gates_sums:
             operands = {
                 "src": At(sums.first, part.tiles, 0, 2, 2), "dst": up, "b": At(mantissas, 0, 0, 4, 2),
                 "c": At(mantissas + 2, 0, 0, 4, 2), "d": row,
             }  # fmt: skip
             yield self._on_sums("inner", columns, operands)
             return
-        gate, biases = At(self._at["gates"], 2 * columns, 0, 2, 2), self._behind_mantissas(sums)
+        gate, biases = At(self._at["gates"], 2 * columns, 0, 2, 2), self._biases_vector(sums)
         for tile, (name, dst) in enumerate((("gate", gate), ("up", up))):
             operands = {
                 "src": At(sums.first + tile, part.tiles, 0, 2), "dst": dst, "b": At(mantissas + 2 * tile, 0, 0, 4, 2),
@@ -160,12 +162,12 @@ class Behind:
             yield self._on_sums(name, columns, operands)
         yield self._on_rows("inner", columns, {"src": gate, "b": up, "dst": up})
 
-    def logits(self, sums: Sums, first: int) -> Kernel:
-        """Logits, two digits each, from vector `first` on."""
+    def logit_kernel(self, sums: Sums, first: int) -> Kernel:
+        """Return the kernel for logits, two digits each, from vector `first` on."""
         return self._with_mantissas("head", sums, At(first, 2 * sums.part.tiles, 0, 2, 2))
 
     def _with_mantissas(self, name: str, sums: Sums, dst: At) -> Kernel:
-        """A kernel that takes sums, mantissas, the shifts of rows, and biases if there are any."""
+        """Return a kernel with mantissas, row shifts and, if the product has them, biases."""
         tiles = sums.part.tiles
         operands = {
             "src": At(sums.first, tiles, 0, 1), "dst": dst, "b": At(sums.mantissas, 0, 0, 2, 2),

@@ -1,4 +1,4 @@
-"""What a model's decoder has, of all that models differ in: its program is made for that, whatever the architecture."""
+"""Structure of a decoder, as far as the device program depends on it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ PRODUCTS = {
     "inner": {"gate": "gate", "up": "up"},
     "down": {"down": "down"},
 }
-"""The products of a block in their order, and the matrices that each of them multiplies with: names and fields of
-`Block`."""
+"""Products of a block in order, and the matrices of each: names, and fields of `Block`."""
 _NORMS = {"qkv": "attention_norm", "inner": "feed_forward_norm"}
-"""The norms in front of products, as fields of `Block`."""
+"""Norms before products, as fields of `Block`."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """See the module; by default as the models of architecture llama have it.
+    """Structure of a decoder; the defaults are those of the architecture ``llama``.
 
     Attributes
     ----------
     centred : bool
-        Norms take the mean of a row off first: LayerNorm, not RMSNorm.
+        Norms subtract the mean of a row first: LayerNorm instead of RMSNorm.
     rotary : bool
-        Queries and keys are turned by their position; else positions have vectors that are added to those of tokens.
+        Queries and keys are rotated by their position. Otherwise position embeddings are added to token embeddings.
     gated : bool
-        A feed-forward network multiplies two products, one of which goes through SiLU; else it has one, which goes
-        through GELU.
+        Feed-forward networks multiply two products, one of them after SiLU. Otherwise they have one product, followed
+        by GELU.
     biased : frozenset of str
-        The products of `PRODUCTS`, and "head", that have biases: their own in any block, or that of the norm in front
-        of them, which becomes a part of theirs.
+        Products of `PRODUCTS`, or "head", with biases in any block: their own, or the bias of the norm before them.
     gains : bool
-        Norms multiply by numbers of their own, which are else a part of the weights behind them.
+        Norms multiply by their weights. Otherwise these are folded into the matrices that follow.
     """
 
     centred: bool = False
@@ -47,28 +45,29 @@ class Form:
     gains: bool = False
 
     @property
-    def turned_sums(self) -> bool:
-        """Whether one kernel turns sums of queries and keys and makes them int8: it has no room for biases."""
+    def rotates_sums(self) -> bool:
+        """Whether one kernel rotates sums of queries and keys and requantises them. It has no operand left for
+        biases.
+        """
         return self.rotary and "qkv" not in self.biased
 
     @property
-    def gated_sums(self) -> bool:
-        """Whether one kernel takes the sums of a gate and of what it is multiplied with: it has no room for biases
-        either."""
+    def gates_sums(self) -> bool:
+        """Whether one kernel processes the sums of a gate and of its factor. It has no operand left for biases."""
         return self.gated and "inner" not in self.biased
 
 
 def form_of(model: LanguageModel, *, gains: bool = False) -> Form:
-    """The form of a model's decoder.
+    """Return the form of a model's decoder.
 
     Raises
     ------
     CompileError
-        If there is no program for it.
+        If the device has no program for the model.
     """
     norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
-    centred = _alike("norms with a bias", [norm.bias is not None for norm in (*norms, model.output_norm)])
-    gated = _alike("gates in feed-forward networks", [block.gate is not None for block in model.blocks])
+    centred = _uniform("norms with a bias", [norm.bias is not None for norm in (*norms, model.output_norm)])
+    gated = _uniform("gates in feed-forward networks", [block.gate is not None for block in model.blocks])
     biased = {name for name in PRODUCTS if any(_has_bias(block, name) for block in model.blocks)}
     if model.output.bias is not None or model.output_norm.bias is not None:
         biased.add("head")
@@ -78,7 +77,7 @@ def form_of(model: LanguageModel, *, gains: bool = False) -> Form:
 
 
 def matrices(block: Block, product: str) -> Iterator[tuple[str, Linear, Norm | None]]:
-    """The matrices of a product of a block, each with its name, and the norm in front of them."""
+    """Yield the matrices of a block's product, each with its name and the norm before the product."""
     norm = getattr(block, _NORMS[product]) if product in _NORMS else None
     for name, field in PRODUCTS[product].items():
         linear = getattr(block, field)
@@ -93,11 +92,11 @@ def _has_bias(block: Block, product: str) -> bool:
     )
 
 
-def _alike(what: str, found: list[bool]) -> bool:
-    """Whether all of a model have something, or none of it."""
-    if len(set(found)) > 1:
+def _uniform(what: str, flags: list[bool]) -> bool:
+    """Return the common value of all flags; raise `CompileError` if they differ."""
+    if len(set(flags)) > 1:
         raise CompileError(
             f"the model has {what} in some places and not in others: a decoder on the device has them everywhere, or "
             "nowhere"
         )
-    return found[0]
+    return flags[0]

@@ -1,4 +1,4 @@
-"""The libraries of the extra ``lm``, imported when they are needed."""
+"""Import of the libraries of the extra ``lm`` at their first use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from weft.compiler.ir.graph import CompileError
 HOW_TO_INSTALL = "pip install 'weft[lm]'"
 
 
-def library(name: str) -> ModuleType:
-    """The library `name`.
+def import_library(name: str) -> ModuleType:
+    """Import the library `name`.
 
     Raises
     ------
     CompileError
-        If it is not installed: the sentence says how to install it.
+        If it is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(name)

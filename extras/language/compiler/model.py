@@ -1,4 +1,4 @@
-"""What a language model consists of: a decoder-only transformer with its weights and its vocabulary.
+"""Data model of a decoder-only transformer with its weights and its vocabulary.
 
 A block computes ``x += attention_output(attention(norm(x)))`` and then ``x += feed_forward(norm(x))``. The two
 architectures differ in a few fields:
@@ -12,9 +12,9 @@ feed forward      down(silu(gate(x)) * up(x))              down(gelu(up(x))), `B
 heads             keys and values may have fewer           as many keys and values as queries
 ================  =======================================  =====================================
 
-Rotation turns neighbours, elements ``2i`` and ``2i + 1`` of a head's queries and keys, together. The rows of
-`Block.query` and `Block.key` are in this order, as they are in GGUF files of architecture ``llama``. PyTorch models
-often turn element ``i`` with ``i + dimensions / 2``; `interleaved` reorders the rows of those.
+Rotation pairs adjacent elements, ``2i`` and ``2i + 1`` of a head's query or key. The rows of `Block.query` and
+`Block.key` are in this order, as in GGUF files of architecture ``llama``. PyTorch models often pair elements ``i`` and
+``i + dimensions / 2``; `interleave_heads` reorders their rows.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from weft.extras.language.compiler.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class BlockTensor:
-    """A matrix of integers in blocks along its rows, each block with a scale and perhaps a minimum.
+    """Matrix of integers in blocks along its rows, each block with a scale and perhaps a minimum.
 
     Attributes
     ----------
     values : numpy.ndarray of int8, shape (rows, columns)
     scales : numpy.ndarray of float32, shape (rows, columns // block)
-        They may be negative.
+        May be negative.
     minimums : numpy.ndarray of float32, shape (rows, columns // block), or None
-        What is added to the elements of a block.
+        Added to the elements of a block.
     block : int
         Elements that share a scale.
     """
@@ -54,7 +54,7 @@ class BlockTensor:
         return rows, columns
 
     def dense(self) -> np.ndarray:
-        """``values * scales + minimums``, float32 of shape (rows, columns)."""
+        """Return ``values * scales + minimums``, float32 of shape (rows, columns)."""
         blocks = self.values.reshape(*self.scales.shape, self.block).astype(np.float32)
         blocks *= self.scales[..., None]
         if self.minimums is not None:
@@ -62,34 +62,34 @@ class BlockTensor:
         return blocks.reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> BlockTensor:
-        """The rows from `start` up to `stop`."""
+        """Return the rows from `start` up to `stop`."""
         minimums = None if self.minimums is None else self.minimums[start:stop]
         return BlockTensor(self.values[start:stop], self.scales[start:stop], minimums, self.block)
 
 
 Matrix: TypeAlias = np.ndarray | BlockTensor
-"""float32 of shape (rows, columns), or blocks of integers."""
+"""Float32 matrix of shape (rows, columns), or blocks of integers."""
 
 
 def dense(matrix: Matrix) -> np.ndarray:
-    """The matrix as float32, shape (rows, columns)."""
+    """Return a matrix as float32, shape (rows, columns)."""
     return matrix.dense() if isinstance(matrix, BlockTensor) else matrix
 
 
 def rows(matrix: Matrix, start: int, stop: int) -> Matrix:
-    """The rows of a matrix from `start` up to `stop`."""
+    """Return the rows of a matrix from `start` up to `stop`."""
     return matrix.rows(start, stop) if isinstance(matrix, BlockTensor) else matrix[start:stop]
 
 
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a query's or key's projection (or its bias) for a rotation of neighbours.
+def interleave_heads(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Reorder the rows of a query or key projection (or its bias) for a rotation of adjacent elements.
 
     Parameters
     ----------
     weight : numpy.ndarray of shape (heads * length, ...)
-        For a rotation that turns element ``i`` of a head with element ``i + length / 2``.
+        Rows for a rotation that pairs elements ``i`` and ``i + length / 2`` of a head.
     heads : int
-        How many heads the rows belong to.
+        Number of heads.
     """
     halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
@@ -97,7 +97,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """``x @ weight.T + bias``: a matrix of shape (outputs, inputs), and float32 of shape (outputs,) or None."""
+    """Linear layer ``x @ weight.T + bias``: weight of shape (outputs, inputs), bias float32 (outputs,) or None."""
 
     weight: Matrix
     bias: np.ndarray | None = None
@@ -105,7 +105,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """RMSNorm if there is no bias, else LayerNorm: float32 of shape (width,)."""
+    """RMSNorm without a bias, LayerNorm with a bias; both are float32 of shape (width,)."""
 
     weight: np.ndarray
     bias: np.ndarray | None = None
@@ -113,7 +113,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One layer. `gate` is None where the feed-forward network is no SwiGLU."""
+    """Transformer layer; `gate` is None unless the feed-forward network is SwiGLU."""
 
     attention_norm: Norm
     query: Linear
@@ -128,18 +128,18 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """How queries and keys are turned by their position.
+    """Rotary position embedding of queries and keys.
 
     Attributes
     ----------
     dimensions : int
-        Elements at the start of every head that are turned; an even number.
+        Number of rotated elements at the start of every head, even.
     base : float
-        Pair ``i`` turns by ``base ** (-2 * i / dimensions)`` from token to token,
+        Pair ``i`` rotates by ``base ** (-2 * i / dimensions) / scale / factors[i]`` radians per token.
     scale : float
-        divided by this number (linear scaling),
+        Linear scaling.
     factors : numpy.ndarray of float32, shape (dimensions // 2,), or None
-        and by the pair's own factor.
+        Divisors for each pair; None means 1.
     """
 
     dimensions: int
@@ -148,7 +148,7 @@ class Rotary:
     factors: np.ndarray | None = None
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
-        """By how much pairs are turned, in radians: float64 of shape (positions, dimensions // 2)."""
+        """Return the angles of pairs in radians: float64 of shape (positions, dimensions // 2)."""
         steps = self.base ** (-np.arange(0, self.dimensions, 2) / self.dimensions) / self.scale
         if self.factors is not None:
             steps = steps / self.factors.astype(np.float64)
@@ -157,24 +157,25 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that shapes follow from.
+    """Sizes that determine all shapes.
 
     Attributes
     ----------
     context : int
-        Most tokens that the model was made for.
+        Largest number of tokens that the model was made for.
     width : int
         Elements of a token's vector.
     blocks : int
-        Layers.
+        Number of layers.
     heads, key_value_heads : int
-        Heads of queries, and those of keys and values, each of which serves ``heads / key_value_heads`` of queries.
+        Heads of queries, and of keys and values; each of the latter serves ``heads / key_value_heads`` heads of
+        queries.
     key_length, value_length : int
         Elements of a head's query or key, and of its value.
     feed_forward : int
         Elements between the two products of a feed-forward network.
     vocabulary : int
-        Tokens.
+        Number of tokens.
     """
 
     context: int
@@ -190,26 +191,26 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A language model.
+    """Language model with weights, vocabulary and chat template.
 
     Attributes
     ----------
     name : str
-        As the file calls it; may be empty.
+        Name in the file; may be empty.
     architecture : str
         ``"llama"`` or ``"gpt2"``.
     epsilon : float
-        Added to the variance, or to the mean square, in every norm.
+        Added to the variance, or the mean square, in every norm.
     token_embedding : Matrix of shape (vocabulary, width)
     rotary : Rotary or None
     positions : Matrix of shape (context, width), or None
-        Added to the vectors of tokens.
+        Added to the token embeddings.
     output : Linear
-        From the last norm to logits. Its weight is `token_embedding` itself where the file has no other (`tied`).
+        From the last norm to logits. Its weight is `token_embedding` itself if the file has no other (`tied`).
     notes : tuple of str
-        Sentences about what the file has and weft does not use.
+        Sentences about contents of the file that weft does not use.
     chat_template : str
-        How the messages of a conversation become a text, in the language of Jinja; empty if nobody says.
+        Jinja template for conversations; empty if the file has none.
     """
 
     name: str
@@ -228,5 +229,5 @@ class LanguageModel:
 
     @property
     def tied(self) -> bool:
-        """Whether logits are products with the embeddings of tokens."""
+        """Whether the output layer shares the token embedding's weights."""
         return self.output.weight is self.token_embedding

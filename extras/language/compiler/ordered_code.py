@@ -1,4 +1,4 @@
-"""Code with loops whose instructions wait for those they depend on, and overlap with all others."""
+"""Instruction stream with loops, in which instructions wait for their dependencies and overlap otherwise."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from weft.hdl.isa.loops import slots
 
 _QUEUES = len(Queue)
 FIRST_FREE = _QUEUES * (_QUEUES - 1)
-"""The first semaphore that belongs to no two queues."""
+"""First semaphore that belongs to no pair of queues."""
 
 
 class OrderedCode:
-    """Instructions in program order, and semaphores between those that depend on each other.
+    """Instructions in program order, with semaphores between dependent instructions of different queues.
 
-    Each pair of queues has a semaphore from the one to the other. As a queue is in order, an instruction that waits for
-    one of another queue waits for all before it there: what an earlier wait of its queue covers is not waited for
-    again, and so the k-th wait takes the k-th signal. Semaphores from `FIRST_FREE` on are for what `add` cannot
-    express, as waits for another turn of a loop: instructions bring them along.
+    Each ordered pair of queues has a semaphore. Queues work in order, so that waiting for an instruction also waits for
+    all earlier ones of its queue. A wait that an earlier one covers is omitted, and therefore the k-th wait takes the
+    k-th signal. Semaphores from `FIRST_FREE` on are for dependencies that `add` cannot express, such as those on
+    another turn of a loop; instructions bring these along.
 
     Parameters
     ----------
     idle : Instruction
-        One that belongs to a queue and does nothing that matters.
+        Instruction of some queue without an effect.
 
     Attributes
     ----------
     instructions : list of Instruction
     last : int
-        The newest instruction that others wait for if nothing else is said; -1 if there is none.
+        Index of the instruction that the next one waits for by default; -1 if there is none.
     """
 
     def __init__(self, idle: Instruction) -> None:
@@ -39,21 +39,24 @@ class OrderedCode:
         self.last = -1
         self._idle = idle
         self._newest: dict[Queue, int] = {}
-        self._waited: dict[tuple[Queue, Queue], int] = {}  # the newest instruction that was waited for
+        self._latest_waited: dict[
+            tuple[Queue, Queue], int
+        ] = {}  # newest instruction of the first queue that the second waits for
 
     def add(self, instruction: Instruction, *after: int) -> int:
-        """Append an instruction that waits for those at the indices `after`, of which negative ones are none; without
-        any, for `last`. It is `last` then.
+        """Append an instruction that waits for those at the indices `after`, or by default for `last`; it becomes
+        `last`.
 
-        Instructions without a queue are carried out by fetch, and wait for none. Returns the index.
+        Negative indices are ignored. Fetch executes instructions without a queue, which wait for none. Return the
+        index.
         """
-        index = self.beside(instruction, *(after or (self.last,)))
+        index = self.add_parallel(instruction, *(after or (self.last,)))
         if instruction.QUEUE is not None:
             self.last = index
         return index
 
-    def beside(self, instruction: Instruction, *after: int) -> int:
-        """The same for an instruction that waits for these only, and is not `last`."""
+    def add_parallel(self, instruction: Instruction, *after: int) -> int:
+        """Append an instruction that waits only for those at the indices `after`, and does not become `last`."""
         index = len(self.instructions)
         self.instructions.append(instruction)
         if instruction.QUEUE is not None:
@@ -63,47 +66,47 @@ class OrderedCode:
         return index
 
     def pause(self, *after: int) -> int:
-        """Append an idle instruction."""
         return self.add(self._idle, *after)
 
     def newest(self, queue: Queue) -> int:
-        """The index of the newest instruction of a queue, -1 if there is none."""
+        """Return the index of a queue's newest instruction, -1 if there is none."""
         return self._newest.get(queue, -1)
 
     def _wait(self, index: int, other: int) -> None:
-        """Let an instruction wait for another one, unless it does so already."""
+        """Make an instruction wait for another one, unless an earlier wait covers it."""
         if other < 0:
             return
-        before, behind = self.instructions[other], self.instructions[index]
-        first, then = before.QUEUE, behind.QUEUE
-        assert first is not None
-        assert then is not None
-        if first == then or self._waited.get((first, then), -1) >= other:
+        earlier, later = self.instructions[other], self.instructions[index]
+        first_queue, second_queue = earlier.QUEUE, later.QUEUE
+        assert first_queue is not None
+        assert second_queue is not None
+        # An earlier wait for a later instruction of the same queue covers this one.
+        if first_queue == second_queue or self._latest_waited.get((first_queue, second_queue), -1) >= other:
             return
-        semaphore = 1 << _semaphore(first, then)
-        assert not before.signal & semaphore
-        assert not behind.wait & semaphore
-        self.instructions[other] = dataclasses.replace(before, signal=before.signal | semaphore)
-        self.instructions[index] = dataclasses.replace(behind, wait=behind.wait | semaphore)
-        self._waited[first, then] = other
+        semaphore = 1 << _semaphore(first_queue, second_queue)
+        assert not earlier.signal & semaphore
+        assert not later.wait & semaphore
+        self.instructions[other] = dataclasses.replace(earlier, signal=earlier.signal | semaphore)
+        self.instructions[index] = dataclasses.replace(later, wait=later.wait | semaphore)
+        self._latest_waited[first_queue, second_queue] = other
 
     @contextmanager
     def loop(self, register: int, steps: dict[int, int]) -> Iterator[None]:
-        """A loop while a register is above 0; behind each turn registers grow by `steps`.
+        """Loop while a register is above 0; after each turn registers grow by `steps`.
 
-        What is `last` in front of the loop, at the end of its body, and behind the loop, is of the idle instruction's
-        queue, and so is the first instruction of the body: what others wait for is then always in the same turn.
+        An idle instruction is `last` before the loop, at the start and the end of its body, and after it. Waits
+        therefore never cross turns of the loop.
         """
-        self._settle()
+        self._end_on_idle_queue()
         with self.free_loop(register, steps):
             self.pause()
             yield
-            self._settle()
+            self._end_on_idle_queue()
         self.pause()
 
     @contextmanager
     def free_loop(self, register: int, steps: dict[int, int]) -> Iterator[None]:
-        """The same for a body that does not wait for what is in front of it, and for which nothing waits behind it."""
+        """Loop whose body neither waits for earlier instructions nor is waited for by later ones."""
         start = len(self.instructions)
         self.instructions.append(LoopStart(register=register))
         yield
@@ -112,14 +115,14 @@ class OrderedCode:
         self.instructions.append(LoopNext(back=size, **slots(*changes)))
         self.instructions[start] = LoopStart(register=register, skip=size)
 
-    def _settle(self) -> None:
-        """Let `last` be of the idle instruction's queue."""
+    def _end_on_idle_queue(self) -> None:
+        """Make `last` an instruction of the idle instruction's queue."""
         if self.last < 0 or self.instructions[self.last].QUEUE != self._idle.QUEUE:
             self.pause()
 
 
 def copies(*pairs: tuple[int, int]) -> Sequence[tuple[int, Mode, int]]:
-    """The changes that give registers what other ones hold: (register, other)."""
+    """Return the changes that copy registers: pairs of (destination, source)."""
     return [
         change
         for register, other in pairs
@@ -127,6 +130,6 @@ def copies(*pairs: tuple[int, int]) -> Sequence[tuple[int, Mode, int]]:
     ]
 
 
-def _semaphore(first: Queue, then: Queue) -> int:
-    """The semaphore that instructions of one queue give to those of another."""
-    return (_QUEUES - 1) * int(first) + int(then) - (then > first)
+def _semaphore(first: Queue, second: Queue) -> int:
+    """Return the semaphore from one queue to another."""
+    return (_QUEUES - 1) * int(first) + int(second) - (second > first)

@@ -1,4 +1,4 @@
-"""How well a model foretells a text."""
+"""Perplexity of a language model on a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.extras.language.compiler.encoders import TokenError
 
 @dataclass(frozen=True)
 class Perplexity:
-    """``value`` is the exponential of the mean negative logarithm of the probabilities that `tokens` tokens had."""
+    """Perplexity: the exponential of the mean negative log-likelihood over `tokens` tokens."""
 
     value: float
     tokens: int
@@ -26,21 +26,20 @@ def perplexity(
     window: int,
     stride: int | None = None,
 ) -> Perplexity:
-    """The perplexity of a text.
+    """Return the perplexity of a text, computed in overlapping windows.
 
     Parameters
     ----------
     logits : callable
-        The logits behind each token of a text, shape (tokens, vocabulary), such as
+        Returns the logits after each token of a text, shape (tokens, vocabulary), for example
         `weft.extras.language.compiler.reference.Reference.logits`.
     tokens : sequence of int
-        Two at least. The first one is given, and not counted.
+        At least two; the first one is not predicted.
     window : int
-        Tokens that are seen at once; at most the model's context.
+        Tokens of a window; at most the model's context.
     stride : int
-        By how many tokens the window moves on. A window's tokens that the one before has counted are only seen again,
-        so that every token is counted once, with ``window - stride`` tokens or more in front of it (but at the start).
-        By default half a window.
+        Distance of windows, by default half a window. Every token counts once, with at least ``window - stride`` tokens
+        before it, except at the start of the text.
 
     Raises
     ------
@@ -56,19 +55,20 @@ def perplexity(
         )
     total, counted = 0.0, 1
     for start in range(0, len(tokens), stride):
-        seen = tokens[start : start + window]
-        fresh = start + len(seen) - counted
-        total += float(_losses(logits(seen[:-1]), seen[1:])[-fresh:].sum())
-        counted += fresh
+        window_tokens = tokens[start : start + window]
+        # Tokens that an earlier window has counted are context only.
+        new_tokens = start + len(window_tokens) - counted
+        total += float(_token_losses(logits(window_tokens[:-1]), window_tokens[1:])[-new_tokens:].sum())
+        counted += new_tokens
         if counted == len(tokens):
             break
     return Perplexity(math.exp(total / (counted - 1)), counted - 1)
 
 
-def _losses(logits: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
-    """Negative logarithms of the probabilities of tokens: float64 of shape (tokens,)."""
+def _token_losses(logits: np.ndarray, targets: Sequence[int]) -> np.ndarray:
+    """Return the negative log-likelihoods of tokens: float64 of shape (tokens,)."""
     logits = logits.astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
-    chosen = np.take_along_axis(logits, np.asarray(wanted, np.int64)[:, None], axis=-1)[:, 0]
-    losses: np.ndarray = np.log(np.exp(logits).sum(axis=-1)) - chosen
+    target_logits = np.take_along_axis(logits, np.asarray(targets, np.int64)[:, None], axis=-1)[:, 0]
+    losses: np.ndarray = np.log(np.exp(logits).sum(axis=-1)) - target_logits
     return losses

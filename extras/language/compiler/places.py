@@ -1,4 +1,4 @@
-"""How large the tensors of a decoder are, in vectors, and where they lie on the chip."""
+"""Sizes of a decoder's tensors in vectors, and their addresses on the chip."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from weft.hdl.isa.config import Config
 MANTISSAS = 2
 """Vectors of the mantissas of a tile."""
 _BIASES = {"qkv": 2, "output": 3, "inner": 2, "down": 3, "head": 2}
-"""Vectors of the biases of a tile of a product, one for each of their digits."""
+"""Vectors of the biases of a tile, one for each digit."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """See the module.
+    """Layout of a decoder's tensors in the scratchpad.
 
     Parameters
     ----------
@@ -34,12 +34,13 @@ class Places:
         Keys of a page.
     form : Form
     consecutive : bool
-        Tokens follow each other in one text; the place of the first one is a multiple of `rows`, which divides `page`.
+        Whether all rows are consecutive tokens of one text. The position of the first is a multiple of `rows`, which
+        divides `page`.
 
     Raises
     ------
     CompileError
-        If a size does not fit the array, or rows do not fit the scratchpad or what attention works with.
+        If a size does not fit the array, or rows fit neither the scratchpad nor attention's memories.
     """
 
     sizes: Sizes
@@ -62,9 +63,9 @@ class Places:
             )
         if self.page % n:
             raise CompileError(f"pages have {self.page} keys, no multiple of {n}")
-        if self.page % self.together:
+        if self.page % self.tokens_per_text:
             raise CompileError(
-                f"pages have {self.page} keys, no multiple of the {self.together} tokens that follow each other"
+                f"pages have {self.page} keys, no multiple of the {self.tokens_per_text} tokens that follow each other"
             )
         if not self.groups:
             raise CompileError(
@@ -95,159 +96,155 @@ class Places:
 
     @property
     def queries(self) -> int:
-        """Vectors of the queries of a token, and of attention's results."""
+        """Vectors of a token's queries, and of attention's results."""
         return self.sizes.heads * self.head
 
     @property
     def keys(self) -> int:
-        """Vectors of the keys of a token, and of its values."""
+        """Vectors of a token's keys, and of its values."""
         return self.sizes.key_value_heads * self.head
 
     @property
     def columns(self) -> dict[str, int]:
-        """Vectors of a row of the weights of each product, in the order of a block, and of the head."""
+        """Vectors of a row of weights, for each product of a block in order and the head."""
         return {
             "qkv": self.width, "output": self.queries, "inner": self.width, "down": self.inner, "head": self.width,
         }  # fmt: skip
 
     def biases(self, product: str) -> int:
-        """Vectors of the biases of a tile of a product: one for each digit, or none."""
+        """Return the vectors of a tile's biases: one for each digit, or none."""
         return _BIASES[product] if product in self.form.biased else 0
 
-    def beside(self, product: str) -> int:
-        """Vectors that a tile of a product has beside its weights: mantissas and biases."""
+    def parameter_vectors(self, product: str) -> int:
+        """Return the vectors of a tile's mantissas and biases."""
         return MANTISSAS + self.biases(product)
 
     @property
     def position(self) -> int:
-        """Vectors of what a position has: the cosines and sines of its angles, or its embedding."""
+        """Vectors of a position's cosines and sines, or of its embedding."""
         return 4 * self.head if self.form.rotary else 2 * self.width
 
     @property
-    def one(self) -> int:
-        """Vectors of all that is one token's in attention."""
+    def token_vectors(self) -> int:
+        """Vectors of a token's queries, keys and values."""
         return self.queries + 2 * self.keys
 
     @property
-    def together(self) -> int:
-        """Tokens that attention works on together."""
+    def tokens_per_text(self) -> int:
+        """Tokens that attention processes together."""
         return self.rows if self.consecutive else 1
 
     @cached_property
     def groups(self) -> int:
-        """Heads of keys and values that attention works on together: as many as there is room for; 0 if there is none
-        for one."""
+        """Key and value heads that attention processes together: as many as fit, 0 if not even one does."""
         heads = self.sizes.key_value_heads
         return next((count for count in range(heads, 0, -1) if heads % count == 0 and self._fits(count)), 0)
 
     def _fits(self, groups: int) -> bool:
-        """Whether scores, and the rest of attention, have room for so many heads of keys and values."""
+        """Return whether scores and the rest of attention fit for `groups` heads of keys and values."""
         config = self.config
-        rows, half = self.queries_of(groups) * self.together, config.accumulator_size // 2
+        rows, half = self.queries_of(groups) * self.tokens_per_text, config.accumulator_size // 2
         return (
             rows <= min(config.row_states, COUNT_MAX) and rows * self.head <= half
             and rows * self.page // config.n <= min(config.alignments, half)
         )  # fmt: skip
 
     def queries_of(self, groups: int) -> int:
-        """Heads of queries that read so many heads of keys and values."""
+        """Return the number of query heads that read `groups` heads of keys and values."""
         return self.sizes.heads // self.sizes.key_value_heads * groups
 
     @cached_property
     def at(self) -> dict[str, int]:
-        """The first vector of each tensor, by name; weights come last.
+        """First vector of each tensor, by name; weights come last.
 
-        What MM and LOAD work on comes first, and then what VEC and STORE do: for several tokens, with which all of them
-        are busy at a time, in banks of its own where that takes no more banks. What attention and what feed-forward
-        networks work on share their room.
+        Tensors of MM and LOAD come first, then those of VEC and STORE. With several rows, all units are busy at a time;
+        the second kind then starts in a bank of its own unless that takes more banks. Tensors of attention and of
+        feed-forward networks share their space.
         """
-        first, attention, inner = self._array_tensors()
-        found, end = _placed(first, 0)
-        shared = [_placed(tensors, end) for tensors in (attention, inner)]
+        common, attention, inner = self._array_tensors()
+        addresses, end = _place(common, 0)
+        shared = [_place(tensors, end) for tensors in (attention, inner)]
         end = max(at for _, at in shared)
-        first, attention, inner = self._vector_tensors()
-        size = sum(first.values()) + max(sum(attention.values()), sum(inner.values()))
+        common, attention, inner = self._vector_tensors()
+        size = sum(common.values()) + max(sum(attention.values()), sum(inner.values()))
         bank = self.config.scratchpad_depth
         begin = ceil_div(end, bank) * bank
         if self.rows == 1 or ceil_div(end + size, bank) < ceil_div(begin + size, bank):
             begin = end
-        more, end = _placed(first, begin)
-        shared += [_placed(tensors, end) for tensors in (attention, inner)]
-        for tensors in (more, *(tensors for tensors, _ in shared)):
-            found |= tensors
-        if self.together == self.rows:  # what is one text's is all that there is
-            found |= {"out": found["a"]} | {f"own {name}": found[name] for name in "qkv"}
+        vector_tensors, end = _place(common, begin)
+        shared += [_place(tensors, end) for tensors in (attention, inner)]
+        for tensors in (vector_tensors, *(tensors for tensors, _ in shared)):
+            addresses |= tensors
+        if self.tokens_per_text == self.rows:  # the tokens of one text are all rows
+            addresses |= {"out": addresses["a"]} | {f"own {name}": addresses[name] for name in "qkv"}
         else:
-            places = itertools.accumulate((self.queries, self.keys), initial=found["one"])
-            found |= {f"own {name}": at for name, at in zip("qkv", places, strict=True)}
-        return found | {"weights": max(at for _, at in shared[2:])}
+            places = itertools.accumulate((self.queries, self.keys), initial=addresses["one"])
+            addresses |= {f"own {name}": at for name, at in zip("qkv", places, strict=True)}
+        return addresses | {"weights": max(at for _, at in shared[2:])}
 
     def _array_tensors(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """Vectors of what MM reads and LOAD writes: what is always there, what is for attention, and what is for
-        feed-forward networks."""
+        """Return the vectors of tensors that MM reads and LOAD writes: common, attention's, and feed-forward's."""
         rows = self.rows
-        one = {} if self.together == rows else {"one": self.one}
-        scores = self.queries_of(self.groups) * self.together
+        token = {} if self.tokens_per_text == rows else {"one": self.token_vectors}
+        scores = self.queries_of(self.groups) * self.tokens_per_text
         panel = self.page * self.groups * self.head
         return (
             {"a": rows * max(self.width, self.queries)},
-            {**one, "p": scores * self.page // self.config.n, "keys": panel, "values": panel},
+            {**token, "p": scores * self.page // self.config.n, "keys": panel, "values": panel},
             {"b": rows * self.inner},
         )  # fmt: skip
 
     def _vector_tensors(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """The same of what VEC works on."""
+        """Return the vectors of tensors that VEC works on: common, attention's, and feed-forward's."""
         rows, residual = self.rows, 2 * self.rows * self.width
-        out = {} if self.together == rows else {"out": self.queries}
-        # Two digits of queries, or keys, before they are turned; and those of gates.
-        unturned = 2 * rows * self.queries if self.form.rotary and not self.form.turned_sums else 0
-        gates = 2 * rows * self.inner if self.form.gated and not self.form.gated_sums else 0
+        out = {} if self.tokens_per_text == rows else {"out": self.queries}
+        # Two digits of queries, or keys, before the rotation; and two digits of gates.
+        unrotated = 2 * rows * self.queries if self.form.rotary and not self.form.rotates_sums else 0
+        gates = 2 * rows * self.inner if self.form.gated and not self.form.gates_sums else 0
         return (
             {
                 "x": residual, "low": residual, "row": rows, "even": 1, "positions": rows * self.position,
                 "scores": PARAMETER_VECTORS, "gains": 4 * self.width if self.form.gains else 0,
                 "idle": PARAMETER_VECTORS + 3,
             },
-            {"q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **out, "unturned": unturned},
+            {"q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **out, "unturned": unrotated},
             {"inner": 2 * rows * max(self.inner, self.width), "gates": gates},
         )  # fmt: skip
 
     @property
     def room(self) -> int:
-        """Vectors for weights."""
+        """Number of vectors for weights."""
         return len(self.free)
 
     @property
     def free(self) -> range:
-        """The vectors for weights."""
+        """Vectors for weights."""
         return range(self.at["weights"], self.config.scratchpad_size)
-
-    # --- bytes in memory
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of the keys and values of a head in a page."""
+        """Bytes of a head's keys and values in a page."""
         return 2 * self.page * self.sizes.key_length
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of those of all heads of a block."""
+        """Bytes of the keys and values of a block's heads in a page."""
         return self.sizes.key_value_heads * self.head_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, which has those of all blocks."""
+        """Bytes of a page, which holds the keys and values of all blocks."""
         return self.sizes.blocks * self.block_bytes
 
     @property
-    def one_bytes(self) -> int:
-        """Bytes of all that is one token's in attention."""
-        return self.one * self.config.n
+    def token_bytes(self) -> int:
+        """Bytes of a token's queries, keys and values."""
+        return self.token_vectors * self.config.n
 
 
-def _placed(sizes: dict[str, int], at: int) -> tuple[dict[str, int], int]:
-    """Where tensors of so many vectors each are, one behind the other, and what follows."""
-    found = {}
+def _place(sizes: dict[str, int], at: int) -> tuple[dict[str, int], int]:
+    """Place tensors with these numbers of vectors one after the other; return their addresses and the end."""
+    addresses = {}
     for name, size in sizes.items():
-        found[name], at = at, at + size
-    return found, at
+        addresses[name], at = at, at + size
+    return addresses, at

@@ -1,4 +1,4 @@
-"""What a language model computes, in float32: the measure of what a device makes of it."""
+"""Float32 reference of a language model, with which devices are compared."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from weft.extras.language.compiler.encoders import TokenError
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Matrix, Norm, dense
 
-_AT_ONCE = 256
-"""Tokens that are computed side by side: more would take memory for their scores, and be no quicker."""
+_CHUNK = 256
+"""Tokens that are computed together; more need memory for scores and are not faster."""
 
 
 @dataclass(eq=False)
 class Cache:
-    """Keys and values of the tokens so far, of each block.
+    """Keys and values of the preceding tokens, for each block.
 
     Attributes
     ----------
@@ -28,12 +28,12 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Number of preceding tokens."""
         return self.keys[0].shape[1] if self.keys else 0
 
 
 class Reference:
-    """Computes logits of a model from its weights, which are made float32 once.
+    """Evaluator of a model in float32; matrices in blocks are dequantised once.
 
     Parameters
     ----------
@@ -45,23 +45,23 @@ class Reference:
         self._dense: dict[int, np.ndarray] = {}
 
     def start(self) -> Cache:
-        """The cache of an empty text."""
+        """Return the cache of an empty text."""
         sizes = self.model.sizes
         keys = np.zeros((sizes.key_value_heads, 0, sizes.key_length), np.float32)
         values = np.zeros((sizes.key_value_heads, 0, sizes.value_length), np.float32)
         return Cache([keys] * sizes.blocks, [values] * sizes.blocks)
 
     def logits(self, tokens: Sequence[int], cache: Cache | None = None, *, last: bool = False) -> np.ndarray:
-        """The logits behind each token.
+        """Return the logits after each token.
 
         Parameters
         ----------
         tokens : sequence of int
-            What follows the text of `cache`; not empty.
+            Tokens after the text of `cache`; not empty.
         cache : Cache
-            Takes up these tokens' keys and values; without one the text starts with `tokens`.
+            Extended by these tokens' keys and values; without a cache the text starts with `tokens`.
         last : bool
-            Only those behind the last token.
+            Return only the logits after the last token.
 
         Returns
         -------
@@ -70,31 +70,29 @@ class Reference:
         Raises
         ------
         TokenError
-            If there is no such token, none at all, or if there are more than the model's context has; or if weights are
-            so large that logits are no finite numbers.
+            If there are no tokens, more than the model's context holds, or tokens outside the vocabulary; or if weights
+            are so large that logits are not finite.
         """
         cache = self.start() if cache is None else cache
         self._check(tokens, cache)
         with np.errstate(all="ignore"):
-            found = np.concatenate(list(self._parts(tokens, cache, last)))
-        if not np.isfinite(found).all():
-            raise TokenError(
-                "the model's logits are no finite numbers: its weights are too large, or damaged"
-            )
-        return found
+            logits = np.concatenate(list(self._chunk_logits(tokens, cache, last)))
+        if not np.isfinite(logits).all():
+            raise TokenError("the model's logits are not finite: its weights are too large, or damaged")
+        return logits
 
-    def _parts(self, tokens: Sequence[int], cache: Cache, last: bool) -> Iterator[np.ndarray]:
-        """Logits of some tokens at once."""
-        for start in range(0, len(tokens), _AT_ONCE):
-            x = self._behind_blocks(np.asarray(tokens[start : start + _AT_ONCE], np.int64), cache)
-            if not last or start + _AT_ONCE >= len(tokens):
+    def _chunk_logits(self, tokens: Sequence[int], cache: Cache, last: bool) -> Iterator[np.ndarray]:
+        """Yield the logits of each chunk of tokens."""
+        for start in range(0, len(tokens), _CHUNK):
+            x = self._run_blocks(np.asarray(tokens[start : start + _CHUNK], np.int64), cache)
+            if not last or start + _CHUNK >= len(tokens):
                 rows = x[-1:] if last else x
                 yield self._linear(self.model.output, self._norm(self.model.output_norm, rows))
 
     def _check(self, tokens: Sequence[int], cache: Cache) -> None:
         count, context = len(self.model.vocabulary.tokens), self.model.sizes.context
         if not len(tokens):
-            raise TokenError("there are no tokens; a model needs one at least")
+            raise TokenError("there are no tokens; a model needs at least one")
         if not 0 <= min(tokens) <= max(tokens) < count:
             wrong = next(token for token in tokens if not 0 <= token < count)
             raise TokenError(f"there is no token {wrong}; the vocabulary has {count:,}")
@@ -104,15 +102,15 @@ class Reference:
             )
 
     def _weights(self, matrix: Matrix) -> np.ndarray:
-        """A matrix as float32; those in blocks are dequantised once."""
+        """Return a matrix as float32; dequantised matrices are cached."""
         if isinstance(matrix, np.ndarray):
             return matrix
-        if id(matrix) not in self._dense:  # the model holds all of them
+        if id(matrix) not in self._dense:  # ids stay valid because the model holds the matrices
             self._dense[id(matrix)] = dense(matrix)
         return self._dense[id(matrix)]
 
-    def _behind_blocks(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
-        """The vectors of tokens behind the last block: float32 of shape (tokens, width)."""
+    def _run_blocks(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
+        """Return the vectors of tokens after the last block: float32 of shape (tokens, width)."""
         model = self.model
         positions = cache.length + np.arange(len(tokens))
         x = self._weights(model.token_embedding)[tokens]
@@ -137,7 +135,8 @@ class Reference:
     def _attention(
         self, block: Block, x: np.ndarray, positions: np.ndarray, cache: Cache, index: int
     ) -> np.ndarray:
-        """Heads of queries lie in groups, each of which reads one head of keys and values."""
+        """Append keys and values to the cache, and return attention's output."""
+        # Heads of queries form groups, each of which reads one head of keys and values.
         sizes, count = self.model.sizes, len(x)
         groups = sizes.key_value_heads
         angles = None if self.model.rotary is None else self.model.rotary.angles(positions)
@@ -148,22 +147,23 @@ class Reference:
         queries = queries.reshape(groups, -1, sizes.key_length)
         scores = queries @ keys.swapaxes(1, 2) * np.float32(sizes.key_length**-0.5)
         scores = scores.reshape(sizes.heads, count, -1)
+        # Causal mask.
         scores[:, np.arange(scores.shape[2]) > positions[:, None]] = -np.inf
-        attended = self._shares(block, scores).reshape(groups, -1, scores.shape[2]) @ values
-        attended = attended.reshape(sizes.heads, count, -1).swapaxes(0, 1).reshape(count, -1)
-        return self._linear(block.attention_output, attended)
+        result = self._softmax(block, scores).reshape(groups, -1, scores.shape[2]) @ values
+        result = result.reshape(sizes.heads, count, -1).swapaxes(0, 1).reshape(count, -1)
+        return self._linear(block.attention_output, result)
 
-    def _shares(self, block: Block, scores: np.ndarray) -> np.ndarray:
-        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        shares /= shares.sum(axis=-1, keepdims=True)
-        return shares
+    def _softmax(self, block: Block, scores: np.ndarray) -> np.ndarray:
+        probabilities = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        probabilities /= probabilities.sum(axis=-1, keepdims=True)
+        return probabilities
 
     def _heads(
         self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
     ) -> np.ndarray:
-        """Heads turned by `angles`, if there are any: float32 of shape (heads, tokens, length)."""
-        made = self._linear(linear, x).reshape(len(x), heads, -1).swapaxes(0, 1)
-        return made if angles is None else rotated(made, angles)
+        """Return the heads, rotated by `angles` if given: float32 of shape (heads, tokens, length)."""
+        projected = self._linear(linear, x).reshape(len(x), heads, -1).swapaxes(0, 1)
+        return projected if angles is None else rotate_pairs(projected, angles)
 
     def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
         return self._linear(block.down, self._inner(block, x))
@@ -173,8 +173,8 @@ class Reference:
         return _gelu(up) if block.gate is None else _silu(self._linear(block.gate, x)) * up
 
 
-def rotated(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Neighbours turned by angles, and what follows them as it is.
+def rotate_pairs(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Rotate adjacent elements by angles; elements after the last pair stay.
 
     Parameters
     ----------
@@ -183,19 +183,19 @@ def rotated(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:
         In radians.
     """
     sine, cosine = np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)
-    turned = heads.copy()
+    rotated = heads.copy()
     end = 2 * angles.shape[1]
     even, odd = heads[..., 0:end:2], heads[..., 1:end:2]
-    turned[..., 0:end:2] = even * cosine - odd * sine
-    turned[..., 1:end:2] = even * sine + odd * cosine
-    return turned
+    rotated[..., 0:end:2] = even * cosine - odd * sine
+    rotated[..., 1:end:2] = even * sine + odd * cosine
+    return rotated
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))  # far below zero the exponential is infinite, and this zero
+    return x / (1 + np.exp(-x))  # far below zero the exponential overflows to infinity, and the result is 0
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    """With the hyperbolic tangent, as GPT-2 has it."""
+    """Return GELU by the hyperbolic tangent, as GPT-2 defines it."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (1 + np.tanh(inner))

@@ -1,7 +1,8 @@
-"""A ring of slots on the chip for weights: LOAD fills one while others are worked on.
+"""Ring of on-chip slots for weights: LOAD fills one slot while others are in use.
 
-The products of a block are cut into parts, one for each slot in turn. Their number is a multiple of that of the slots,
-so that a part has the same slot in every block, as addresses on the chip do not depend on registers.
+The products of a block are cut into parts, one for each slot in turn. The number of parts is a multiple of the number
+of slots, so that a part has the same slot in every block. This is necessary because addresses on the chip cannot depend
+on registers.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from dataclasses import dataclass
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.machine.emit import ceil_div
 
-_SLOTS_MOST = 8
-"""With more of them parts become so short that starting units takes longer than what overlaps."""
+_MAX_SLOTS = 8
+"""With more slots, parts become so short that starting units takes longer than the overlap saves."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product with weights: `tiles` of N outputs, each with so many vectors of weights and mantissas, of which so
-    many must stay `together`."""
+    """Product with weights: `tiles` of N outputs, `vectors` of weights and parameters of a tile, and the number of
+    tiles that must stay in one part.
+    """
 
     tiles: int
     vectors: int
-    together: int = 1
+    group: int = 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tiles of the product `name` from tile `first` on. It is part `index` of all that a block has."""
+    """Part of the product `name` with tiles from `first` on; `index` counts the parts of a block."""
 
     name: str
     index: int
@@ -40,17 +42,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Ring:
-    """How products are cut.
+    """Slots, and the parts of all products.
 
     Attributes
     ----------
     slots : range
-        The first vector of each.
+        First vector of each slot.
     parts : tuple of Part
     vectors : tuple of int
         Vectors of each part.
     head_tiles, head_turns : int
-        Tiles of a part of the head, and how often all slots are filled with some of these: see `cut`.
+        Tiles of a part of the head, and the number of times that all slots are filled with parts of it; see `cut`.
     """
 
     slots: range
@@ -60,7 +62,7 @@ class Ring:
     head_turns: int
 
     def of(self, name: str) -> list[Part]:
-        """The parts of a product."""
+        """Return the parts of a product."""
         return [part for part in self.parts if part.name == name]
 
 
@@ -69,96 +71,104 @@ def cut(
     head: Product,
     free: range,
     bank: int,
-    most: int,
-    head_most: int,
+    max_tiles: int,
+    max_head_tiles: int,
     *,
-    beside: int | None = None,
+    other_room: int | None = None,
 ) -> Ring:
-    """Cut the products of a block, in this order, for the vectors `free` of a scratchpad with so many in a `bank`.
+    """Cut the products of a block, in this order, for the vectors `free` of a scratchpad with banks of `bank` vectors.
 
-    Slots are whole banks if there is room for at least three: LOAD, MM and VEC then seldom want the same bank.
-    Parts have `most` tiles at most, those of the head `head_most`. The first ones of the head are as large as a block's
-    at most, as the last block loads them as if they were those of another block. With `beside` another program, which
-    has room for so many vectors of weights, can have two slots for the same parts or more (`slots_for`).
+    Slots are whole banks if at least three fit, because LOAD, MM and VEC then seldom access the same bank. Parts have
+    at most `max_tiles` tiles, those of the head `max_head_tiles`. The head's first parts are no larger than a block's,
+    because the last block loads them as if they belonged to another block. With `other_room`, a second program with
+    that many vectors for weights also gets at least two slots for the same parts (`find_slots`).
 
     Raises
     ------
     CompileError
-        If the room is too small.
+        If the scratchpad is too small.
     """
-    for slots, first, slot in _slots(free, bank):
-        counts = _counts_beside(products, slots, slot, most, beside)
+    # Candidates come in order of preference; the first feasible one is taken.
+    for slots, first, slot in _candidate_slots(free, bank):
+        counts = _count_parts_for_both(products, slots, slot, max_tiles, other_room)
         if counts is None:
             continue
-        parts = tuple(_parts(products, counts))
+        parts = tuple(_make_parts(products, counts))
         vectors = tuple(part.tiles * products[part.name].vectors for part in parts)
-        tiles = min(head_most, min(vectors[:slots]) // head.vectors)
+        tiles = min(max_head_tiles, min(vectors[:slots]) // head.vectors)
         if tiles:
             turns = ceil_div(head.tiles, slots * tiles)
             return Ring(
                 range(first, first + slots * slot, slot), parts, vectors, ceil_div(head.tiles, slots * turns), turns,
             )  # fmt: skip
-    largest = max(product.vectors * product.together for product in products.values())
+    largest = max(product.vectors * product.group for product in products.values())
     raise CompileError(
         f"the scratchpad has room for {len(free)} vectors of weights; two parts of a product take {2 * largest}"
     )
 
 
-def _slots(free: range, bank: int) -> Iterator[tuple[int, int, int]]:
-    """How many slots there may be, where the first one is, and how large they are, the best ones first."""
+def _candidate_slots(free: range, bank: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number of slots, first vector and size of a slot, best choice first."""
     first = ceil_div(free.start, bank) * bank
-    for slots in range(_SLOTS_MOST, 2, -1):
+    for slots in range(_MAX_SLOTS, 2, -1):
         if (slot := (free.stop - first) // bank // slots * bank) > 0:
             yield slots, first, slot
-    for slots in range(_SLOTS_MOST, 1, -1):
+    for slots in range(_MAX_SLOTS, 1, -1):
         yield slots, free.start, len(free) // slots
 
 
-def slots_for(ring: Ring, free: range, bank: int) -> range:
-    """The slots of another program for the same parts, in the vectors `free`; there are two at least, or none."""
+def find_slots(ring: Ring, free: range, bank: int) -> range:
+    """Return the slots of a second program for the same parts, in the vectors `free`: at least two, or none."""
     largest, parts = max(ring.vectors), len(ring.parts)
-    for slots, first, slot in _slots(free, bank):
+    for slots, first, slot in _candidate_slots(free, bank):
         if parts % slots == 0 and slot >= largest:
             return range(first, first + slots * slot, slot)
     return range(0)
 
 
-def _counts_beside(
-    products: Mapping[str, Product], slots: int, slot: int, most: int, beside: int | None
+def _count_parts_for_both(
+    products: Mapping[str, Product], slots: int, slot: int, max_tiles: int, other_room: int | None
 ) -> dict[str, int] | None:
-    """The same as `_counts`, with some number of slots `beside`, too, if that is given: the fewest parts there are."""
-    if beside is None:
-        return _counts(products, slots, slot, most)
-    some = (
-        _counts(products, math.lcm(slots, others), min(slot, beside // others), most)
-        for others in range(_SLOTS_MOST, 1, -1)
+    """Return the counts of `_count_parts` that also suit a second program with `other_room`, with the fewest parts."""
+    if other_room is None:
+        return _count_parts(products, slots, slot, max_tiles)
+    candidates = (
+        _count_parts(products, math.lcm(slots, others), min(slot, other_room // others), max_tiles)
+        for others in range(_MAX_SLOTS, 1, -1)
     )
-    found = [counts for counts in some if counts is not None]
-    return min(found, key=lambda counts: sum(counts.values())) if found else None
+    valid = [counts for counts in candidates if counts is not None]
+    return min(valid, key=lambda counts: sum(counts.values())) if valid else None
 
 
-def _counts(products: Mapping[str, Product], multiple: int, slot: int, most: int) -> dict[str, int] | None:
-    """Parts of each product, altogether such a multiple; None if there is no such cut."""
+def _count_parts(
+    products: Mapping[str, Product], multiple: int, slot: int, max_tiles: int
+) -> dict[str, int] | None:
+    """Return the number of parts of each product, in total a multiple of `multiple`; None if that is impossible."""
     counts = {}
     for name, product in products.items():
-        tiles = min(slot // product.vectors, most) // product.together * product.together
+        tiles = min(slot // product.vectors, max_tiles) // product.group * product.group
         if not tiles:
             return None
         counts[name] = ceil_div(product.tiles, tiles)
+    # Cut the product with the largest parts further until the number of parts is a multiple.
     while sum(counts.values()) % multiple:
-        more = [name for name, product in products.items() if counts[name] * product.together < product.tiles]
-        if not more:
+        divisible = [
+            name for name, product in products.items() if counts[name] * product.group < product.tiles
+        ]
+        if not divisible:
             return None
-        largest = max(more, key=lambda name: products[name].tiles * products[name].vectors / counts[name])
+        largest = max(
+            divisible, key=lambda name: products[name].tiles * products[name].vectors / counts[name]
+        )
         counts[largest] += 1
     return counts
 
 
-def _parts(products: Mapping[str, Product], counts: Mapping[str, int]) -> Iterator[Part]:
-    """The parts of all products, as equal as can be."""
+def _make_parts(products: Mapping[str, Product], counts: Mapping[str, int]) -> Iterator[Part]:
+    """Yield the parts of all products, as equal as possible."""
     index = itertools.count()
     for name, product in products.items():
-        units = product.tiles // product.together
-        ends = [units * number // counts[name] * product.together for number in range(counts[name] + 1)]
+        units = product.tiles // product.group
+        ends = [units * number // counts[name] * product.group for number in range(counts[name] + 1)]
         for first, end in itertools.pairwise(ends):
             yield Part(name, next(index), first, end - first)

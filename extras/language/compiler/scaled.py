@@ -1,4 +1,4 @@
-"""How sums of products become steps: a mantissa and a bias for each column, and a shift for each row."""
+"""Scaling of products' sums to steps: a mantissa and a bias for each column, and a shift for each row."""
 
 from __future__ import annotations
 
@@ -11,61 +11,63 @@ import numpy as np
 from weft.compiler.kernel.expressions import DIGITS
 from weft.extras.language.compiler.weights import Weights
 
-MOST_BITS = 16
-"""Of which the bits of a row are taken away: it is then a shift to the right."""
+MAX_ROW_BITS = 16
+"""Minuend of a row's shift, which is this minus the row's bits: always a shift to the right."""
 BYTE_BITS = 7
-"""Bits of the largest element of a row that has become int8."""
+"""Bits of the largest element of a row after its conversion to int8."""
 BIAS_PLACES = 6
-"""Places of int8 results while a bias is added to them, which is not rounded to their steps so."""
+"""Extra fractional bits of int8 results while a bias is added, so that the bias is not rounded to their steps."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """How sums of products become steps: ``sum * mantissa / 2**(shift + row)``, rounded half to even.
+    """Scaling of sums to steps: ``sum * mantissa / 2**(shift + row)``, rounded half to even.
 
     Attributes
     ----------
     mantissas : numpy.ndarray of int16, shape (columns,)
         1 to `DIGITS`.
     shift : int
-        0 to 32: with that of a row, of at most `MOST_BITS`, it is the exponent of the product.
-    most, reach : int
-        No sum is larger than `most`, and nothing that it becomes larger than `reach`.
+        0 to 32; the row's shift, at most `MAX_ROW_BITS`, is added to it.
+    max_sum, max_result : int
+        Upper bounds of the magnitudes of sums and of results.
     """
 
     mantissas: np.ndarray
     shift: int
-    most: int
-    reach: int
+    max_sum: int
+    max_result: int
 
     @classmethod
     def of(cls, scales: np.ndarray, sums: np.ndarray, bits: int = 16) -> Scaled:
-        """Factors of sums, of rows whose largest element has `BYTE_BITS`: float64 (columns,), positive. `sums` are the
-        largest ones, and rows have at most so many `bits`."""
-        reach = math.ceil(math.ldexp(float((scales * sums).max()), bits - BYTE_BITS)) + 1
-        reach = min(reach, 1 << 30)  # far beyond all 24 bits; only sums that no text makes reach it
+        """Return the scaling by float64 factors (columns,), for rows whose largest element has `BYTE_BITS`.
+
+        `sums` are the largest possible sums; rows have at most `bits` bits.
+        """
+        max_result = math.ceil(math.ldexp(float((scales * sums).max()), bits - BYTE_BITS)) + 1
+        max_result = min(max_result, 1 << 30)  # far above 24 bits; no sum of a real text comes near
         places = 15 - math.frexp(float(scales.max()))[1]
         if round(math.ldexp(float(scales.max()), places)) > DIGITS:
             places -= 1
         mantissas = np.maximum(np.rint(np.ldexp(scales, places)), 1).astype(np.int16)
-        return cls(mantissas, places - (MOST_BITS - BYTE_BITS), int(sums.max()), reach)
+        return cls(mantissas, places - (MAX_ROW_BITS - BYTE_BITS), int(sums.max()), max_result)
 
     @property
     def factors(self) -> np.ndarray:
-        """What sums are multiplied by, if the bits of a row are `BYTE_BITS`: float64 (columns,)."""
-        return np.ldexp(self.mantissas.astype(float), -self.shift - (MOST_BITS - BYTE_BITS))
+        """Factors of sums for rows with `BYTE_BITS`: float64 (columns,)."""
+        return np.ldexp(self.mantissas.astype(float), -self.shift - (MAX_ROW_BITS - BYTE_BITS))
 
 
 @dataclass(frozen=True)
 class Biases:
-    """What is added to the steps of each column: whole numbers times ``2**shift``.
+    """Biases of all blocks in steps: integers times ``2**shift``.
 
     Attributes
     ----------
     numbers : list of numpy.ndarray of int64, shape (columns,)
-        Of each block, of as many digits as were asked for.
+        For each block, within the requested number of digits.
     shift : int
-        The same for all blocks.
+        Common to all blocks.
     """
 
     numbers: list[np.ndarray]
@@ -73,22 +75,24 @@ class Biases:
 
     @classmethod
     def of(cls, biases: Sequence[np.ndarray], digits: int = 2) -> Biases:
-        """The biases of each block in steps, float64 (columns,), as numbers of so many digits: rounded half to even,
-        to steps where that many digits reach."""
+        """Round the biases of each block, float64 (columns,) in steps, to integers of `digits` digits.
+
+        The shift is 0 if the largest bias fits. Rounding is half to even.
+        """
         largest = max(float(np.abs(bias).max()) for bias in biases)
-        most = DIGITS << 8 * (digits - 2)
-        shift = max(0, math.ceil(math.log2(largest / most))) if largest > most else 0
+        largest_number = DIGITS << 8 * (digits - 2)
+        shift = max(0, math.ceil(math.log2(largest / largest_number))) if largest > largest_number else 0
         return cls([np.rint(np.ldexp(bias, -shift)).astype(np.int64) for bias in biases], shift)
 
 
 def power_of_two(value: float) -> float:
-    """The smallest power of two that is at least so much."""
+    """Return the smallest power of two that is at least `value`."""
     return 2.0 ** math.ceil(math.log2(value))
 
 
-def together(matrices: Sequence[Weights], factors: Sequence[float]) -> list[Scaled]:
-    """How the sums of all blocks become steps, each block's scales times its factor, with one shift."""
+def scale_blocks(matrices: Sequence[Weights], factors: Sequence[float]) -> list[Scaled]:
+    """Return the scaling of each block, its scales times its factor, with one shift for all blocks."""
     products = [matrix.scales * factor for matrix, factor in zip(matrices, factors, strict=True)]
-    made = Scaled.of(np.concatenate(products), np.concatenate([matrix.sums for matrix in matrices]))
-    parts = np.split(made.mantissas, len(products))
-    return [Scaled(part, made.shift, made.most, made.reach) for part in parts]
+    scaled = Scaled.of(np.concatenate(products), np.concatenate([matrix.sums for matrix in matrices]))
+    parts = np.split(scaled.mantissas, len(products))
+    return [Scaled(part, scaled.shift, scaled.max_sum, scaled.max_result) for part in parts]

@@ -1,4 +1,4 @@
-"""KERNELs whose columns do not depend on each other: rows and columns in the order that takes the fewest cycles."""
+"""KERNEL instructions with independent columns, whose loops are ordered for the fewest cycles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from weft.hdl.isa.operands import kernel_min_cycles
 
 
 class At(NamedTuple):
-    """Where an operand is: the first vector, strides from row to row, from group to group and from column to column,
-    and the vectors of a column."""
+    """Position of an operand: first vector, strides between rows, groups and columns, and vectors of a column."""
 
     first: int
     row: int = 0
@@ -21,21 +20,22 @@ class At(NamedTuple):
     vectors: int = 1
 
 
-def spread(
+def columnwise_kernel(
     config: Config, source: Source, start: int, counts: tuple[int, int, int], **operands: At
 ) -> Kernel:
-    """A kernel on so many rows, groups of columns, and columns of a group, that does the same to each column.
+    """Return a KERNEL that treats columns alike, for given numbers of rows, groups of columns, and columns of a group.
 
     Parameters
     ----------
     config : Config
     source : Source
-        Where operand `src` is.
+        Memory of operand `src`.
     start : int
-        The kernel's first micro-operation.
+        First micro-operation of the kernel.
     counts : tuple of (int, int, int)
+        Rows, groups, and columns of a group.
     operands : At
-        By name: `src`, `dst`, and others that the kernel has.
+        By name: `src`, `dst`, and the kernel's other operands.
     """
     order = min(((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1)), key=lambda each: _cycles(config, counts, each))
     fields: dict[str, int] = dict(zip(("ob", "oy", "ox"), (counts[place] for place in order), strict=True))
@@ -50,9 +50,9 @@ def spread(
 
 
 def _cycles(config: Config, counts: tuple[int, int, int], order: tuple[int, int, int]) -> int:
-    """Cycles of a micro-operation for all rows and columns, if rows are these loops."""
+    """Return the cycles of a micro-operation on all rows and columns, with loops in this order."""
     blocks, rows, columns = (counts[place] for place in order)
     strips, rest = divmod(rows, STRIP_ROWS)
-    least = kernel_min_cycles(config.groups)
-    whole = max(least, STRIP_ROWS * config.groups)
-    return blocks * columns * (strips * whole + (max(least, rest * config.groups) if rest else 0))
+    minimum = kernel_min_cycles(config.groups)
+    full_strip = max(minimum, STRIP_ROWS * config.groups)
+    return blocks * columns * (strips * full_strip + (max(minimum, rest * config.groups) if rest else 0))

@@ -1,4 +1,4 @@
-"""Matrices of a model as int8 with a scale for each row, and what norms in front of them add to that."""
+"""Matrices of a model as int8 with a scale for each row, with the norms before them folded in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weft.hdl.isa import encoding
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """int8 (rows, columns), each row times its scale: float64 (rows,).
+    """Matrix as int8 (rows, columns), with float64 scales (rows,).
 
-    Where they are in blocks of 4 bits, they come of `nibbles`, int8 (rows, columns) from -8 to 7, times `factors`, int8
+    The values of a matrix in blocks of 4 bits are `nibbles`, int8 (rows, columns) from -8 to 7, times `factors`, int8
     (rows, columns // `weft.hdl.isa.encoding.GROUP_WORDS`).
     """
 
@@ -25,16 +25,19 @@ class Weights:
     factors: np.ndarray | None = None
 
     @classmethod
-    def of(cls, weight: Matrix, *, together: bool = False, blocks: bool = False) -> Weights:
-        """Quantise a matrix (rows, columns), or keep its `blocks` of 4 bits; `together` gives all rows one scale."""
+    def quantise(cls, weight: Matrix, *, shared_scale: bool = False, blocks: bool = False) -> Weights:
+        """Quantise a matrix (rows, columns), or keep its `blocks` of 4 bits; `shared_scale` gives all rows one
+        scale.
+        """
         exact = dense(weight)
-        axis = None if together else 1
+        axis = None if shared_scale else 1
         largest = np.abs(exact).max(axis=axis)
         if blocks:
             assert isinstance(weight, BlockTensor)
-            # A factor of its own size must do for every block, whatever the largest of its values is.
+            # The factor of every block must fit 8 bits, however small the values of its block are.
             steps = np.abs(weight.scales).max(axis=axis) * (1 << encoding.FACTOR_FRACTION_BITS)
             largest = np.maximum(largest, steps)
+        # The lower bound avoids a division by zero for rows of zeros.
         scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(exact)).astype(float)
         if not blocks:
             return cls(np.rint(exact / scales[:, None]).astype(np.int8), scales)
@@ -45,33 +48,35 @@ class Weights:
         return cls(values, scales, weight.values, factors)
 
     @classmethod
-    def behind(
-        cls, linear: Linear, norm: Norm | None, *, together: bool = False, gains: bool = False
+    def after_norm(
+        cls, linear: Linear, norm: Norm | None, *, shared_scale: bool = False, gains: bool = False
     ) -> Weights:
-        """A matrix with what the norm in front of it multiplies by; with `gains` norms do that themselves, and matrices
-        in blocks of 4 bits stay in them."""
+        """Quantise a matrix, with the weight of the norm before it folded in.
+
+        With `gains`, norms multiply by their weights themselves, and matrices in blocks of 4 bits stay so.
+        """
         if gains:
-            return cls.of(linear.weight, together=together, blocks=in_blocks(linear.weight))
+            return cls.quantise(linear.weight, shared_scale=shared_scale, blocks=is_in_blocks(linear.weight))
         weight = dense(linear.weight)
-        return cls.of(weight if norm is None else weight * norm.weight, together=together)
+        return cls.quantise(weight if norm is None else weight * norm.weight, shared_scale=shared_scale)
 
     @property
     def sums(self) -> np.ndarray:
-        """The largest sums of products with int8: float64 (rows,)."""
+        """Largest possible sums of products with int8: float64 (rows,)."""
         return 128.0 * np.abs(self.values.astype(np.int64)).sum(axis=1)
 
 
-def bias_behind(linear: Linear, norm: Norm | None) -> np.ndarray:
-    """A bias, with the product of what the norm in front of it adds: float64 (outputs,)."""
+def bias_after_norm(linear: Linear, norm: Norm | None) -> np.ndarray:
+    """Return a bias plus the matrix times the bias of the norm before it: float64 (outputs,)."""
     bias = np.zeros(linear.weight.shape[0]) if linear.bias is None else linear.bias.astype(float)
     if norm is None or norm.bias is None:
         return bias
-    added: np.ndarray = dense(linear.weight).astype(float) @ norm.bias.astype(float)
-    return bias + added
+    norm_bias: np.ndarray = dense(linear.weight).astype(float) @ norm.bias.astype(float)
+    return bias + norm_bias
 
 
-def in_blocks(weight: Matrix) -> bool:
-    """Whether a matrix has blocks of values of 4 bits with a scale and nothing else, as GGUF's Q4_0."""
+def is_in_blocks(weight: Matrix) -> bool:
+    """Return whether a matrix has blocks of 4-bit values with only a scale, like GGUF's Q4_0."""
     return (
         isinstance(weight, BlockTensor) and weight.minimums is None and weight.block == encoding.GROUP_WORDS
         and int(weight.values.min()) >= encoding.INT4_MIN and int(weight.values.max()) <= encoding.INT4_MAX
@@ -79,6 +84,6 @@ def in_blocks(weight: Matrix) -> bool:
 
 
 def has_blocks(model: LanguageModel) -> bool:
-    """Whether any matrix of a model's blocks, or its head, is `in_blocks`."""
-    products = [found for block in model.blocks for name in PRODUCTS for found in matrices(block, name)]
-    return any(in_blocks(linear.weight) for linear in (*(found[1] for found in products), model.output))
+    """Return whether any matrix of a model's blocks, or its head, satisfies `is_in_blocks`."""
+    products = [linear for block in model.blocks for name in PRODUCTS for linear in matrices(block, name)]
+    return any(is_in_blocks(linear.weight) for linear in (*(linear[1] for linear in products), model.output))

@@ -1,1 +1,1 @@
-"""GGUF files: a reader that makes a `weft.extras.language.compiler.model.LanguageModel` of them, and a writer."""
+"""Reader and writer of GGUF files; models are `weft.extras.language.compiler.model.LanguageModel`."""

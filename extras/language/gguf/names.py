@@ -1,4 +1,4 @@
-"""What GGUF calls the parts of a language model: what the reader looks for, and the writer writes."""
+"""Names of metadata keys and tensors in GGUF files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OUTPUT_NORM = "output_norm"
 OUTPUT = "output"
 
 FUSED = "attn_qkv"
-"""Queries, keys and values in one product, behind each other: in ``gpt2``."""
+"""Queries, keys and values as one matrix, one after the other, in ``gpt2`` files."""
 LINEARS = {
     "query": "attn_q",
     "key": "attn_k",
@@ -19,9 +19,8 @@ LINEARS = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-"""Products of a block: fields of `weft.extras.language.compiler.model.Block`, and names in the file."""
+"""Fields of `weft.extras.language.compiler.model.Block`, and their tensors' names."""
 NORMS = {"attention_norm": "attn_norm", "feed_forward_norm": "ffn_norm"}
-"""Norms of a block."""
 
 SIZES = {
     "context": "context_length",
@@ -34,18 +33,18 @@ SIZES = {
     "feed_forward": "feed_forward_length",
     "vocabulary": "vocab_size",
 }
-"""Fields of `weft.extras.language.compiler.model.Sizes`, and keys behind the architecture's name."""
+"""Fields of `weft.extras.language.compiler.model.Sizes`, and their keys after the architecture's name."""
 EPSILON = {"llama": "attention.layer_norm_rms_epsilon", "gpt2": "attention.layer_norm_epsilon"}
-"""The key of each architecture that is read."""
+"""Key of the norms' epsilon, by architecture."""
 ROTARY_DIMENSIONS = "rope.dimension_count"
 ROTARY_BASE = "rope.freq_base"
 SCALING_TYPE = "rope.scaling.type"
 SCALING_FACTOR = "rope.scaling.factor"
 OLD_SCALING_FACTOR = "rope.scale_linear"
-"""As files had it before there were types of scaling."""
+"""Key of older files, which have no scaling type."""
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
 def block(index: int, name: str) -> str:
-    """The name of a part of a block, without ``.weight`` or ``.bias``."""
+    """Return the name of a tensor of block `index`, without ``.weight`` or ``.bias``."""
     return f"blk.{index}.{name}"

@@ -1,4 +1,4 @@
-"""GGUF files as language models: of the architectures ``llama`` and ``gpt2``."""
+"""Reader of language models from GGUF files of the architectures ``llama`` and ``gpt2``."""
 
 from __future__ import annotations
 
@@ -24,48 +24,46 @@ from weft.extras.language.gguf.tensors import Size, Tensors, size
 from weft.extras.language.gguf.vocabulary import read_vocabulary
 from weft.hdl.schema import printable, short_repr
 
-_OFF: tuple[Value, ...] = (0, 0.0, False)
-_ONE: tuple[Value, ...] = (*_OFF, 1.0)
-_UNSUPPORTED: Mapping[str, tuple[str, tuple[Value, ...]]] = {
-    "expert_count": ("experts", _OFF),
-    "attention.sliding_window": ("attention through a sliding window", _OFF),
+_DISABLED: tuple[Value, ...] = (0, 0.0, False)
+_DISABLED_OR_ONE: tuple[Value, ...] = (*_DISABLED, 1.0)
+_UNSUPPORTED_FEATURES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
+    "expert_count": ("experts", _DISABLED),
+    "attention.sliding_window": ("attention through a sliding window", _DISABLED),
     "attention.causal": ("attention to later tokens", (True,)),
-    "attention.max_alibi_bias": ("attention with a bias by distance (ALiBi)", _OFF),
-    "attention.clamp_kqv": ("clamped queries, keys and values", _OFF),
-    "attention.scale": ("scores with their own scale", _OFF),
-    "attention.temperature_scale": ("a temperature of attention", _OFF),
-    "attention.shared_kv_layers": ("layers that share keys and values", _OFF),
-    "use_parallel_residual": ("attention and feed-forward side by side", _OFF),
-    "attn_logit_softcapping": ("capped scores", _OFF),
-    "final_logit_softcapping": ("capped logits", _OFF),
-    "logit_scale": ("scaled logits", _ONE),
-    "embedding_scale": ("scaled embeddings", _ONE),
-    "residual_scale": ("scaled residuals", _ONE),
-    "rope.scaling.attn_factor": ("scaled attention", _ONE),
-    "pooling_type": ("pooling: it makes embeddings, not text", _OFF),
+    "attention.max_alibi_bias": ("attention with a bias by distance (ALiBi)", _DISABLED),
+    "attention.clamp_kqv": ("clamped queries, keys and values", _DISABLED),
+    "attention.scale": ("scores with their own scale", _DISABLED),
+    "attention.temperature_scale": ("a temperature of attention", _DISABLED),
+    "attention.shared_kv_layers": ("layers that share keys and values", _DISABLED),
+    "use_parallel_residual": ("attention and feed-forward side by side", _DISABLED),
+    "attn_logit_softcapping": ("capped scores", _DISABLED),
+    "final_logit_softcapping": ("capped logits", _DISABLED),
+    "logit_scale": ("scaled logits", _DISABLED_OR_ONE),
+    "embedding_scale": ("scaled embeddings", _DISABLED_OR_ONE),
+    "residual_scale": ("scaled residuals", _DISABLED_OR_ONE),
+    "rope.scaling.attn_factor": ("scaled attention", _DISABLED_OR_ONE),
+    "pooling_type": ("pooling: it makes embeddings, not text", _DISABLED),
 }
-"""What changes the results and is not supported: words for it, and values that do not ask for it."""
-_HARMLESS = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
-"""Tensors without which a model is the same: frequencies of rotation, which follow from metadata."""
-_SHOWN = 60
-"""Characters of a name or list in a message."""
-_LISTED = 5
-"""Names in a note."""
+"""Metadata keys that change the results, with a description and the values that leave the feature off."""
+_REDUNDANT_TENSORS = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
+"""Rotary frequencies, which follow from metadata; older converters store them too."""
+_MAX_NAME_CHARACTERS = 60
+_MAX_LISTED_NAMES = 5
 
 
 def read(source: Source) -> LanguageModel:
     """Read a language model from a GGUF file (a path, or its bytes).
 
-    Weights of ``F32``, ``F16`` and ``BF16`` become float32, those in blocks (``Q8_0``, ``Q4_0``, ``Q4_1``, ``Q5_0``,
-    ``Q5_1``, ``Q2_K`` to ``Q6_K``) `weft.extras.language.compiler.model.BlockTensor`; nothing is rounded. Of
-    ``llama`` files the rows of queries and keys stay in the order in which the file has them, in which neighbours are
-    turned together. The fused projection of ``gpt2`` files is taken apart.
+    Weights of ``F32``, ``F16`` and ``BF16`` become float32. Weights in blocks (``Q8_0``, ``Q4_0``, ``Q4_1``, ``Q5_0``,
+    ``Q5_1``, ``Q2_K`` to ``Q6_K``) become `weft.extras.language.compiler.model.BlockTensor`. Nothing is rounded. The
+    query and key rows of ``llama`` files keep the file's order, in which adjacent rows are rotated together. The fused
+    projection of ``gpt2`` files is split into queries, keys and values.
 
     Raises
     ------
     CompileError
-        If it is no GGUF file, damaged, of another architecture, asks for something that weft does not support, or if
-        its tensors do not fit its metadata; or if the package `gguf` is not installed.
+        If the file is not a GGUF file, is damaged, has another architecture or an unsupported feature, or if its
+        tensors do not fit its metadata; or if the package `gguf` is not installed.
     """
     data, what = load(source)
     file = parse(data, what)
@@ -83,21 +81,21 @@ def read(source: Source) -> LanguageModel:
 
 
 class _Reader:
-    """Puts the model of one file together."""
+    """Builder of the model of one file."""
 
     def __init__(self, metadata: Metadata, tensors: Tensors, architecture: str) -> None:
         self._metadata = metadata
         self._tensors = tensors
         self._architecture = architecture
         self._gpt2 = architecture == "gpt2"
-        self._refuse()
+        self._check_supported()
         self._vocabulary = read_vocabulary(metadata)
         self._sizes = self._read_sizes()
         self._width = self._size("width")
-        self._query = self._size("heads") * self._size("key_length")
-        self._key = self._size("key_value_heads") * self._size("key_length")
-        self._value = self._size("key_value_heads") * self._size("value_length")
-        self._attended = self._size("heads") * self._size("value_length")
+        self._query_width = self._size("heads") * self._size("key_length")
+        self._key_width = self._size("key_value_heads") * self._size("key_length")
+        self._value_width = self._size("key_value_heads") * self._size("value_length")
+        self._attention_width = self._size("heads") * self._size("value_length")
         self._inner = self._size("feed_forward")
 
     def model(self) -> LanguageModel:
@@ -105,7 +103,7 @@ class _Reader:
         embedding = tensors.matrix(names.TOKEN_EMBEDDING, tokens, self._width)
         epsilon = self._metadata.number(self._name(names.EPSILON[self._architecture]))
         model = LanguageModel(
-            name=printable(self._metadata.text("general.name", ""), _SHOWN),
+            name=printable(self._metadata.text("general.name", ""), _MAX_NAME_CHARACTERS),
             architecture=self._architecture,
             sizes=self._sizes,
             epsilon=epsilon,
@@ -118,15 +116,15 @@ class _Reader:
             vocabulary=self._vocabulary,
             chat_template=self._metadata.text(names.CHAT_TEMPLATE, ""),
         )
-        self._refuse_tensors()
+        self._check_all_tensors_used()
         return replace(model, notes=tuple(self._notes()))
 
-    def _refuse_tensors(self) -> None:
-        """Raise for tensors of which nobody knows what they are for: whatever it is, results would lack it."""
-        if unknown := [name for name in self._tensors.unused() if not _HARMLESS.fullmatch(name)]:
+    def _check_all_tensors_used(self) -> None:
+        # A tensor of unknown purpose changes the results, so that ignoring it would be wrong.
+        if unknown := [name for name in self._tensors.unused() if not _REDUNDANT_TENSORS.fullmatch(name)]:
             raise CompileError(
-                f"the file has tensors that weft does not know, and without which results would be wrong: "
-                f"{_listed(unknown)}"
+                f"the file has tensors that weft does not know; without them results would be wrong: "
+                f"{_format_list(unknown)}"
             )
 
     def _name(self, suffix: str) -> str:
@@ -135,32 +133,31 @@ class _Reader:
     def _size(self, field: str) -> Size:
         return size(self._name(names.SIZES[field]), getattr(self._sizes, field))
 
-    def _refuse(self) -> None:
-        """Raise for what changes the results and is not supported."""
-        for suffix, (words, harmless) in _UNSUPPORTED.items():
+    def _check_supported(self) -> None:
+        for suffix, (words, harmless) in _UNSUPPORTED_FEATURES.items():
             value = self._metadata.value(self._name(suffix))
             if value is not None and (not isinstance(value, int | float) or value not in harmless):
-                found = short_repr(value) if isinstance(value, int | float | str) else "an array"
+                actual = short_repr(value) if isinstance(value, int | float | str) else "an array"
                 raise CompileError(
-                    f"the model has {words}, which weft does not support ({self._name(suffix)} is {found})"
+                    f"the model has {words}, which weft does not support ({self._name(suffix)} is {actual})"
                 )
 
     def _read_sizes(self) -> Sizes:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
 
         def integer(field: str, default: int | None = None) -> int:
-            found[field] = self._metadata.integer(self._name(names.SIZES[field]), default)
-            return found[field]
+            sizes[field] = self._metadata.integer(self._name(names.SIZES[field]), default)
+            return sizes[field]
 
         width, heads = (integer(field) for field in ("width", "heads"))
         for field in ("context", "blocks", "feed_forward"):
             integer(field)
         groups = integer("key_value_heads", heads)
         if heads % groups or (self._gpt2 and groups != heads):
-            what = "one head of keys and values for each" if self._gpt2 else "a divisor of it"
+            expected = "one head of keys and values for each" if self._gpt2 else "a divisor of it"
             raise CompileError(
                 f"{self._size_text('key_value_heads', groups)} does not fit {self._size_text('heads', heads)}: "
-                f"{self._architecture} needs {what}"
+                f"{self._architecture} needs {expected}"
             )
         lengths = ("key_length", "value_length")
         if width % heads and not all(self._name(names.SIZES[field]) in self._metadata for field in lengths):
@@ -172,10 +169,10 @@ class _Reader:
         tokens = len(self._vocabulary.tokens)
         if integer("vocabulary", tokens) != tokens:
             raise CompileError(
-                f"{self._size_text('vocabulary', found['vocabulary'])} is not the number of tokenizer.ggml.tokens, "
+                f"{self._size_text('vocabulary', sizes['vocabulary'])} is not the number of tokenizer.ggml.tokens, "
                 f"{tokens:,}"
             )
-        return Sizes(**found)
+        return Sizes(**sizes)
 
     def _size_text(self, field: str, value: int) -> str:
         return str(size(self._name(names.SIZES[field]), value))
@@ -209,7 +206,7 @@ class _Reader:
             raise CompileError(f"{key} is {short_repr(kind)}; weft supports 'linear' and 'none'")
         new, old = self._name(names.SCALING_FACTOR), self._name(names.OLD_SCALING_FACTOR)
         for name in (new, old):
-            if metadata.value(name) not in (None, 0):  # 0 asks for none
+            if metadata.value(name) not in (None, 0):  # 0 means no scaling
                 return metadata.number(name)
         return 1.0
 
@@ -231,30 +228,32 @@ class _Reader:
         def norm(field: str) -> Norm:
             return self._tensors.norm(names.block(index, names.NORMS[field]), self._width, bias=self._gpt2)
 
-        projections = self._fused(index) if self._gpt2 else self._separate(linear)
+        projections = self._split_projections(index) if self._gpt2 else self._separate_projections(linear)
         return Block(
             norm("attention_norm"),
             *projections,
-            linear("attention_output", self._width, self._attended),
+            linear("attention_output", self._width, self._attention_width),
             norm("feed_forward_norm"),
             None if self._gpt2 else linear("gate", self._inner, self._width),
             linear("up", self._inner, self._width),
             linear("down", self._width, self._inner),
         )
 
-    def _separate(self, linear: Callable[[str, Size, Size], Linear]) -> tuple[Linear, Linear, Linear]:
+    def _separate_projections(
+        self, linear: Callable[[str, Size, Size], Linear]
+    ) -> tuple[Linear, Linear, Linear]:
         return (
-            linear("query", self._query, self._width),
-            linear("key", self._key, self._width),
-            linear("value", self._value, self._width),
+            linear("query", self._query_width, self._width),
+            linear("key", self._key_width, self._width),
+            linear("value", self._value_width, self._width),
         )
 
-    def _fused(self, index: int) -> tuple[Linear, Linear, Linear]:
-        """Queries, keys and values from the rows of one matrix."""
-        parts = (self._query, self._key, self._value)
+    def _split_projections(self, index: int) -> tuple[Linear, Linear, Linear]:
+        """Split the fused matrix into queries, keys and values."""
+        parts = (self._query_width, self._key_width, self._value_width)
         total = parts[0] + parts[1] + parts[2]
-        whole = self._tensors.linear(names.block(index, names.FUSED), total, self._width, bias=True)
-        weight, bias = whole.weight, whole.bias
+        fused = self._tensors.linear(names.block(index, names.FUSED), total, self._width, bias=True)
+        weight, bias = fused.weight, fused.bias
         assert bias is not None
 
         def part(start: int, stop: int) -> Linear:
@@ -266,13 +265,16 @@ class _Reader:
     def _notes(self) -> list[str]:
         notes = []
         if surplus := self._tensors.unused():
-            notes.append(f"the file has tensors that weft does not use: {_listed(surplus)}")
+            notes.append(f"the file has tensors that weft does not use: {_format_list(surplus)}")
         if unknown := self._metadata.unused(f"{self._architecture}."):
-            notes.append(f"the file has metadata that weft does not use: {_listed(unknown)}")
+            notes.append(f"the file has metadata that weft does not use: {_format_list(unknown)}")
         return notes
 
 
-def _listed(found: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(found) - _LISTED:,} more" if len(found) > _LISTED else ""
-    return ", ".join(found[:_LISTED]) + more
+def _format_list(names_to_list: list[str]) -> str:
+    more = (
+        f" and {len(names_to_list) - _MAX_LISTED_NAMES:,} more"
+        if len(names_to_list) > _MAX_LISTED_NAMES
+        else ""
+    )
+    return ", ".join(names_to_list[:_MAX_LISTED_NAMES]) + more

@@ -1,4 +1,4 @@
-"""Language models as GGUF files, with their weights in the blocks of `ggml`."""
+"""Writer of language models as GGUF files, with weights in the block formats of `ggml`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.language.compiler.libraries import library
+from weft.extras.language.compiler.libraries import import_library
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Matrix, Norm, dense
 from weft.extras.language.compiler.vocabulary import Vocabulary, find_ends
 from weft.extras.language.gguf import names
-from weft.extras.language.gguf.blocks import KINDS
+from weft.extras.language.gguf.blocks import READABLE_TYPES
 from weft.extras.language.gguf.reader import read
 
-WRITTEN = tuple(kind for kind in KINDS if not kind.endswith("_K"))
-"""Types that matrices can be written as; the package `gguf` does not quantise to ``Q2_K`` to ``Q6_K``."""
+WRITABLE_TYPES = tuple(kind for kind in READABLE_TYPES if not kind.endswith("_K"))
+"""Types for matrices; the package `gguf` cannot quantise to ``Q2_K`` to ``Q6_K``."""
 
 
 def write(
@@ -32,25 +32,26 @@ def write(
     Parameters
     ----------
     model : LanguageModel
-        Its matrices are float32; those in blocks are dequantised first. The rows of queries and keys must be in the
-        order for a rotation of neighbours (`weft.extras.language.compiler.model.interleaved`).
+        Matrices in blocks are dequantised to float32 first. Query and key rows must be in the order in which adjacent
+        rows are rotated together (`weft.extras.language.compiler.model.interleave_heads`).
     path : path
-        A file that is there already is replaced, once the new one is complete.
+        An existing file is replaced once the new one is complete.
     kind : str
-        What matrices are quantised to: one of `WRITTEN`. Norms, biases and positions stay float32.
+        Type of matrices: one of `WRITABLE_TYPES`. Norms, biases and positions stay float32.
     kinds : mapping of str to str
         Other types for single tensors, by their names in the file: ``{"token_embd.weight": "F16"}``.
 
     Returns
     -------
     LanguageModel
-        What `weft.extras.language.gguf.reader.read` reads from the file.
+        The model as `weft.extras.language.gguf.reader.read` reads it from the file.
 
     Raises
     ------
     CompileError
-        If a type cannot be written, a tensor's rows cannot be split into its blocks, or the file would not be read:
-        shapes that do not fit, elements that are no finite numbers, a vocabulary that does not fit together.
+        If a type cannot be written, a tensor's rows cannot be split into its blocks, or
+        `weft.extras.language.gguf.reader.read` would reject the file: wrong shapes, elements that are not finite, or an
+        inconsistent vocabulary.
     OSError
         If the file cannot be written.
     """
@@ -58,133 +59,133 @@ def write(
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         _Writer(model, part, kind, kinds or {}).write()
-        made = read(part.read_bytes())
+        written = read(part.read_bytes())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    return made
+    return written
 
 
 class _Writer:
-    """Writes one file."""
-
     def __init__(self, model: LanguageModel, path: Path, kind: str, kinds: Mapping[str, str]) -> None:
-        self._gguf = library("gguf")
+        self._gguf = import_library("gguf")
         self._model, self._kind, self._kinds = model, kind, dict(kinds)
-        for found in (kind, *kinds.values()):
-            if found not in WRITTEN:
-                raise CompileError(f"matrices cannot be written as {found!r}; there are {', '.join(WRITTEN)}")
-        self._to: Any = self._gguf.GGUFWriter(path, model.architecture)
+        for requested in (kind, *kinds.values()):
+            if requested not in WRITABLE_TYPES:
+                raise CompileError(
+                    f"matrices cannot be written as {requested!r}; choose one of {', '.join(WRITABLE_TYPES)}"
+                )
+        self._file: Any = self._gguf.GGUFWriter(path, model.architecture)
 
     def write(self) -> None:
-        self._sizes()
-        self._vocabulary(self._model.vocabulary)
-        self._tensors()
+        self._add_metadata()
+        self._add_vocabulary(self._model.vocabulary)
+        self._add_tensors()
         if self._kinds:
             raise CompileError(
                 f"the model has no matrix {next(iter(self._kinds))!r} that could have another type"
             )
         try:
-            self._to.write_header_to_file()
-            self._to.write_kv_data_to_file()
-            self._to.write_tensors_to_file()
+            self._file.write_header_to_file()
+            self._file.write_kv_data_to_file()
+            self._file.write_tensors_to_file()
         finally:
-            self._to.close()
+            self._file.close()
 
-    def _key(self, suffix: str) -> str:
+    def _full_key(self, suffix: str) -> str:
         return f"{self._model.architecture}.{suffix}"
 
-    def _sizes(self) -> None:
-        model, to = self._model, self._to
-        to.add_string("general.name", model.name)
+    def _add_metadata(self) -> None:
+        model, file = self._model, self._file
+        file.add_string("general.name", model.name)
         if model.chat_template:
-            to.add_string(names.CHAT_TEMPLATE, model.chat_template)
+            file.add_string(names.CHAT_TEMPLATE, model.chat_template)
         for field, suffix in names.SIZES.items():
-            to.add_uint32(self._key(suffix), getattr(model.sizes, field))
-        to.add_float32(self._key(names.EPSILON[model.architecture]), model.epsilon)
+            file.add_uint32(self._full_key(suffix), getattr(model.sizes, field))
+        file.add_float32(self._full_key(names.EPSILON[model.architecture]), model.epsilon)
         if (rotary := model.rotary) is None:
             return
-        to.add_uint32(self._key(names.ROTARY_DIMENSIONS), rotary.dimensions)
-        to.add_float32(self._key(names.ROTARY_BASE), rotary.base)
+        file.add_uint32(self._full_key(names.ROTARY_DIMENSIONS), rotary.dimensions)
+        file.add_float32(self._full_key(names.ROTARY_BASE), rotary.base)
         if rotary.scale != 1:
-            to.add_string(self._key(names.SCALING_TYPE), "linear")
-            to.add_float32(self._key(names.SCALING_FACTOR), rotary.scale)
+            file.add_string(self._full_key(names.SCALING_TYPE), "linear")
+            file.add_float32(self._full_key(names.SCALING_FACTOR), rotary.scale)
         if rotary.factors is not None:
-            self._vector(names.ROTARY_FACTORS, rotary.factors)
+            self._add_vector(names.ROTARY_FACTORS, rotary.factors)
 
-    def _vocabulary(self, known: Vocabulary) -> None:
-        to, prefix = self._to, "tokenizer.ggml."
-        to.add_tokenizer_model(known.model)
-        to.add_token_list(known.tokens)
-        to.add_token_types(list(map(int, known.kinds)))
-        if known.model == "llama":
-            to.add_token_scores(known.scores)
-            to.add_add_space_prefix(known.add_space)
+    def _add_vocabulary(self, vocabulary: Vocabulary) -> None:
+        file, prefix = self._file, "tokenizer.ggml."
+        file.add_tokenizer_model(vocabulary.model)
+        file.add_token_list(vocabulary.tokens)
+        file.add_token_types(list(map(int, vocabulary.kinds)))
+        if vocabulary.model == "llama":
+            file.add_token_scores(vocabulary.scores)
+            file.add_add_space_prefix(vocabulary.add_space)
         else:
-            to.add_tokenizer_pre(known.pre)
-            to.add_token_merges([" ".join(pair) for pair in known.merges])
-        found = find_ends(known.tokens, known.kinds)  # which readers find without metadata
-        others = sorted(known.ends - {known.end}, key=lambda token: (token in found, token))
-        special = {"bos": known.begin, "eos": known.end, "unknown": known.unknown}
+            file.add_tokenizer_pre(vocabulary.pre)
+            file.add_token_merges([" ".join(pair) for pair in vocabulary.merges])
+        implied = find_ends(vocabulary.tokens, vocabulary.kinds)  # end tokens that readers recognise by name
+        # Only two further end tokens have metadata keys: first those that readers cannot recognise by name.
+        others = sorted(vocabulary.ends - {vocabulary.end}, key=lambda token: (token in implied, token))
+        special = {"bos": vocabulary.begin, "eos": vocabulary.end, "unknown": vocabulary.unknown}
         for name, token in (*special.items(), *zip(("eot", "eom"), others, strict=False)):
             if token is not None:
-                to.add_uint32(f"{prefix}{name}_token_id", token)
-        to.add_add_bos_token(known.add_begin)
-        to.add_add_eos_token(known.add_end)
+                file.add_uint32(f"{prefix}{name}_token_id", token)
+        file.add_add_bos_token(vocabulary.add_begin)
+        file.add_add_eos_token(vocabulary.add_end)
 
-    def _tensors(self) -> None:
+    def _add_tensors(self) -> None:
         model = self._model
-        self._matrix(names.TOKEN_EMBEDDING, model.token_embedding)
+        self._add_matrix(names.TOKEN_EMBEDDING, model.token_embedding)
         if model.positions is not None:
-            self._vector(names.POSITIONS, dense(model.positions))
+            self._add_vector(names.POSITIONS, dense(model.positions))
         for index, block in enumerate(model.blocks):
-            self._block(index, block)
-        self._norm(names.OUTPUT_NORM, model.output_norm)
+            self._add_block(index, block)
+        self._add_norm(names.OUTPUT_NORM, model.output_norm)
         if not model.tied:
-            self._linear(names.OUTPUT, model.output)
+            self._add_linear(names.OUTPUT, model.output)
 
-    def _block(self, index: int, block: Block) -> None:
+    def _add_block(self, index: int, block: Block) -> None:
         linears = {name: getattr(block, field) for field, name in names.LINEARS.items()}
         if self._model.architecture == "gpt2":
             parts = [linears.pop(names.LINEARS[field]) for field in ("query", "key", "value")]
-            linears[names.FUSED] = _fused(parts)
+            linears[names.FUSED] = _concatenate(parts)
         for name, linear in linears.items():
             if linear is not None:
-                self._linear(names.block(index, name), linear)
+                self._add_linear(names.block(index, name), linear)
         for field, name in names.NORMS.items():
-            self._norm(names.block(index, name), getattr(block, field))
+            self._add_norm(names.block(index, name), getattr(block, field))
 
-    def _norm(self, name: str, norm: Norm) -> None:
-        self._with_bias(name, norm.bias)
-        self._vector(f"{name}.weight", norm.weight)
+    def _add_norm(self, name: str, norm: Norm) -> None:
+        self._add_bias(name, norm.bias)
+        self._add_vector(f"{name}.weight", norm.weight)
 
-    def _linear(self, name: str, linear: Linear) -> None:
-        self._with_bias(name, linear.bias)
-        self._matrix(f"{name}.weight", linear.weight)
+    def _add_linear(self, name: str, linear: Linear) -> None:
+        self._add_bias(name, linear.bias)
+        self._add_matrix(f"{name}.weight", linear.weight)
 
-    def _with_bias(self, name: str, bias: np.ndarray | None) -> None:
+    def _add_bias(self, name: str, bias: np.ndarray | None) -> None:
         if bias is not None:
-            self._vector(f"{name}.bias", bias)
+            self._add_vector(f"{name}.bias", bias)
 
-    def _vector(self, name: str, values: np.ndarray) -> None:
-        self._to.add_tensor(name, np.ascontiguousarray(values, np.float32))
+    def _add_vector(self, name: str, values: np.ndarray) -> None:
+        self._file.add_tensor(name, np.ascontiguousarray(values, np.float32))
 
-    def _matrix(self, name: str, matrix: Matrix) -> None:
+    def _add_matrix(self, name: str, matrix: Matrix) -> None:
         values, kind = np.ascontiguousarray(dense(matrix), np.float32), self._kinds.pop(name, self._kind)
-        kind_of = self._gguf.GGMLQuantizationType[kind]
-        block = self._gguf.GGML_QUANT_SIZES[kind_of][0]
+        type_code = self._gguf.GGMLQuantizationType[kind]
+        block = self._gguf.GGML_QUANT_SIZES[type_code][0]
         if values.shape[-1] % block:
             raise CompileError(
                 f"tensor {name!r} has rows of {values.shape[-1]:,} elements, and {kind} has blocks of {block}: give it "
                 "another type"
             )
-        with np.errstate(all="ignore"):  # what becomes infinite is found when the file is read
-            content = self._gguf.quants.quantize(values, kind_of)
-        self._to.add_tensor(name, content, raw_dtype=kind_of)
+        with np.errstate(all="ignore"):  # reading the file back reports elements that overflow
+            content = self._gguf.quants.quantize(values, type_code)
+        self._file.add_tensor(name, content, raw_dtype=type_code)
 
 
-def _fused(parts: list[Linear]) -> Linear:
-    """One product with the rows of several behind each other."""
+def _concatenate(parts: list[Linear]) -> Linear:
     biases = [part.bias for part in parts if part.bias is not None]
     bias = np.concatenate(biases) if len(biases) == len(parts) else None
     return Linear(np.concatenate([dense(part.weight) for part in parts]), bias)

@@ -1,1 +1,1 @@
-"""ONNX files as language models."""
+"""Reader of language models in ONNX files."""

@@ -1,4 +1,4 @@
-"""What files beside an ONNX file say of a model: ``genai_config.json``, ``config.json``, ``generation_config.json``."""
+"""Facts about a model from the files beside it: ``genai_config.json``, ``config.json``, ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from weft.compiler.ir.graph import CompileError
 from weft.hdl.schema import SchemaError, decode, printable, read_bytes, short_repr
 
 CONTEXT = ("max_position_embeddings", "n_positions", "context_length")
-"""Names of the same number in files of different models."""
-_LARGEST_CONTEXT = 1 << 24
+"""Keys of the context length, which differ between models."""
+_MAX_INTEGER = 1 << 24
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What files say; None is for what they do not.
+    """Facts about a model; None where no file gives them.
 
     Attributes
     ----------
     name : str
     context : int or None
+        Context length in tokens.
     window : int or None
-        Tokens that ONNX Runtime's generator lets a token see.
+        Sliding window of ONNX Runtime's generator, in tokens.
     base : float or None
         Base frequency of rotary positions.
     begin : int or None
+        Token at the begin of a text.
     ends : tuple of int
-        The first one ends texts, all of them turns.
+        Tokens that end a turn; the first one also ends a text.
     begin_text, end_text : str or None
-        The same tokens by their text.
+        Texts of these tokens.
     template : str
-        For chats.
+        Chat template.
     """
 
     name: str = ""
@@ -47,13 +49,13 @@ class Facts:
     template: str = ""
 
 
-def document(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, None if there is no such file.
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """Read the JSON object in a file; return None if the file does not exist.
 
     Raises
     ------
     CompileError
-        If it cannot be read, or holds no object.
+        If the file cannot be read, or holds no object.
     """
     if not path.exists():
         return None
@@ -64,76 +66,78 @@ def document(path: Path) -> dict[str, Any] | None:
 
 
 def read_facts(folder: Path) -> Facts:
-    """What the files of a folder say of the model in it.
+    """Read the facts about the model in a folder.
 
     Raises
     ------
     CompileError
-        If one of them cannot be read, or has something else where a number is expected.
+        If a file cannot be read, or a number is missing or out of range.
     """
-    genai = _inner(document(folder / "genai_config.json") or {}, "model")
-    config = document(folder / "config.json") or {}
-    generation = document(folder / "generation_config.json") or {}
-    tokenizer = document(folder / "tokenizer_config.json") or {}
-    rope = _inner(config, "rope_parameters") or _inner(config, "rope_scaling")
-    window = _inner(_inner(genai, "decoder"), "sliding_window")
-    contexts = [_integer(source, name) for source in (genai, config) for name in CONTEXT]
-    ends = [end for source in (genai, generation, config) for end in _integers(source, "eos_token_id")]
-    begins = [begin for source in (genai, config) for begin in _integers(source, "bos_token_id")]
-    bases = [_number(source, "rope_theta") for source in (rope, config)]
+    genai = _get_object(read_json_object(folder / "genai_config.json") or {}, "model")
+    config = read_json_object(folder / "config.json") or {}
+    generation = read_json_object(folder / "generation_config.json") or {}
+    tokenizer = read_json_object(folder / "tokenizer_config.json") or {}
+    rope = _get_object(config, "rope_parameters") or _get_object(config, "rope_scaling")
+    window = _get_object(_get_object(genai, "decoder"), "sliding_window")
+    contexts = [_get_integer(source, name) for source in (genai, config) for name in CONTEXT]
+    ends = [
+        end for source in (genai, generation, config) for end in _get_token_numbers(source, "eos_token_id")
+    ]
+    begins = [begin for source in (genai, config) for begin in _get_token_numbers(source, "bos_token_id")]
+    bases = [_get_number(source, "rope_theta") for source in (rope, config)]
     return Facts(
         name=str(config.get("_name_or_path") or genai.get("type") or config.get("model_type") or ""),
         context=next((value for value in contexts if value is not None), None),
-        window=_integer(window, "window_size"),
+        window=_get_integer(window, "window_size"),
         base=next((value for value in bases if value is not None), None),
         begin=begins[0] if begins else None,
         ends=tuple(dict.fromkeys(ends)),
-        begin_text=_text(tokenizer.get("bos_token")),
-        end_text=_text(tokenizer.get("eos_token")),
-        template=_template(folder, tokenizer),
+        begin_text=_token_text(tokenizer.get("bos_token")),
+        end_text=_token_text(tokenizer.get("eos_token")),
+        template=_read_template(folder, tokenizer),
     )
 
 
-def _template(folder: Path, tokenizer: dict[str, Any]) -> str:
+def _read_template(folder: Path, tokenizer: dict[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
             return read_bytes(path).decode()
         except (SchemaError, OSError, UnicodeDecodeError) as error:
             raise CompileError(f"cannot read {printable(str(path))}: {printable(str(error))}") from None
-    found = tokenizer.get("chat_template")
-    if isinstance(found, list):  # by names, of which one is for messages without tools
-        named = [item for item in found if isinstance(item, dict) and item.get("name") == "default"]
-        found = named[0].get("template") if named else ""
-    return found if isinstance(found, str) else ""
+    template = tokenizer.get("chat_template")
+    if isinstance(template, list):  # named templates; "default" is the one for messages without tools
+        defaults = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = defaults[0].get("template") if defaults else ""
+    return template if isinstance(template, str) else ""
 
 
-def _inner(whole: dict[str, Any], name: str) -> dict[str, Any]:
-    value = whole.get(name)
+def _get_object(source: dict[str, Any], name: str) -> dict[str, Any]:
+    value = source.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: object) -> str | None:
-    """A token, as its text or as an object with that."""
+def _token_text(value: object) -> str | None:
+    """Return the text of a token, which is given as a string or as an object with its content."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
 
 
-def _integer(whole: dict[str, Any], name: str) -> int | None:
-    value = whole.get(name)
+def _get_integer(source: dict[str, Any], name: str) -> int | None:
+    value = source.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_CONTEXT:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_INTEGER:
         raise CompileError(
             f"the configuration beside the model has {name} {short_repr(value)}; it must be a whole number from 1 to "
-            f"{_LARGEST_CONTEXT:,}"
+            f"{_MAX_INTEGER:,}"
         )
     return value
 
 
-def _integers(whole: dict[str, Any], name: str) -> Iterator[int]:
-    """A number of a token, or several."""
-    value = whole.get(name)
+def _get_token_numbers(source: dict[str, Any], name: str) -> Iterator[int]:
+    """Yield one or several token numbers."""
+    value = source.get(name)
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
             yield item
@@ -143,8 +147,8 @@ def _integers(whole: dict[str, Any], name: str) -> Iterator[int]:
             )
 
 
-def _number(whole: dict[str, Any], name: str) -> float | None:
-    value = whole.get(name)
+def _get_number(source: dict[str, Any], name: str) -> float | None:
+    value = source.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:

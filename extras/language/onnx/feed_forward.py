@@ -1,4 +1,4 @@
-"""Feed-forward networks of a graph: which product is the gate, found by trying."""
+"""Recognition of feed-forward networks in a graph: which product is the gate, found by running them."""
 
 from __future__ import annotations
 
@@ -8,81 +8,83 @@ import numpy as np
 
 from weft.compiler.ir.graph import CompileError
 from weft.extras.language.compiler.model import Linear, rows
-from weft.extras.language.onnx.norms import close
+from weft.extras.language.onnx.norms import is_close
 from weft.extras.language.onnx.structure import Half
 from weft.extras.language.onnx.texts import Texts
 
 _TOKENS = 4
-_CLOSE = 1e-5
-"""How far a GELU may be off: that by the error function is farther."""
-_SIZES = np.array([0.3, 1.0, 3.0, 6.0], np.float32)[:, None]
-"""How large the elements of each token are."""
+_GELU_TOLERANCE = 1e-5
+"""Tolerance for GELU by the hyperbolic tangent; GELU by the error function differs by more."""
+_INPUT_SCALES = np.array([0.3, 1.0, 3.0, 6.0], np.float32)[:, None]
+"""Magnitude of the elements of each token."""
 
 
 def read(texts: Texts, half: Half) -> tuple[Linear | None, Linear]:
-    """The gate, None if there is none, and the other product in front.
+    """Return the gate, or None, and the other product before the activation.
 
     Raises
     ------
     CompileError
-        If what is between the products is neither silu(gate) * up nor gelu(up).
+        If the network between the products is neither ``silu(gate) * up`` nor ``gelu(up)``.
     """
-    inner, first = half.last.inputs, half.first
+    inner_width, first = half.last.inputs, half.first
     nodes = texts.trials.needed([half.last.source], [part.output for part in first], shapes=False)
-    where = nodes[-1].label if nodes else half.last.node.label
+    place = nodes[-1].label if nodes else half.last.node.label
     random = np.random.default_rng(4)
-    given = {
-        part.output: random.normal(0, 1, (_TOKENS, part.outputs)).astype(np.float32) * _SIZES
+    inputs = {
+        part.output: random.normal(0, 1, (_TOKENS, part.outputs)).astype(np.float32) * _INPUT_SCALES
         for part in first
     }
-    (found,) = texts.values([half.last.source], given, _TOKENS)
-    found = found.reshape(_TOKENS, -1)
-    values = [given[part.output].astype(np.float64) for part in first]
-    if len(first) == 2 and {part.outputs for part in first} == {inner}:
+    (result,) = texts.values([half.last.source], inputs, _TOKENS)
+    result = result.reshape(_TOKENS, -1)
+    values = [inputs[part.output].astype(np.float64) for part in first]
+    if len(first) == 2 and {part.outputs for part in first} == {inner_width}:
         for gate, up in ((0, 1), (1, 0)):
-            if close(found, silu(values[gate]) * values[up]):
+            if is_close(result, silu(values[gate]) * values[up]):
                 return first[gate].linear, first[up].linear
-    elif len(first) == 1 and first[0].outputs == 2 * inner:
-        for gate, up in ((0, inner), (inner, 0)):
-            whole = values[0]
-            if close(found, silu(whole[:, gate : gate + inner]) * whole[:, up : up + inner]):
-                return _rows(first[0].linear, gate, inner), _rows(first[0].linear, up, inner)
-    elif len(first) == 1 and first[0].outputs == inner:
-        if (np.abs(found - gelu(values[0])) <= _CLOSE * (1 + np.abs(values[0]))).all():
+    elif len(first) == 1 and first[0].outputs == 2 * inner_width:
+        for gate, up in ((0, inner_width), (inner_width, 0)):
+            both = values[0]
+            if is_close(result, silu(both[:, gate : gate + inner_width]) * both[:, up : up + inner_width]):
+                return _take_rows(first[0].linear, gate, inner_width), _take_rows(
+                    first[0].linear, up, inner_width
+                )
+    elif len(first) == 1 and first[0].outputs == inner_width:
+        if (np.abs(result - gelu(values[0])) <= _GELU_TOLERANCE * (1 + np.abs(values[0]))).all():
             return None, first[0].linear
-        known = _known(found, values[0])
+        activation = _name_activation(result, values[0])
         raise CompileError(
-            f"the feed-forward network up to {where} computes {known}; weft expects the GELU by the hyperbolic "
+            f"the feed-forward network up to {place} computes {activation}; weft expects the GELU by the hyperbolic "
             "tangent where there is no gate"
         )
     raise CompileError(
-        f"the feed-forward network up to {where} is not silu(gate) * up of two products with {inner:,} elements, "
+        f"the feed-forward network up to {place} is not silu(gate) * up of two products with {inner_width:,} elements, "
         "which weft expects; experts and other functions are not supported"
     )
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x times its sigmoid."""
+    """Return x times its sigmoid."""
     return x / (1 + np.exp(-x))
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """With the hyperbolic tangent."""
+    """Return GELU by the hyperbolic tangent."""
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-_OTHERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+_OTHER_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ReLU": lambda x: np.maximum(x, 0),
     "SiLU": silu,
     "its input itself": lambda x: x,
 }
 
 
-def _known(found: np.ndarray, x: np.ndarray) -> str:
-    names = [name for name, function in _OTHERS.items() if close(found, function(x))]
+def _name_activation(result: np.ndarray, x: np.ndarray) -> str:
+    names = [name for name, function in _OTHER_ACTIVATIONS.items() if is_close(result, function(x))]
     return names[0] if names else "another function, the GELU by the error function for example"
 
 
-def _rows(linear: Linear, start: int, count: int) -> Linear:
+def _take_rows(linear: Linear, start: int, count: int) -> Linear:
     bias = None if linear.bias is None else linear.bias[start : start + count]
     return Linear(rows(linear.weight, start, start + count), bias)

@@ -1,4 +1,4 @@
-"""The graph of a decoder in one form: float32, without constants as nodes, and with sums and norms apart."""
+"""Graph of a decoder in a uniform form: float32, constants folded, and sums separated from norms."""
 
 from __future__ import annotations
 
@@ -13,78 +13,79 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type
 
 MICROSOFT = "com.microsoft"
-"""The domain of the operators that ONNX Runtime adds."""
+"""Domain of ONNX Runtime's own operators."""
 SHAPES = ("Shape", "Size")
-"""Operators that read of a value how large it is, and nothing else."""
+"""Operators that depend only on a value's size."""
 ALIASES = ("Identity", "Cast")
-"""Operators behind which real numbers are the same."""
-_HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+"""Operators that leave real numbers unchanged."""
+_HALF_DTYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _HALF_TYPES = (10, 16)
 _FLOAT = 1
-"""Numbers of ONNX's element types: float16 and bfloat16, and float32."""
-_ROUNDED = {"float16": 1e-3, "bfloat16": 8e-3}
-"""The last bit of numbers beside 1."""
+"""ONNX's codes of element types: float16 and bfloat16 above, and float32."""
+_LAST_BIT = {"float16": 1e-3, "bfloat16": 8e-3}
+"""Relative value of the last bit of 16-bit formats."""
 _CONSTANTS = ("value", "value_float", "value_floats", "value_int", "value_ints")
 _SKIPS = {"SkipSimplifiedLayerNormalization": "SimplifiedLayerNormalization", "SkipLayerNormalization": ""}
 
 
 class Graph:
-    """A network whose nodes all take part in its outputs.
+    """Network in which every node contributes to an output.
 
     Attributes
     ----------
     network : Network
-        Of float32 where the file has float16 or bfloat16.
+        With float32 in place of float16 and bfloat16.
     makers : dict of str to Node
-        The node that makes a value.
+        Node that computes each value.
+    fixed : set of str
+        Values that depend on no input.
     notes : list of str
-        Sentences about what was left out.
-    rounded : float
-        How far tables of the file, cosines for example, may be off: their last bit.
+        Sentences about removed parts.
+    table_error : float
+        Error bound of tables in the file, such as cosines: their last bit.
     """
 
     def __init__(self, network: Network) -> None:
         self.notes: list[str] = []
-        self.rounded = max(
-            (_ROUNDED.get(value.dtype.name, 0.0) for value in network.constants.values()), default=0.0
+        self.table_error = max(
+            (_LAST_BIT.get(value.dtype.name, 0.0) for value in network.constants.values()), default=0.0
         )
         _check_order(network)
-        network = _single(_without_constant_nodes(network))
-        nodes = [part for node in network.nodes for part in _apart(node)]
-        network = dataclasses.replace(network, nodes=tuple(self._unquantised(nodes, network)))
-        self.network = _living(network)
+        network = _to_float32(_fold_constant_nodes(network))
+        nodes = [part for node in network.nodes for part in _split_skip_norm(node)]
+        network = dataclasses.replace(network, nodes=tuple(self._remove_activation_steps(nodes, network)))
+        self.network = _remove_dead_nodes(network)
         self.makers = {name: node for node in self.network.nodes for name in node.outputs if name}
         self._readers: dict[str, list[Node]] = {}
         for node in self.network.nodes:
             for name in node.reads:
                 self._readers.setdefault(name, []).append(node)
-        self.fixed = self._fixed()
+        self.fixed = self._find_fixed()
 
     def readers(self, name: str) -> list[Node]:
-        """The nodes that read a value."""
+        """Return the nodes that read a value."""
         return self._readers.get(name, [])
 
     def only_reader(self, name: str) -> Node | None:
-        """The node that reads a value, if it is one alone and the value is no output."""
-        found = self.readers(name)
-        return found[0] if len(found) == 1 and name not in self.network.outputs else None
+        """Return the only node that reads a value, or None if there are several or the value is an output."""
+        reading_nodes = self.readers(name)
+        return reading_nodes[0] if len(reading_nodes) == 1 and name not in self.network.outputs else None
 
     def origin(self, name: str) -> str:
-        """The value in front of casts and the like."""
+        """Return the value before casts and identities."""
         while (node := self.makers.get(name)) is not None and not node.domain and node.operator in ALIASES:
             name = node.inputs[0]
         return name
 
-    def _fixed(self) -> set[str]:
-        """Values that depend on no input."""
-        found = set(self.network.constants)
+    def _find_fixed(self) -> set[str]:
+        fixed = set(self.network.constants)
         for node in self.network.nodes:
-            if all(name in found for name in node.reads):
-                found.update(node.outputs)
-        return found
+            if all(name in fixed for name in node.reads):
+                fixed.update(node.outputs)
+        return fixed
 
-    def _unquantised(self, nodes: Iterable[Node], network: Network) -> Iterator[Node]:
-        """Without the steps that a file quantises activations by: weft has its own."""
+    def _remove_activation_steps(self, nodes: Iterable[Node], network: Network) -> Iterator[Node]:
+        """Remove the quantisation of activations, because weft chooses its own steps."""
         quantised: dict[str, str] = {}
         dropped = 0
         for node in nodes:
@@ -120,7 +121,7 @@ def _check_order(network: Network) -> None:
         known.update(node.outputs)
 
 
-def _without_constant_nodes(network: Network) -> Network:
+def _fold_constant_nodes(network: Network) -> Network:
     constants, nodes = dict(network.constants), []
     for node in network.nodes:
         value = next((node.attributes[name] for name in _CONSTANTS if name in node.attributes), None)
@@ -134,9 +135,9 @@ def _without_constant_nodes(network: Network) -> Network:
     return dataclasses.replace(network, nodes=tuple(nodes), constants=constants)
 
 
-def _single(network: Network) -> Network:
-    """float16 and bfloat16 as float32: what is exact stays so, and nothing else is rounded."""
-    constants = {name: _as_single(value) for name, value in network.constants.items()}
+def _to_float32(network: Network) -> Network:
+    """Convert float16 and bfloat16 to float32, which is exact."""
+    constants = {name: _array_to_float32(value) for name, value in network.constants.items()}
     types = {
         name: Type("float32", known.shape) if known.dtype in ("float16", "bfloat16") else known
         for name, known in network.types.items()
@@ -144,7 +145,7 @@ def _single(network: Network) -> Network:
     nodes = []
     for node in network.nodes:
         attributes: dict[str, Any] = {
-            name: _as_single(value) if isinstance(value, np.ndarray) else value
+            name: _array_to_float32(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
         for name in ("to", "dtype", "output_dtype"):
@@ -154,12 +155,12 @@ def _single(network: Network) -> Network:
     return dataclasses.replace(network, nodes=tuple(nodes), constants=constants, types=types)
 
 
-def _as_single(value: np.ndarray) -> np.ndarray:
-    return value.astype(np.float32) if value.dtype in _HALF else value
+def _array_to_float32(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float32) if value.dtype in _HALF_DTYPES else value
 
 
-def _apart(node: Node) -> Iterator[Node]:
-    """Sums apart from the norms that ONNX Runtime fuses them with; every other node as it is."""
+def _split_skip_norm(node: Node) -> Iterator[Node]:
+    """Split ONNX Runtime's fused sum and norm into two nodes; yield every other node unchanged."""
     if node.operator not in _SKIPS:
         yield node
         return
@@ -187,11 +188,11 @@ def _apart(node: Node) -> Iterator[Node]:
         )  # fmt: skip
 
 
-def _living(network: Network) -> Network:
-    """Without nodes that no output depends on."""
-    wanted, kept = set(network.outputs), []
+def _remove_dead_nodes(network: Network) -> Network:
+    """Remove nodes that no output depends on."""
+    needed, live_nodes = set(network.outputs), []
     for node in reversed(network.nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.reads)
-            kept.append(node)
-    return dataclasses.replace(network, nodes=tuple(reversed(kept)))
+        if needed.intersection(node.outputs):
+            needed.update(node.reads)
+            live_nodes.append(node)
+    return dataclasses.replace(network, nodes=tuple(reversed(live_nodes)))

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime that exporters of decoders use, in numpy, as its documentation defines them."""
+"""ONNX Runtime's operators that decoder exporters use, in numpy, following its documentation."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from weft.compiler.ir.network import Node
 Inputs = Sequence[np.ndarray | None]
 
 
-def native(node: Node) -> Callable[[Node, Inputs], list[np.ndarray]] | None:
-    """What computes a node here; None for an operator of ONNX itself."""
+def find_native(node: Node) -> Callable[[Node, Inputs], list[np.ndarray]] | None:
+    """Return the implementation of a node's operator; None for ONNX's own operators."""
     return NATIVES.get(node.operator) if node.domain == "com.microsoft" else None
 
 
-def _given(values: Inputs, index: int) -> np.ndarray:
+def _required(values: Inputs, index: int) -> np.ndarray:
     value = values[index]
     assert value is not None
     return value
 
 
-def _simplified(node: Node, values: Inputs) -> list[np.ndarray]:
-    x, weight = _given(values, 0), _given(values, 1)
+def _simplified_norm(node: Node, values: Inputs) -> list[np.ndarray]:
+    x, weight = _required(values, 0), _required(values, 1)
     square = np.mean(np.square(x), axis=-1, keepdims=True)
     return [x / np.sqrt(square + np.float32(node.attributes.get("epsilon", 1e-5))) * weight]
 
 
 def _quick_gelu(node: Node, values: Inputs) -> list[np.ndarray]:
-    x = _given(values, 0)
+    x = _required(values, 0)
     with np.errstate(over="ignore"):
         return [x / (1 + np.exp(np.float32(-node.attributes.get("alpha", 1.702)) * x))]
 
 
 def _fast_gelu(node: Node, values: Inputs) -> list[np.ndarray]:
-    x = _given(values, 0)
+    x = _required(values, 0)
     if len(values) > 1 and values[1] is not None:
         x = x + values[1]
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return [np.float32(0.5) * x * (1 + np.tanh(inner))]
 
 
-def _gathered(node: Node, values: Inputs) -> list[np.ndarray]:
-    """Rows of a matrix in blocks of 4 or 8 bits."""
-    data, indices, scales = _given(values, 0), _given(values, 1), _given(values, 2)
+def _gather_blocks(node: Node, values: Inputs) -> list[np.ndarray]:
+    """Return dequantised rows of a matrix in blocks of 4 or 8 bits."""
+    data, indices, scales = _required(values, 0), _required(values, 1), _required(values, 2)
     zeros = values[3] if len(values) > 3 else None
     bits, block = int(node.attributes.get("bits", 4)), int(node.attributes.get("block_size", 128))
     last = data.ndim - 1
@@ -62,12 +62,12 @@ def _gathered(node: Node, values: Inputs) -> list[np.ndarray]:
         blocks = blocks - np.float32(middle)
     else:
         blocks = blocks - _integers(zeros[indices], bits, scales.shape[-1])[..., None]
-    made = blocks.astype(np.float32) * scales[indices][..., None]
-    return [made.reshape(*rows.shape)]
+    dequantised = blocks.astype(np.float32) * scales[indices][..., None]
+    return [dequantised.reshape(*rows.shape)]
 
 
 def _integers(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """float32 of whole numbers, two in a byte if `packed` are bytes and numbers have 4 bits."""
+    """Return integers as float32; 4-bit integers in plain bytes are packed two to a byte."""
     if bits == 8 or packed.dtype.name in ("int4", "uint4"):
         return packed.astype(np.float32)[..., :count]
     return (
@@ -77,19 +77,19 @@ def _integers(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     )
 
 
-def turned(x: np.ndarray, cosine: np.ndarray, sine: np.ndarray, *, interleaved: bool) -> np.ndarray:
-    """Heads turned by angles: `x` (..., tokens, length), and of each token cosines and sines (tokens, pairs)."""
+def rotate(x: np.ndarray, cosine: np.ndarray, sine: np.ndarray, *, interleaved: bool) -> np.ndarray:
+    """Rotate heads `x` (..., tokens, length) by the cosines and sines (tokens, pairs) of each token."""
     count = 2 * cosine.shape[-1]
-    made = x.copy()
+    rotated = x.copy()
     first = slice(0, count, 2) if interleaved else slice(0, count // 2)
     second = slice(1, count, 2) if interleaved else slice(count // 2, count)
-    made[..., first] = x[..., first] * cosine - x[..., second] * sine
-    made[..., second] = x[..., first] * sine + x[..., second] * cosine
-    return made
+    rotated[..., first] = x[..., first] * cosine - x[..., second] * sine
+    rotated[..., second] = x[..., first] * sine + x[..., second] * cosine
+    return rotated
 
 
-def _rotary(node: Node, values: Inputs) -> list[np.ndarray]:
-    x, places, cosine, sine = (_given(values, at) for at in range(4))
+def _rotary_embedding(node: Node, values: Inputs) -> list[np.ndarray]:
+    x, position_ids, cosine, sine = (_required(values, at) for at in range(4))
     attributes = node.attributes
     if attributes.get("is_packed_batching", 0):
         raise CompileError(f"{node.label} packs texts of a batch; weft reads graphs without")
@@ -104,25 +104,36 @@ def _rotary(node: Node, values: Inputs) -> list[np.ndarray]:
         heads = heads or width // (2 * cosine.shape[-1])
         x = x.reshape(count, tokens, heads, -1).swapaxes(1, 2)
     tokens = x.shape[2]
-    at = int(places.reshape(-1)[0]) + np.arange(tokens) if places.size == 1 else places.reshape(-1)[:tokens]
-    _check_places(node, at, cosine)
-    made = turned(x, cosine[at], sine[at], interleaved=bool(attributes.get("interleaved", 0)))
-    return [made.swapaxes(1, 2).reshape(x.shape[0], tokens, -1) if flat else made]
+    positions = (
+        int(position_ids.reshape(-1)[0]) + np.arange(tokens)
+        if position_ids.size == 1
+        else position_ids.reshape(-1)[:tokens]
+    )
+    _check_places(node, positions, cosine)
+    rotated = rotate(
+        x, cosine[positions], sine[positions], interleaved=bool(attributes.get("interleaved", 0))
+    )
+    return [rotated.swapaxes(1, 2).reshape(x.shape[0], tokens, -1) if flat else rotated]
 
 
-def _check_places(node: Node, at: np.ndarray, cosine: np.ndarray) -> None:
-    if at.size and int(at.max()) >= len(cosine):
+def _check_places(node: Node, positions: np.ndarray, cosine: np.ndarray) -> None:
+    if positions.size and int(positions.max()) >= len(cosine):
         raise CompileError(
-            f"{node.label} has cosines of {len(cosine):,} positions, and position {int(at.max()):,} is asked for"
+            f"{node.label} has cosines of {len(cosine):,} positions, and position {int(positions.max()):,} is used"
         )
 
 
-_PLAIN = {"local_window_size": (-1,), "softcap": (0.0,), "smooth_softmax": (0, -1), "qk_output": (0,)}
-_WORDS = {
+_NEUTRAL_VALUES = {
+    "local_window_size": (-1,),
+    "softcap": (0.0,),
+    "smooth_softmax": (0, -1),
+    "qk_output": (0,),
+}
+_FEATURE_NAMES = {
     "local_window_size": "attention through a sliding window", "softcap": "capped scores",
     "smooth_softmax": "a softmax with one more share", "qk_output": "scores as an output",
 }  # fmt: skip
-_LATER = {
+_UNSUPPORTED_INPUTS = {
     10: "attention_bias",
     11: "head_sink",
     12: "k_scale",
@@ -133,16 +144,16 @@ _LATER = {
 
 
 def check_grouped(node: Node) -> None:
-    """Raise `CompileError` for a GroupQueryAttention with something that weft does not support."""
-    for name, plain in _PLAIN.items():
-        value = node.attributes.get(name, plain[0])
-        if value not in plain:
+    """Raise `CompileError` if a GroupQueryAttention uses a feature that weft does not support."""
+    for name, neutral in _NEUTRAL_VALUES.items():
+        value = node.attributes.get(name, neutral[0])
+        if value not in neutral:
             raise CompileError(
-                f"{node.label} has {_WORDS[name]} ({name} {value:g}), which weft does not support"
+                f"{node.label} has {_FEATURE_NAMES[name]} ({name} {value:g}), which weft does not support"
             )
-    for index, words in _LATER.items():
+    for index, feature in _UNSUPPORTED_INPUTS.items():
         if node.input(index):
-            raise CompileError(f"{node.label} has {words}, which weft does not support")
+            raise CompileError(f"{node.label} has {feature}, which weft does not support")
     for name in ("k_quant_type", "v_quant_type"):
         if node.attributes.get(name, "NONE") != "NONE":
             raise CompileError(
@@ -150,8 +161,8 @@ def check_grouped(node: Node) -> None:
             )
 
 
-def _grouped(node: Node, values: Inputs) -> list[np.ndarray]:
-    """GroupQueryAttention of one text: what attends, and keys and values with those before."""
+def _group_query_attention(node: Node, values: Inputs) -> list[np.ndarray]:
+    """Return GroupQueryAttention's output, and keys and values including the past ones."""
     check_grouped(node)
     attributes = node.attributes
     heads, groups = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
@@ -165,35 +176,37 @@ def _grouped(node: Node, values: Inputs) -> list[np.ndarray]:
         x.reshape(x.shape[0], tokens, count, -1).swapaxes(1, 2)
         for x, count in ((query, heads), (key, groups), (value, groups))
     )
-    before = int(_given(values, 5).reshape(-1)[0]) + 1 - tokens
+    before = int(_required(values, 5).reshape(-1)[0]) + 1 - tokens
     if attributes.get("do_rotary", 0):
-        cosine, sine = _given(values, 7), _given(values, 8)
-        places = values[9] if len(values) > 9 else None
-        at = before + np.arange(tokens) if places is None else places.reshape(-1)[:tokens]
-        _check_places(node, at, cosine)
+        cosine, sine = _required(values, 7), _required(values, 8)
+        position_ids = values[9] if len(values) > 9 else None
+        positions = before + np.arange(tokens) if position_ids is None else position_ids.reshape(-1)[:tokens]
+        _check_places(node, positions, cosine)
         style = bool(attributes.get("rotary_interleaved", 0))
-        query, key = (turned(x, cosine[at], sine[at], interleaved=style) for x in (query, key))
+        query, key = (rotate(x, cosine[positions], sine[positions], interleaved=style) for x in (query, key))
     if values[3] is not None and values[4] is not None:
         key = np.concatenate([values[3][:, :, :before], key], axis=2)
         value = np.concatenate([values[4][:, :, :before], value], axis=2)
     scale = attributes.get("scale", 0.0) or query.shape[-1] ** -0.5
-    shared = query.reshape(query.shape[0], groups, -1, query.shape[-1])
-    scores = (shared @ key.swapaxes(2, 3)).reshape(query.shape[0], heads, tokens, -1) * np.float32(scale)
-    later = np.arange(key.shape[2]) > before + np.arange(tokens)[:, None]
-    scores[:, :, later] = -np.inf
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    made = shares.reshape(query.shape[0], groups, -1, key.shape[2]) @ value
-    made = made.reshape(query.shape[0], heads, tokens, -1).swapaxes(1, 2)
-    return [made.reshape(made.shape[0], tokens, -1), key, value]
+    grouped_query = query.reshape(query.shape[0], groups, -1, query.shape[-1])
+    scores = (grouped_query @ key.swapaxes(2, 3)).reshape(query.shape[0], heads, tokens, -1) * np.float32(
+        scale
+    )
+    masked = np.arange(key.shape[2]) > before + np.arange(tokens)[:, None]
+    scores[:, :, masked] = -np.inf
+    probabilities = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    result = probabilities.reshape(query.shape[0], groups, -1, key.shape[2]) @ value
+    result = result.reshape(query.shape[0], heads, tokens, -1).swapaxes(1, 2)
+    return [result.reshape(result.shape[0], tokens, -1), key, value]
 
 
 NATIVES: dict[str, Callable[[Node, Inputs], list[Any]]] = {
-    "SimplifiedLayerNormalization": _simplified,
+    "SimplifiedLayerNormalization": _simplified_norm,
     "QuickGelu": _quick_gelu,
     "FastGelu": _fast_gelu,
-    "GatherBlockQuantized": _gathered,
-    "RotaryEmbedding": _rotary,
-    "GroupQueryAttention": _grouped,
+    "GatherBlockQuantized": _gather_blocks,
+    "RotaryEmbedding": _rotary_embedding,
+    "GroupQueryAttention": _group_query_attention,
 }
-"""By name, all of the domain com.microsoft."""
+"""Implementations by name, all of the domain com.microsoft."""

@@ -1,4 +1,4 @@
-"""The products with weights in a graph, in all the forms that exporters write them, and their weights."""
+"""Products with constant weights in a graph, in all forms that exporters write."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from weft.extras.language.compiler.model import BlockTensor, Linear, Matrix, den
 from weft.extras.language.onnx.graph import Graph
 from weft.hdl.schema import short_repr
 
-BLOCK = 32
-"""Elements of a block as weft keeps it: larger ones of a file are several with the same scale."""
+BLOCK_ELEMENTS = 32
+"""Elements of a block in weft; a larger block of a file becomes several with the same scale."""
 
 
 @dataclass(eq=False)
 class Product:
-    """``x @ weight.T + bias``.
+    """Product ``x @ weight.T + bias``.
 
     Attributes
     ----------
     source, output : str
-        The values that it reads and makes.
-    inside : tuple of Node
-        The nodes that it consists of, the one that multiplies in front.
+        Names of its input and its result.
+    nodes : tuple of Node
+        Nodes that compute it, the multiplication first.
     weight : Matrix of shape (outputs, inputs)
     bias : numpy.ndarray of float32, shape (outputs,), or None
     """
 
     source: str
     output: str
-    inside: tuple[Node, ...]
+    nodes: tuple[Node, ...]
     weight: Matrix
     bias: np.ndarray | None = None
 
     @property
     def node(self) -> Node:
-        return self.inside[0]
+        return self.nodes[0]
 
     @property
     def outputs(self) -> int:
@@ -56,23 +56,23 @@ class Product:
 
 
 def products(graph: Graph) -> list[Product]:
-    """The products of a graph in order.
+    """Return the products of a graph in order.
 
     Raises
     ------
     CompileError
-        If the weights of one cannot be read.
+        If the weights of a product cannot be read.
     """
-    found = []
+    found_products = []
     for node in graph.network.nodes:
-        made = _product(graph, node)
-        if made is not None:
-            found.append(_finite(_with_bias(graph, made)))
-    return found
+        product = _read_product(graph, node)
+        if product is not None:
+            found_products.append(_check_finite(_add_bias(graph, product)))
+    return found_products
 
 
-def _finite(product: Product) -> Product:
-    """The product; raises for weights that are no numbers."""
+def _check_finite(product: Product) -> Product:
+    """Return the product; raise `CompileError` if its weights are not finite."""
     weight = product.weight
     parts = [weight.scales if isinstance(weight, BlockTensor) else weight, product.bias]
     if not all(part is None or np.isfinite(part).all() for part in parts):
@@ -80,20 +80,20 @@ def _finite(product: Product) -> Product:
     return product
 
 
-def _product(graph: Graph, node: Node) -> Product | None:
+def _read_product(graph: Graph, node: Node) -> Product | None:
     if node.domain == "com.microsoft" and node.operator == "MatMulNBits":
-        return _in_bits(graph, node)
+        return _read_matmul_n_bits(graph, node)
     if node.domain:
         return None
     if node.operator == "MatMulInteger" and node.inputs[1] in graph.fixed:
-        return _dynamic(graph, node)
+        return _read_dynamic(graph, node)
     if (
         node.operator not in ("MatMul", "Gemm")
         or node.inputs[0] in graph.fixed
         or node.inputs[1] not in graph.fixed
     ):
         return None
-    weight = Weights(graph).matrix(node.inputs[1], turned=not node.attributes.get("transB", 0))
+    weight = Weights(graph).matrix(node.inputs[1], transposed=not node.attributes.get("transB", 0))
     if weight is None:
         return None
     bias = None
@@ -101,7 +101,7 @@ def _product(graph: Graph, node: Node) -> Product | None:
         if node.attributes.get("transA", 0) or node.attributes.get("alpha", 1.0) != 1.0:
             raise CompileError(f"{node.label} transposes or scales its input; weft expects x @ weight + bias")
         if node.input(2):
-            bias = _row(graph, node.input(2), weight.shape[0])
+            bias = _constant_row(graph, node.input(2), weight.shape[0])
             if bias is None or node.attributes.get("beta", 1.0) != 1.0:
                 raise CompileError(
                     f"{node.label} adds what is no constant row; weft expects x @ weight + bias"
@@ -109,8 +109,8 @@ def _product(graph: Graph, node: Node) -> Product | None:
     return Product(node.inputs[0], node.outputs[0], (node,), weight, bias)
 
 
-def _row(graph: Graph, name: str, width: int) -> np.ndarray | None:
-    """A constant row of `width` elements; None for any other value."""
+def _constant_row(graph: Graph, name: str, width: int) -> np.ndarray | None:
+    """Return a constant row of `width` elements, or None for any other value."""
     if name not in graph.fixed:
         return None
     value = Weights(graph).value(name)
@@ -119,26 +119,26 @@ def _row(graph: Graph, name: str, width: int) -> np.ndarray | None:
     return np.ascontiguousarray(value.reshape(-1), np.float32)
 
 
-def _with_bias(graph: Graph, product: Product) -> Product:
-    """With the addition behind it, if that adds a constant row and nobody else reads the product."""
-    after = graph.only_reader(product.output)
-    if after is None or after.domain or after.operator != "Add" or product.bias is not None:
+def _add_bias(graph: Graph, product: Product) -> Product:
+    """Include a following addition of a constant row, if nothing else reads the product."""
+    addition = graph.only_reader(product.output)
+    if addition is None or addition.domain or addition.operator != "Add" or product.bias is not None:
         return product
-    others = [name for name in after.inputs if name != product.output]
-    bias = _row(graph, others[0], product.outputs) if len(others) == 1 else None
+    others = [name for name in addition.inputs if name != product.output]
+    bias = _constant_row(graph, others[0], product.outputs) if len(others) == 1 else None
     if bias is None:
         return product
-    return Product(product.source, after.outputs[0], (*product.inside, after), product.weight, bias)
+    return Product(product.source, addition.outputs[0], (*product.nodes, addition), product.weight, bias)
 
 
 class Weights:
-    """Reads constants through what exporters put behind them."""
+    """Reader of constants, also behind transpositions, casts and dequantisation."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
 
     def value(self, name: str) -> np.ndarray:
-        """A value that depends on no input.
+        """Return a value that depends on no input.
 
         Raises
         ------
@@ -156,17 +156,17 @@ class Weights:
             value = self.value(node.inputs[0])
             return value.astype(np.float32) if node.attributes.get("to") == 1 else value
         if not node.domain and node.operator == "DequantizeLinear":
-            matrix = self._dequantised(node, turned=False)
+            matrix = self._dequantise(node, transposed=False)
             if matrix is not None:
                 return dense(matrix)
-        return self._evaluated(name)
+        return self._evaluate(name)
 
-    def _evaluated(self, name: str) -> np.ndarray:
+    def _evaluate(self, name: str) -> np.ndarray:
         graph = self._graph
-        wanted, nodes = {name}, []
+        needed, nodes = {name}, []
         for node in reversed(graph.network.nodes):
-            if wanted.intersection(node.outputs):
-                wanted.update(node.reads)
+            if needed.intersection(node.outputs):
+                needed.update(node.reads)
                 nodes.append(node)
         part = graph.network.part(reversed(nodes), (name,))
         try:
@@ -174,21 +174,21 @@ class Weights:
         except EvaluationError as error:
             raise CompileError(f"the constant {name!r} cannot be computed: {error}") from None
 
-    def matrix(self, name: str, *, turned: bool) -> Matrix | None:
-        """A constant matrix, `turned` or as it is; None if it is none."""
+    def matrix(self, name: str, *, transposed: bool) -> Matrix | None:
+        """Return a constant matrix, optionally transposed; None if the value is not a matrix."""
         node = self._graph.makers.get(name)
         if node is not None and not node.domain:
             if node.operator == "DequantizeLinear":
-                return self._dequantised(node, turned=turned)
+                return self._dequantise(node, transposed=transposed)
             if node.operator == "Transpose" and node.attributes.get("perm", (1, 0)) == (1, 0):
-                return self.matrix(node.inputs[0], turned=not turned)
+                return self.matrix(node.inputs[0], transposed=not transposed)
         value = self.value(name)
         if value.ndim != 2 or value.dtype.kind != "f":
             return None
-        return np.ascontiguousarray(value.T if turned else value, np.float32)
+        return np.ascontiguousarray(value.T if transposed else value, np.float32)
 
-    def _dequantised(self, node: Node, *, turned: bool) -> Matrix | None:
-        """A matrix of integers with scales: in blocks if these lie along its rows."""
+    def _dequantise(self, node: Node, *, transposed: bool) -> Matrix | None:
+        """Return a matrix of integers with scales, in blocks if the scales lie along its rows."""
         values, scales = self.value(node.inputs[0]), self.value(node.inputs[1])
         zeros = self.value(node.inputs[2]) if node.input(2) else np.zeros((), np.int8)
         if values.ndim != 2 or scales.dtype.kind != "f":
@@ -196,33 +196,33 @@ class Weights:
         axis, block = int(node.attributes.get("axis", 1)) % 2, int(node.attributes.get("block_size", 0))
         _check_scales(node, values, scales, axis, block)
         steps = scales.astype(np.float32)
-        centred = values.astype(np.int32) - _spread(zeros, values, axis, block)
-        if turned:
+        centred = values.astype(np.int32) - _broadcast(zeros, values, axis, block)
+        if transposed:
             centred, steps, axis = centred.T, steps.T, 1 - axis
         if block and axis:
-            return in_blocks(centred, steps, block)
+            return to_blocks(centred, steps, block)
         if not block and (axis == 0 or steps.size == 1):
-            return _by_rows(centred, np.broadcast_to(steps.reshape(-1), len(centred)))
-        return centred.astype(np.float32) * _spread(steps, centred, axis, block)
+            return _to_row_scales(centred, np.broadcast_to(steps.reshape(-1), len(centred)))
+        return centred.astype(np.float32) * _broadcast(steps, centred, axis, block)
 
 
 def _check_scales(node: Node, values: np.ndarray, scales: np.ndarray, axis: int, block: int) -> None:
-    whole = list(values.shape)
+    expected = list(values.shape)
     if block:
-        whole[axis] = -(-whole[axis] // block)
+        expected[axis] = -(-expected[axis] // block)
     elif scales.size == 1:
         return
     else:
-        whole = [whole[axis]]
-    if list(scales.shape) != whole:
+        expected = [expected[axis]]
+    if list(scales.shape) != expected:
         raise CompileError(
             f"{node.label} has scales of shape {'x'.join(map(str, scales.shape))}; its values of shape "
-            f"{'x'.join(map(str, values.shape))} need {'x'.join(map(str, whole))}"
+            f"{'x'.join(map(str, values.shape))} need {'x'.join(map(str, expected))}"
         )
 
 
-def _by_rows(values: np.ndarray, scales: np.ndarray) -> Matrix:
-    """Integers with a scale for each row."""
+def _to_row_scales(values: np.ndarray, scales: np.ndarray) -> Matrix:
+    """Return integers with a scale for each row."""
     rows, columns = values.shape
     if values.min() < -128 or values.max() > 127:
         return values.astype(np.float32) * scales[:, None].astype(np.float32)
@@ -231,34 +231,34 @@ def _by_rows(values: np.ndarray, scales: np.ndarray) -> Matrix:
     )
 
 
-def _spread(given: np.ndarray, values: np.ndarray, axis: int, block: int) -> np.ndarray:
-    """Scales or zero points, one for each value."""
-    whole = given.astype(np.int32) if given.dtype.kind != "f" else given.astype(np.float32)
-    if given.size == 1:
-        return np.broadcast_to(whole.reshape(()), values.shape)
+def _broadcast(items: np.ndarray, values: np.ndarray, axis: int, block: int) -> np.ndarray:
+    """Broadcast scales or zero points to the shape of the values."""
+    converted = items.astype(np.int32) if items.dtype.kind != "f" else items.astype(np.float32)
+    if items.size == 1:
+        return np.broadcast_to(converted.reshape(()), values.shape)
     if block:
-        return np.repeat(whole, block, axis=axis)[: values.shape[0], : values.shape[1]]
-    return np.broadcast_to(np.expand_dims(whole.reshape(-1), 1 - axis), values.shape)
+        return np.repeat(converted, block, axis=axis)[: values.shape[0], : values.shape[1]]
+    return np.broadcast_to(np.expand_dims(converted.reshape(-1), 1 - axis), values.shape)
 
 
-def in_blocks(values: np.ndarray, scales: np.ndarray, block: int) -> Matrix:
-    """Whole numbers (rows, columns) times scales (rows, blocks): in blocks, or float32 where they do not fit."""
+def to_blocks(values: np.ndarray, scales: np.ndarray, block: int) -> Matrix:
+    """Return integers (rows, columns) times scales (rows, blocks): in blocks if they fit int8, else as float32."""
     columns = values.shape[1]
-    small = BLOCK if block % BLOCK == 0 else block
+    block_elements = BLOCK_ELEMENTS if block % BLOCK_ELEMENTS == 0 else block
     if columns % block or values.min() < -128 or values.max() > 127:
         return values.astype(np.float32) * np.repeat(scales, block, axis=1)[:, :columns]
     return BlockTensor(
         np.ascontiguousarray(values, np.int8),
-        np.ascontiguousarray(np.repeat(scales, block // small, axis=1), np.float32),
+        np.ascontiguousarray(np.repeat(scales, block // block_elements, axis=1), np.float32),
         None,
-        small,
+        block_elements,
     )
 
 
-def _in_bits(graph: Graph, node: Node) -> Product:
-    """MatMulNBits: packed whole numbers with a scale, and perhaps a zero point, for each block of a row."""
-    columns, rows, block = (_whole(node, name) for name in ("K", "N", "block_size"))
-    bits = _whole(node, "bits", 4)
+def _read_matmul_n_bits(graph: Graph, node: Node) -> Product:
+    """Read a MatMulNBits: packed integers with a scale, and perhaps a zero point, for each block of a row."""
+    columns, rows, block = (_positive_integer(node, name) for name in ("K", "N", "block_size"))
+    bits = _positive_integer(node, "bits", 4)
     if bits not in (4, 8) or block < 16 or block & (block - 1):
         raise CompileError(
             f"{node.label} has {bits} bits and blocks of {block}; weft reads 4 and 8 bits, and blocks of a power of "
@@ -270,35 +270,36 @@ def _in_bits(graph: Graph, node: Node) -> Product:
         )
     count = -(-columns // block)
     weights = Weights(graph)
-    packed = _sized(node, weights, 1, rows * count * block * bits // 8)
-    scales = _sized(node, weights, 2, rows * count).astype(np.float32).reshape(rows, count)
-    values = _unpacked(packed, bits, (rows, count * block))[:, :columns]
+    packed = _constant_input(node, weights, 1, rows * count * block * bits // 8)
+    scales = _constant_input(node, weights, 2, rows * count).astype(np.float32).reshape(rows, count)
+    values = _unpack(packed, bits, (rows, count * block))[:, :columns]
+    # Without zero points, unsigned integers are centred.
     zeros: np.ndarray = np.full((rows, count), 1 << bits - 1)
     if node.input(3):
-        given = weights.value(node.input(3))
-        if given.dtype.kind == "f":
-            zeros = _sized(node, weights, 3, rows * count).reshape(rows, count)
+        zero_points = weights.value(node.input(3))
+        if zero_points.dtype.kind == "f":
+            zeros = _constant_input(node, weights, 3, rows * count).reshape(rows, count)
         else:
-            each = -(-count * bits // 8)
-            zeros = _unpacked(_sized(node, weights, 3, rows * each), bits, (rows, each * 8 // bits))[
-                :, :count
-            ]
+            row_bytes = -(-count * bits // 8)
+            zeros = _unpack(
+                _constant_input(node, weights, 3, rows * row_bytes), bits, (rows, row_bytes * 8 // bits)
+            )[:, :count]
     offsets = np.repeat(zeros, block, axis=1)[:, :columns]
     bias = None
     if node.input(5):
-        bias = _row(graph, node.input(5), rows)
+        bias = _constant_row(graph, node.input(5), rows)
         if bias is None:
             raise CompileError(f"{node.label} adds a bias that is no constant row of {rows:,} elements")
     if zeros.dtype.kind == "f" and not np.array_equal(zeros, np.rint(zeros)):
-        spread = np.repeat(scales, block, axis=1)[:, :columns]
-        weight: Matrix = (values.astype(np.float32) - offsets.astype(np.float32)) * spread
+        block_scales = np.repeat(scales, block, axis=1)[:, :columns]
+        weight: Matrix = (values.astype(np.float32) - offsets.astype(np.float32)) * block_scales
     else:
-        weight = in_blocks(values.astype(np.int32) - offsets.astype(np.int32), scales, block)
+        weight = to_blocks(values.astype(np.int32) - offsets.astype(np.int32), scales, block)
     return Product(node.inputs[0], node.outputs[0], (node,), weight, bias)
 
 
-def _whole(node: Node, name: str, default: int | None = None) -> int:
-    """An attribute that is a whole number above zero."""
+def _positive_integer(node: Node, name: str, default: int | None = None) -> int:
+    """Return an attribute, which must be an integer above zero."""
     value = node.attributes.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CompileError(
@@ -307,8 +308,8 @@ def _whole(node: Node, name: str, default: int | None = None) -> int:
     return value
 
 
-def _sized(node: Node, weights: Weights, index: int, size: int) -> np.ndarray:
-    """A constant input of so many elements, flat."""
+def _constant_input(node: Node, weights: Weights, index: int, size: int) -> np.ndarray:
+    """Return a constant input, which must have `size` elements, flattened."""
     name = node.input(index)
     if name not in weights._graph.fixed:
         raise CompileError(
@@ -322,45 +323,54 @@ def _sized(node: Node, weights: Weights, index: int, size: int) -> np.ndarray:
     return value
 
 
-def _unpacked(packed: np.ndarray, bits: int, shape: tuple[int, int]) -> np.ndarray:
-    """uint8 of numbers of 4 bits, the lower one of a byte in front, or of 8 bits."""
+def _unpack(packed: np.ndarray, bits: int, shape: tuple[int, int]) -> np.ndarray:
+    """Return numbers of 4 bits, the lower one of a byte first, or of 8 bits as uint8."""
     packed = packed.astype(np.uint8, copy=False)
     if bits == 4:
         packed = np.stack([packed & 15, packed >> 4], axis=-1)
     return packed.reshape(shape)
 
 
-def _dynamic(graph: Graph, node: Node) -> Product | None:
-    """DynamicQuantizeLinear, MatMulInteger, Cast, and a product with both scales."""
+def _read_dynamic(graph: Graph, node: Node) -> Product | None:
+    """Read DynamicQuantizeLinear, MatMulInteger, Cast, and the multiplication by both scales as one product."""
     maker = graph.makers.get(node.inputs[0])
     cast = graph.only_reader(node.outputs[0])
     if maker is None or maker.operator != "DynamicQuantizeLinear" or cast is None or cast.operator != "Cast":
         raise CompileError(
             f"{node.label} multiplies integers that DynamicQuantizeLinear did not make, or as integers"
         )
-    end = graph.only_reader(cast.outputs[0])
+    scaled = graph.only_reader(cast.outputs[0])
     scale = (
-        None if end is None or end.operator != "Mul" else next(n for n in end.inputs if n != cast.outputs[0])
+        None
+        if scaled is None or scaled.operator != "Mul"
+        else next(n for n in scaled.inputs if n != cast.outputs[0])
     )
-    both = graph.makers.get(scale or "")
-    if end is None or both is None or both.operator != "Mul" or maker.outputs[1] not in both.inputs:
+    scales_product = graph.makers.get(scale or "")
+    if (
+        scaled is None
+        or scales_product is None
+        or scales_product.operator != "Mul"
+        or maker.outputs[1] not in scales_product.inputs
+    ):
         raise CompileError(
             f"{node.label} must be followed by a product with the scales of both of its inputs"
         )
     weights = Weights(graph)
-    steps = weights.value(next(name for name in both.inputs if name != maker.outputs[1])).reshape(-1)
+    weight_scales = weights.value(
+        next(name for name in scales_product.inputs if name != maker.outputs[1])
+    ).reshape(-1)
     values = weights.value(node.inputs[1])
     zeros = weights.value(node.inputs[3]) if node.input(3) else np.zeros((), np.int8)
-    if values.ndim != 2 or steps.size not in (1, values.shape[1]):
+    if values.ndim != 2 or weight_scales.size not in (1, values.shape[1]):
         raise CompileError(
             f"{node.label} must multiply with a matrix that has one scale, or one for each column"
         )
-    centred = values.astype(np.int32) - _spread(zeros, values, 1, 0)
-    weight = _by_rows(centred.T, np.broadcast_to(steps, values.shape[1]))
-    return Product(maker.inputs[0], end.outputs[0], (node, maker, cast, both, end), weight)
+    centred = values.astype(np.int32) - _broadcast(zeros, values, 1, 0)
+    weight = _to_row_scales(centred.T, np.broadcast_to(weight_scales, values.shape[1]))
+    return Product(maker.inputs[0], scaled.outputs[0], (node, maker, cast, scales_product, scaled), weight)
 
 
-def inner_nodes(found: list[Product]) -> Iterator[int]:
-    """The indices of the nodes that products consist of."""
-    for product in found:
-        yield from (node.index for node in product.inside)
+def inner_nodes(matrices: list[Product]) -> Iterator[int]:
+    """Yield the indices of the nodes that products consist of."""
+    for product in matrices:
+        yield from (node.index for node in product.nodes)

@@ -1,7 +1,7 @@
-"""ONNX files as language models: decoders of the architectures ``llama`` and ``gpt2``, as exporters write them.
+"""Reader of ONNX files as language models: decoders of the architectures ``llama`` and ``gpt2``.
 
-What a graph computes is found by trying out its parts, not by their form: products with weights are recognised, and
-what is between them is computed for random numbers and held to what weft computes of the same.
+Exporters write decoders in many forms. The reader therefore recognises only products with weights, and runs the parts
+between them on random numbers. It accepts a part if the results equal those of weft.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ from weft.extras.language.compiler.model import (
     dense,
 )
 from weft.extras.language.onnx import feed_forward
-from weft.extras.language.onnx.attention import Attention, Found
+from weft.extras.language.onnx.attention import Attention, AttentionLayer
 from weft.extras.language.onnx.facts import Facts, read_facts
 from weft.extras.language.onnx.graph import Graph
-from weft.extras.language.onnx.norms import Norms, close
+from weft.extras.language.onnx.norms import Norms, is_close
 from weft.extras.language.onnx.products import Weights, products
 from weft.extras.language.onnx.structure import Finder, Half, Structure
 from weft.extras.language.onnx.texts import Texts
 from weft.extras.language.onnx.tokenizer_file import read_tokenizer
 from weft.hdl.schema import printable
 
-_SHOWN = 60
-"""Characters of a name."""
-_SHORTEST = 2
-"""Tokens of the longest text of a model at least: attention of a single token shows nothing."""
+_MAX_NAME_CHARACTERS = 60
+_MIN_CONTEXT = 2
+"""Minimum context length, because attention of a single token reveals nothing."""
 
 
 def read(source: str | os.PathLike[str]) -> LanguageModel:
     """Read a language model from an ONNX file, with ``tokenizer.json`` and configurations beside it.
 
-    Weights of float16 and bfloat16 become float32; whole numbers with scales stay whole numbers in
-    `weft.extras.language.compiler.model.BlockTensor`, and nothing of them is rounded.
+    Weights of float16 and bfloat16 become float32. Integers with scales stay integers in
+    `weft.extras.language.compiler.model.BlockTensor`, without rounding.
 
     Raises
     ------
     CompileError
-        If it is no ONNX file, or damaged; if its graph computes anything else than a decoder that weft knows, or the
-        vocabulary is missing or of another kind.
+        If the file is not ONNX or is damaged, if its graph is not a decoder that weft supports, or if the vocabulary is
+        missing or unsupported.
     """
     path = Path(source)
     facts = read_facts(path.parent)
@@ -61,8 +60,6 @@ def read(source: str | os.PathLike[str]) -> LanguageModel:
 
 
 class _Reader:
-    """Puts the model of one graph together."""
-
     def __init__(self, graph: Graph, structure: Structure, facts: Facts, path: Path) -> None:
         assert structure.head is not None
         self._graph, self._structure, self._facts, self._path = graph, structure, facts, path
@@ -80,12 +77,12 @@ class _Reader:
         attention = Attention(self._texts, context, self._facts.base)
         if attention.context < context:
             self._notes.append(
-                f"texts may have {attention.context:,} tokens, up to which attention was tried; the model was made "
+                f"texts may have {attention.context:,} tokens, as many as attention was tried with; the model was made "
                 f"for {context:,}"
             )
         norms = Norms(self._texts)
         blocks, layers = self._blocks(attention, norms)
-        output_norm, epsilon = norms.read(self._structure.stream, self._structure.normed)
+        output_norm, epsilon = norms.read(self._structure.stream, self._structure.normalised)
         self._epsilons.append(epsilon)
         self._check_logits()
         self._check_all()
@@ -93,7 +90,7 @@ class _Reader:
         architecture = self._architecture(rotary, table, (*blocks[0][:2], output_norm), blocks[0][2].gate)
         sizes = self._sizes(layers[0], attention.context, tokens)
         return LanguageModel(
-            name=printable(self._facts.name or self._path.stem, _SHOWN),
+            name=printable(self._facts.name or self._path.stem, _MAX_NAME_CHARACTERS),
             architecture=architecture,
             sizes=sizes,
             epsilon=self._epsilon(),
@@ -108,7 +105,7 @@ class _Reader:
             chat_template=self._facts.template,
         )
 
-    def _sizes(self, layer: Found, context: int, tokens: int) -> Sizes:
+    def _sizes(self, layer: AttentionLayer, context: int, tokens: int) -> Sizes:
         heads = layer.heads
         return Sizes(
             context=context,
@@ -124,7 +121,7 @@ class _Reader:
 
     def _blocks(
         self, attention: Attention, norms: Norms
-    ) -> tuple[list[tuple[Norm, Norm, Block]], list[Found]]:
+    ) -> tuple[list[tuple[Norm, Norm, Block]], list[AttentionLayer]]:
         halves = self._structure.halves
         if (
             not halves
@@ -138,109 +135,119 @@ class _Reader:
                 f"what is added to the stream is, one after the other: {kinds or 'nothing'}; weft expects attention "
                 "with past_key_values and a feed-forward network in turns"
             )
-        made: list[tuple[Norm, Norm, Block]] = []
-        layers: list[Found] = []
+        layer_parts: list[tuple[Norm, Norm, Block]] = []
+        layers: list[AttentionLayer] = []
         for first, second in zip(halves[::2], halves[1::2], strict=True):
-            found = attention.read(first)
-            if layers and (found.heads != layers[0].heads or second.last.inputs != halves[1].last.inputs):
+            layer = attention.read(first)
+            if layers and (layer.heads != layers[0].heads or second.last.inputs != halves[1].last.inputs):
                 raise CompileError(f"{second.last.node.label}: this layer has other sizes than the first one")
             attention_norm, feed_norm = self._norm(norms, first), self._norm(norms, second)
             gate, up = feed_forward.read(self._texts, second)
             for half in (first, second):
                 self._check_added(half.added, half.last.output)
             block = Block(
-                attention_norm, found.query, found.key, found.value, first.last.linear, feed_norm, gate, up,
+                attention_norm, layer.query, layer.key, layer.value, first.last.linear, feed_norm, gate, up,
                 second.last.linear,
             )  # fmt: skip
-            made.append((attention_norm, feed_norm, block))
-            layers.append(found)
-        return made, layers
+            layer_parts.append((attention_norm, feed_norm, block))
+            layers.append(layer)
+        return layer_parts, layers
 
     def _norm(self, norms: Norms, half: Half) -> Norm:
-        norm, epsilon = norms.read(half.stream, half.normed)
+        norm, epsilon = norms.read(half.stream, half.normalised)
         self._epsilons.append(epsilon)
         return norm
 
     def _epsilon(self) -> float:
-        least, most = min(self._epsilons), max(self._epsilons)
-        if most > least * 1.05:
-            raise CompileError(f"norms have epsilons from {least:g} to {most:g}; weft expects one for all")
+        smallest, largest = min(self._epsilons), max(self._epsilons)
+        if largest > smallest * 1.05:
+            raise CompileError(
+                f"norms have epsilons from {smallest:g} to {largest:g}; weft expects one for all"
+            )
         return self._epsilons[0]
 
     def _check_added(self, added: str, output: str) -> None:
-        """What is added to the stream must be the product itself, in any shape."""
+        """Raise unless the product itself, in any shape, is added to the stream."""
         random = np.random.default_rng(5)
-        given = random.normal(0, 1, (3, self._structure.ends[output])).astype(np.float32)
+        values = random.normal(0, 1, (3, self._structure.ends[output])).astype(np.float32)
         if added == output:
             return
-        (found,) = self._texts.values([added], {output: given}, 3)
-        if not close(found, given):
+        (result,) = self._texts.values([added], {output: values}, 3)
+        if not is_close(result, values):
             raise CompileError(
                 f"{self._graph.makers[added].label} changes what is added to the stream; weft expects it as it is"
             )
 
     def _check_logits(self) -> None:
         logits = [name for name in self._graph.network.outputs if name not in self._structure.presents]
-        given = np.random.default_rng(6).normal(0, 1, (3, self._head.outputs)).astype(np.float32)
+        values = np.random.default_rng(6).normal(0, 1, (3, self._head.outputs)).astype(np.float32)
         for name in logits:
             if name == self._head.output:
                 continue
-            (found,) = self._texts.values([name], {self._head.output: given}, 3)
-            if not close(found, given):
+            (result,) = self._texts.values([name], {self._head.output: values}, 3)
+            if not is_close(result, values):
                 raise CompileError(
                     f"{self._graph.makers[name].label} changes logits, or leaves some out; weft expects those of "
                     "every token as the last product makes them"
                 )
 
     def _check_all(self) -> None:
-        """Every node must be one that was tried out, or have a place in the structure."""
+        """Raise for nodes that were neither run nor have a place in the structure."""
         structure, trials, graph = self._structure, self._texts.trials, self._graph
         products = [self._head, *(part for half in structure.halves for part in (*half.first, half.last))]
-        known = {node.index for product in products for node in product.inside} | trials.seen
-        known |= {node.index for node in trials.needed([structure.embedded, structure.positions], ())}
+        tried_nodes = {node.index for product in products for node in product.nodes} | trials.used_nodes
+        tried_nodes |= {node.index for node in trials.needed([structure.embedded, structure.positions], ())}
         for node in graph.network.nodes:
-            placed = any(graph.origin(name) in structure.ends or name in graph.fixed for name in node.outputs)
-            if node.index not in known and not placed:
+            in_structure = any(
+                graph.origin(name) in structure.ends or name in graph.fixed for name in node.outputs
+            )
+            if node.index not in tried_nodes and not in_structure:
                 raise CompileError(f"{node.label} belongs to no part of a decoder that weft knows")
 
     def _embedding(self, tokens: int) -> Matrix:
-        """Vectors of all tokens."""
+        """Return the embeddings of all tokens."""
         structure = self._structure
         table = structure.lookup.inputs[0]
         if structure.lookup.outputs[0] == structure.embedded and not structure.lookup.domain:
-            found = Weights(self._graph).matrix(table, turned=False)
-            if found is not None:
-                return self._checked_embedding(found, tokens)
+            matrix = Weights(self._graph).matrix(table, transposed=False)
+            if matrix is not None:
+                return self._check_embedding(matrix, tokens)
         numbers = np.arange(tokens)
         (values,) = self._texts.trials.values(
-            [structure.embedded], {structure.tokens: self._numbers(numbers)}
+            [structure.embedded], {structure.tokens: self._token_input(numbers)}
         )
-        return self._checked_embedding(values.reshape(tokens, -1).astype(np.float32), tokens)
+        return self._check_embedding(values.reshape(tokens, -1).astype(np.float32), tokens)
 
-    def _numbers(self, numbers: np.ndarray) -> np.ndarray:
-        known = self._graph.network.type_of(self._structure.tokens)
-        rank = len(known.shape or (None, None)) if known else 2
-        return numbers.astype(known.dtype if known else "int64").reshape((1,) * (rank - 1) + (-1,))
+    def _token_input(self, numbers: np.ndarray) -> np.ndarray:
+        type_of_tokens = self._graph.network.type_of(self._structure.tokens)
+        rank = len(type_of_tokens.shape or (None, None)) if type_of_tokens else 2
+        return numbers.astype(type_of_tokens.dtype if type_of_tokens else "int64").reshape(
+            (1,) * (rank - 1) + (-1,)
+        )
 
-    def _checked_embedding(self, found: Matrix, tokens: int) -> Matrix:
-        if found.shape[0] < tokens or found.shape[1] != self._head.inputs:
+    def _check_embedding(self, matrix: Matrix, tokens: int) -> Matrix:
+        if matrix.shape[0] < tokens or matrix.shape[1] != self._head.inputs:
             raise CompileError(
-                f"{self._structure.lookup.label} looks up rows of a {found.shape[0]}x{found.shape[1]} matrix; logits "
+                f"{self._structure.lookup.label} looks up rows of a {matrix.shape[0]}x{matrix.shape[1]} matrix; logits "
                 f"are of {tokens:,} tokens, and the stream has {self._head.inputs:,} elements"
             )
-        return found if isinstance(found, BlockTensor) and found.shape[0] == tokens else dense(found)[:tokens]
+        return (
+            matrix
+            if isinstance(matrix, BlockTensor) and matrix.shape[0] == tokens
+            else dense(matrix)[:tokens]
+        )
 
     def _positions(self) -> np.ndarray | None:
-        """Rows that are added to tokens by their positions."""
+        """Return the position embeddings, or None."""
         name = self._structure.positions
         if not name:
             return None
         node = self._graph.makers[self._graph.origin(name)]
         table = Weights(self._graph).value(node.inputs[0])
         for tokens, before in ((3, 0), (2, 3)):
-            (found,) = self._texts.values([name], {}, tokens, before)
+            (rows,) = self._texts.values([name], {}, tokens, before)
             if table.ndim != 2 or not np.array_equal(
-                found.reshape(tokens, -1), table[before : before + tokens]
+                rows.reshape(tokens, -1), table[before : before + tokens]
             ):
                 raise CompileError(
                     f"{node.label} looks up other rows than those of the tokens' positions, which weft expects"
@@ -248,12 +255,12 @@ class _Reader:
         return table.astype(np.float32)
 
     def _context(self, table: np.ndarray | None) -> int:
-        """Most tokens of a text: what the graph has tables for, and files say."""
+        """Return the context length: the minimum of the graph's tables and the files' facts."""
         sizes = [] if table is None else [len(table)]
         for node in self._graph.network.nodes:
-            place = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}.get(node.operator)
-            if node.domain and place is not None and node.input(place) in self._graph.fixed:
-                sizes.append(len(Weights(self._graph).value(node.input(place))))
+            table_input = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}.get(node.operator)
+            if node.domain and table_input is not None and node.input(table_input) in self._graph.fixed:
+                sizes.append(len(Weights(self._graph).value(node.input(table_input))))
         if self._facts.context is not None:
             sizes.append(self._facts.context)
         if not sizes:
@@ -267,10 +274,10 @@ class _Reader:
                 "supported"
             )
             sizes.append(self._facts.window)
-        if min(sizes) < _SHORTEST:
+        if min(sizes) < _MIN_CONTEXT:
             raise CompileError(
                 f"texts of the model have {min(sizes)} token at most, by its configuration or the tables of its graph; "
-                f"weft tries attention with {_SHORTEST} tokens or more: give the model's own max_position_embeddings"
+                f"weft tries attention with {_MIN_CONTEXT} tokens or more: give the model's own max_position_embeddings"
             )
         return min(sizes)
 
@@ -290,7 +297,7 @@ class _Reader:
         )
 
     def _output(self, embedding: Matrix) -> Linear:
-        """The head; its weight is the embeddings of tokens themselves if they are the same."""
+        """Return the output layer, which shares the token embedding if the weights are equal."""
         weight = self._head.weight
         if weight.shape == embedding.shape and np.array_equal(dense(weight), dense(embedding)):
             return Linear(embedding, self._head.bias)

@@ -1,7 +1,8 @@
-"""How the products of a graph hang together: a stream that halves of layers add to, one after the other.
+"""Structure of a decoder's graph: a residual stream to which halves of layers add, one after the other.
 
-Of every value that depends on tokens it is known which products, streams and pasts of the cache it is made of. A
-product with inputs of the stream alone is the first of a half; the one whose result is added to the stream is its last.
+For every value that depends on tokens, the products, streams and cache inputs that it depends on are known. A product
+whose input depends only on the stream is the first of a half. The product whose result is added to the stream is the
+half's last.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from weft.extras.language.onnx.graph import ALIASES, SHAPES, Graph
 from weft.extras.language.onnx.products import Product
 
 _LOOKUPS = ("Gather", "GatherBlockQuantized")
-_TOKENS = ("Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Flatten")
-"""Operators in front of the look-up of tokens that leave them as they are."""
+_TOKEN_OPERATORS = ("Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Flatten")
+"""Operators that leave token numbers unchanged before the embedding lookup."""
 
 
 @dataclass(eq=False)
 class Half:
-    """What is added to the stream at once: attention, or a feed-forward network.
+    """Half of a layer, which adds once to the stream: attention, or a feed-forward network.
 
     Attributes
     ----------
     stream : str
-        The value that it reads.
-    normed : str
-        What its first products read.
+        Stream that it reads.
+    normalised : str
+        Input of its first products.
     first : tuple of Product
     last : Product
     added : str
-        What is added to the stream.
+        Value that is added to the stream.
     pasts : tuple of str
-        Inputs of the graph, keys and values of tokens before; empty in a feed-forward network.
+        Inputs of the graph with past keys and values; empty in a feed-forward network.
     """
 
     stream: str
-    normed: str
+    normalised: str
     first: tuple[Product, ...]
     last: Product
     added: str
@@ -47,26 +48,26 @@ class Half:
 
 @dataclass(eq=False)
 class Structure:
-    """The whole of a decoder.
+    """Structure of a whole decoder.
 
     Attributes
     ----------
     tokens : str
-        The input with numbers of tokens.
+        Input with token numbers.
     lookup : Node
-        Where they become vectors, `embedded`.
+        Lookup of the embeddings, `embedded`.
     positions : str
-        What is added to these in front of the first half; "" if nothing is.
+        Value that is added to the embeddings before the first half; "" if there is none.
     halves : list of Half
     stream : str
-        What is left behind the last half.
-    normed : str
-        The same as the head reads it.
+        Stream after the last half.
+    normalised : str
+        Input of the head.
     head : Product
     presents : dict of str to frozenset
-        Other outputs, with what they are made of.
+        Outputs other than logits, with the values that they depend on.
     ends : dict of str to int
-        Streams and results of products, and how many elements their rows have.
+        Streams and results of products, with the number of elements of their rows.
     """
 
     tokens: str
@@ -75,14 +76,14 @@ class Structure:
     positions: str = ""
     halves: list[Half] = field(default_factory=list)
     stream: str = ""
-    normed: str = ""
+    normalised: str = ""
     head: Product | None = None
     presents: dict[str, frozenset[str]] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
 
 
 class Finder:
-    """Follows values from the tokens to the logits.
+    """Search for the structure of a graph, from the tokens to the logits.
 
     Parameters
     ----------
@@ -93,176 +94,177 @@ class Finder:
     def __init__(self, graph: Graph, products: list[Product]) -> None:
         self._graph = graph
         self._products = {product.output: product for product in products}
-        self._inside = {node.index: product for product in products for node in product.inside}
-        self._made_of: dict[str, frozenset[str]] = {}
+        self._product_of_node = {node.index: product for product in products for node in product.nodes}
+        self._origins: dict[str, frozenset[str]] = {}
         self._stream = ""
-        self._sums: dict[str, tuple[str, str]] = {}  # what streams are the sum of
+        self._sums: dict[str, tuple[str, str]] = {}  # operands of each stream's addition
         self._sources: dict[str, Product] = {}
         network = graph.network
         self._pasts = [
             name for name in network.inputs
             if (known := network.type_of(name)) is not None and known.dtype == "float32" and len(known.shape or ()) == 4
         ]  # fmt: skip
-        self._made_of.update({name: frozenset({name}) for name in self._pasts})
+        self._origins.update({name: frozenset({name}) for name in self._pasts})
 
     def structure(self) -> Structure:
-        """The structure of the graph.
+        """Return the structure of the graph.
 
         Raises
         ------
         CompileError
-            If it is none of a decoder: the sentence names the node that does not fit.
+            If it is not that of a decoder; the message names the node that does not fit.
         """
         if not self._pasts:
             raise CompileError(
                 "the graph has no inputs with keys and values of tokens before: export the model with past_key_values"
             )
-        found = self._lookup()
-        self._follow(found)
-        return self._assembled(found)
+        structure = self._find_lookup()
+        self._follow(structure)
+        return self._assemble(structure)
 
-    def _lookup(self) -> Structure:
-        """The first look-up of rows by the tokens."""
+    def _find_lookup(self) -> Structure:
+        """Return a structure with the first lookup of rows by tokens."""
         network = self._graph.network
-        whole = [
+        integer_inputs = [
             name
             for name in network.inputs
             if (known := network.type_of(name)) and known.dtype in ("int64", "int32")
         ]
-        tokens = {name: name for name in whole}
+        tokens = {name: name for name in integer_inputs}
         for node in network.nodes:
-            if not node.domain and node.operator in _TOKENS and node.inputs[0] in tokens:
+            if not node.domain and node.operator in _TOKEN_OPERATORS and node.inputs[0] in tokens:
                 tokens[node.outputs[0]] = tokens[node.inputs[0]]
             if node.operator in _LOOKUPS and node.input(1) in tokens and node.inputs[0] in self._graph.fixed:
                 name = tokens[node.inputs[1]]
                 if "position" not in name and "mask" not in name:
-                    made = node.outputs[0]
-                    after = self._graph.only_reader(made)
-                    if after is not None and after.operator == "DequantizeLinear":
-                        made = after.outputs[0]
-                    return Structure(name, node, made)
+                    embedding = node.outputs[0]
+                    dequantise = self._graph.only_reader(embedding)
+                    if dequantise is not None and dequantise.operator == "DequantizeLinear":
+                        embedding = dequantise.outputs[0]
+                    return Structure(name, node, embedding)
         raise CompileError(
             "the graph has no Gather that makes vectors of tokens, an input of integers: it is no decoder of text, or "
             "takes embeddings as its input"
         )
 
-    def _follow(self, found: Structure) -> None:
-        """What every value is made of."""
-        self._begin(found)
+    def _follow(self, structure: Structure) -> None:
+        """Determine what every value depends on."""
+        self._find_first_stream(structure)
         for node in self._graph.network.nodes:
-            if self._stream in node.outputs or found.embedded in node.outputs:
+            if self._stream in node.outputs or structure.embedded in node.outputs:
                 continue
-            product = self._inside.get(node.index)
+            product = self._product_of_node.get(node.index)
             if product is not None:
                 if product.output in node.outputs:
-                    self._multiplied(product)
+                    self._record_product(product)
                 continue
+            # A value's shape does not depend on its elements.
             reads = () if not node.domain and node.operator in SHAPES else node.reads
-            made_of = frozenset().union(*(self._made_of.get(name, frozenset()) for name in reads))
-            if not made_of:
+            origins = frozenset().union(*(self._origins.get(name, frozenset()) for name in reads))
+            if not origins:
                 continue
-            if self._adds(node):
+            if self._extend_stream(node):
                 continue
             for name in node.outputs:
-                self._made_of[name] = made_of
+                self._origins[name] = origins
 
-    def _begin(self, found: Structure) -> None:
-        """The stream in front of the first half: vectors of tokens, scaled or with positions added."""
+    def _find_first_stream(self, structure: Structure) -> None:
+        """Find the stream before the first half: embeddings, scaled or with positions added."""
         graph = self._graph
-        raw = found.lookup.outputs[0]
-        while not found.positions:
-            readers = [node for node in graph.readers(found.embedded) if node.operator not in SHAPES]
+        raw = structure.lookup.outputs[0]
+        while not structure.positions:
+            readers = [node for node in graph.readers(structure.embedded) if node.operator not in SHAPES]
             if len(readers) != 1 or readers[0].domain:
                 break
             node = readers[0]
-            (other,) = [name for name in node.inputs if name != found.embedded][:1] or ("",)
+            (other,) = [name for name in node.inputs if name != structure.embedded][:1] or ("",)
             if node.operator in ALIASES or (node.operator == "Mul" and other in graph.fixed):
-                found.embedded = node.outputs[0]
-            elif node.operator == "Add" and self._placed(other):
-                found.positions, self._stream = other, node.outputs[0]
+                structure.embedded = node.outputs[0]
+            elif node.operator == "Add" and self._is_position_lookup(other):
+                structure.positions, self._stream = other, node.outputs[0]
             else:
                 break
-        self._stream = self._stream or found.embedded
-        self._made_of.update({name: frozenset({name}) for name in (raw, found.embedded, self._stream)})
-        found.stream = self._stream
+        self._stream = self._stream or structure.embedded
+        self._origins.update({name: frozenset({name}) for name in (raw, structure.embedded, self._stream)})
+        structure.stream = self._stream
 
-    def _placed(self, name: str) -> bool:
-        """Whether a value is rows of a constant table by their positions."""
+    def _is_position_lookup(self, name: str) -> bool:
+        """Return whether a value is rows of a constant table."""
         node = self._graph.makers.get(self._graph.origin(name))
         return node is not None and node.operator in _LOOKUPS and node.inputs[0] in self._graph.fixed
 
-    def _multiplied(self, product: Product) -> None:
-        made_of = self._made_of.get(product.source, frozenset())
-        if not made_of:
+    def _record_product(self, product: Product) -> None:
+        origins = self._origins.get(product.source, frozenset())
+        if not origins:
             raise CompileError(
                 f"{product.node.label} multiplies with weights what does not depend on the tokens"
             )
         self._sources[product.output] = product
-        self._made_of[product.output] = frozenset({product.output})
+        self._origins[product.output] = frozenset({product.output})
 
-    def _adds(self, node: Node) -> bool:
-        """Whether a node adds the result of a product to the stream, which goes on with that."""
+    def _extend_stream(self, node: Node) -> bool:
+        """Return whether a node adds a product's result to the stream; if so, its output is the new stream."""
         if node.domain or node.operator != "Add":
             return False
-        for mine, other in (node.inputs, node.inputs[::-1]):
-            ends = self._made_of.get(other, frozenset())
+        for stream_input, other in (node.inputs, node.inputs[::-1]):
+            ends = self._origins.get(other, frozenset())
             if (
-                self._graph.origin(mine) == self._graph.origin(self._stream)
+                self._graph.origin(stream_input) == self._graph.origin(self._stream)
                 and len(ends) == 1
                 and next(iter(ends)) in self._products
             ):
                 self._sums[node.outputs[0]] = (self._stream, other)
                 self._stream = node.outputs[0]
-                self._made_of[self._stream] = frozenset({self._stream})
+                self._origins[self._stream] = frozenset({self._stream})
                 return True
         return False
 
-    def _assembled(self, found: Structure) -> Structure:
-        streams = [found.stream, *self._sums]
+    def _assemble(self, structure: Structure) -> Structure:
+        streams = [structure.stream, *self._sums]
         for before, after in itertools.pairwise(streams):
-            found.halves.append(self._half(before, after))
-        found.stream = streams[-1]
-        last = self._reading(found.stream)
+            structure.halves.append(self._read_half(before, after))
+        structure.stream = streams[-1]
+        last = self._products_reading(structure.stream)
         if len(last) != 1:
-            what = "no product reads" if not last else f"{len(last)} products read"
+            reason = "no product reads" if not last else f"{len(last)} products read"
             raise CompileError(
-                f"{what} the last sum {found.stream!r} of the graph; weft expects one, which makes logits"
+                f"{reason} the last sum {structure.stream!r} of the graph; weft expects one, which makes logits"
                 + (f": {last[1].node.label} is too much" if last else "")
             )
-        found.head, found.normed = last[0], last[0].source
-        used = {product.output for half in found.halves for product in (*half.first, half.last)} | {
-            found.head.output
-        }
+        structure.head, structure.normalised = last[0], last[0].source
+        known_outputs = {
+            product.output for half in structure.halves for product in (*half.first, half.last)
+        } | {structure.head.output}
         for product in self._products.values():
-            if product.output not in used:
+            if product.output not in known_outputs:
                 raise CompileError(
                     f"{product.node.label} is a product that belongs to no layer; weft expects products of queries, "
                     "keys and values, of attention's output, and of a feed-forward network"
                 )
-        self._outputs(found)
+        self._record_outputs(structure)
         for product in self._products.values():
-            found.ends[product.output] = product.outputs
-        found.ends.update(dict.fromkeys((*streams, found.embedded), found.head.inputs))
-        return found
+            structure.ends[product.output] = product.outputs
+        structure.ends.update(dict.fromkeys((*streams, structure.embedded), structure.head.inputs))
+        return structure
 
-    def _reading(self, stream: str) -> list[Product]:
-        """The products that read a stream and nothing else."""
-        return [p for p in self._sources.values() if self._made_of[p.source] == {stream}]
+    def _products_reading(self, stream: str) -> list[Product]:
+        """Return the products whose input depends only on this stream."""
+        return [p for p in self._sources.values() if self._origins[p.source] == {stream}]
 
-    def _half(self, before: str, after: str) -> Half:
+    def _read_half(self, before: str, after: str) -> Half:
         stream, added = self._sums[after]
         assert stream == before
-        (end,) = self._made_of[added]
-        last, first = self._products[end], self._reading(before)
-        ends = self._made_of[last.source]
-        named = {product.output for product in first}
-        pasts = tuple(sorted(ends - named))
-        if not first or not named <= ends or any(name not in self._pasts for name in pasts):
-            strange = sorted({*ends, *named} - (ends & named) - set(self._pasts))
+        (end,) = self._origins[added]
+        last, first = self._products[end], self._products_reading(before)
+        ends = self._origins[last.source]
+        first_outputs = {product.output for product in first}
+        pasts = tuple(sorted(ends - first_outputs))
+        if not first or not first_outputs <= ends or any(name not in self._pasts for name in pasts):
+            unexpected = sorted({*ends, *first_outputs} - (ends & first_outputs) - set(self._pasts))
             raise CompileError(
                 f"{last.node.label} is added to the stream {before!r}, but is not made of the products that read this "
-                f"stream alone: {', '.join(map(repr, strange)) or 'there are none'}; weft expects attention and "
-                "feed-forward networks one behind the other"
+                f"stream alone: {', '.join(map(repr, unexpected)) or 'there are none'}; weft expects attention and "
+                "feed-forward networks one after the other"
             )
         sources = dict.fromkeys(product.source for product in first)
         if len(sources) > 1:
@@ -272,15 +274,15 @@ class Finder:
             )
         return Half(before, first[0].source, tuple(first), last, added, pasts)
 
-    def _outputs(self, found: Structure) -> None:
-        assert found.head is not None
+    def _record_outputs(self, structure: Structure) -> None:
+        assert structure.head is not None
         for name in self._graph.network.outputs:
-            made_of = self._made_of.get(name, frozenset())
-            if made_of == {found.head.output}:
+            origins = self._origins.get(name, frozenset())
+            if origins == {structure.head.output}:
                 continue
-            if not made_of & set(self._pasts):
+            if not origins & set(self._pasts):
                 raise CompileError(
                     f"output {name!r} is neither logits nor keys or values of tokens so far; export the model "
                     "without it"
                 )
-            found.presents[name] = made_of
+            structure.presents[name] = origins

@@ -1,1 +1,1 @@
-"""Language models on a device: decoding, batches, sampling and texts."""
+"""Execution of language models: batching, sampling, page management and devices."""

@@ -1,15 +1,16 @@
-"""Continuous batching: texts join and leave between steps, and each step computes tokens of several of them.
+"""Continuous batching of texts on one decoder.
 
-The texts that run have one token each in a step; what rows are left are for tokens of prompts, several of one text
-side by side. Texts that there are no rows or no pages for wait, in the order in which they came. A text that needs a
-page when there is none takes those of the one that came last, which waits then, and is computed again from its tokens
-later. So a text never ends because of others: it ends for want of pages only where it would end by itself.
+Texts join and leave between steps, and each step computes tokens of several texts. Every running text has one row of
+the step; spare rows compute further prompt tokens. Texts wait in order of arrival while rows or pages are missing. A
+running text that needs a page when none is free takes the pages of the youngest text. That text is preempted: it waits,
+and is recomputed from its tokens later. Other texts therefore never end a text; lack of pages ends it only if it would
+not fit alone.
 
-Prompts are computed many tokens together where what computes has a way for it: from one multiple of so many tokens to
-the next, and up to the last token, whose logits are wanted. Such steps take turns with those of the other texts.
+If the backend has a prompt program, it computes prompts in aligned groups of tokens, up to the token before the last.
+The last token takes a normal step, which returns its logits. Prompt steps alternate with steps for the other texts.
 
-A text begins with the pages of another one whose tokens it shares. What it shares and does not fill up itself is copied
-before it writes there.
+A text starts with the pages of another text that has the same first tokens (prefix caching). A shared page that is not
+full is copied before the text writes to it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from weft.extras.language.run.pages import ROOT, PagePool
 
 
 class End(enum.Enum):
-    """Why a text ended, in words."""
+    """Reason for the end of a text; the value is its description."""
 
     MODEL = "the model ended the text"
-    STOP = "the text came to a stop sequence"
-    TOKENS = "as many tokens as were asked for"
-    CONTEXT = "the context is full"
-    CACHE = "all pages of keys and values are full"
-    CANCELLED = "it was cancelled"
+    STOP = "stop sequence reached"
+    TOKENS = "token limit reached"
+    CONTEXT = "context full"
+    CACHE = "all pages of keys and values full"
+    CANCELLED = "cancelled"
 
 
-class Steps(Protocol):
-    """What computes: `weft.extras.language.run.decoder_run.DecoderRun`, or several of them."""
+class DecoderBackend(Protocol):
+    """Interface of `weft.extras.language.run.decoder_run.DecoderRun`, and of several devices in step."""
 
     def step(self, rows: Sequence[Row]) -> None: ...
 
@@ -52,98 +53,100 @@ class Steps(Protocol):
 
 @dataclass(eq=False)
 class Request:
-    """A text that goes on.
+    """Text to continue.
 
     Parameters
     ----------
     tokens : list of int
-        The prompt, one token at least; what follows is appended.
-    most : int
-        Tokens that follow at most.
+        The prompt, at least one token; generated tokens are appended.
+    max_tokens : int
+        Maximum number of generated tokens.
     choose : callable
-        Gives the next token for logits, float64 (vocabulary,).
+        Chooses the next token from logits, float64 (vocabulary,).
     ends : collection of int
         Tokens that end the text.
-    every : bool
-        Keep the logits behind every token in `logits`.
+    keep_logits : bool
+        Whether to store the logits after every token in `logits`.
 
     Attributes
     ----------
     reason : End or None
-        Why it has ended; None while it has not.
+        None until the text has ended.
     computed : int
-        Tokens whose keys and values are in pages.
-    set_back : int
-        How often it had to wait again, as others needed its pages.
+        Number of tokens whose keys and values are in pages.
+    preemptions : int
+        Number of times that the text lost its pages to older texts.
     """
 
     tokens: list[int]
-    most: int
+    max_tokens: int
     choose: Callable[[np.ndarray], int]
     ends: Collection[int] = ()
-    every: bool = False
+    keep_logits: bool = False
     reason: End | None = None
     logits: list[np.ndarray] = field(default_factory=list)
     computed: int = 0
-    set_back: int = 0
+    preemptions: int = 0
     pages: list[int] = field(default_factory=list)
-    given: int = 0
-    _place: int = ROOT
+    prompt_length: int = 0
+    _index_node: int = ROOT
     _published: int = 0
 
     def __post_init__(self) -> None:
-        self.given = len(self.tokens)
+        self.prompt_length = len(self.tokens)
 
     @property
-    def made(self) -> list[int]:
-        """The tokens behind the prompt."""
-        return self.tokens[self.given :]
+    def generated_tokens(self) -> list[int]:
+        """Tokens after the prompt."""
+        return self.tokens[self.prompt_length :]
 
 
 class Batch:
-    """Texts on one decoder.
+    """Scheduler of texts on one decoder.
 
     Parameters
     ----------
-    steps : Steps
+    backend : DecoderBackend
     rows : int
-        Tokens of a step at most, and texts that run at once.
+        Maximum number of tokens in a step, and of running texts.
     page : int
         Tokens of a page.
     pages : int
-        Pages that there are.
+        Number of pages.
     context : int
-        Tokens of a text at most.
+        Maximum number of tokens of a text.
     prompt_rows : int
-        Tokens of a prompt that are computed together, a divisor of `page`; 0 if there is no way for it.
-    prompt_least : callable
-        Tells from how many on that is worth it; asked when there is a prompt of more than one.
+        Tokens of a prompt that `DecoderBackend.prompt` computes together, a divisor of `page`; 0 if the backend cannot.
+    min_prompt_tokens : callable
+        Returns the number of tokens from which `DecoderBackend.prompt` pays off. Called for prompts of two or more
+        tokens.
     """
 
     def __init__(
         self,
-        steps: Steps,
+        backend: DecoderBackend,
         *,
         rows: int,
         page: int,
         pages: int,
         context: int,
         prompt_rows: int = 0,
-        prompt_least: Callable[[], int] = lambda: 2,
+        min_prompt_tokens: Callable[[], int] = lambda: 2,
     ) -> None:
-        self._steps, self._rows, self._page, self._context = steps, rows, page, context
-        self._prompt_rows, self._prompt_least, self._prompted = prompt_rows, prompt_least, False
+        self._backend, self._rows, self._page, self._context = backend, rows, page, context
+        self._prompt_rows, self._min_prompt_tokens = prompt_rows, min_prompt_tokens
+        self._last_was_prompt = False
         self.pool = PagePool(pages)
         self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []  # the one that came first in front
+        self._running: list[Request] = []  # the oldest text first
 
     def add(self, request: Request) -> None:
-        """Have a text go on; its tokens are within the context."""
-        assert 0 < request.given <= self._context
+        """Queue a text whose tokens fit the context."""
+        assert 0 < request.prompt_length <= self._context
         self._waiting.append(request)
 
     def cancel(self, request: Request, reason: End = End.CANCELLED) -> None:
-        """End a text now, if it has not ended."""
+        """End a text now, unless it has ended."""
         if request.reason is None:
             if request in self._waiting:
                 self._waiting.remove(request)
@@ -151,32 +154,32 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether there are texts that have not ended."""
+        """Whether some text has not ended."""
         return bool(self._waiting or self._running)
 
     def step(self) -> list[Request]:
-        """Compute some tokens; returns the texts that have got another token, or have ended."""
+        """Compute one step and return the texts that gained a token or ended."""
         self._admit()
-        prompts = [request for request in self._running if self._worth(request)]
-        others = [request for request in self._running if request not in prompts]
-        if prompts and not (self._prompted and others):
-            self._prompted = True
+        # Prompt steps alternate with row steps, so that a long prompt does not stall the other texts.
+        prompts = [request for request in self._running if self._uses_prompt_program(request)]
+        running = [request for request in self._running if request not in prompts]
+        if prompts and not (self._last_was_prompt and running):
+            self._last_was_prompt = True
             return self._step_prompt(prompts[0])
-        self._prompted = False
-        return self._step_rows(others)
+        self._last_was_prompt = False
+        return self._step_rows(running)
 
     def _step_prompt(self, request: Request) -> list[Request]:
-        """Compute tokens of a prompt together."""
-        start, end = self._prompt_part(request)
-        if not self._roomy(request, start):
+        start, end = self._next_prompt_range(request)
+        if not self._secure_page(request, start):
             return [request] if request.reason is not None else []
-        self._steps.prompt([Row(request.tokens[at], at, request.pages) for at in range(start, end)])
+        self._backend.prompt([Row(request.tokens[at], at, request.pages) for at in range(start, end)])
         request.computed = end
         self._publish(request)
         return []
 
     def _step_rows(self, running: Sequence[Request]) -> list[Request]:
-        """Compute a token of each of some texts, and more of their prompts."""
+        """Compute a token of each text, and further prompt tokens in spare rows."""
         counts, ended = self._plan(running)
         rows = [
             Row(request.tokens[at], at, request.pages)
@@ -184,182 +187,186 @@ class Batch:
             for at in range(request.computed, request.computed + count)
         ]
         if rows:
-            self._steps.step(rows)
-        row, changed = 0, ended
+            self._backend.step(rows)
+        row, updated = 0, ended
         for request, count in counts.items():
-            self._take(request, row, count)
+            self._record_computed(request, row, count)
             row += count
             if request.computed == len(request.tokens):
-                self._go_on(request, row - 1)
-                changed.append(request)
+                self._append_token(request, row - 1)
+                updated.append(request)
             self._publish(request)
             if request.reason is not None:
                 self._end(request, request.reason)
-        return changed
-
-    # --- who runs
+        return updated
 
     def _admit(self) -> None:
-        """Let texts run that wait, as long as there are rows, and pages for their tokens."""
+        """Start waiting texts while rows, and pages for their tokens, are left."""
         while self._waiting and len(self._running) < self._rows:
             request = self._waiting[0]
-            self._share(request)
+            self._reuse_pages(request)
             missing = ceil_div(len(request.tokens), self._page) - request.computed // self._page
+            # With no text running it starts anyway: it ends by itself if it does not fit alone.
             if missing > self.pool.free and self._running:
-                self._forget(request)
+                self._release_pages(request)
                 return
             self._running.append(self._waiting.popleft())
 
-    def _prompt_part(self, request: Request) -> tuple[int, int]:
-        """The tokens that may be computed together next, from the last multiple on: some may be there already."""
+    def _next_prompt_range(self, request: Request) -> tuple[int, int]:
+        """Return the token range of the next prompt step, from an aligned start; its first tokens may be computed
+        already.
+        """
         start = request.computed // self._prompt_rows * self._prompt_rows
         return start, min(start + self._prompt_rows, len(request.tokens) - 1)
 
-    def _worth(self, request: Request) -> bool:
-        """Whether tokens of a prompt are to be computed together."""
-        if not self._prompt_rows or request.every:
+    def _uses_prompt_program(self, request: Request) -> bool:
+        """Return whether the next step of a text computes prompt tokens together."""
+        if not self._prompt_rows or request.keep_logits:
             return False
-        count = self._prompt_part(request)[1] - request.computed
-        return count > 1 and count >= self._prompt_least()
+        count = self._next_prompt_range(request)[1] - request.computed
+        return count > 1 and count >= self._min_prompt_tokens()
 
     def _plan(self, running: Sequence[Request]) -> tuple[dict[Request, int], list[Request]]:
-        """How many tokens of each text are next, and texts that end for want of pages."""
+        """Return the number of tokens to compute for each text, and the texts that ended for lack of pages."""
         counts: dict[Request, int] = {}
         ended = []
         for request in running:
             if request in self._running:
-                if self._roomy(request, request.computed):
+                if self._secure_page(request, request.computed):
                     counts[request] = 1
                 elif request.reason is not None:
                     ended.append(request)
-        left = self._rows - len(counts)
+        # Older texts get spare rows first.
+        spare_rows = self._rows - len(counts)
         for request, count in counts.items():
-            while left and request.computed + count < len(request.tokens):
-                if not self._room(request, request.computed + count):
+            while spare_rows and request.computed + count < len(request.tokens):
+                if not self._get_writable_page(request, request.computed + count):
                     break
-                count, left = count + 1, left - 1
+                count, spare_rows = count + 1, spare_rows - 1
             counts[request] = count
         return counts, ended
 
-    def _roomy(self, request: Request, position: int) -> bool:
-        """Have a page for a token, if need be that of a text that came later; False if the text waits, or has ended for
-        want of pages."""
-        while not self._room(request, position):
+    def _secure_page(self, request: Request, position: int) -> bool:
+        """Provide a page for the token at `position`, if necessary by preempting younger texts.
+
+        Return False if the text had to wait or ended for lack of pages.
+        """
+        while not self._get_writable_page(request, position):
             last = self._running[-1]
             if last is not request:
-                self._set_back(last)
+                self._preempt(last)
                 continue
             if len(self._running) > 1:
-                self._set_back(request)
+                self._preempt(request)
             else:
                 self._end(request, End.CACHE)
             return False
         return True
 
-    def _room(self, request: Request, position: int) -> bool:
-        """Have a page for a token that nobody else reads; False if there is none."""
+    def _get_writable_page(self, request: Request, position: int) -> bool:
+        """Provide a page for the token at `position` that only this text uses; return False if none is free."""
         index = position // self._page
-        if index < len(request.pages) and self.pool.own(request.pages[index]):
+        if index < len(request.pages) and self.pool.is_exclusive(request.pages[index]):
             return True
         page = self.pool.take()
         if page is None:
             return False
+        # The page is the text's next one, or replaces a shared one (copy on write).
         if index == len(request.pages):
             request.pages.append(page)
         else:
-            self._steps.copy(request.pages[index], page)
+            self._backend.copy(request.pages[index], page)
             self.pool.release(request.pages[index])
             request.pages[index] = page
         return True
 
-    def _set_back(self, request: Request) -> None:
-        """Let a text wait, and others have its pages."""
+    def _preempt(self, request: Request) -> None:
         self._running.remove(request)
-        request.set_back += 1
-        self._forget(request)
+        request.preemptions += 1
+        self._release_pages(request)
         self._waiting.appendleft(request)
 
     def _end(self, request: Request, reason: End) -> None:
         request.reason = reason
         if request in self._running:
             self._running.remove(request)
-        self._forget(request)
+        self._release_pages(request)
 
-    # --- pages
+    def _reuse_pages(self, request: Request) -> None:
+        """Start a text with existing full pages of the same tokens.
 
-    def _share(self, request: Request) -> None:
-        """Begin with pages of the same tokens. The last token is computed in any case, as its logits are wanted."""
-        if request.every:
+        The last token is always computed, because its logits are needed.
+        """
+        # Logits of reused tokens would be missing.
+        if request.keep_logits:
             return
         pool, size, tokens = self.pool, self._page, request.tokens
         while request.computed + size < len(tokens):
-            found = pool.find(request._place, tokens[request.computed : request.computed + size])
+            found = pool.find(request._index_node, tokens[request.computed : request.computed + size])
             if found is None:
                 break
-            request._place, page = found
+            request._index_node, page = found
             pool.hold(page)
             request.pages.append(page)
             request.computed += size
         request._published = len(request.pages)
-        self._share_part(request)
+        self._reuse_partial_page(request)
 
-    def _share_part(self, request: Request) -> None:
-        """The same with the page behind, of which a text that runs may have some tokens."""
+    def _reuse_partial_page(self, request: Request) -> None:
+        """Start a text with the first part of a running text's next page, if their tokens agree."""
         start = request.computed
-        wanted = request.tokens[start : start + self._page][: len(request.tokens) - 1 - start]
-        best, whose = 0, None
+        remaining = request.tokens[start : start + self._page][: len(request.tokens) - 1 - start]
+        longest, source = 0, None
         for other in self._running:
             if other.tokens[:start] == request.tokens[:start] and other.computed > start:
-                same = _same(wanted, other.tokens[start : other.computed])
-                if same > best:
-                    best, whose = same, other
-        if whose is not None:
-            page = whose.pages[start // self._page]
+                length = _common_prefix(remaining, other.tokens[start : other.computed])
+                if length > longest:
+                    longest, source = length, other
+        if source is not None:
+            page = source.pages[start // self._page]
             self.pool.hold(page)
             request.pages.append(page)
-            request.computed += best
+            request.computed += longest
 
-    def _forget(self, request: Request) -> None:
-        """Leave a text's pages to others; those behind are the first to go."""
+    def _release_pages(self, request: Request) -> None:
+        """Release all pages of a text, last page first, so that the pool evicts the end of a text before its start."""
         for page in reversed(request.pages):
             self.pool.release(page)
         request.pages.clear()
-        request.computed, request._place, request._published = 0, ROOT, 0
+        request.computed, request._index_node, request._published = 0, ROOT, 0
 
     def _publish(self, request: Request) -> None:
-        """Put pages that are full now into the index."""
+        """Add pages that are now full to the index."""
         while (request._published + 1) * self._page <= request.computed:
             start = request._published * self._page
             page = request.pages[request._published]
-            request._place = self.pool.publish(
-                request._place, request.tokens[start : start + self._page], page
+            request._index_node = self.pool.publish(
+                request._index_node, request.tokens[start : start + self._page], page
             )
             request._published += 1
 
-    # --- what is computed
-
-    def _take(self, request: Request, row: int, count: int) -> None:
-        """Note that tokens are computed, and their logits if they are wanted."""
-        if request.every:
+    def _record_computed(self, request: Request, row: int, count: int) -> None:
+        """Count computed tokens, and store their logits if the request keeps them."""
+        if request.keep_logits:
             for at in range(count):
                 if request.computed + at == len(request.logits):
-                    request.logits.append(self._steps.logits(row + at))
+                    request.logits.append(self._backend.logits(row + at))
         request.computed += count
 
-    def _go_on(self, request: Request, row: int) -> None:
-        """Append a token to a text that is computed up to its end, or note that it has ended."""
-        if len(request.tokens) - request.given < request.most:
-            token = request.choose(self._steps.logits(row))
+    def _append_token(self, request: Request, row: int) -> None:
+        """Append a token to a text that is computed up to its end, or set the reason for its end."""
+        if len(request.tokens) - request.prompt_length < request.max_tokens:
+            token = request.choose(self._backend.logits(row))
             request.tokens.append(token)
             if token in request.ends:
                 request.reason = End.MODEL
-        if request.reason is None and len(request.tokens) - request.given >= request.most:
+        if request.reason is None and len(request.tokens) - request.prompt_length >= request.max_tokens:
             request.reason = End.TOKENS
         if request.reason is None and len(request.tokens) > self._context:
             request.reason = End.CONTEXT
 
 
-def _same(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin alike with."""
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
     pairs = zip(first, second, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

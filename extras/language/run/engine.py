@@ -1,4 +1,4 @@
-"""A language model that several threads ask for texts: one thread of its own computes all of them together."""
+"""Engine that generates texts for several threads in one thread of its own."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from weft.hdl.errors import WeftError
 from weft.sim.device import DeviceError
 
 Event = str | Completion | WeftError
-"""A piece of a text; then at its end what it has come to, or why the device failed."""
-WAITING = 256
-"""Texts that go on or wait at most."""
+"""Piece of a text, then either the completion or the device's error."""
+MAX_TEXTS = 256
+"""Limit for running and waiting texts together."""
 
 
 class BusyError(WeftError, RuntimeError):
-    """There are too many texts already."""
+    """Too many texts are running or waiting."""
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A text that was asked for: `prompt` are its tokens."""
+    """Handle of a requested text; `prompt` holds its tokens."""
 
     prompt: list[int]
     _options: dict[str, Any]
@@ -33,17 +33,17 @@ class Ticket:
 
 
 class Engine:
-    """Computes texts in a thread, from `start` to `close`.
+    """Generator of texts in a thread, from `start` to `close`.
 
     Parameters
     ----------
     model : Model
-        Nobody else uses it meanwhile. What its steps took is not kept.
+        Used by this engine only. Its `step_costs` are discarded.
 
     Attributes
     ----------
     steps : int
-        Steps of the device so far.
+        Number of device steps so far.
     """
 
     def __init__(self, model: Model) -> None:
@@ -52,14 +52,14 @@ class Engine:
         self._tickets: list[Ticket] = []
         self._closing = False
         self.steps = 0
-        self._failed: WeftError | None = None
+        self._failure: WeftError | None = None
         self._thread = threading.Thread(target=self._work, name="weft-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop computing: texts that have not ended do not end any more."""
+        """Stop the thread; texts that have not ended stay incomplete."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -75,21 +75,21 @@ class Engine:
     def submit(
         self, prompt: str | list[int], options: dict[str, Any], listener: Callable[[Event], None]
     ) -> Ticket:
-        """Ask for a text.
+        """Request a text.
 
         Parameters
         ----------
         prompt, options
-            As `Model.generate` has them.
+            Arguments of `Model.generate`.
         listener : callable
-            Told of events, in the thread that computes; it returns soon, and raises nothing.
+            Called with each event, in the engine's thread; it must return quickly and not raise.
 
         Raises
         ------
         InputError
-            If `Model.generate` refuses them.
+            If `Model.generate` refuses the arguments.
         BusyError
-            If there are too many texts.
+            If too many texts are running or waiting.
         WeftError
             If the device has failed before.
         """
@@ -97,23 +97,25 @@ class Engine:
         check_options(**options)
         ticket = Ticket(tokens, options, listener)
         with self._changed:
-            if self._failed is not None:
-                raise self._failed
-            if len(self._tickets) >= WAITING:
-                raise BusyError(f"{WAITING} texts are under way, and no more are taken: try again later")
+            if self._failure is not None:
+                raise self._failure
+            if len(self._tickets) >= MAX_TEXTS:
+                raise BusyError(
+                    f"{MAX_TEXTS} texts are running or waiting, which is the limit: try again later"
+                )
             self._tickets.append(ticket)
             self._changed.notify()
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Have a text not go on; its listener may be told of one more step."""
+        """Cancel a text; its listener may still be called for one more step."""
         with self._changed:
             ticket._cancelled = True
             self._changed.notify()
 
     @property
     def texts(self) -> int:
-        """How many texts go on or wait."""
+        """Number of running and waiting texts."""
         with self._changed:
             return len(self._tickets)
 
@@ -137,7 +139,8 @@ class Engine:
                 self._tickets = [ticket for ticket in self._tickets if ticket not in ended]
 
     def _step(self, tickets: list[Ticket]) -> list[Ticket]:
-        """One step of the device, and what it has brought; returns the texts that have ended."""
+        """Run one step of the device and notify listeners; return the tickets that have ended."""
+        # Only this thread may use the model, so that it also starts and cancels texts.
         ended = []
         for ticket in tickets:
             if ticket._cancelled:
@@ -147,23 +150,23 @@ class Engine:
             elif ticket._generation is None:
                 ticket._generation = self.model.generate(ticket.prompt, **ticket._options)
         self.model.step()
-        self.steps += len(self.model.counted)
-        self.model.counted.clear()
+        self.steps += len(self.model.step_costs)
+        self.model.step_costs.clear()
         for ticket in tickets:
-            if ticket not in ended and _told(ticket):
+            if ticket not in ended and _notify(ticket):
                 ended.append(ticket)
         return ended
 
     def _fail(self, error: WeftError) -> None:
         with self._changed:
-            self._failed, tickets = error, self._tickets
+            self._failure, tickets = error, self._tickets
             self._tickets = []
         for ticket in tickets:
             ticket._listener(error)
 
 
-def _told(ticket: Ticket) -> bool:
-    """Tell a listener what is new; whether the text has ended."""
+def _notify(ticket: Ticket) -> bool:
+    """Send new events to the ticket's listener; return whether the text has ended."""
     generation = ticket._generation
     assert generation is not None
     while (piece := generation.poll()) is not None:

@@ -1,4 +1,4 @@
-"""Texts of a language model as they come, and what they have come to."""
+"""Generated texts: an iterator of pieces, and the completion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weft.extras.language.run.batch import End, Request
-from weft.extras.language.run.lm_text import Text
+from weft.extras.language.run.lm_text import TextStream
 
 if TYPE_CHECKING:
     from weft.extras.language.run.lm import Model
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Completion:
-    """A text that has ended.
+    """Text that has ended.
 
     Attributes
     ----------
     text : str
-        What followed the prompt.
+        Text after the prompt.
     prompt, tokens : tuple of int
-        Tokens of the prompt, and those that followed, with that which ended the text.
+        Tokens of the prompt and generated tokens, including the end token.
     reason : End
     """
 
@@ -33,17 +33,17 @@ class Completion:
 
 
 class Generation(Iterator[str]):
-    """A text that goes on: gives pieces of it, as soon as they are complete. See `Model.generate`.
+    """Iterator of a text's pieces, each as soon as it is complete. See `Model.generate`.
 
     Attributes
     ----------
     ended : bool
-        Whether all pieces have been given.
+        Whether the iterator has returned all pieces.
     """
 
-    def __init__(self, model: Model, request: Request, text: Text) -> None:
+    def __init__(self, model: Model, request: Request, text: TextStream) -> None:
         self._model, self._request, self._text = model, request, text
-        self._seen, self._given = 0, ""
+        self._consumed, self._text_so_far = 0, ""
         self.ended = False
 
     def __next__(self) -> str:
@@ -54,24 +54,24 @@ class Generation(Iterator[str]):
         return piece
 
     def poll(self) -> str | None:
-        """The next piece, if it is there without computing anything; None if not, or if it has ended."""
+        """Return the next piece, or None if it needs another step or the text has ended."""
         request = self._request
         while not self.ended:
-            if self._seen < len(request.made):
-                piece = self._feed(request.made[self._seen])
+            if self._consumed < len(request.generated_tokens):
+                piece = self._feed(request.generated_tokens[self._consumed])
             elif request.reason is not None:
                 self.ended, piece = True, self._text.end()
             else:
                 return None
-            self._given += piece
+            self._text_so_far += piece
             if piece:
                 return piece
         return None
 
     def _feed(self, token: int) -> str:
-        """The text with another token; the model's own end is no text."""
-        self._seen += 1
-        if self._request.reason is End.MODEL and self._seen == len(self._request.made):
+        """Return the text that a token completes; the model's end token has no text."""
+        self._consumed += 1
+        if self._request.reason is End.MODEL and self._consumed == len(self._request.generated_tokens):
             return ""
         piece = self._text.feed(token)
         if self._text.stopped:
@@ -80,16 +80,17 @@ class Generation(Iterator[str]):
         return piece
 
     def close(self) -> None:
-        """End the text here, if it has not ended."""
+        """End the text now, unless it has ended."""
         self._model._batch.cancel(self._request)
 
     @property
     def result(self) -> Completion:
-        """What it has come to; computes what is missing."""
+        """The completion; computes the remaining tokens first."""
         for _ in self:
             pass
         request = self._request
         reason = End.STOP if self._text.stopped else request.reason
         assert reason is not None
-        prompt, made = tuple(request.tokens[: request.given]), tuple(request.made[: self._seen])
-        return Completion(self._given, prompt, made, reason)
+        prompt = tuple(request.tokens[: request.prompt_length])
+        tokens = tuple(request.generated_tokens[: self._consumed])
+        return Completion(self._text_so_far, prompt, tokens, reason)

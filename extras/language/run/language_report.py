@@ -1,4 +1,4 @@
-"""What a language model's tokens take, from the cycles of steps."""
+"""Report of the cycles that a language model's tokens take."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.extras.language.run.lm_machine import Counted
+from weft.extras.language.run.lm_machine import StepCost
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things, in words."""
+def count_text(number: int, what: str) -> str:
+    """Return a number with its noun: ``1 token``, ``2 tokens``."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some steps together.
+    """Sums over several steps.
 
     Attributes
     ----------
     steps, tokens : int
     cycles, moved : int
-        Of all of them; bytes that moved between core and memory.
+        Cycles, and bytes transferred between core and memory, of all steps.
     least, most : int
-        Cycles of the quickest and of the slowest step.
+        Cycles of the fastest and the slowest step.
     """
 
     steps: int
@@ -35,24 +35,24 @@ class Part:
     most: int
 
     @classmethod
-    def of(cls, steps: Sequence[Counted]) -> Part:
+    def of(cls, steps: Sequence[StepCost]) -> Part:
         cycles = [step.cycles or 0 for step in steps]
-        tokens, moved = sum(step.tokens for step in steps), sum(step.moved or 0 for step in steps)
+        tokens, moved = sum(step.tokens for step in steps), sum(step.bytes_moved or 0 for step in steps)
         return cls(len(steps), tokens, sum(cycles), moved, min(cycles, default=0), max(cycles, default=0))
 
 
 @dataclass(frozen=True)
-class Took:
-    """What tokens took.
+class Timing:
+    """Timing of a text's tokens.
 
     Attributes
     ----------
     prompt : Part
-        The steps of the prompt; the last one of them makes the first token that follows.
+        Steps of the prompt; the last one also produces the first generated token.
     following : Part
-        The steps of all tokens after that.
+        All later steps.
     peak : float
-        Bytes that the memory moves in a cycle at most.
+        Peak memory bandwidth in bytes per cycle.
     clock : float or None
         Hz.
     """
@@ -63,25 +63,25 @@ class Took:
     clock: float | None
 
     @classmethod
-    def of(cls, steps: Sequence[Counted], prompt: int | None, peak: float, clock: float | None) -> Took:
-        """Of the steps of one text: the first ones are for `prompt` tokens, all if that is None."""
+    def of(cls, steps: Sequence[StepCost], prompt: int | None, peak: float, clock: float | None) -> Timing:
+        """Sum up the steps of one text, of which the first compute `prompt` tokens (None: all steps do)."""
         tokens = itertools.accumulate(step.tokens for step in steps)
         first = len(steps) if prompt is None else sum(count < prompt for count in tokens) + 1
         return cls(Part.of(steps[:first]), Part.of(steps[first:]), peak, clock)
 
     def lines(self) -> list[str]:
-        """As sentences."""
-        found = [self._line("prompt", self.prompt)]
+        """Return the report's lines."""
+        lines = [self._line("prompt", self.prompt)]
         if self.following.tokens:
-            found.append(self._line("following", self.following))
-        return found
+            lines.append(self._line("following", self.following))
+        return lines
 
     def _line(self, name: str, part: Part) -> str:
         each = part.cycles / part.tokens
         spread = f" (steps of {part.least:,} to {part.most:,})" if part.least != part.most else ""
         share = part.moved / max(part.cycles * self.peak, 1)
         text = (
-            f"{name}: {counted(part.tokens, 'token')} in {counted(part.steps, 'step')}, {each:,.0f} cycles a "
+            f"{name}: {count_text(part.tokens, 'token')} in {count_text(part.steps, 'step')}, {each:,.0f} cycles a "
             f"token{spread}, {part.moved / part.tokens:,.0f} bytes a token, {share:.1%} of the memory's "
             f"{self.peak:g} bytes a cycle"
         )

@@ -1,4 +1,4 @@
-"""Where language models run, as commands are told."""
+"""Devices for language models, as command-line options choose them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.run.board_run import link_of, link_text, open_board
 if TYPE_CHECKING:
     from weft.boards.board import Board
     from weft.boards.link.host import BoardDevice
-    from weft.extras.language.run.language_report import Took
+    from weft.extras.language.run.language_report import Timing
     from weft.extras.language.run.lm import Model
     from weft.hdl.isa.config import Config
     from weft.report import Progress
@@ -34,7 +34,9 @@ class Target(enum.StrEnum):
     BOARD = "board"
 
 
-On = Annotated[Target, typer.Option("--on", help="Where to run. timing counts cycles while golden computes.")]
+On = Annotated[
+    Target, typer.Option("--on", help="Device to run on; timing computes on golden and counts cycles.")
+]
 Compare = Annotated[
     bool,
     typer.Option("--compare", help="Compare a board's logits with the golden interpreter's, byte by byte."),
@@ -43,24 +45,25 @@ Compare = Annotated[
 
 @dataclass
 class Running:
-    """Where a model runs, and what is known of it behind that.
+    """Device of a model, and the reports that depend on it.
 
-    Attributes
+    Parameters
     ----------
     config : str
-        What names the configuration.
+        Name or file of the configuration.
     on : Target
     latency, bandwidth
-        Of the simulated memory, in cycles and in bytes a cycle.
+        Latency of the simulated memory in cycles, and its bandwidth in bytes per cycle.
     clock : float, optional
-        MHz that the command line says.
+        Clock in MHz, as --clock gives it.
     port : str, optional
+        Serial port of a board.
     baud : int, optional
-        Of a board.
+        Baud rate of a board.
     compare : bool
-        Whether the command line asks for a board to be compared.
+        Whether --compare is set.
     port_option : str
-        The name of the option that `port` comes from.
+        Option that gives `port`, for messages.
     """
 
     config: str
@@ -75,23 +78,28 @@ class Running:
     _connected: BoardDevice | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Raise `FileError` for options that do not go together."""
         if self.clock is not None and self.on is not Target.TIMING:
             raise FileError(f"--clock and --on {self.on} do not go together: only timing takes a clock")
         if self.on is not Target.BOARD:
-            given = {self.port_option: self.port, "--baud": self.baud, "--compare": self.compare or None}
-            for name, value in given.items():
+            board_options = {
+                self.port_option: self.port,
+                "--baud": self.baud,
+                "--compare": self.compare or None,
+            }
+            for name, value in board_options.items():
                 if value is not None:
                     raise FileError(f"{name} and --on {self.on} do not go together: it is for a board")
 
     @property
-    def compares(self) -> bool:
-        """Whether the golden interpreter computes beside a device that does."""
+    def compares_with_golden(self) -> bool:
+        """Whether the golden interpreter computes the same steps for comparison."""
         return self.on is Target.RTL or self.compare
 
     def load(self, path: Path, **options: Any) -> Model:
-        """The model on the device; says which features a preset has got for it. `options` are those of
-        `weft.extras.language.run.lm.load` that this does not say."""
+        """Load the model on the device, and report the features that weft adds to a preset.
+
+        `options` are the other options of `weft.extras.language.run.lm.load`.
+        """
         from weft.extras.language.run import lm
         from weft.run.devices import Simulation
 
@@ -100,7 +108,7 @@ class Running:
                 reports.RTL_STARTS if self.on is Target.RTL else "reading the model, and choosing its steps"
             )
             model = lm.load(
-                path, self.config, on=self._device(progress), compare=self.compares,
+                path, self.config, on=self._device(progress), compare=self.compares_with_golden,
                 simulation=Simulation(latency=self.latency, bandwidth=self.bandwidth), **options,
             )  # fmt: skip
         if model.added:
@@ -112,75 +120,78 @@ class Running:
         return model
 
     def _device(self, progress: Progress) -> str | Device | Opening:
-        """As `weft.extras.language.run.lm.load` takes it."""
         if self.on is Target.BOARD:
-            return functools.partial(self._opened, progress)
-        modelled = self._modelled() if self.on is Target.TIMING else None
-        return self.on.value if modelled is None else modelled
+            return functools.partial(self._open_board, progress)
+        model = self._board_model() if self.on is Target.TIMING else None
+        return self.on.value if model is None else model
 
     @contextlib.contextmanager
-    def _opened(self, progress: Progress, config: Config) -> Iterator[Device]:
-        """The board, built for a configuration."""
+    def _open_board(self, progress: Progress, config: Config) -> Iterator[Device]:
+        """Open the board for a configuration."""
         with open_board(self.port, config, self.baud, progress) as device:
             progress(f"sending the model to {device.identity.board} at {device.port}")
             self._connected = device
             yield device
 
-    def _modelled(self) -> Device | None:
-        """The cycle model of the board that is named, behind its memory; None for any other configuration, or
-        memory."""
+    def _board_model(self) -> Device | None:
+        """Return the cycle model of the board that `config` names, with the board's memory.
+
+        Return None for any other configuration, or if --bandwidth is set.
+        """
         from weft.run.board_run import board_model
 
-        board = self._named()
+        board = self._board()
         if board is None or self.bandwidth is not None:
             return None
         return board_model(board, board.config, board.clock)
 
-    def took(self, model: Model, prompt: int | None) -> Took | None:
-        """What steps took on the cycle model or on a board; `prompt` are tokens that the first of them were for."""
+    def timing(self, model: Model, prompt: int | None) -> Timing | None:
+        """Return the timing of steps on the cycle model or a board, else None; `prompt` is the number of prompt
+        tokens.
+        """
         if self.on not in (Target.TIMING, Target.BOARD):
             return None
-        from weft.extras.language.run.language_report import Took
+        from weft.extras.language.run.language_report import Timing
 
-        peak = min(self._peak() or model.decoder.config.bus_bytes, model.decoder.config.bus_bytes)
-        return Took.of(model.counted, prompt, peak, self._hertz())
+        peak = min(self._bandwidth_limit() or model.decoder.config.bus_bytes, model.decoder.config.bus_bytes)
+        return Timing.of(model.step_costs, prompt, peak, self._clock_hz())
 
-    def lines(self, took: Took | None, seconds: float) -> list[str]:
-        """What steps took, as sentences; `seconds` have passed meanwhile."""
-        if took is None:
+    def timing_lines(self, timing: Timing | None, seconds: float) -> list[str]:
+        """Return the timing's lines; `seconds` is the elapsed time."""
+        if timing is None:
             return []
-        if self._connected is None or took.clock is None:
-            return took.lines()
-        core = (took.prompt.cycles + took.following.cycles) / took.clock
+        if self._connected is None or timing.clock is None:
+            return timing.lines()
+        core_seconds = (timing.prompt.cycles + timing.following.cycles) / timing.clock
         return [
-            *took.lines(),
-            f"{seconds:,.2f} s with the link and the host; the core computed for {core:,.2f} s of them",
+            *timing.lines(),
+            f"{seconds:,.2f} s with the link and the host; the core computed for {core_seconds:,.2f} s of them",
         ]
 
-    def _peak(self) -> float | None:
-        """Bytes that the memory moves in a cycle at most, if it has such a limit."""
+    def _bandwidth_limit(self) -> float | None:
+        """Return the memory's bandwidth limit in bytes per cycle, or None."""
         if self.bandwidth is not None:
             return self.bandwidth
-        board = self._named()
+        board = self._board()
         return None if board is None else board.memory.peak_bytes_per_cycle
 
-    def _hertz(self) -> float | None:
+    def _clock_hz(self) -> float | None:
         if self._connected is not None:
             return float(self._connected.identity.clock)
         if self.clock is not None:
             return self.clock * 1e6
-        board = self._named()
+        board = self._board()
         return None if board is None else board.clock
 
-    def _named(self) -> Board | None:
-        """The board that it ran on, or that names the configuration."""
+    def _board(self) -> Board | None:
+        """Return the board that the model ran on, or that `config` names, else None."""
         from weft.boards.registry import BOARDS
 
         return BOARDS.get(self.config if self._connected is None else self._connected.identity.board)
 
-    def compared(self, model: Model) -> None:
-        """Say how many bytes of logits differ; leave with exit code 1 if any does."""
-        if self.compares:
+    def report_mismatches(self, model: Model) -> None:
+        """Report the number of mismatching logit bytes; exit with code 1 if there are any."""
+        if self.compares_with_golden:
             reports.say_on_stderr(f"mismatching bytes: {model.mismatches:,}")
             if model.mismatches:
                 raise typer.Exit(1)

@@ -1,12 +1,12 @@
-"""Language models on the device: text, token by token, from a GGUF or ONNX file.
+"""Language models on a device: text generation from a GGUF or ONNX file.
 
 >>> import weft.extras.language.run.lm
 >>> model = weft.extras.language.run.lm.load("model.gguf", "small")
 >>> for piece in model.generate("the quick brown", tokens=8):
 ...     print(piece, end="")
 
-Several texts may be under way at once: each has its own iterator, and each step of the device computes a token of all
-of them. What they come to does not depend on each other.
+Several texts can run at once, each with its own iterator: each step of the device computes tokens of all of them. Their
+results do not depend on each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.compiler.machine.emit import ceil_div
 from weft.errors import InputError
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.form import form_of
-from weft.extras.language.compiler.integers import integers
+from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.compiler.model import LanguageModel
 from weft.extras.language.compiler.perplexity import Perplexity, perplexity
 from weft.extras.language.compiler.places import Places
@@ -35,11 +35,11 @@ from weft.extras.language.compiler.weights import has_blocks
 from weft.extras.language.run.batch import Batch, End, Request
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.language.run.generation import Completion, Generation
-from weft.extras.language.run.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.extras.language.run.lm_config import choose_page_size, choose_prompt_rows, language_configuration
 from weft.extras.language.run.lm_file import digest, read
-from weft.extras.language.run.lm_machine import Counted, Machine, prompt_least
+from weft.extras.language.run.lm_machine import Machine, StepCost, min_prompt_tokens
 from weft.extras.language.run.lm_ranges import model_ranges
-from weft.extras.language.run.lm_text import Text
+from weft.extras.language.run.lm_text import TextStream
 from weft.extras.language.run.sampling import Sampler
 from weft.hdl.isa.config import Config
 from weft.run.devices import Opening, Simulation
@@ -50,30 +50,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Completion", "End", "Generation", "Model", "load"]
 
-TOKENS = 128
-"""Tokens that follow a prompt if nobody says how many."""
+DEFAULT_TOKENS = 128
+"""Limit for generated tokens if the caller sets none."""
 ROWS = (1, 64)
-"""Limits of tokens side by side."""
-_BEYOND = 4096
-"""Tokens of a prompt beyond the context that are counted, to say how many there are."""
+"""Smallest and largest number of tokens side by side."""
+_MAX_EXCESS_COUNTED = 4096
+"""Tokens beyond the context that are counted for the message about a prompt that is too long."""
 
 
 class Model:
-    """A language model on a device; `load` makes them.
+    """Language model on a device; `load` creates it.
 
     Attributes
     ----------
     tokenizer : Tokenizer
     reference : Reference
-        What the model computes in float32.
+        The model in float32.
     decoder : Decoder
-        Its program. ``decoder.config`` is the configuration.
+        The device program; ``decoder.config`` is the configuration.
     added : tuple of str
         Fields that were added to the preset, as ``name=value``.
     memory_bytes : int
-        Of the device, for all that there is.
-    counted : list of Counted
-        What each step so far took.
+        Device memory that the model needs.
+    step_costs : list of StepCost
+        Costs of each step so far.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Model:
         memory: DecoderMemory,
         machine: Machine,
         added: tuple[str, ...],
-        prompt_least: Callable[[], int],
+        min_prompt_tokens: Callable[[], int],
     ) -> None:
         self.reference, self.decoder, self.added = reference, memory.decoder, added
         self.memory_bytes = memory.memory_bytes
@@ -92,56 +92,56 @@ class Model:
         places, prompts = self.decoder.places, self.decoder.prompts
         self._batch = Batch(
             machine, rows=places.rows, page=places.page, pages=memory.pages, context=places.sizes.context,
-            prompt_rows=prompts.places.rows if prompts else 0, prompt_least=prompt_least,
+            prompt_rows=prompts.places.rows if prompts else 0, min_prompt_tokens=min_prompt_tokens,
         )  # fmt: skip
 
     @property
     def context(self) -> int:
-        """Tokens of a text at most."""
+        """Maximum number of tokens of a text."""
         return self.decoder.places.sizes.context
 
     @property
-    def counted(self) -> list[Counted]:
-        return self._machine.counted
+    def step_costs(self) -> list[StepCost]:
+        return self._machine.step_costs
 
     @property
     def mismatches(self) -> int:
-        """Bytes of logits in which a device differed from the golden interpreter."""
+        """Logit bytes in which the device differs from the golden interpreter."""
         return self._machine.mismatches
 
     @property
-    def longest(self) -> int:
-        """Characters of a text that the context has room for at most, whatever they are."""
-        return self.context * self.tokenizer.longest
+    def max_characters(self) -> int:
+        """Upper bound for the characters of a text that fits the context."""
+        return self.context * self.tokenizer.max_token_characters
 
     def encode(
         self, prompt: str | Sequence[int], *, special: bool = False, begin: bool | None = None
     ) -> list[int]:
-        """The tokens of a prompt: those of a text, or tokens as they are.
+        """Return the tokens of a prompt, which is a text or a sequence of tokens.
 
-        A text that is too long is refused before it is encoded as a whole.
+        A text that is too long is refused before all of it is encoded.
 
         Parameters
         ----------
         prompt : str or sequence of int
         special, begin : bool
-            Of a text, as `weft.extras.language.compiler.tokenizer.Tokenizer.tokens` has them.
+            For a text; see `weft.extras.language.compiler.tokenizer.Tokenizer.tokens`.
 
         Raises
         ------
         InputError
-            If there are none, more than the context has room for, or such that the vocabulary has not.
+            If there are no tokens, more than the context holds, or tokens outside the vocabulary.
         weft.extras.language.compiler.encoders.TokenError
-            If the vocabulary cannot write the text.
+            If the vocabulary cannot represent the text.
         """
-        known = self.tokenizer.vocabulary
+        vocabulary = self.tokenizer.vocabulary
         if isinstance(prompt, str):
             tokens = self._encode_text(prompt, special, begin)
-            if not tokens and known.begin is not None:
-                tokens = [known.begin]
+            if not tokens and vocabulary.begin is not None:
+                tokens = [vocabulary.begin]
         else:
             self._check_length(len(prompt))
-            tokens = [integer("prompt", token, 0, len(known.tokens) - 1) for token in prompt]
+            tokens = [integer("prompt", token, 0, len(vocabulary.tokens) - 1) for token in prompt]
         if not tokens:
             raise InputError(
                 "the prompt is empty, and the model's vocabulary has no token for the begin of a text: give a prompt"
@@ -149,14 +149,14 @@ class Model:
         return tokens
 
     def _encode_text(self, text: str, special: bool, begin: bool | None) -> list[int]:
-        if len(text) > self.longest:
+        if len(text) > self.max_characters:
             raise InputError(
                 f"the prompt has {len(text):,} characters; the context has room for {self.context:,} tokens of at most "
-                f"{self.tokenizer.longest:,} characters each"
+                f"{self.tokenizer.max_token_characters:,} characters each"
             )
-        following = self.tokenizer.tokens(text, special=special, begin=begin, end=False)
-        tokens = list(itertools.islice(following, self.context + _BEYOND))
-        self._check_length(len(tokens), more=next(following, None) is not None)
+        token_iterator = self.tokenizer.tokens(text, special=special, begin=begin, end=False)
+        tokens = list(itertools.islice(token_iterator, self.context + _MAX_EXCESS_COUNTED))
+        self._check_length(len(tokens), more=next(token_iterator, None) is not None)
         return tokens
 
     def _check_length(self, tokens: int, *, more: bool = False) -> None:
@@ -170,66 +170,64 @@ class Model:
         self,
         prompt: str | Sequence[int],
         *,
-        tokens: int = TOKENS,
+        tokens: int = DEFAULT_TOKENS,
         temperature: float = 0.0,
         top_k: int | None = None,
         seed: int = 0,
         stop: str | Collection[str] = (),
     ) -> Generation:
-        """Go on with a text.
+        """Generate text after a prompt.
 
         Parameters
         ----------
         prompt : str or sequence of int
-            A text, or its tokens.
+            Text, or its tokens.
         tokens : int
-            Tokens that follow at most.
+            Maximum number of generated tokens.
         temperature, top_k, seed
-            As `weft.extras.language.run.sampling.Sampler` has them. At temperature 0 the token with the largest logit
-            follows.
+            See `weft.extras.language.run.sampling.Sampler`. Temperature 0 chooses the token with the largest logit.
         stop : str or collection of str
-            Texts in front of which it ends; the name of a control token stands for this token, too.
+            Stop sequences, which are not part of the text. The name of a control token also matches that token.
 
         Returns
         -------
         Generation
-            Pieces of the text. It is computed as they are asked for, together with all other texts of this model.
+            Iterator of pieces. Each request for a piece advances all texts of this model.
 
         Raises
         ------
         InputError
-            If an argument is of a wrong type or out of its limits.
+            If an argument has a wrong type or is out of its limits.
         """
-        given, stops = self.encode(prompt), _stops(stop)
+        tokens_of_prompt, stops = self.encode(prompt), _check_stops(stop)
         request = Request(
-            given, integer("tokens", tokens, 1), Sampler(temperature, top_k, seed),
+            tokens_of_prompt, integer("tokens", tokens, 1), Sampler(temperature, top_k, seed),
             self.tokenizer.vocabulary.ends,
         )  # fmt: skip
         self._batch.add(request)
-        return Generation(self, request, Text(self.tokenizer, stops))
+        return Generation(self, request, TextStream(self.tokenizer, stops))
 
     def step(self) -> bool:
-        """Compute some tokens of the texts that go on; False if there are none."""
+        """Advance the running texts by one step; return False if there are none."""
         if self._batch.busy:
             self._batch.step()
         return self._batch.busy
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """The logits behind each token of a text: float64 (tokens, vocabulary).
+        """Return the logits after each token of a text: float64 (tokens, vocabulary).
 
         Raises
         ------
         InputError
-            If there are none, more than the context has room for, or such that the vocabulary has not; or if there are
-            not enough pages for them.
+            If there are no tokens, more than the context or the pages hold, or tokens outside the vocabulary.
         """
-        request = Request(self.encode(tokens), 0, _nothing, every=True)
+        request = Request(self.encode(tokens), 0, _choose_nothing, keep_logits=True)
         self._batch.add(request)
         while request.reason is None:
             self._batch.step()
         if request.reason is End.CACHE:
             raise InputError(
-                f"the text has {request.given:,} tokens, and pages of keys and values have room for "
+                f"the text has {request.prompt_length:,} tokens, and pages of keys and values have room for "
                 f"{self._batch.pool.count * self.decoder.places.page:,}"
             )
         return np.stack(request.logits)
@@ -237,7 +235,7 @@ class Model:
     def perplexity(
         self, text: str, *, window: int | None = None, stride: int | None = None, exact: bool = False
     ) -> Perplexity:
-        """The perplexity of a text, as `weft.extras.language.compiler.perplexity.perplexity` has it.
+        """Return the perplexity of a text; see `weft.extras.language.compiler.perplexity.perplexity`.
 
         Parameters
         ----------
@@ -245,36 +243,38 @@ class Model:
         window, stride : int
             By default the context, and half a window.
         exact : bool
-            That of the float32 reference in place of the device's.
+            Use the float32 reference instead of the device.
         """
         window = self.context if window is None else integer("window", window, 2, self.context)
         function = self.reference.logits if exact else self.logits
         return perplexity(function, self.tokenizer.encode(text), window=window, stride=stride)
 
-    def certify(self, told: Callable[[str], None] = lambda text: None) -> list[CertifiedProgram]:
-        """Prove that the decoder's programs compute what the model's integers say, for every place of a token in its
-        text, any token, and any keys and values before it (`weft.extras.language.certificate.steps`).
+    def certify(self, progress: Callable[[str], None] = lambda text: None) -> list[CertifiedProgram]:
+        """Prove that the decoder's programs compute the model's integers.
+
+        The proof covers every position of a token in its text, any token, and any keys and values before it
+        (`weft.extras.language.certificate.steps`).
 
         Parameters
         ----------
-        told : callable
-            Told what is being done.
+        progress : callable
+            Called with a description of each step of the proof.
 
         Raises
         ------
         weft.extras.proof.certificate.CertificateError
-            If a program is not proven; the message says where it differs, or what is not known.
+            If a program is not proven; the message gives the difference, or the unsupported part.
         """
         from weft.extras.language.certificate.certificate import certify
 
-        return certify(self._memory, told)
+        return certify(self._memory, progress)
 
     def compare_memory(self) -> int:
-        """How many bytes of memory differ from the golden interpreter's, if that computes beside the device."""
+        """Return the number of memory bytes that differ from the golden interpreter's, or 0 without a comparison."""
         return self._machine.compare_memory()
 
     def close(self) -> None:
-        """Free the device. The model cannot be used afterwards."""
+        """Free the device; the model cannot be used afterwards."""
         self._machine.close()
 
     def __enter__(self) -> Model:
@@ -296,69 +296,70 @@ def load(
     simulation: Simulation | None = None,
     compare: bool = False,
 ) -> Model:
-    """Load a language model from a GGUF or ONNX file, for a device.
+    """Load a language model from a GGUF or ONNX file onto a device.
 
     Parameters
     ----------
     path : str, path or bytes
-        The file, or the bytes of a GGUF file. Beside an ONNX file are ``tokenizer.json`` and the model's configuration.
+        The file, or the bytes of a GGUF file. An ONNX file needs ``tokenizer.json`` and the model's configuration in
+        its folder.
     config : str, path or Config
-        A preset, which gets the features that language models take; or a configuration that has them.
+        A preset, to which the features for language models are added, or a configuration that has them.
     rows : int
-        Tokens that the device computes side by side: those of several texts, or of a prompt.
+        Tokens per step: of several texts, or of one prompt.
     context : int, optional
-        Tokens of a text at most; by default, and at most, those that the model was made for.
+        Maximum number of tokens of a text; by default, and at most, the model's own.
     pages : int, optional
-        Pages of keys and values; by default as many as `rows` texts of a whole context take.
+        Pages of keys and values; by default as many as `rows` texts of a full context need.
     calibration : str, optional
-        A text that steps of numbers are chosen by; by default the model makes some
+        Text for choosing quantisation steps; by default texts that the model generates
         (`weft.extras.language.run.lm_ranges`).
     on : "golden", "rtl", "timing", Device or Opening
-        Where it runs; a function opens a device for the configuration that the model gets, as
-        ``functools.partial(weft.run.virtual.board_at, None)`` does with the board that is connected. On "timing" the
-        golden interpreter computes, and cycles are counted beside it.
+        Where to run. A function opens a device for the final configuration, for example
+        ``functools.partial(weft.run.virtual.board_at, None)`` for the connected board. On "timing" the golden
+        interpreter computes, and the cycle model counts cycles.
     simulation : Simulation, optional
-        Of the device's memory.
+        Parameters of the simulated memory.
     compare : bool
-        Have the golden interpreter compute beside the device, and compare.
+        Compare the device with the golden interpreter.
 
     Raises
     ------
     weft.CompileError
-        If it is no such file, of an architecture that does not run on the device, or does not fit the configuration.
+        If the file is neither format, its architecture has no device program, or the model does not fit the
+        configuration.
     weft.ConfigError
-        If there is no such configuration, or it lacks something.
+        If the configuration does not exist or lacks a feature.
     InputError
-        If an argument is of a wrong type or out of its limits, or if there is not enough memory.
+        If an argument has a wrong type or is out of its limits, or if memory is too small.
     """
-    language_configuration(config)  # refuses before a large file is read
+    language_configuration(config)  # raises before a large file is read
     rows = integer("rows", rows, *ROWS)
     model = read(path)
-    form_of(model)  # refuses what has no program
-    narrow = has_blocks(model)
-    chosen = language_configuration(config, blocks=narrow)
-    blocks = narrow and chosen.config.blocks
+    form_of(model)  # raises for a model without a device program
+    has_4_bit_blocks = has_blocks(model)
+    extended = language_configuration(config, blocks=has_4_bit_blocks)
+    blocks = has_4_bit_blocks and extended.config.blocks
     context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
     form = form_of(model, gains=blocks)
-    page = page_of(limited.sizes, chosen.config, rows, form)
+    page = choose_page_size(limited.sizes, extended.config, rows, form)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
-    places = Places(limited.sizes, chosen.config, rows, page, form)
+    places = Places(limited.sizes, extended.config, rows, page, form)
     reference = Reference(model)
-    found = model_ranges(reference, digest(path, model), _tokens(model, calibration))
+    value_ranges = model_ranges(reference, digest(path, model), _calibration_tokens(model, calibration))
     decoder = Decoder(
-        integers(limited, found, blocks=blocks), chosen.config, rows=rows, page=page,
-        prompt_rows=prompt_rows_of(places),
+        to_integers(limited, value_ranges, blocks=blocks), extended.config, rows=rows, page=page,
+        prompt_rows=choose_prompt_rows(places),
     )  # fmt: skip
     memory = DecoderMemory(decoder, pages)
     simulation = simulation or Simulation()
     machine = Machine(memory, on, simulation, compare=compare)
-    least = functools.cache(functools.partial(prompt_least, memory, simulation))
-    return Model(reference, memory, machine, chosen.added, least)
+    min_tokens = functools.cache(functools.partial(min_prompt_tokens, memory, simulation))
+    return Model(reference, memory, machine, extended.added, min_tokens)
 
 
-def _tokens(model: LanguageModel, text: str | None) -> list[int] | None:
-    """The tokens of a text that steps are chosen by."""
+def _calibration_tokens(model: LanguageModel, text: str | None) -> list[int] | None:
     if text is None:
         return None
     if tokens := Tokenizer(model.vocabulary).encode(text):
@@ -366,8 +367,8 @@ def _tokens(model: LanguageModel, text: str | None) -> list[int] | None:
     raise InputError("the calibration text is empty")
 
 
-def _stops(stop: str | Collection[str]) -> list[str]:
-    """Texts in front of which one ends, checked."""
+def _check_stops(stop: str | Collection[str]) -> list[str]:
+    """Return the stop sequences as a list, after a check."""
     stops = [stop] if isinstance(stop, str) else list(stop)
     if not all(isinstance(text, str) and text for text in stops):
         raise InputError(f"'stop' must be texts that are not empty, not {stop!r}")
@@ -376,17 +377,17 @@ def _stops(stop: str | Collection[str]) -> list[str]:
 
 def check_options(
     *,
-    tokens: int = TOKENS,
+    tokens: int = DEFAULT_TOKENS,
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
     stop: str | Collection[str] = (),
 ) -> None:
-    """Raise `InputError` for what `Model.generate` refuses of these."""
+    """Raise `InputError` if `Model.generate` would refuse these options."""
     integer("tokens", tokens, 1)
     Sampler(temperature, top_k, seed)
-    _stops(stop)
+    _check_stops(stop)
 
 
-def _nothing(logits: np.ndarray) -> int:
+def _choose_nothing(logits: np.ndarray) -> int:
     raise AssertionError("no token follows")

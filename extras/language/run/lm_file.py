@@ -1,4 +1,4 @@
-"""Files of language models, of whichever format."""
+"""Files of language models in any supported format."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Source = str | os.PathLike[str] | bytes
 
 
 def read(source: Source) -> LanguageModel:
-    """Read a language model: a GGUF file, or its bytes; or an ONNX file with ``tokenizer.json`` beside it.
+    """Read a language model: a GGUF file or its bytes, or an ONNX file with ``tokenizer.json`` beside it.
 
     Raises
     ------
     weft.CompileError
-        If it is neither, damaged, or a model that weft does not support.
+        If the file has neither format, is damaged, or holds an unsupported model.
     """
     if isinstance(source, bytes):
         if source and not is_gguf(source):
@@ -39,42 +39,42 @@ def read(source: Source) -> LanguageModel:
 
 
 def digest(source: Source, model: LanguageModel) -> str:
-    """SHA-256 of all that a model is: of its file, or of what was read if that was in several."""
+    """Return the SHA-256 of a model: of its file, or of the contents if several files hold it."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if _is_onnx(Path(source)):
-        found = hashlib.sha256()
-        _add(found, model)
-        return found.hexdigest()
+        sha256 = hashlib.sha256()
+        _update_hash(sha256, model)
+        return sha256.hexdigest()
     with Path(source).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_onnx(path: Path) -> bool:
-    """By the suffix, unless the file says itself that it is another one."""
+    """Return whether the suffix is that of ONNX and the contents are not GGUF."""
     if path.suffix.lower() != SUFFIX:
         return False
     try:
         with path.open("rb") as file:
             return not is_gguf(file.read(8))
     except OSError:
-        return True  # which the reader tells of
+        return True  # the reader reports the error
 
 
-def _add(found: Any, value: object) -> None:
-    """Add a value with all that is in it to a hash."""
+def _update_hash(sha256: Any, value: object) -> None:
+    """Add a value, including all its fields or items, to a hash."""
     if isinstance(value, np.ndarray):
-        found.update(f"{value.dtype} {value.shape}".encode())
-        found.update(np.ascontiguousarray(value).data)
+        sha256.update(f"{value.dtype} {value.shape}".encode())
+        sha256.update(np.ascontiguousarray(value).data)
     elif isinstance(value, frozenset):
-        _add(found, tuple(sorted(value)))
+        _update_hash(sha256, tuple(sorted(value)))
     elif isinstance(value, tuple):
-        found.update(f"({len(value)}".encode())
+        sha256.update(f"({len(value)}".encode())
         for item in value:
-            _add(found, item)
+            _update_hash(sha256, item)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            found.update(field.name.encode())
-            _add(found, getattr(value, field.name))
+            sha256.update(field.name.encode())
+            _update_hash(sha256, getattr(value, field.name))
     else:
-        found.update(f"{value!r};".encode())
+        sha256.update(f"{value!r};".encode())

@@ -1,4 +1,4 @@
-"""The devices that a language model runs on: one that computes, and one beside it that is compared or counts cycles."""
+"""Devices of a language model: a main device, and the golden interpreter for results or comparison."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from weft.sim.device import Device
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What a step took: its tokens, cycles, and bytes between core and memory; None where nobody counts."""
+class StepCost:
+    """Cost of a step: tokens, cycles, and bytes between core and memory (None on devices without counters)."""
 
     tokens: int
     cycles: int | None
-    moved: int | None
+    bytes_moved: int | None
 
 
-def prompt_least(memory: DecoderMemory, simulation: Simulation) -> int:
-    """From how many tokens of a prompt on a decoder takes less time for them together than side by side, by the cycle
-    model; 0 if it has no program for that."""
+def min_prompt_tokens(memory: DecoderMemory, simulation: Simulation) -> int:
+    """Return the number of prompt tokens from which the prompt program is faster than steps side by side.
+
+    The cycle model decides. Return 0 if the decoder has no prompt program.
+    """
     if memory.prompts is None:
         return 0
     cycles, places = [], memory.decoder.places
     plain = Simulation(simulation.latency, simulation.bandwidth)
     with open_device("timing", memory.decoder.config, memory.memory_bytes, plain) as device:
         run, pages = DecoderRun(memory, device), range(memory.pages)
+        # Cycles of a step with all rows, and of a step of the prompt program.
         for start, rows in ((run.step, places.rows), (run.prompt, memory.prompts.decoder.places.rows)):
             start([Row(0, at, pages) for at in range(min(rows, places.sizes.context))])
             cycles.append(device.counters()[Counter.CYCLES])
@@ -40,28 +43,28 @@ def prompt_least(memory: DecoderMemory, simulation: Simulation) -> int:
 
 
 class Machine:
-    """Computes steps of a decoder; see `weft.extras.language.run.batch.Steps`.
+    """Backend of `weft.extras.language.run.batch.Batch`: one or two devices that run the same steps.
 
     Parameters
     ----------
     memory : DecoderMemory
     on : "golden", "rtl", "timing", Device or Opening
-        On "timing", and any other device that computes nothing, the golden interpreter computes beside it.
+        On "timing", and any other device without results, the golden interpreter computes the same steps.
     simulation : Simulation
     compare : bool
-        Have the golden interpreter compute beside a device that computes, and compare logits byte by byte.
+        Run the golden interpreter as well, and compare logits byte by byte.
 
     Attributes
     ----------
-    counted : list of Counted
-        Of each step so far.
+    step_costs : list of StepCost
+        Costs of each step so far.
     mismatches : int
-        Bytes of logits that differed.
+        Number of logit bytes that differ.
 
     Raises
     ------
     weft.errors.InputError
-        If it does not run on such a device, or the device has too little memory.
+        If the device is unsuitable or has too little memory.
     """
 
     def __init__(
@@ -73,47 +76,46 @@ class Machine:
         compare: bool = False,
     ) -> None:
         self._memory = memory
-        self.counted: list[Counted] = []
+        self.step_costs: list[StepCost] = []
         self.mismatches = 0
         with contextlib.ExitStack() as stack:
             self._main = self._run(stack, on, simulation)
             computes = self._main.device.computes
-            beside = compare if computes else True
-            self._golden = self._run(stack, "golden", simulation) if beside and on != "golden" else None
-            self._first = self._main if computes or self._golden is None else self._golden
+            needs_golden = compare if computes else True
+            self._golden = self._run(stack, "golden", simulation) if needs_golden and on != "golden" else None
+            self._computing = self._main if computes or self._golden is None else self._golden
             self._open = stack.pop_all()
 
     def _run(
         self, stack: contextlib.ExitStack, on: str | Device | Opening, simulation: Simulation
     ) -> DecoderRun:
         memory = self._memory
-        less = "; fewer pages, or a shorter context, take less"
+        hint = "; fewer pages, or a shorter context, take less"
         device = stack.enter_context(
-            open_device(on, memory.decoder.config, memory.memory_bytes, simulation, less)
+            open_device(on, memory.decoder.config, memory.memory_bytes, simulation, hint)
         )
         return DecoderRun(memory, device)
 
     def close(self) -> None:
-        """Free devices that were made here."""
+        """Free the devices that this object opened."""
         self._open.close()
 
     def prompt(self, rows: Sequence[Row]) -> None:
         self._main.prompt(rows)
-        self._count(len(rows))
+        self._record_cost(len(rows))
         if self._golden is not None:
             self._golden.prompt(rows)
 
-    def _count(self, tokens: int) -> None:
-        """Note what the last step took."""
+    def _record_cost(self, tokens: int) -> None:
         counters = self._main.device.counters()
         cycles = counters.get(Counter.CYCLES)
         beats = counters.get(Counter.READ_BEATS, 0) + counters.get(Counter.WRITE_BEATS, 0)
-        moved = None if cycles is None else beats * self._memory.decoder.config.bus_bytes
-        self.counted.append(Counted(tokens, cycles, moved))
+        bytes_moved = None if cycles is None else beats * self._memory.decoder.config.bus_bytes
+        self.step_costs.append(StepCost(tokens, cycles, bytes_moved))
 
     def step(self, rows: Sequence[Row]) -> None:
         self._main.step(rows)
-        self._count(len(rows))
+        self._record_cost(len(rows))
         if self._golden is not None:
             self._golden.step(rows)
             if self._main.device.computes:
@@ -122,17 +124,17 @@ class Machine:
     def _compare(self, count: int) -> None:
         assert self._golden is not None
         for row in range(count):
-            self.mismatches += mismatches(self._golden.raw(row), self._main.raw(row))
+            self.mismatches += mismatches(self._golden.logit_bytes(row), self._main.logit_bytes(row))
 
     def compare_memory(self) -> int:
-        """How many bytes of all memory differ from those of the golden interpreter beside a device that computes."""
+        """Return the number of memory bytes that differ from the golden interpreter's, or 0 without a comparison."""
         if self._golden is None or not self._main.device.computes:
             return 0
         golden, main = (run.device.read(0, self._memory.memory_bytes) for run in (self._golden, self._main))
         return mismatches(golden, main)
 
     def logits(self, row: int) -> np.ndarray:
-        return self._first.logits(row)
+        return self._computing.logits(row)
 
     def copy(self, page: int, to: int) -> None:
         for run in {self._main, self._golden} - {None}:

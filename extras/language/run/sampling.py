@@ -1,4 +1,4 @@
-"""Which token comes next: chosen on the host, in float64."""
+"""Choice of the next token from logits, on the host in float64."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import numpy as np
 from weft.arguments import SEED, integer, number
 
 TEMPERATURE = (0, 100)
-"""Limits of temperatures."""
+"""Limits of `temperature`."""
 TOP_K = (1, 1 << 30)
-"""Limits of how many tokens are in question."""
+"""Limits of `top_k`."""
 
 
 class Sampler:
-    """Draws tokens from logits; each text has one of its own, so that no other text changes what it draws.
+    """Sampler of tokens, one for each text, so that texts do not influence each other's random numbers.
 
     Parameters
     ----------
     temperature : float
-        Logits are divided by it; at 0 the largest one is chosen.
+        Divisor of logits; 0 chooses the largest logit.
     top_k : int, optional
-        Only so many tokens with the largest logits are in question; all if None.
+        Sample only from this many tokens with the largest logits; None means all.
     seed : int
-        Of numpy's default generator.
+        Seed of numpy's default generator.
 
     Raises
     ------
     weft.errors.InputError
-        If one of them is of another type or out of its limits.
+        If an argument has a wrong type or is out of its limits.
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int | None = None, seed: int = 0) -> None:
@@ -36,13 +36,13 @@ class Sampler:
         self._random = np.random.default_rng(integer("seed", seed, *SEED))
 
     def __call__(self, logits: np.ndarray) -> int:
-        """A token; of several with equal logits, the lowest comes first. `logits` are float64 (vocabulary,)."""
+        """Return a token for `logits`, float64 (vocabulary,); among equal logits the lowest token comes first."""
         if self._temperature == 0:
             return int(logits.argmax())
         tokens = np.argsort(-logits, kind="stable")[: self._top_k]
-        chosen = logits[tokens].astype(np.float64)
+        candidates = logits[tokens].astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):
-            ends = np.cumsum(np.exp((chosen - chosen[0]) / self._temperature))
-        # Behind the last end there may be nothing where the random number is nearly 1.
-        drawn = min(int(np.searchsorted(ends, self._random.random() * ends[-1], side="right")), len(ends) - 1)
-        return int(tokens[drawn])
+            ends = np.cumsum(np.exp((candidates - candidates[0]) / self._temperature))
+        # Rounding can place a random number near 1 beyond the last sum.
+        index = min(int(np.searchsorted(ends, self._random.random() * ends[-1], side="right")), len(ends) - 1)
+        return int(tokens[index])

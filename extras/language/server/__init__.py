@@ -1,1 +1,1 @@
-"""An HTTP server of language models."""
+"""HTTP server for language models with an OpenAI-compatible API."""

@@ -1,4 +1,4 @@
-"""The messages of a conversation as a text, by the template that a model's file has."""
+"""Rendering of chat messages with the model's own Jinja template."""
 
 from __future__ import annotations
 
@@ -17,37 +17,41 @@ from weft.errors import InputError
 from weft.extras.language.compiler.vocabulary import Vocabulary
 from weft.hdl.schema import printable
 
-SECONDS, MEMORY = 1.0, 512 << 20
-"""Processor time, and bytes of memory, that a template may take."""
-LONGEST = 1 << 22
-"""Characters of a text at most, if the caller sets no other limit."""
-_WAIT = 30.0
-"""Seconds until a process is killed that waits for something, or for a processor."""
+MAX_SECONDS, MAX_MEMORY = 1.0, 512 << 20
+"""Limits of a template: processor time, and bytes of memory."""
+MAX_CHARACTERS = 1 << 22
+"""Default limit for the characters of a text."""
+_TIMEOUT = 30.0
+"""Seconds of wall-clock time until the worker is killed, for templates that wait."""
 _WORKER = Path(__file__).with_name("template_worker.py")
 _LIBRARIES = ("jinja2", "markupsafe")
-_LINE, _ESCAPED = 1 << 16, 12
-"""Bytes of an answer without its text, and of a character of it, at most."""
+_MAX_OVERHEAD = 1 << 16
+"""Limit for bytes of an answer without its text."""
+_MAX_ESCAPE = 12
+"""Bytes of the longest JSON escape of one character."""
 
 
 class ChatTemplate:
-    """A template in the language of Jinja. It comes with a file: it runs in Jinja's sandbox, in a process of its own
-    with limits on processor time and memory. Several threads may use it.
+    """Chat template in Jinja's language, which several threads may use.
+
+    Templates are untrusted input: they run in Jinja's sandbox, in a separate process with limits on processor time and
+    memory.
 
     Parameters
     ----------
     source : str
     vocabulary : Vocabulary
-        Templates write its tokens for the begin, the end and unknown text.
+        Source of the begin, end and unknown tokens, which templates refer to.
 
     Raises
     ------
     InputError
-        If it is no template, or exceeds a limit when it is opened.
+        If the template is invalid, or exceeds a limit when it is compiled.
     """
 
     def __init__(self, source: str, vocabulary: Vocabulary) -> None:
         self._source = source
-        self._names = {
+        self._special_tokens = {
             f"{name}_token": "" if token is None else vocabulary.tokens[token]
             for name, token in (
                 ("bos", vocabulary.begin), ("eos", vocabulary.end), ("unk", vocabulary.unknown),
@@ -58,62 +62,64 @@ class ChatTemplate:
 
     @property
     def begin(self) -> str:
-        """How the token for the begin is written."""
-        return self._names["bos_token"]
+        """Text of the begin token."""
+        return self._special_tokens["bos_token"]
 
     def text(
         self,
         messages: Sequence[Mapping[str, Any]],
-        longest: int = LONGEST,
+        longest: int = MAX_CHARACTERS,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render messages, up to where the model's answer begins.
+        """Render messages, up to the start of the model's answer.
 
         Parameters
         ----------
         messages : sequence of mapping
-            Each has a role, mostly a content, and whatever else a template reads, such as ``tool_calls``: JSON values.
+            JSON values, each with a role, usually a content, and anything else that the template reads, such as
+            ``tool_calls``.
         longest : int
-            Characters of the text at most.
+            Maximum number of characters.
         options : mapping
-            Other names that the template reads, such as ``enable_thinking``.
+            Further names that the template reads, such as ``enable_thinking``.
 
         Raises
         ------
         InputError
-            If there are no messages; if an option has a name that is taken; if the template refuses them, makes more
-            than `longest` characters of them, or exceeds a limit.
+            If there are no messages, an option has a reserved name, or the template refuses the messages, returns more
+            than `longest` characters, or exceeds a limit.
         """
         if not messages:
             raise InputError("there are no messages")
         values = {
-            "messages": messages, "tools": None, "documents": None, "add_generation_prompt": True, **self._names,
+            "messages": messages, "tools": None, "documents": None, "add_generation_prompt": True,
+            **self._special_tokens,
         }  # fmt: skip
-        if taken := sorted(values.keys() & (options or {}).keys()):
-            raise InputError(f"options of a chat template cannot be {', '.join(map(repr, taken))}")
+        if reserved := sorted(values.keys() & (options or {}).keys()):
+            raise InputError(f"options of a chat template cannot be {', '.join(map(repr, reserved))}")
         values |= options or {}
         with self._lock:
             if self._worker.ended:
                 self._worker.close()
                 self._worker = self._open()
             try:
-                return self._worker.ask({"values": values, "longest": longest}, longest)
+                return self._worker.request({"values": values, "longest": longest}, longest)
             except _TemplateError as error:
-                raise InputError(f"the model's chat template does not take these messages: {error}") from None
+                raise InputError(f"the model's chat template refuses these messages: {error}") from None
             except RecursionError:
                 raise InputError("the messages have values that are nested too deeply") from None
 
     def _open(self) -> _Worker:
         worker = _Worker()
         try:
-            worker.ask({"source": self._source}, 0)
+            worker.request({"source": self._source}, 0)
         except _TemplateError as error:
             worker.close()
             raise InputError(f"cannot open the model's chat template: {error}") from None
         return worker
 
     def close(self) -> None:
-        """End the process; `text` starts another one."""
+        """End the process; `text` starts a new one."""
         with self._lock:
             self._worker.close()
 
@@ -125,58 +131,59 @@ class ChatTemplate:
 
 
 class _TemplateError(InputError):
-    """Why there is no text."""
+    """Failure to render a text."""
 
 
 class _Worker:
-    """A process that runs `weft.extras.language.server.template_worker`."""
+    """Process that runs `weft.extras.language.server.template_worker`."""
 
     def __init__(self) -> None:
-        limits = [str(SECONDS), str(MEMORY)]
-        self._late = False
+        limits = [str(MAX_SECONDS), str(MAX_MEMORY)]
+        self._timed_out = False
         self._process = subprocess.Popen(
-            # Without site and environment it starts sooner and sees no secrets; in a session of its own, no Ctrl-C.
-            [sys.executable, "-I", "-S", str(_WORKER), *limits, *_folders()],
+            # Without site packages it starts faster; without environment it sees no secrets; in its own session it
+            # gets no Ctrl-C.
+            [sys.executable, "-I", "-S", str(_WORKER), *limits, *_library_folders()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, start_new_session=True,
         )  # fmt: skip
 
-    def ask(self, request: dict[str, Any], longest: int) -> str:
-        """The text that a request gets. Ends the process and raises `_TemplateError` if it exceeds a limit."""
-        timer = threading.Timer(_WAIT, self._kill)
+    def request(self, message: dict[str, Any], longest: int) -> str:
+        """Return the text for a request; end the process and raise `_TemplateError` if it exceeds a limit."""
+        timer = threading.Timer(_TIMEOUT, self._kill)
         timer.start()
         try:
-            found = self._exchange(json.dumps(request).encode(), longest)
+            answer = self._exchange(json.dumps(message).encode(), longest)
         except BaseException:
-            self.close()  # an answer may come that nobody waits for
+            self.close()  # a late answer would be taken for the next request's
             raise
         finally:
             timer.cancel()
-        if found is None or "memory" in found:
+        if answer is None or "memory" in answer:
             self.close()
-            raise _TemplateError(self._reason(found))
-        if "error" in found:
-            raise _TemplateError(printable(found["error"], 200))
-        return found["text"]
+            raise _TemplateError(self._failure_reason(answer))
+        if "error" in answer:
+            raise _TemplateError(printable(answer["error"], 200))
+        return answer["text"]
 
-    def _exchange(self, request: bytes, longest: int) -> dict[str, str] | None:
-        """The answer to a request, None if the process has ended."""
+    def _exchange(self, message: bytes, longest: int) -> dict[str, str] | None:
+        """Return the answer, or None if the process has ended."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            stdin.write(request + b"\n")
+            stdin.write(message + b"\n")
             stdin.flush()
-        line = stdout.readline(_LINE + _ESCAPED * longest)
+        line = stdout.readline(_MAX_OVERHEAD + _MAX_ESCAPE * longest)
         return json.loads(line) if line.endswith(b"\n") else None
 
-    def _reason(self, found: dict[str, str] | None) -> str:
+    def _failure_reason(self, answer: dict[str, str] | None) -> str:
         code = self._process.returncode
-        if found is not None:
-            return f"it takes more than {MEMORY >> 20:,} MB of memory"
+        if answer is not None:
+            return f"it takes more than {MAX_MEMORY >> 20:,} MB of memory"
         if code == -signal.SIGPROF:
-            return f"it takes more than {SECONDS:g} s of processor time"
-        if self._late:
-            return f"it has not ended after {_WAIT:g} s"
+            return f"it takes more than {MAX_SECONDS:g} s of processor time"
+        if self._timed_out:
+            return f"it has not ended after {_TIMEOUT:g} s"
         return f"its process ended with code {code}"
 
     @property
@@ -184,24 +191,23 @@ class _Worker:
         return self._process.poll() is not None
 
     def _kill(self) -> None:
-        self._late = True
+        self._timed_out = True
         self._process.kill()
 
     def close(self) -> None:
-        """End the process, unless it has ended itself."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._process:
             pass
 
 
-def _folders() -> list[str]:
-    """Where the libraries of the process are."""
-    found = set()
+def _library_folders() -> list[str]:
+    """Return the folders of the libraries that the process imports."""
+    folders = set()
     for name in _LIBRARIES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise InputError(
                 f"chats need the Python package {name!r}, which is not installed: pip install 'weft[serve]'"
             )
-        found.add(str(Path(spec.origin).parents[1]))
-    return sorted(found)
+        folders.add(str(Path(spec.origin).parents[1]))
+    return sorted(folders)

@@ -1,7 +1,6 @@
-"""A server of a language model in OpenAI's form: completions and chats, as a whole or as they come.
+"""OpenAI-compatible server of a language model, for whole answers and for streams.
 
-Texts of several clients go on together (`weft.extras.language.run.engine`). A client that leaves takes its text with
-it.
+Texts of several clients run together (`weft.extras.language.run.engine`). A client that disconnects cancels its texts.
 """
 
 from __future__ import annotations
@@ -24,23 +23,28 @@ from starlette.routing import Route
 from weft.errors import InputError
 from weft.extras.language.run.engine import BusyError, Engine
 from weft.extras.language.server.chat import ChatTemplate
-from weft.extras.language.server.serve_requests import Asked, ChatAsked, CompletionAsked, asked
-from weft.extras.language.server.server_access import Access, refusal
-from weft.extras.language.server.server_answers import CHAT, COMPLETION, Answer, Events, Form, usage_of
+from weft.extras.language.server.serve_requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse_request,
+)
+from weft.extras.language.server.server_access import Access, error_body
+from weft.extras.language.server.server_answers import CHAT, COMPLETION, Answer, Events, Form, count_usage
 from weft.hdl.errors import WeftError
 from weft.hdl.schema import printable
 
-BODY, BODIES = 4 << 20, 64 << 20
-"""Bytes of a request, and of all that are being read or encoded, at most."""
-LONG = 1 << 16
-"""Bytes from which on a request waits for others of its length, so that short ones do not wait for long ones."""
-_Given = TypeVar("_Given", str, bytes)
+MAX_BODY, MAX_BODIES = 4 << 20, 64 << 20
+"""Limits in bytes: of one request, and of all requests that are being read or encoded."""
+MIN_LONG_REQUEST = 1 << 16
+"""Bytes of a request that makes it long; long requests are encoded one at a time, so that short ones need not wait."""
+_Argument = TypeVar("_Argument", str, bytes)
 _Result = TypeVar("_Result")
-_Kind = TypeVar("_Kind", bound=Asked)
+_Kind = TypeVar("_Kind", bound=GenerationRequest)
 
 
 class RefusedError(InputError):
-    """A request with another status than 400."""
+    """Refusal with a status other than 400."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -48,27 +52,27 @@ class RefusedError(InputError):
 
 
 class Server:
-    """Answers requests. What takes long is done in threads beside the loop that answers.
+    """Request handler. Slow work runs in threads beside the event loop.
 
     Parameters
     ----------
     engine : Engine
-        That is computing.
+        A started engine.
     name : str
-        Of the model.
-    reading : float
-        Seconds for the body of a request.
+        The model's name.
+    read_timeout : float
+        Seconds for reading the body of a request.
 
     Raises
     ------
     InputError
-        If the model has a chat template that cannot be opened.
+        If the model has an invalid chat template.
     """
 
-    def __init__(self, engine: Engine, name: str, reading: float = 30.0) -> None:
-        self._engine, self._name, self._started = engine, name, int(time.time())
-        self._reading, self._bodies = reading, 0
-        # Long texts take turns, and so do templates: neither keeps short texts from being encoded.
+    def __init__(self, engine: Engine, name: str, read_timeout: float = 30.0) -> None:
+        self._engine, self._name, self._start_time = engine, name, int(time.time())
+        self._read_timeout, self._body_bytes = read_timeout, 0
+        # Long texts run one at a time, and so do templates, so that neither delays the encoding of short texts.
         self._short, self._long, self._rendering = (anyio.CapacityLimiter(count) for count in (2, 1, 1))
         model = engine.model.reference.model
         source = model.chat_template
@@ -86,7 +90,7 @@ class Server:
         self.close()
 
     def application(self, access: Access = Access()) -> Starlette:
-        """For a server of ASGI."""
+        """Return the ASGI application."""
         return Starlette(
             routes=[
                 Route("/v1/models", self._models, methods=["GET"]),
@@ -95,8 +99,13 @@ class Server:
                 Route("/v1/chat/completions", self._chats, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
-            middleware=access.layers(),
-            exception_handlers={WeftError: _told, ClientDisconnect: _left, 404: _other, 405: _other},
+            middleware=access.middleware(),
+            exception_handlers={
+                WeftError: _answer_error,
+                ClientDisconnect: _log_disconnect,
+                404: _answer_unknown_route,
+                405: _answer_unknown_route,
+            },
         )
 
     async def _models(self, request: Request) -> Response:
@@ -107,7 +116,7 @@ class Server:
         return JSONResponse(self._model())
 
     def _model(self) -> dict[str, Any]:
-        return {"id": self._name, "object": "model", "created": self._started, "owned_by": "weft"}
+        return {"id": self._name, "object": "model", "created": self._start_time, "owned_by": "weft"}
 
     def _check_name(self, name: str) -> None:
         if name != self._name:
@@ -120,120 +129,124 @@ class Server:
     async def _completions(self, request: Request) -> Response:
         answer = Answer(self._engine)
 
-        def submit(body: bytes) -> CompletionAsked:
-            wanted = self._asked(CompletionAsked, body)
-            answer.submit(wanted.prompts(), wanted.options)
-            return wanted
+        def submit(body: bytes) -> CompletionRequest:
+            parsed = self._parse(CompletionRequest, body)
+            answer.submit(parsed.prompts(), parsed.options)
+            return parsed
 
         async with self._body(request) as body:
-            wanted = await self._beside(submit, body)
-        return await self._answer(request, wanted, answer, COMPLETION)
+            parsed = await self._run_in_thread(submit, body)
+        return await self._answer(request, parsed, answer, COMPLETION)
 
     async def _chats(self, request: Request) -> Response:
-        answer, template, longest = Answer(self._engine), self._template, self._engine.model.longest
+        answer, template = Answer(self._engine), self._template
+        max_characters = self._engine.model.max_characters
 
-        def render(body: bytes) -> tuple[ChatAsked, str]:
-            wanted = self._asked(ChatAsked, body)
+        def render(body: bytes) -> tuple[ChatRequest, str]:
+            parsed = self._parse(ChatRequest, body)
             if template is None:
-                raise InputError("the model's file has no chat template: use /v1/completions")
-            return wanted, template.text(wanted.plain(), longest, wanted.chat_template_kwargs)
+                raise InputError("the model has no chat template: use /v1/completions")
+            return parsed, template.text(
+                parsed.template_messages(), max_characters, parsed.chat_template_kwargs
+            )
 
         def submit(text: str) -> None:
             assert template is not None
+            # A template that writes the begin token itself must not get a second one.
             begins = bool(template.begin and text.startswith(template.begin))
-            answer.submit([text], wanted.options, special=True, begin=False if begins else None)
+            answer.submit([text], parsed.options, special=True, begin=False if begins else None)
 
         async with self._body(request) as body:
-            wanted, text = await self._beside(render, body, self._rendering)
-            await self._beside(submit, text)
-        return await self._answer(request, wanted, answer, CHAT)
+            parsed, text = await self._run_in_thread(render, body, self._rendering)
+            await self._run_in_thread(submit, text)
+        return await self._answer(request, parsed, answer, CHAT)
 
-    async def _beside(
+    async def _run_in_thread(
         self,
-        function: Callable[[_Given], _Result],
-        given: _Given,
+        function: Callable[[_Argument], _Result],
+        argument: _Argument,
         limiter: anyio.CapacityLimiter | None = None,
     ) -> _Result:
-        """Call a function in a thread; without a limiter, in turn with others whose argument is as long."""
-        limiter = limiter or (self._short if len(given) < LONG else self._long)
-        return await anyio.to_thread.run_sync(function, given, limiter=limiter, abandon_on_cancel=True)
+        """Call a function in a thread, limited by `limiter` or, by default, by the length of the argument."""
+        limiter = limiter or (self._short if len(argument) < MIN_LONG_REQUEST else self._long)
+        return await anyio.to_thread.run_sync(function, argument, limiter=limiter, abandon_on_cancel=True)
 
-    def _asked(self, kind: type[_Kind], body: bytes) -> _Kind:
-        wanted = asked(kind, body)
-        if wanted.model:
-            self._check_name(wanted.model)
-        return wanted
+    def _parse(self, kind: type[_Kind], body: bytes) -> _Kind:
+        parsed = parse_request(kind, body)
+        if parsed.model:
+            self._check_name(parsed.model)
+        return parsed
 
-    async def _answer(self, request: Request, wanted: Asked, answer: Answer, form: Form) -> Response:
-        about = {
+    async def _answer(
+        self, request: Request, parsed: GenerationRequest, answer: Answer, form: Form
+    ) -> Response:
+        common = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}", "object": form.whole, "created": int(time.time()),
             "model": self._name,
         }  # fmt: skip
-        if wanted.stream:
-            about["object"] = form.part
+        if parsed.stream:
+            common["object"] = form.part
             if await request.is_disconnected():
                 answer.cancel()
                 raise ClientDisconnect
-            return Events(answer, about, form, wanted.usage)
+            return Events(answer, common, form, parsed.includes_usage)
         results = await answer.whole(request.is_disconnected)
         choices = [
             form.choice(text.text, text.reason, whole=True, index=at) for at, text in enumerate(results)
         ]
-        return JSONResponse(about | {"choices": choices, "usage": usage_of(results)})
+        return JSONResponse(common | {"choices": choices, "usage": count_usage(results)})
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request. Raises `RefusedError` if it is too large, too slow, or not said to be JSON."""
-        # Pages of other origins may send forms and plain text without being asked; JSON they may not.
+        """Yield the body of a request; raise `RefusedError` if it is too large, too slow, or not declared as JSON."""
+        # Web pages of other origins may send forms and plain text without a CORS preflight request, but not JSON.
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the request must have the content type application/json")
-        found = bytearray()
+        body = bytearray()
         try:
-            await self._read(request, found)
-            yield bytes(found)
+            await self._read(request, body)
+            yield bytes(body)
         finally:
-            self._bodies -= len(found)
+            self._body_bytes -= len(body)
 
-    async def _read(self, request: Request, found: bytearray) -> None:
+    async def _read(self, request: Request, body: bytearray) -> None:
         try:
-            async with asyncio.timeout(self._reading):
+            async with asyncio.timeout(self._read_timeout):
                 _check_size(int(request.headers.get("content-length", "0")))
                 async for part in request.stream():
-                    found += part
-                    self._bodies += len(part)
-                    _check_size(len(found))
-                    if self._bodies > BODIES:
-                        raise BusyError(
-                            "other requests take all memory that there is for them: try again later"
-                        )
+                    body += part
+                    self._body_bytes += len(part)
+                    _check_size(len(body))
+                    if self._body_bytes > MAX_BODIES:
+                        raise BusyError("the memory for requests is full: try again later")
         except TimeoutError:
-            message = f"the body of the request was not sent in {self._reading:g} s"
+            message = f"the body of the request was not sent in {self._read_timeout:g} s"
             raise RefusedError(408, message) from None
 
 
 def _check_size(size: int) -> None:
-    if size > BODY:
-        raise RefusedError(413, f"the request has more than {BODY:,} bytes")
+    if size > MAX_BODY:
+        raise RefusedError(413, f"the request has more than {MAX_BODY:,} bytes")
 
 
-async def _told(request: Request, error: Exception) -> Response:
-    """What weft refuses or fails at, in a sentence."""
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer a request that weft refuses or fails to serve."""
     status = getattr(error, "status", 400 if isinstance(error, ValueError) else 500)
     if isinstance(error, BusyError):
         status = 503
-    return JSONResponse(refusal(status, str(error)), status)
+    return JSONResponse(error_body(status, str(error)), status)
 
 
-async def _left(request: Request, error: Exception) -> Response:
-    """A line in the log; nobody hears the answer."""
+async def _log_disconnect(request: Request, error: Exception) -> Response:
+    """Log that the client disconnected; the response is never sent."""
     host, port = request.client or ("", 0)
     log = logging.getLogger("uvicorn.access")
-    log.info('%s:%d - "%s %s" the client left', host, port, request.method, request.url.path)
+    log.info('%s:%d - "%s %s" client disconnected', host, port, request.method, request.url.path)
     return Response(status_code=499)
 
 
-async def _other(request: Request, error: Exception) -> Response:
+async def _answer_unknown_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     return JSONResponse(
-        refusal(status, f"there is no {request.method} {printable(request.url.path, 100)}"), status
+        error_body(status, f"there is no {request.method} {printable(request.url.path, 100)}"), status
     )

@@ -1,4 +1,4 @@
-"""Answers of a server: texts that go on for one client, and how they are sent, as a whole or as a stream of events."""
+"""Answers of a server: the texts of one request, sent as a whole or as a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from weft.errors import InputError
 from weft.extras.language.compiler.encoders import TokenError
 from weft.extras.language.run.engine import Engine, Event, Ticket
 from weft.extras.language.run.lm import Completion, End
-from weft.extras.language.server.server_access import refusal
+from weft.extras.language.server.server_access import error_body
 from weft.hdl.errors import WeftError
 
-_PAUSE = 0.5
-"""Seconds between looks whether a client is still there."""
+_POLL_INTERVAL = 0.5
+"""Seconds between checks for a disconnected client."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a kind of answer looks."""
+    """Format of answers of one API endpoint."""
 
     prefix: str
     whole: str
@@ -51,7 +51,7 @@ CHAT = Form("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
 class Answer:
-    """Texts that go on, for one client; made in the loop that answers.
+    """Texts of one request; created in the event loop.
 
     Parameters
     ----------
@@ -71,20 +71,20 @@ class Answer:
         special: bool = False,
         begin: bool | None = None,
     ) -> None:
-        """Ask for a text for each prompt; in any thread.
+        """Request a text for each prompt; may be called in any thread.
 
         Parameters
         ----------
         prompts : sequence of str or list of int
         options : callable
-            Gives the options of each text, as `Engine.submit` has them.
+            Returns the options of one text for `Engine.submit`.
         special, begin
-            As `weft.extras.language.run.lm.Model.encode` has them.
+            See `weft.extras.language.run.lm.Model.encode`.
 
         Raises
         ------
         InputError, BusyError
-            As `Engine.submit` does, for any of the texts; none of them goes on then.
+            If `Engine.submit` refuses any of the texts; all others are cancelled then.
         """
         encode = functools.partial(self._engine.model.encode, special=special, begin=begin)
         encoded = [_encode(encode, prompts, index) for index in range(len(prompts))]
@@ -97,46 +97,48 @@ class Answer:
             raise
 
     def _listen(self, index: int, event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # raised after the end of the event loop
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     def cancel(self) -> None:
-        """Have the texts not go on."""
+        """Cancel all texts."""
         for ticket in self._tickets:
             self._engine.cancel(ticket)
 
     async def events(
-        self, left: Callable[[], Awaitable[bool]] | None = None
+        self, is_disconnected: Callable[[], Awaitable[bool]] | None = None
     ) -> AsyncIterator[tuple[int, Event]]:
-        """Yield the number of a prompt and a piece of its text, or at last the whole; ends early when the client has
-        `left`, and with an error."""
-        looked, going = time.monotonic(), len(self._tickets)
-        while going:
-            if time.monotonic() - looked >= _PAUSE:
-                if left is not None and await left():
+        """Yield prompt indices with pieces of their texts, and finally with completions.
+
+        The iteration ends early after an error, and when the client has disconnected.
+        """
+        last_check, remaining = time.monotonic(), len(self._tickets)
+        while remaining:
+            if time.monotonic() - last_check >= _POLL_INTERVAL:
+                if is_disconnected is not None and await is_disconnected():
                     return
-                looked = time.monotonic()
+                last_check = time.monotonic()
             try:
-                index, event = await asyncio.wait_for(self._events.get(), _PAUSE)
+                index, event = await asyncio.wait_for(self._events.get(), _POLL_INTERVAL)
             except TimeoutError:
                 continue
             yield index, event
             if isinstance(event, WeftError):
                 return
-            going -= not isinstance(event, str)
+            remaining -= not isinstance(event, str)
 
-    async def whole(self, left: Callable[[], Awaitable[bool]]) -> list[Completion]:
-        """Return the texts at their ends. Raises `ClientDisconnect` if the client has `left`."""
-        found: dict[int, Completion] = {}
+    async def whole(self, is_disconnected: Callable[[], Awaitable[bool]]) -> list[Completion]:
+        """Return the completions; raise `ClientDisconnect` if the client has disconnected."""
+        completions: dict[int, Completion] = {}
         try:
-            async for index, event in self.events(left):
+            async for index, event in self.events(is_disconnected):
                 if isinstance(event, WeftError):
                     raise event
                 if isinstance(event, Completion):
-                    found[index] = event
-            if len(found) < len(self._tickets) or await left():
+                    completions[index] = event
+            if len(completions) < len(self._tickets) or await is_disconnected():
                 raise ClientDisconnect
-            return [found[index] for index in sorted(found)]
+            return [completions[index] for index in sorted(completions)]
         finally:
             self.cancel()
 
@@ -144,7 +146,7 @@ class Answer:
 def _encode(
     encode: Callable[[str | list[int]], list[int]], prompts: Sequence[str | list[int]], index: int
 ) -> list[int]:
-    """The tokens of one of several prompts; an error says of which."""
+    """Return the tokens of a prompt; if there are several prompts, errors name its index."""
     try:
         return encode(prompts[index])
     except (InputError, TokenError) as error:
@@ -154,10 +156,10 @@ def _encode(
 
 
 class Events(StreamingResponse):
-    """A stream of server-sent events. Its texts end with it, also if the client leaves before the first event."""
+    """Stream of server-sent events. Its end cancels the texts, also before the first event."""
 
-    def __init__(self, answer: Answer, about: dict[str, Any], form: Form, usage: bool) -> None:
-        content = _stream(answer, about, form, usage)
+    def __init__(self, answer: Answer, common: dict[str, Any], form: Form, includes_usage: bool) -> None:
+        content = _stream(answer, common, form, includes_usage)
         super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._answer = answer
 
@@ -168,31 +170,34 @@ class Events(StreamingResponse):
             self._answer.cancel()
 
 
-async def _stream(answer: Answer, about: dict[str, Any], form: Form, usage: bool) -> AsyncIterator[str]:
-    """Server-sent events."""
+async def _stream(
+    answer: Answer, common: dict[str, Any], form: Form, includes_usage: bool
+) -> AsyncIterator[str]:
+    """Yield server-sent events."""
 
-    def sent(**fields: Any) -> str:
-        return f"data: {json.dumps(about | fields)}\n\n"
+    def event_line(**fields: Any) -> str:
+        return f"data: {json.dumps(common | fields)}\n\n"
 
     if form is CHAT:
         first = form.choice("", None, whole=False)
-        yield sent(choices=[first | {"delta": {"role": "assistant", "content": ""}}])
+        yield event_line(choices=[first | {"delta": {"role": "assistant", "content": ""}}])
     results = []
     async for index, event in answer.events():
         if isinstance(event, str):
-            yield sent(choices=[form.choice(event, None, whole=False, index=index)])
+            yield event_line(choices=[form.choice(event, None, whole=False, index=index)])
         elif isinstance(event, WeftError):
-            usage = False
-            yield f"data: {json.dumps(refusal(500, str(event)))}\n\n"
+            includes_usage = False
+            yield f"data: {json.dumps(error_body(500, str(event)))}\n\n"
         else:
-            yield sent(choices=[form.choice("", event.reason, whole=False, index=index)])
+            yield event_line(choices=[form.choice("", event.reason, whole=False, index=index)])
             results.append(event)
-    if usage:
-        yield sent(choices=[], usage=usage_of(results))
+    if includes_usage:
+        yield event_line(choices=[], usage=count_usage(results))
     yield "data: [DONE]\n\n"
 
 
-def usage_of(results: Sequence[Completion]) -> dict[str, int]:
-    """Count the tokens of texts, in OpenAI's form."""
-    given, made = sum(len(text.prompt) for text in results), sum(len(text.tokens) for text in results)
-    return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
+def count_usage(results: Sequence[Completion]) -> dict[str, int]:
+    """Return token counts in OpenAI's format."""
+    prompt = sum(len(text.prompt) for text in results)
+    generated = sum(len(text.tokens) for text in results)
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

@@ -1,11 +1,10 @@
-"""The process that opens and renders a chat template, which comes with a file and may do anything.
+"""Worker process that compiles and renders an untrusted chat template.
 
-Templates see what the `transformers` package gives them: its filters, functions and tags.
-
-`weft.extras.language.server.chat` starts this file as a script. It imports Jinja and nothing of weft, so that it
-starts in 50 ms. Requests and answers are JSON, one a line. The kernel ends the process when a request takes too much
-processor time: Jinja evaluates constants while it opens a template, and a single operation on long integers runs for
-minutes.
+Templates get the filters, functions and tags that the package `transformers` provides.
+`weft.extras.language.server.chat` starts this file as a script. It imports Jinja and nothing of weft, so that it starts
+in 50 ms. Requests and answers are JSON, one per line. The kernel ends the process when a request exceeds its processor
+time. That is necessary because Jinja evaluates constants while compiling, and one operation on long integers can run
+for minutes.
 """
 
 from __future__ import annotations
@@ -17,32 +16,36 @@ import signal
 import sys
 from typing import Any
 
-_SHOWN = 1000
-"""Characters of a message that are sent."""
+_MAX_MESSAGE = 1000
+"""Limit for the characters of an error message."""
 
 
-def limit(memory: int) -> None:
-    """Limit this process to `memory` bytes, and to no files written."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
-    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(kind, (most, most))
+def limit_resources(memory: int) -> None:
+    """Limit this process to `memory` bytes, and forbid it to write files."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action ends the process
+    for kind, maximum in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (maximum, maximum))
 
 
 def open_template(source: str) -> Any:
-    """A template in Jinja's sandbox."""
+    """Compile a template in Jinja's sandbox."""
     import jinja2.sandbox
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
     )
     environment.filters["tojson"] = _write_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _write_now
     return environment.from_string(source)
 
 
 def _generation_tag() -> type:
-    """The tag around text of the model, which trainers look at: ``{% generation %}...{% endgeneration %}``."""
+    """Return an extension for ``{% generation %}...{% endgeneration %}``, which marks the model's text for training."""
     import jinja2.ext
     import jinja2.nodes
 
@@ -62,7 +65,7 @@ def _generation_tag() -> type:
 
 
 def render(template: Any, values: dict[str, Any], longest: int) -> str:
-    """Render a template. Raises `ValueError` if the text has more than `longest` characters."""
+    """Render a template; raise `ValueError` if the text has more than `longest` characters."""
     pieces, length = [], 0
     for piece in template.generate(**values):
         length += len(piece)
@@ -73,36 +76,36 @@ def render(template: Any, values: dict[str, Any], longest: int) -> str:
 
 
 def answer(template: Any, request: dict[str, Any]) -> tuple[Any, dict[str, str]]:
-    """Carry out a request; returns the template and what to send."""
+    """Handle a request; return the template and the answer."""
     try:
         if template is None:
             return open_template(request["source"]), {"text": ""}
         return template, {"text": render(template, request["values"], request["longest"])}
     except MemoryError:
         return template, {"memory": ""}
-    except Exception as error:  # whatever an expression of the template raises
-        return template, {"error": str(error)[:_SHOWN]}
+    except Exception as error:  # an expression of the template can raise anything
+        return template, {"error": str(error)[:_MAX_MESSAGE]}
 
 
 def main(seconds: float, memory: int, folders: list[str]) -> None:
-    """Answer requests until there are no more.
+    """Answer requests until the input ends.
 
     Parameters
     ----------
     seconds : float
-        Processor time of a request at most.
+        Limit for the processor time of a request.
     memory : int
-        Bytes of the process at most.
+        Limit for the memory of the process, in bytes.
     folders : list of str
-        Where Jinja is.
+        Folders of Jinja and its dependencies.
     """
     sys.path += folders
-    limit(memory)
+    limit_resources(memory)
     template = None
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        template, found = answer(template, json.loads(line))
-        print(json.dumps(found), flush=True)
+        template, reply = answer(template, json.loads(line))
+        print(json.dumps(reply), flush=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -113,7 +116,7 @@ def _write_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    # Unlike Jinja's filter of this name it neither escapes <, >, & and ' nor sorts keys.
+    # Unlike Jinja's filter of this name, it neither escapes <, >, & and ' nor sorts keys.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -123,7 +126,7 @@ def _write_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
-def _refuse(message: object) -> None:
+def _raise_exception(message: object) -> None:
     raise ValueError(str(message))
 
 

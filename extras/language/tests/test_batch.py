@@ -13,9 +13,9 @@ from support.language_models import random_model
 from support.recalled_texts import VOCABULARY, RecalledTexts
 
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.integers import integers
+from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.compiler.model import Sizes
-from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.run.batch import Batch, End, Request
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun
 from weft.extras.language.run.sampling import Sampler
@@ -156,7 +156,7 @@ def test_prompts_take_the_rows_that_are_left() -> None:
     assert (one.computed, steps.computed) == (4, 4)
     batch.add(other)
     batch.step()
-    assert (one.computed, other.computed, len(other.made)) == (7, 1, 1)
+    assert (one.computed, other.computed, len(other.generated_tokens)) == (7, 1, 1)
 
 
 def test_pages_of_a_text_that_has_ended_are_used_again() -> None:
@@ -192,11 +192,11 @@ def test_the_text_that_came_last_waits_for_pages() -> None:
         batch.add(request)
     while batch.busy:
         batch.step()
-        if other.set_back and not other.pages and other.reason is None:
+        if other.preemptions and not other.pages and other.reason is None:
             assert not later.computed  # it came behind
             assert later.reason is None
     assert (one.reason, other.reason) == (End.TOKENS, End.TOKENS)
-    assert (one.set_back, other.set_back > 0) == (0, True)
+    assert (one.preemptions, other.preemptions > 0) == (0, True)
 
 
 @pytest.mark.parametrize(("pages", "context", "reason"), [(2, 32, End.CACHE), (8, 6, End.CONTEXT)])
@@ -206,7 +206,7 @@ def test_a_text_that_has_no_room_ends_and_others_go_on(pages: int, context: int,
     batch.add(long)
     batch.add(short)
     finished(batch, [long, short])
-    assert (long.reason, short.reason, len(short.made)) == (reason, End.TOKENS, 5)
+    assert (long.reason, short.reason, len(short.generated_tokens)) == (reason, End.TOKENS, 5)
     assert len(long.tokens) == (9 if reason is End.CACHE else 7)
 
 
@@ -222,13 +222,13 @@ def test_prompts_take_turns_with_other_texts() -> None:
     done = []
     while other.reason is None:
         batch.step()
-        done.append((len(one.made), other.computed))
+        done.append((len(one.generated_tokens), other.computed))
     assert done == [(1, 4), (2, 4), (2, 8), (3, 8), (3, 10), (4, 0)]  # its pages are others' then
 
 
 def test_few_tokens_of_a_prompt_are_computed_with_others() -> None:
     steps = RecalledTexts(4, 8, 8, 8)
-    batch = Batch(steps, rows=4, page=8, pages=8, context=32, prompt_rows=8, prompt_least=lambda: 4)
+    batch = Batch(steps, rows=4, page=8, pages=8, context=32, prompt_rows=8, min_prompt_tokens=lambda: 4)
     one = first([1, 2, 3, 4], 1)
     batch.add(one)
     batch.step()
@@ -242,9 +242,9 @@ def test_nobody_asks_what_is_worth_it_without_such_a_prompt() -> None:
         raise AssertionError
 
     batch = Batch(
-        RecalledTexts(1, 4, 8, 4), rows=1, page=4, pages=8, context=32, prompt_rows=4, prompt_least=asked
+        RecalledTexts(1, 4, 8, 4), rows=1, page=4, pages=8, context=32, prompt_rows=4, min_prompt_tokens=asked
     )
-    for request in (first([1, 2], 3), Request([1] * 9, 0, lambda logits: 0, every=True)):
+    for request in (first([1, 2], 3), Request([1] * 9, 0, lambda logits: 0, keep_logits=True)):
         batch.add(request)
         finished(batch, [request])
     batch.add(first([1, 2, 3, 4]))
@@ -278,7 +278,7 @@ def decoder(rows: int, prompt_rows: int = 0) -> Decoder:
     model = random_model(np.random.default_rng(1), "llama", _SIZES, biases=False)
     text = np.random.default_rng(2).integers(0, model.sizes.vocabulary, 24).tolist()
     config = Config.load("small").replace(loops=1, kernel=256, lookup_tables=4)
-    numbers = integers(model, ranges(model, [text]))
+    numbers = to_integers(model, measure_ranges(model, [text]))
     return Decoder(numbers, config, rows=rows, page=8, prompt_rows=prompt_rows)
 
 
@@ -321,7 +321,7 @@ def test_rows_of_one_text_see_each_other() -> None:
     found = []
     for rows in (1, 2, 4, 11):
         batch = device_batch(rows, 4)
-        request = Request(list(prompt), 0, lambda logits: 0, every=True)
+        request = Request(list(prompt), 0, lambda logits: 0, keep_logits=True)
         batch.add(request)
         finished(batch, [request])
         found.append(np.stack(request.logits))

@@ -41,14 +41,14 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     """Less time than by default; it is processor time, so that a busy machine changes nothing."""
-    monkeypatch.setattr(chat, "SECONDS", 0.2)
+    monkeypatch.setattr(chat, "MAX_SECONDS", 0.2)
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield 0.2
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 1
 
 
-def rendered(source: str, content: str = "hello", longest: int = chat.LONGEST) -> str:
+def rendered(source: str, content: str = "hello", longest: int = chat.MAX_CHARACTERS) -> str:
     with ChatTemplate(source, pieces()) as template:
         return template.text([{"role": "user", "content": content}], longest)
 
@@ -114,9 +114,7 @@ def test_any_text_comes_through() -> None:
     ],
 )
 def test_templates_that_refuse_or_fail(source: str, message: str) -> None:
-    with pytest.raises(
-        InputError, match=f"^the model's chat template does not take these messages: {message}"
-    ):
+    with pytest.raises(InputError, match=f"^the model's chat template refuses these messages: {message}"):
         rendered(source, longest=20)
 
 
@@ -144,7 +142,7 @@ def test_hostile_templates(name: str, short: float) -> None:
             with pytest.raises(InputError) as refused:
                 template.text([{"role": "user", "content": "attack"}])
             head, _, tail = str(refused.value).partition(": ")
-            assert head == "the model's chat template does not take these messages"
+            assert head == "the model's chat template refuses these messages"
             assert re.match(reason.format(seconds=short), tail)
         assert template.text(HELLO) == "hello"
 
@@ -163,7 +161,7 @@ def test_limits_are_those_of_one_request(short: float) -> None:
     with ChatTemplate(busy, pieces()) as template:
         process = template._worker._process.pid
         used, times = 0.0, 0
-        while used < 2 * short or times * 10**8 < chat.MEMORY:
+        while used < 2 * short or times * 10**8 < chat.MAX_MEMORY:
             assert template.text(HELLO) == "hello"
             ticks = Path(f"/proc/{process}/stat").read_text().split()[13:15]
             used, times = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"), times + 1
@@ -172,7 +170,7 @@ def test_limits_are_those_of_one_request(short: float) -> None:
 
 def test_a_process_that_waits_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     with ChatTemplate(ECHO, pieces()) as template:
-        monkeypatch.setattr(chat, "_WAIT", 0.3)
+        monkeypatch.setattr(chat, "_TIMEOUT", 0.3)
         os.kill(template._worker._process.pid, signal.SIGSTOP)
         with pytest.raises(InputError, match=r": it has not ended after 0\.3 s$"):
             template.text(HELLO)

@@ -10,10 +10,10 @@ from support.language_models import config_of, random_model
 
 from weft.extras.language.compiler.contents import Contents
 from weft.extras.language.compiler.form import PRODUCTS
-from weft.extras.language.compiler.integers import Integers, integers
+from weft.extras.language.compiler.integers import Integers, to_integers
 from weft.extras.language.compiler.model import Sizes
 from weft.extras.language.compiler.places import MANTISSAS, Places
-from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.ranges import measure_ranges
 
 _SIZES = Sizes(
     context=16, width=48, blocks=2, heads=2, key_value_heads=2, key_length=16, value_length=16, feed_forward=80,
@@ -23,7 +23,7 @@ _SIZES = Sizes(
 
 def numbers_of(architecture: str) -> Integers:
     model = random_model(np.random.default_rng(6), architecture, _SIZES, biases=True)
-    return integers(model, ranges(model, [[1, 2, 3]]))
+    return to_integers(model, measure_ranges(model, [[1, 2, 3]]))
 
 
 def biases_of(contents: Contents, places: Places, block: int, product: str) -> np.ndarray:
@@ -65,8 +65,8 @@ def test_biases_are_behind_mantissas(architecture: str, preset: str) -> None:
 def test_the_residual_stream_has_room_for_biases() -> None:
     """Whatever a text shows: three digits take them as they are, in its steps."""
     model = random_model(np.random.default_rng(6), "gpt2", _SIZES)
-    found = dataclasses.replace(ranges(model, [[1, 2, 3]]), residual=1e-4)
-    numbers = integers(model, found)
+    found = dataclasses.replace(measure_ranges(model, [[1, 2, 3]]), residual=1e-4)
+    numbers = to_integers(model, found)
     for name, field in (("output", "attention_output"), ("down", "down")):
         assert numbers.biases[name].shift == 0
         for block, steps in zip(model.blocks, numbers.biases[name].numbers, strict=True):

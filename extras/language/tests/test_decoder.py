@@ -18,9 +18,9 @@ from support.mostly_long import mostly_long
 from weft.compiler.ir.graph import CompileError
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.form import PRODUCTS
-from weft.extras.language.compiler.integers import Integers, integers
+from weft.extras.language.compiler.integers import Integers, to_integers
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Sizes
-from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.registers import PAGES
 from weft.extras.language.gguf.writer import write
@@ -52,7 +52,7 @@ def in_blocks(
         model, str(folder / "model.gguf"), "Q4_0", {"token_embd.weight": head, "output.weight": head}
     )
     text = rng.integers(0, model.sizes.vocabulary, _TOKENS).tolist()
-    return model, text, integers(model, ranges(model, [text]), blocks=True)
+    return model, text, to_integers(model, measure_ranges(model, [text]), blocks=True)
 
 
 def without_biases(model: LanguageModel, rng: np.random.Generator) -> LanguageModel:
@@ -89,7 +89,7 @@ def made(
     rng = np.random.default_rng(seed)
     model = of_kind(kind, rng, sizes, tied=tied)
     text = rng.integers(0, model.sizes.vocabulary, _TOKENS).tolist()
-    return model, text, integers(model, ranges(model, [text]))
+    return model, text, to_integers(model, measure_ranges(model, [text]))
 
 
 @pytest.mark.parametrize("preset", mostly_long(["small", "default"], 0))
@@ -143,7 +143,7 @@ def test_blocks_of_4_bits_are_kept(preset: str, kind: str, head: str, tmp_path: 
     """As near to the reference of the same file as int8 is to its own, for half the bytes."""
     sizes = dataclasses.replace(_SIZES, key_length=32, value_length=32)
     model, text, numbers = in_blocks(13, tmp_path, head, sizes, kind)
-    wide = integers(model, ranges(model, [text]))
+    wide = to_integers(model, measure_ranges(model, [text]))
     exact, errors, bytes_ = Reference(model).logits(text), [], []
     for each in (numbers, wide):
         config = config_of(preset)

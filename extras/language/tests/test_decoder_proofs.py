@@ -24,10 +24,10 @@ from support.certified_decoders import (
 )
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.language.certificate.certificate import certify, description, steps_of
-from weft.extras.language.certificate.decoder_memory import Steps, Token
+from weft.extras.language.certificate.certificate import certify, describe_layout, describe_model
+from weft.extras.language.certificate.decoder_memory import StepLayout, Token
 from weft.extras.language.certificate.language import Language
-from weft.extras.language.certificate.steps import Course, every_step
+from weft.extras.language.certificate.steps import StepProver, generate_steps
 from weft.extras.language.compiler.decoder import Decoder as Compiled
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.proof.certificate import CertificateError
@@ -56,8 +56,11 @@ def test_biases_and_learned_places() -> None:
 
 def test_rows_of_several_texts() -> None:
     memory = memory_of(numbers_of(), rows=2)
-    course = Course(
-        description(memory.decoder.numbers), memory.decoder.config, steps_of(memory, memory.program), 1
+    course = StepProver(
+        describe_model(memory.decoder.numbers),
+        memory.decoder.config,
+        describe_layout(memory, memory.program),
+        1,
     )
     for tokens in ([Token(0, 9), Token(1, 3)], [Token(0, 7), Token(0, 8)], [Token(1, 2)]):
         course.step(tokens)
@@ -127,7 +130,7 @@ def test_definitions_are_what_golden_computes(architecture: str, seed: int) -> N
 
 
 def check_definition(memory: DecoderMemory, place: int, token: int) -> None:
-    model, rng = description(memory.decoder.numbers), np.random.default_rng(token)
+    model, rng = describe_model(memory.decoder.numbers), np.random.default_rng(token)
     shape = len(model.layers), 2, SIZES.context, model.key_value_heads, SIZES.key_length
     caches = rng.integers(0, 256, shape)
     meant = definition(memory, model, token, place, caches)
@@ -136,13 +139,13 @@ def check_definition(memory: DecoderMemory, place: int, token: int) -> None:
 
 
 def told(
-    memory: DecoderMemory, model: Language | None = None, at: Steps | None = None, place: int = 9
+    memory: DecoderMemory, model: Language | None = None, at: StepLayout | None = None, place: int = 9
 ) -> str:
     """Why a step of a program is not proven to be one of a model; empty if it is."""
-    chosen = description(memory.decoder.numbers) if model is None else model
-    where = steps_of(memory, memory.program) if at is None else at
+    chosen = describe_model(memory.decoder.numbers) if model is None else model
+    where = describe_layout(memory, memory.program) if at is None else at
     try:
-        Course(chosen, memory.decoder.config, where, 1).step([Token(0, place)])
+        StepProver(chosen, memory.decoder.config, where, 1).step([Token(0, place)])
     except Unproven as error:
         return str(error)
     return ""
@@ -194,14 +197,16 @@ MORE: dict[str, tuple[Callable[[Language], Language], str]] = {
     ),
     "a norm": (lambda model: _with_formula(model, "normalise", "multiply"), "keys and values"),
     "a gate": (lambda model: _with_formula(model, "inner", "multiply"), "keys and values"),
-    "steps of results": (lambda model: msgspec.structs.replace(model, smaller=1.5 * model.smaller), "keys and values"),
+    "steps of results": (
+        lambda model: msgspec.structs.replace(model, step_ratio=1.5 * model.step_ratio), "keys and values"
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_another_model_is_not_proven(memory: DecoderMemory, name: str) -> None:
     change, part = (MODELS | MORE)[name]
-    assert part in told(memory, change(description(memory.decoder.numbers)))
+    assert part in told(memory, change(describe_model(memory.decoder.numbers)))
 
 
 @pytest.mark.long
@@ -229,14 +234,14 @@ def _narrow(model: Language) -> Language:
         (lambda model: msgspec.structs.replace(model, formulas={}), "the decoder has no formula 'begin'"),
         (
             lambda model: _with(model, nodes=(Node("sine", (), 3),), results=(0, 0, 0)),
-            "the formula 'begin' of the decoder means nothing: a formula has the unknown kind 'sine'",
+            "the formula 'begin' of the decoder is invalid: a formula has the unknown kind 'sine'",
         ),
         (lambda model: _with(model, results=(0, 1)), "the formula 'begin' has 2 results; there must be 3"),
         (
             lambda model: msgspec.structs.replace(
                 model, positions=msgspec.structs.replace(model.positions, shape=(SIZES.context, -16))
             ),
-            "the description of the model means nothing: an array has shape (10, -16)",
+            "the description of the model is invalid: an array has shape (10, -16)",
         ),
         (_narrow, "product 'value' has weights for 15 inputs, and there are 16"),
         (
@@ -249,30 +254,30 @@ def _narrow(model: Language) -> Language:
 def test_a_model_that_says_nothing_is_named(
     memory: DecoderMemory, change: Callable[[Language], Language], message: str
 ) -> None:
-    assert message in told(memory, change(description(memory.decoder.numbers)))
+    assert message in told(memory, change(describe_model(memory.decoder.numbers)))
 
 
 def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None:
-    at = steps_of(memory, memory.program)
+    at = describe_layout(memory, memory.program)
 
     def wrong(tokens: Sequence[Token], numbers: Sequence[int], pages: Sequence[Sequence[int]]) -> bytes:
-        return at.frame_of([Token(0, 8)], numbers, pages)
+        return at.encode_frame([Token(0, 8)], numbers, pages)
 
-    other = dataclasses.replace(at, frame_of=wrong)
-    assert told(memory, at=other) == "token 9: the host tells the program of other rows than theirs"
+    other = dataclasses.replace(at, encode_frame=wrong)
+    assert told(memory, at=other) == "token 9: the host passes the program other rows than these tokens'"
 
 
 @pytest.mark.parametrize("name", ["context", "vocabulary", "layers", "heads", "length"])
 def test_all_that_the_host_reads_is_proven(memory: DecoderMemory, name: str) -> None:
-    at = steps_of(memory, memory.program)
+    at = describe_layout(memory, memory.program)
     size = getattr(at.reads, name)
     other = dataclasses.replace(at, reads=dataclasses.replace(at.reads, **{name: size + 1}))
-    assert told(memory, at=other) == (f"the host reads {name}={size + 1}, and the model has {name}={size}")
+    assert told(memory, at=other) == (f"the host reads {name}={size + 1}, but the model has {name}={size}")
 
 
 def test_parts_of_memory_are_apart(memory: DecoderMemory) -> None:
     """What a program may leave anything in, over pages: keys of other texts would be lost."""
-    at = steps_of(memory, memory.program)
+    at = describe_layout(memory, memory.program)
     other = dataclasses.replace(at, scratch=[(at.cache.address + 8, 16)])
     assert told(memory, at=other).startswith("pages and scratch 0 share memory at ")
     other = dataclasses.replace(at, frame=at.contents[0][0])
@@ -292,18 +297,18 @@ def _first(memory: DecoderMemory, kind: type[Instruction], **fields: int) -> tup
 def test_a_store_elsewhere_is_not_proven(memory: DecoderMemory) -> None:
     """Keys in the place of values, what is written over constants, and into a page of another text."""
     items, at = _first(memory, Store)
-    behind = dataclasses.replace(items[at], offset=steps_of(memory, memory.program).cache.kind)
+    behind = dataclasses.replace(items[at], offset=describe_layout(memory, memory.program).cache.kind)
     over = dataclasses.replace(items[at], base=0, offset=0)
     other = Store(base=3, offset=0, length=8)
     for changed, part in (
         (
             [*items[:at], behind, *items[at + 1 :]],
-            "of the keys and values of token 9 are not what the model says",
+            "of the keys and values of token 9 differ from the model",
         ),
-        ([*items[:at], over, *items[at + 1 :]], "where the program's words and constants are"),
+        ([*items[:at], over, *items[at + 1 :]], "which holds the program or constants"),
         (
             [*items[:-1], other, items[-1]],
-            "token 9: 8 bytes of memory are changed that are none of its tokens'",
+            "token 9: 8 bytes of memory changed that are not its tokens'",
         ),
     ):
         assert part in told(with_code(memory, changed))
@@ -321,7 +326,9 @@ def test_a_program_whose_order_is_open_is_not_proven(memory: DecoderMemory) -> N
 
 def test_steps_have_every_row_at_every_place() -> None:
     memory = memory_of(numbers_of(), rows=3)
-    steps = list(every_step(steps_of(memory, memory.program), SIZES.context, np.random.default_rng(2)))
+    steps = list(
+        generate_steps(describe_layout(memory, memory.program), SIZES.context, np.random.default_rng(2))
+    )
     for row in range(3):
         seen = {tokens[row].place for tokens in steps if len(tokens) > row}
         assert seen == set(range(SIZES.context))

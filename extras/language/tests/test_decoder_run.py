@@ -6,7 +6,7 @@ import language
 import numpy as np
 import pytest
 
-from weft.extras.language.compiler.integers import integers
+from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
 from weft.sim.compiled.device import golden_device
 from weft.sim.rtl.device import RtlDevice
@@ -18,7 +18,7 @@ TOKENS = 16
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_model_of_15_million_parameters(narrow: bool) -> None:
     """Every byte of memory, with random weights: int8, and blocks of 4 bits."""
-    numbers = integers(language.model(narrow=narrow), language.ranges(), blocks=narrow)
+    numbers = to_integers(language.model(narrow=narrow), language.ranges(), blocks=narrow)
     config = language.configuration("default")
     decoder = language.decoder_for(numbers, config, texts=0)
     assert decoder.prompts is not None
@@ -33,7 +33,7 @@ def test_a_model_of_15_million_parameters(narrow: bool) -> None:
     for at in range(TOKENS, 2 * TOKENS):
         for run in (golden, rtl):
             run.step([Row(token, at, [0])])
-        assert golden.raw(0) == rtl.raw(0)
+        assert golden.logit_bytes(0) == rtl.logit_bytes(0)
         token = int(golden.logits(0).argmax())
     memories = [run.device.read(0, memory.memory_bytes) for run in (golden, rtl)]
     assert memories[0] == memories[1]

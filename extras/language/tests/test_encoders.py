@@ -168,9 +168,7 @@ def test_bytes_as_characters() -> None:
 def test_text_that_cannot_be_written() -> None:
     small = Vocabulary("llama", "", ("a", SPACE), (Kind.NORMAL,) * 2, scores=(0.0, 0.0))
     assert list(Pieces(small).encode("a a")) == [0, 1, 0]
-    with pytest.raises(
-        TokenError, match=r"^the vocabulary has no token for 'b', and none for what it does not know$"
-    ):
+    with pytest.raises(TokenError, match=r"^the vocabulary has no token for 'b' and no unknown token$"):
         list(Pieces(small).encode("ab"))
     assert list(Pieces(replace(small, unknown=1)).encode("ab")) == [0, 1]
     pairs = Vocabulary("gpt2", "gpt-2", ("a", "b"), (Kind.NORMAL,) * 2)
@@ -212,18 +210,18 @@ def test_contents() -> None:
 def test_many_words_are_not_all_remembered(
     make: Callable[[], Vocabulary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.extras.language.compiler.encoders._CACHE", 10)
+    monkeypatch.setattr("weft.extras.language.compiler.encoders._CACHED_WORDS", 10)
     encoder = (Pieces if make is language_models.pieces else BytePairs)(make())
     text = " ".join(map(str, range(100)))
     assert list(encoder.encode(text)) == list(encoder.encode(text))
-    assert encoder._word.cache_info().currsize == 10
+    assert encoder._cached_merge.cache_info().currsize == 10
 
 
 @pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
 def test_long_words_are_not_remembered(make: Callable[[], Vocabulary]) -> None:
     encoder = (Pieces if make is language_models.pieces else BytePairs)(make())
     assert list(encoder.encode("a" * 1000)) == list(encoder.encode("a" * 1000))
-    assert encoder._word.cache_info().currsize == 0
+    assert encoder._cached_merge.cache_info().currsize == 0
 
 
 def test_pieces_across_words() -> None:

@@ -42,8 +42,8 @@ def test_a_bias_in_one_block_is_enough(field: str, product: str) -> None:
     biased = Linear(weight, np.zeros(len(weight), np.float32))
     form = form_of(with_first(plain, **{field: biased}))
     assert form == Form(biased=frozenset({product}))
-    assert form.turned_sums == (product != "qkv")
-    assert form.gated_sums == (product != "inner")
+    assert form.rotates_sums == (product != "qkv")
+    assert form.gates_sums == (product != "inner")
 
 
 def test_matrices_are_those_of_blocks() -> None:

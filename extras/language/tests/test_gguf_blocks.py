@@ -11,7 +11,7 @@ from weft.extras.language.compiler.model import BlockTensor, dense
 from weft.extras.language.gguf import blocks as ours
 
 
-@pytest.mark.parametrize("kind", ours.KINDS)
+@pytest.mark.parametrize("kind", ours.READABLE_TYPES)
 @pytest.mark.parametrize("shape", [(1, 256), (3, 512), (7, 768)])
 def test_every_type_is_what_the_library_says(kind: str, shape: tuple[int, int]) -> None:
     raw = np.frombuffer(blocks(np.random.default_rng(shape[0]), kind, shape), np.uint8)
@@ -52,10 +52,10 @@ def test_the_extremes_of_scales() -> None:
             assert np.array_equal(dense(ours.decode(raw, kind, (1, 256))), wanted)
 
 
-@pytest.mark.parametrize("kind", ours.KINDS)
+@pytest.mark.parametrize("kind", ours.READABLE_TYPES)
 def test_numbers_that_are_not_finite(kind: str) -> None:
     raw = np.frombuffer(blocks(np.random.default_rng(3), kind, (1, 256)), np.uint8)
-    assert ours.finite(ours.decode(raw, kind, (1, 256)))
+    assert ours.is_finite(ours.decode(raw, kind, (1, 256)))
     two = kind.endswith("_1") or kind in ("Q4_K", "Q5_K")
     places = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82], "F32": [8]}.get(kind, [0, 2] if two else [0])
     for at in places:
@@ -65,7 +65,7 @@ def test_numbers_that_are_not_finite(kind: str) -> None:
             content = raw.copy()
             whole = np.array([value], dtype).view(np.uint8) if bad is None else bad
             content[at : at + whole.size] = whole
-            assert not ours.finite(ours.decode(content, kind, (1, 256))), (kind, at, value)
+            assert not ours.is_finite(ours.decode(content, kind, (1, 256))), (kind, at, value)
 
 
 def test_types_have_the_numbers_of_the_library() -> None:

@@ -149,7 +149,7 @@ def test_counts_that_are_too_large() -> None:
         wrong = one().entry("k", f"[{kind}]", value(f"[{kind}]", [], 1 << 20))
         assert fails(wrong).startswith("is truncated or damaged: metadata 'k' has ")
     wrong = one().entry("k", "[text]", value("[text]", [], 1 << 20))
-    assert fails(wrong) == "is truncated or damaged: element 1 of metadata 'k' ends behind the file"
+    assert fails(wrong) == "is truncated or damaged: element 1 of metadata 'k' ends beyond the file"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -247,7 +247,7 @@ def test_tensors_that_make_no_sense() -> None:
 def test_offsets() -> None:
     assert fails(one(offset=8)) == "has tensor 'a' at offset 8, no multiple of 32"
     assert fails(one(offset=1 << 20)) == (
-        "is truncated or damaged: tensor 'a' has 512 bytes at offset 1,048,576 of the 544 behind the file's head"
+        "is truncated or damaged: tensor 'a' has 512 bytes at offset 1,048,576 of the 544 after the file's head"
     )
     assert fails(one(offset=(1 << 64) - 32)).startswith(
         "is truncated or damaged: tensor 'a' has 512 bytes at offset 18,446,744,073,709,551,584 of the 544"

@@ -387,7 +387,7 @@ def test_tensors_that_nobody_knows_are_refused(
     made = files(architecture)
     made.tensors.append(Tensor(name, "F32", (4,), bytes(16)))
     assert fails(made) == (
-        f"the file has tensors that weft does not know, and without which results would be wrong: {name}"
+        f"the file has tensors that weft does not know; without them results would be wrong: {name}"
     )
 
 

@@ -74,7 +74,7 @@ def test_what_is_read_of_byte_pairs() -> None:
     for pre, pattern in PATTERNS.items():
         named = read(GPT2, pre=pre, bos_token_id=4)
         assert named.pre == pre
-        assert named.add_begin == pattern.begins == (pre in ("llama-bpe", "llama3"))
+        assert named.add_begin == pattern.adds_begin == (pre in ("llama-bpe", "llama3"))
     assert not read(GPT2, pre="llama-bpe").add_begin
 
 

@@ -14,7 +14,7 @@ from support.language_models import SIZES
 from weft.compiler.ir.graph import CompileError
 from weft.extras.language.compiler.model import LanguageModel, Linear, Norm, dense
 from weft.extras.language.gguf.reader import read
-from weft.extras.language.gguf.writer import WRITTEN, write
+from weft.extras.language.gguf.writer import WRITABLE_TYPES, write
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def fails(model: LanguageModel, folder: Path, *arguments: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("kind", WRITABLE_TYPES)
 def test_the_library_reads_what_is_written(kind: str, model: LanguageModel, tmp_path: Path) -> None:
     found = write(model, tmp_path / "x.gguf", kind)
     reader = gguf.GGUFReader(tmp_path / "x.gguf")
@@ -85,7 +85,7 @@ def test_vocabularies(tmp_path: Path) -> None:
 
 def test_what_is_refused(model: LanguageModel, tmp_path: Path) -> None:
     assert fails(model, tmp_path, "Q6_K") == (
-        "matrices cannot be written as 'Q6_K'; there are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1"
+        "matrices cannot be written as 'Q6_K'; choose one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1"
     )
     assert fails(model, tmp_path, "Q8_0", {"output.weight": "x"}).startswith(
         "matrices cannot be written as 'x'; "

@@ -62,7 +62,7 @@ def test_rows_become_bytes_by_a_power_of_two(config: Config, size: tuple[int, in
     rng = np.random.default_rng(size)
     x = values_of(rng, *size)
     found = run(kernels.quantise(size[1]), [digits(x)], config)
-    bits = kernels.MOST_BITS - found[1].astype(int)
+    bits = kernels.MAX_ROW_BITS - found[1].astype(int)
     assert np.array_equal(bits[:, 0], [int(row.max()).bit_length() for row in np.abs(x)])
     exact = np.rint(x * 2.0 ** (kernels.BYTE_BITS - bits))
     assert np.array_equal(found[0], np.minimum(exact, 127))
@@ -78,7 +78,7 @@ def test_rows_are_normalised(config: Config, size: tuple[int, int], epsilon: flo
     whole = rng.integers(-32639, 32640, size[1])
     tensors = [*residual(x), digits(whole[None])] if gains else residual(x)
     found = run(kernels.normalise(size[1], epsilon, unit, gains=gains), tensors, config)
-    bits = kernels.MOST_BITS - found[1].astype(int)
+    bits = kernels.MAX_ROW_BITS - found[1].astype(int)
     made = found[0] * 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     real = x * unit
     root = np.sqrt(np.mean(real**2, axis=1, keepdims=True) + epsilon)
@@ -104,7 +104,7 @@ def test_rows_are_normalised_about_their_mean(
     whole = rng.integers(-32639, 32640, size[1])
     tensors = [*residual(x), digits(whole[None])] if gains else residual(x)
     found = run(kernels.normalise(size[1], epsilon, unit, gains=gains, centred=True), tensors, config)
-    bits = kernels.MOST_BITS - found[1].astype(int)
+    bits = kernels.MAX_ROW_BITS - found[1].astype(int)
     step = 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     real = (x - x.mean(axis=1, keepdims=True)) * unit
     root = np.sqrt(np.mean(real**2, axis=1, keepdims=True) + epsilon)
@@ -121,7 +121,7 @@ def test_means_are_off_by_a_step_at_most(columns: int) -> None:
     rng = np.random.default_rng(columns)
     x = rng.integers(-(1 << 22), 1 << 22, (20, columns)) + rng.integers(-(1 << 22), 1 << 22, (20, 1))
     rows = Rows(columns, 2)
-    kernels._put_residual(rows, kernels._mean(rows, 0, 1))
+    kernels._put_residual(rows, kernels._mean_of_row(rows, 0, 1))
     found, exact = residual_of(evaluate_targets(rows, residual(x))), x.mean(axis=1, keepdims=True)
     assert (np.abs(found - exact) <= 1 + (columns in (48, 1000)) * 2.0**-17 * np.abs(exact)).all()
 
@@ -143,7 +143,7 @@ def test_heads_with_biases_are_turned(config: Config, size: tuple[int, int]) -> 
     angles = rng.uniform(-np.pi, np.pi, (size[0], size[1] // 2)).repeat(2, axis=1)
     cosine, sine = (np.rint((1 << kernels.ANGLE_PLACES) * f(angles)).astype(int) for f in (np.cos, np.sin))
     sine[:, ::2] *= -1
-    found = run(kernels.turn(size[1]), [digits(x), digits(cosine), digits(sine)], config)
+    found = run(kernels.rotate_digits(size[1]), [digits(x), digits(cosine), digits(sine)], config)
     exact = np.clip(turned_by(x, angles) / 2**kernels.BIAS_PLACES, -128, 127)
     assert (np.abs(found[0] - exact) <= 0.53).all()
 
@@ -159,7 +159,7 @@ def test_heads_are_turned(config: Config, size: tuple[int, int]) -> None:
     scale = 1 << kernels.ANGLE_PLACES
     cosine, sine = (np.rint(scale * f(angles)).astype(int) for f in (np.cos, np.sin))
     sine[:, ::2] *= -1
-    row = rng.integers(kernels.MOST_BITS - 16, kernels.MOST_BITS + 1, (rows, 1))
+    row = rng.integers(kernels.MAX_ROW_BITS - 16, kernels.MAX_ROW_BITS + 1, (rows, 1))
     tensors = [sums[:, :, None], digits(cosine), digits(sine), row.astype(np.int8)]
     found = run(kernels.rotate(columns, most, mantissa, shift), tensors, config)
     exact = turned_by(sums, angles) * mantissa * 2.0 ** -(shift + row)
@@ -178,9 +178,9 @@ def products(
     rng: np.random.Generator, size: tuple[int, int], scaled: kernels.Scaled
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sums, the shifts of rows, and what the sums are in steps."""
-    sums = rng.integers(-scaled.most, scaled.most + 1, size)
-    row = rng.integers(kernels.MOST_BITS - 16, kernels.MOST_BITS + 1, (size[0], 1))
-    steps = sums * scaled.factors * 2.0 ** (kernels.MOST_BITS - kernels.BYTE_BITS - row)
+    sums = rng.integers(-scaled.max_sum, scaled.max_sum + 1, size)
+    row = rng.integers(kernels.MAX_ROW_BITS - 16, kernels.MAX_ROW_BITS + 1, (size[0], 1))
+    steps = sums * scaled.factors * 2.0 ** (kernels.MAX_ROW_BITS - kernels.BYTE_BITS - row)
     return sums, row, steps
 
 
@@ -295,7 +295,7 @@ def test_gelu(config: Config, size: tuple[int, int], bias: int | None) -> None:
 def test_gates_of_two_digits_open(config: Config, size: tuple[int, int], gate_places: int) -> None:
     rng = np.random.default_rng(size)
     gate, up = values_of(rng, *size), values_of(rng, *size)
-    found = run(kernels.opened(size[1], gate_places, 3), [digits(gate), digits(up)], config)
+    found = run(kernels.gated_digits(size[1], gate_places, 3), [digits(gate), digits(up)], config)
     x, y = gate / 2**gate_places, up / 4096
     exact = x / (1 + np.exp(-np.maximum(x, -80))) * y * 512
     # The sigmoid is linear between entries 1/16 apart, has 14 bits, and stays as it is from -8 on. Of what leaves two
@@ -311,7 +311,7 @@ def test_gates_open(config: Config, size: tuple[int, int]) -> None:
     rng = np.random.default_rng(size)
     gate, up = (scaled_of(rng, size[1], 12 * 4096) for _ in range(2))
     (first, row, x), (second, _, _) = products(rng, size, gate), products(rng, size, up)
-    y = second * up.factors * 2.0 ** (kernels.MOST_BITS - kernels.BYTE_BITS - row)
+    y = second * up.factors * 2.0 ** (kernels.MAX_ROW_BITS - kernels.BYTE_BITS - row)
     tensors = [
         np.stack([first, second], axis=-1),
         digits(gate.mantissas[None].astype(int)),

@@ -23,13 +23,13 @@ from weft import __main__ as command
 from weft.boards.registry import BOARDS
 from weft.extras.language import language_commands
 from weft.extras.language.certificate import certificate
-from weft.extras.language.certificate.certificate import description
+from weft.extras.language.certificate.certificate import describe_model
 from weft.extras.language.certificate.language import Language
 from weft.extras.language.compiler.integers import Integers
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import Row
-from weft.extras.language.run.language_report import Part, Took
-from weft.extras.language.run.lm_machine import Counted, Machine
+from weft.extras.language.run.language_report import Part, Timing
+from weft.extras.language.run.lm_machine import Machine, StepCost
 from weft.hdl.isa.config import PRESETS
 
 PROMPT = "the quick fox"
@@ -74,7 +74,7 @@ def test_text_goes_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixtur
     assert out == result.text + "\n"
     assert err.splitlines()[-2:] == [
         "configuration: small with loops=1, kernel=256",
-        f"5 tokens behind {len(result.prompt)}: as many tokens as were asked for",
+        f"{len(result.prompt)} prompt tokens, 5 generated: token limit reached",
     ]
     Path("prompt.txt").write_text(PROMPT)
     assert generate("--prompt-file", "prompt.txt", "--tokens", "5", "--quiet", "--rows", "4") == 0
@@ -91,7 +91,7 @@ def test_options_are_those_of_the_interface(capsys: pytest.CaptureFixture[str]) 
     assert generate("--prompt", PROMPT, "--stop", stop, "--quiet") == 0
     assert capsys.readouterr().out == expected().text.split(stop)[0] + "\n"
     assert generate("--prompt", PROMPT, "--context", "5") == 0
-    assert "the context is full" in capsys.readouterr().err
+    assert "context full" in capsys.readouterr().err
     assert generate("--prompt", PROMPT, "--calibration", "text.txt", "--tokens", "5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["reason"] == "tokens"
 
@@ -103,15 +103,15 @@ def test_programs_are_proven_first(
     assert generate(*options) == 0
     first, second = (line for line in capsys.readouterr().err.splitlines() if "proven" in line)
     assert first.startswith(
-        "the decoder's program: logits, keys and values are proven to be what the model's integers say, at all 4 "
-        "places of a text, for any token and any text before it, from "
+        "the decoder's program: logits, keys and values are proven to equal the model's integers, at all 4 "
+        "positions of a text, for any token and any text before it, from "
     )
-    assert second.startswith("its program for prompts: keys and values are proven to be what the model's")
+    assert second.startswith("its program for prompts: keys and values are proven to equal the model's")
 
     def other(numbers: Integers) -> Language:
-        return msgspec.structs.replace(description(numbers), smaller=3.0)
+        return msgspec.structs.replace(describe_model(numbers), step_ratio=3.0)
 
-    monkeypatch.setattr(certificate, "description", other)
+    monkeypatch.setattr(certificate, "describe_model", other)
     assert generate(*options) == 1
     out, err = capsys.readouterr()
     assert (out, "Traceback" in err) == ("", False)
@@ -147,17 +147,17 @@ def test_cycles_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sums_of_steps() -> None:
-    counted = [Counted(3, 300, 1200), Counted(1, 150, 600), Counted(1, 250, 600)]
-    took = Took.of(counted, 4, 8, 100e6)
-    assert took.prompt == Part(2, 4, 450, 1800, 150, 300)
-    assert took.following == Part(1, 1, 250, 600, 250, 250)
-    assert took.lines() == [
+    counted = [StepCost(3, 300, 1200), StepCost(1, 150, 600), StepCost(1, 250, 600)]
+    timing = Timing.of(counted, 4, 8, 100e6)
+    assert timing.prompt == Part(2, 4, 450, 1800, 150, 300)
+    assert timing.following == Part(1, 1, 250, 600, 250, 250)
+    assert timing.lines() == [
         "prompt: 4 tokens in 2 steps, 112 cycles a token (steps of 150 to 300), 450 bytes a token, 50.0% of the "
         "memory's 8 bytes a cycle; at 100 MHz 888,888.9 tokens a second",
         "following: 1 token in 1 step, 250 cycles a token, 600 bytes a token, 30.0% of the memory's 8 bytes a "
         "cycle; at 100 MHz 400,000.0 tokens a second",
     ]
-    assert len(Took.of(counted, None, 8, None).lines()) == 1
+    assert len(Timing.of(counted, None, 8, None).lines()) == 1
 
 
 class TwoAlike(Machine):
@@ -215,23 +215,25 @@ def test_text_comes_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     before = Machine.step
     monkeypatch.setattr(Machine, "step", noted)
-    monkeypatch.setattr(language_commands, "shown", lambda text: shown.append(len(counted)) or text)
+    monkeypatch.setattr(
+        language_commands, "without_controls", lambda text: shown.append(len(counted)) or text
+    )
     assert generate("--prompt", PROMPT, "--tokens", "6", "--quiet") == 0
     assert len(set(shown)) > 3
 
 
 def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\x1b[2Jb\n\tc\x07\x9b"
-    assert language_commands.shown(text) == text
+    assert language_commands.without_controls(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert language_commands.shown(text) == "a\ufffd[2Jb\n\tc\ufffd\ufffd"
+    assert language_commands.without_controls(text) == "a\ufffd[2Jb\n\tc\ufffd\ufffd"
 
 
 REFUSED = [
-    ([], "--prompt is missing: say which text goes on, or name a file with --prompt-file"),
+    ([], "the prompt is missing: give --prompt, or a file with --prompt-file"),
     (
         ["--prompt", "a", "--prompt-file", "text.txt"],
-        "--prompt and --prompt-file do not go together: say one of",
+        "--prompt and --prompt-file exclude each other: give one of",
     ),
     (
         ["--prompt", "a", "--clock", "5"],
@@ -241,7 +243,7 @@ REFUSED = [
     (["--prompt", "a", "--baud", "9600"], "--baud and --on golden do not go together: it is for a board"),
     (["--prompt", "a", "--compare"], "--compare and --on golden do not go together: it is for a board"),
     (["--prompt", "a", "--on", "board", "--port", "virtual:none"], "unknown board 'none'; choose "),
-    (["--prompt-file", "model.gguf"], "model.gguf is no text in UTF-8: byte "),
+    (["--prompt-file", "model.gguf"], "model.gguf is not UTF-8 text: byte "),
     (["--prompt-file", "none"], "cannot use none: No such file or directory"),
     (["--prompt", "a", "--calibration", "."], ". is a folder, not a file"),
     (["--prompt", "the quick fox over dogs" * 6], " tokens; the context has room for 24"),
@@ -321,7 +323,7 @@ def test_the_summary_is_behind_the_text(made: Path) -> None:
         [sys.executable, "-m", "weft", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=made,
         check=True, env=environment,
     )  # fmt: skip
-    assert b"\n3 tokens behind " in process.stdout
+    assert b" prompt tokens, 3 generated: " in process.stdout
 
 
 def test_without_the_extra() -> None:

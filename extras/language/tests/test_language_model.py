@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.extras.language.compiler.model import BlockTensor, Rotary, dense, interleaved, rows
-from weft.extras.language.compiler.reference import rotated
+from weft.extras.language.compiler.model import BlockTensor, Rotary, dense, interleave_heads, rows
+from weft.extras.language.compiler.reference import rotate_pairs
 
 
 @pytest.mark.parametrize("block", [16, 32])
@@ -42,13 +42,17 @@ def test_rows_for_a_rotation_of_neighbours(heads: int) -> None:
         return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
     def neighbours(weight: np.ndarray) -> np.ndarray:
-        return rotated((x @ interleaved(weight, heads).T).reshape(7, heads, 8).swapaxes(0, 1), angles)
+        return rotate_pairs(
+            (x @ interleave_heads(weight, heads).T).reshape(7, heads, 8).swapaxes(0, 1), angles
+        )
 
     query, key = (halves(weight) for weight in weights)
     other_query, other_key = (neighbours(weight) for weight in weights)
     wanted = query @ key.swapaxes(1, 2)
     np.testing.assert_allclose(other_query @ other_key.swapaxes(1, 2), wanted, atol=1e-4)
-    assert np.array_equal(interleaved(weights[0][:, 0], heads), interleaved(weights[0], heads)[:, 0])
+    assert np.array_equal(
+        interleave_heads(weights[0][:, 0], heads), interleave_heads(weights[0], heads)[:, 0]
+    )
 
 
 def test_angles() -> None:

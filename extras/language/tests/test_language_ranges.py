@@ -8,7 +8,7 @@ from support import plain_language
 from support.language_models import random_model
 
 from weft.extras.language.compiler.model import LanguageModel, Linear, Sizes
-from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.ranges import measure_ranges
 
 _SIZES = Sizes(
     context=24, width=32, blocks=2, heads=4, key_value_heads=2, key_length=8, value_length=8, feed_forward=48,
@@ -48,7 +48,7 @@ def test_queries_and_keys_as_large_as_they_become(
     count = len(model.vocabulary.tokens)
     texts = [rng.integers(0, count, length).tolist() for length in (1, 7, 24)]
     seen = largest(model, texts, monkeypatch)
-    found = ranges(model, texts)
+    found = measure_ranges(model, texts)
     for block, query, key in zip(model.blocks, found.query, found.key, strict=True):
         assert query == pytest.approx(max(seen[id(block.query)]), rel=1e-4)
         assert key == pytest.approx(max(seen[id(block.key)]), rel=1e-4)

@@ -9,16 +9,16 @@ import sys
 import pytest
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.language.compiler.libraries import library
+from weft.extras.language.compiler.libraries import import_library
 
 
 def test_a_library() -> None:
-    assert library("json") is json
+    assert import_library("json") is json
 
 
 def test_one_that_is_missing() -> None:
     with pytest.raises(CompileError) as caught:
-        library("no_such_package")
+        import_library("no_such_package")
     assert str(caught.value) == (
         "language models need the Python package 'no_such_package', which is not installed: pip install 'weft[lm]'"
     )

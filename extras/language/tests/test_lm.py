@@ -23,7 +23,7 @@ from weft.extras.language.gguf.writer import write
 from weft.extras.language.run import lm_ranges
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.language.run.lm import End, Model
-from weft.extras.language.run.lm_machine import prompt_least
+from weft.extras.language.run.lm_machine import min_prompt_tokens
 from weft.hdl.isa.config import Config
 from weft.run.devices import Simulation
 from weft.sim.compiled.device import CompiledDevice
@@ -190,12 +190,12 @@ def test_the_context_ends_a_text(path: Path) -> None:
 def test_texts_that_are_too_long_are_not_encoded_as_a_whole(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.extras.language.run.lm._BEYOND", 2)
+    monkeypatch.setattr("weft.extras.language.run.lm._MAX_EXCESS_COUNTED", 2)
     with weft.extras.language.run.lm.load(path, "small", context=6) as loaded:
         encoded: list[str] = []
-        merged = loaded.tokenizer._encoder._merged  # type: ignore[attr-defined]
+        merged = loaded.tokenizer._encoder._merge_word  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            loaded.tokenizer._encoder, "_word", lambda word: encoded.append(word) or merged(word)
+            loaded.tokenizer._encoder, "_cached_merge", lambda word: encoded.append(word) or merged(word)
         )
         with pytest.raises(
             InputError, match=r"^the prompt has more than 8 tokens; the context has room for 6$"
@@ -328,7 +328,7 @@ def test_devices_are_compared(path: Path, model: Model) -> None:
         device: Device = kind(config, 1 << 20)
         with weft.extras.language.run.lm.load(path, config, on=device, compare=True) as loaded:
             result = loaded.generate([3, 4, 5], tokens=3).result
-            assert (loaded.mismatches, len(loaded.counted)) == (expected, 5)
+            assert (loaded.mismatches, len(loaded.step_costs)) == (expected, 5)
             assert result.tokens == model.generate([3, 4, 5], tokens=3).result.tokens
 
 
@@ -336,15 +336,15 @@ def test_cycles_are_counted_beside_what_is_computed(path: Path, model: Model) ->
     with weft.extras.language.run.lm.load(path, "small", rows=3, on="timing") as loaded:
         result = loaded.generate(PROMPT, tokens=4).result
         assert result == model.generate(PROMPT, tokens=4).result
-        assert [step.tokens for step in loaded.counted] == [3, 1, 1, 1, 1]
-        assert min(step.cycles or 0 for step in loaded.counted) > 10_000
-        assert min(step.moved or 0 for step in loaded.counted) > 10_000
+        assert [step.tokens for step in loaded.step_costs] == [3, 1, 1, 1, 1]
+        assert min(step.cycles or 0 for step in loaded.step_costs) > 10_000
+        assert min(step.bytes_moved or 0 for step in loaded.step_costs) > 10_000
     slow = Simulation(bandwidth=0.5)
     with weft.extras.language.run.lm.load(path, "small", rows=3, on="timing", simulation=slow) as other:
         other.generate(PROMPT[:1], tokens=1).result  # noqa: B018
-        assert (other.counted[0].cycles or 0) > 2 * (loaded.counted[1].cycles or 0)
-        assert other.counted[0].moved == pytest.approx(loaded.counted[1].moved, rel=0.2)
-    assert all(step.cycles is None for step in model.counted)
+        assert (other.step_costs[0].cycles or 0) > 2 * (loaded.step_costs[1].cycles or 0)
+        assert other.step_costs[0].bytes_moved == pytest.approx(loaded.step_costs[1].bytes_moved, rel=0.2)
+    assert all(step.cycles is None for step in model.step_costs)
 
 
 def test_prompts_come_together_where_memory_sets_the_pace(path: Path, model: Model) -> None:
@@ -354,21 +354,21 @@ def test_prompts_come_together_where_memory_sets_the_pace(path: Path, model: Mod
         prompts = loaded.decoder.prompts
         assert prompts is not None
         memory = DecoderMemory(loaded.decoder, 3)
-        least = prompt_least(memory, slow)
-        assert 2 <= least < prompt_least(memory, Simulation())
+        least = min_prompt_tokens(memory, slow)
+        assert 2 <= least < min_prompt_tokens(memory, Simulation())
         prompt = [3 + at % 7 for at in range(least + 1)]
         result = loaded.generate(prompt, tokens=2).result
-        assert [step.tokens for step in loaded.counted] == [least, 1, 1]
+        assert [step.tokens for step in loaded.step_costs] == [least, 1, 1]
         assert result == model.generate(prompt, tokens=2).result
     alone = Decoder(loaded.decoder.numbers, loaded.decoder.config, page=8)
-    assert prompt_least(DecoderMemory(alone, 3), slow) == 0
+    assert min_prompt_tokens(DecoderMemory(alone, 3), slow) == 0
 
 
 @pytest.mark.long
 def test_the_rtl_is_the_interpreter(path: Path, model: Model) -> None:
     with weft.extras.language.run.lm.load(path, "small", rows=3, on="rtl", compare=True) as loaded:
         assert loaded.generate(PROMPT, tokens=3).result == model.generate(PROMPT, tokens=3).result
-        assert (loaded.mismatches, len(loaded.counted)) == (0, 4)
+        assert (loaded.mismatches, len(loaded.step_costs)) == (0, 4)
 
 
 # --- perplexity and ranges
@@ -397,21 +397,21 @@ def test_texts_of_its_own_do_for_others(seed: int, tmp_path: Path) -> None:
 
 
 def lengths(model: LanguageModel, count: int) -> list[int]:
-    return [len(text) for text in lm_ranges.own_texts(Reference(model), count)]
+    return [len(text) for text in lm_ranges.generate_texts(Reference(model), count)]
 
 
 def test_texts_of_its_own() -> None:
     model = random_model(np.random.default_rng(1), biases=False)
-    texts = lm_ranges.own_texts(Reference(model), 60)
+    texts = lm_ranges.generate_texts(Reference(model), 60)
     assert sum(map(len, texts)) == 60
     assert max(map(len, texts)) <= model.sizes.context
     assert all(text[0] == 1 and 2 not in text[:-1] for text in texts)
-    assert texts == lm_ranges.own_texts(Reference(model), 60)
+    assert texts == lm_ranges.generate_texts(Reference(model), 60)
     without = dataclasses.replace(
         model, vocabulary=dataclasses.replace(pieces(), begin=None, ends=frozenset())
     )
     assert lengths(without, 60) == [24, 24, 12]
-    assert len({text[0] for text in lm_ranges.own_texts(Reference(without), 60)}) > 1
+    assert len({text[0] for text in lm_ranges.generate_texts(Reference(without), 60)}) > 1
     # GPT-2's end is its begin as well.
     both = random_model(np.random.default_rng(1), biases=False, vocabulary=byte_pairs())
     assert sum(lengths(both, 30)) == 30
@@ -421,13 +421,13 @@ def test_texts_of_its_own() -> None:
 def test_ranges_are_kept(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_ranges, "entry", _entry_in(tmp_path))
     made: list[int] = []
-    found = lm_ranges.own_texts
+    found = lm_ranges.generate_texts
 
     def noted(reference: Reference, count: int = 30) -> list[list[int]]:
         made.append(count)
         return found(reference, 30)
 
-    monkeypatch.setattr(lm_ranges, "own_texts", noted)
+    monkeypatch.setattr(lm_ranges, "generate_texts", noted)
     reference = Reference(read(path))
     first = lm_ranges.model_ranges(reference, "one", None)
     assert lm_ranges.model_ranges(reference, "one", None) == first
@@ -448,7 +448,7 @@ def _entry_in(root: Path) -> object:
 
 def test_texts_that_are_given_come_in_parts() -> None:
     tokens: Sequence[int] = list(range(5000))
-    found = lm_ranges.parts(tokens, 600)
+    found = lm_ranges.split_text(tokens, 600)
     assert [len(part) for part in found] == [600, 600, 600, 248]
     assert [token for part in found for token in part] == list(range(2048))
 
@@ -462,7 +462,7 @@ def test_memory_has_all_parts_apart(model: Model) -> None:
         (memory.bases[0], len(contents.constants)), (program.entry, len(model.decoder.code)),
         (memory.records, len(contents.records)),
         (program.frame, max(program.frame_bytes(each) for each in (model.decoder, prompts.decoder))),
-        (memory.cache, 5 * places.page_bytes), (memory.bases[4], 3 * places.one_bytes),
+        (memory.cache, 5 * places.page_bytes), (memory.bases[4], 3 * places.token_bytes),
         (memory.logits, 3 * 2 * memory.columns), (prompts.entry, len(prompts.decoder.code)),
     ]  # fmt: skip
     ends = [at + size for at, size in sizes]

@@ -11,11 +11,11 @@ from support.language_models import SIZES
 
 from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import CompileError
-from weft.extras.language.compiler.contents import ring_of
+from weft.extras.language.compiler.contents import plan_ring
 from weft.extras.language.compiler.decoder import FEATURES
 from weft.extras.language.compiler.form import PRODUCTS, Form
 from weft.extras.language.compiler.places import Places
-from weft.extras.language.run.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.extras.language.run.lm_config import choose_page_size, choose_prompt_rows, language_configuration
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
 
@@ -68,7 +68,7 @@ def test_all_that_a_file_lacks_is_named(tmp_path: Path) -> None:
 )
 def test_pages_have_room_on_the_chip(changes: dict[str, int], heads: int, page: int) -> None:
     sizes = replace(SIZES, heads=heads, key_length=16, value_length=16)
-    assert page_of(sizes, Config().replace(**changes)) == page
+    assert choose_page_size(sizes, Config().replace(**changes)) == page
 
 
 _STORIES = replace(
@@ -85,8 +85,8 @@ _STORIES = replace(
 
 def test_pages_leave_half_of_the_scratchpad_to_weights() -> None:
     """Keys and values of a page of a model as wide as this are on the chip: 1,152 vectors of each for 32 keys."""
-    assert [page_of(_STORIES, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
-    assert page_of(_STORIES, PRESETS["small"], rows=4) == 8
+    assert [choose_page_size(_STORIES, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
+    assert choose_page_size(_STORIES, PRESETS["small"], rows=4) == 8
 
 
 @pytest.mark.parametrize(("heads", "key_length", "page"), [(4, 64, 16), (6, 64, 8), (12, 16, 24)])
@@ -100,7 +100,7 @@ def test_pages_leave_room_for_what_a_form_of_model_takes_beside_them(
         feed_forward=1024,
     )  # fmt: skip
     config = PRESETS["small"]
-    assert page_of(sizes, config, form=biased) == page == page_of(sizes, config) - config.n
+    assert choose_page_size(sizes, config, form=biased) == page == choose_page_size(sizes, config) - config.n
     Places(sizes, config, 1, page, biased)
     with pytest.raises(CompileError, match="has room for"):
         Places(sizes, config, 1, page + config.n, biased)
@@ -112,26 +112,26 @@ def test_pages_leave_room_for_what_a_form_of_model_takes_beside_them(
 def test_prompts_take_what_room_there_is(preset: str, blocks: bool, rows: int) -> None:
     """As many tokens as a page has, unless weights would come in more parts for their sake."""
     config = PRESETS[preset]
-    places = Places(_STORIES, config, 1, page_of(_STORIES, config), Form(gains=blocks))
-    assert prompt_rows_of(places) == rows
+    places = Places(_STORIES, config, 1, choose_page_size(_STORIES, config), Form(gains=blocks))
+    assert choose_prompt_rows(places) == rows
     if rows:
         other = replace(places, rows=rows, consecutive=True)
-        assert len(ring_of(places, other).parts) <= 1.1 * len(ring_of(places).parts)
+        assert len(plan_ring(places, other).parts) <= 1.1 * len(plan_ring(places).parts)
 
 
 def test_prompts_take_less_than_a_page_where_room_is_short() -> None:
     config = PRESETS["small"].replace(scratchpad_depth=1024, accumulator_depth=128)
     places = Places(_STORIES, config, 1, 32)
-    assert prompt_rows_of(places) == 8
+    assert choose_prompt_rows(places) == 8
 
 
 def test_prompts_leave_weights_in_large_parts() -> None:
     """There would be room for a page's 32 tokens, if weights came in more parts."""
     config = PRESETS["small"].replace(scratchpad_depth=4096, accumulator_depth=128)
     places = Places(_STORIES, config, 1, 32)
-    assert prompt_rows_of(places) == 16
-    parts = [len(ring_of(places, replace(places, rows=rows, consecutive=True)).parts) for rows in (16, 32)]
-    assert parts[0] <= 1.1 * len(ring_of(places).parts) < parts[1]
+    assert choose_prompt_rows(places) == 16
+    parts = [len(plan_ring(places, replace(places, rows=rows, consecutive=True)).parts) for rows in (16, 32)]
+    assert parts[0] <= 1.1 * len(plan_ring(places).parts) < parts[1]
 
 
 @pytest.mark.parametrize("changes", [{"row_states": 4}, {"accumulator_depth": 16}, {"alignments": 32}])
@@ -140,4 +140,4 @@ def test_attention_that_does_not_fit(changes: dict[str, int]) -> None:
     with pytest.raises(
         CompileError, match="attention of 1 tokens with heads of 16 elements does not fit the conf"
     ):
-        Places(sizes, config, 1, page_of(sizes, config))
+        Places(sizes, config, 1, choose_page_size(sizes, config))

@@ -8,13 +8,13 @@ import pytest
 from support.language_models import pieces
 
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.run.lm_text import Text
+from weft.extras.language.run.lm_text import TextStream
 
 TOKENIZER = Tokenizer(pieces())
 
 
 def pieces_of(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
-    made = Text(TOKENIZER, stop)
+    made = TextStream(TOKENIZER, stop)
     found = [made.feed(token) for token in TOKENIZER.encode(text, begin=False)]
     return [*found, made.end()], made.stopped
 
@@ -64,16 +64,16 @@ def test_a_control_token_is_a_stop_sequence_by_its_name(stop: tuple[str, ...]) -
     for text, dropped in (("the fo", 0), ("the fox", 0), ("a€", 0), ("a€", 1)):
         tokens = TOKENIZER.encode(text, begin=False)
         tokens = tokens[: len(tokens) - dropped]
-        made = Text(TOKENIZER, stop)
+        made = TextStream(TOKENIZER, stop)
         expected = f" {text}" if not dropped else " a\ufffd"
         assert ("".join(map(made.feed, [*tokens, 2])), made.stopped) == (expected, True)
         assert made.feed(5) == made.end() == ""
-    made = Text(TOKENIZER, ("</s",))
+    made = TextStream(TOKENIZER, ("</s",))
     assert ([made.feed(2), made.feed(1)], made.stopped) == (["", ""], False)
 
 
 def test_half_a_character_at_the_end() -> None:
-    made = Text(TOKENIZER)
+    made = TextStream(TOKENIZER)
     tokens = TOKENIZER.encode("€", begin=False)
     assert [made.feed(token) for token in tokens[:-1]] == [" ", "", ""][: len(tokens) - 1]
     assert made.end() == "\ufffd"

@@ -13,7 +13,7 @@ from support.ort_sessions import plain_session
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Node
-from weft.extras.language.onnx.natives import native
+from weft.extras.language.onnx.natives import find_native
 
 MICROSOFT = "com.microsoft"
 Rng = np.random.Generator
@@ -73,7 +73,7 @@ def made(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> 
 
 def computed(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> np.ndarray:
     node = Node(op, tuple(inputs), ("y",), attributes, MICROSOFT, "n", 0)
-    function = native(node)
+    function = find_native(node)
     assert function is not None
     (found,) = function(node, list(inputs.values()))
     return found
@@ -92,7 +92,7 @@ def test_norms_without_an_epsilon_have_that_of_onnx_runtime() -> None:
     rng = np.random.default_rng(0)
     x, weight = (1e-3 * floats(rng, 3, 8)), floats(rng, 8)
     node = Node("SimplifiedLayerNormalization", ("x", "w"), ("y",), {}, MICROSOFT, "n", 0)
-    function = native(node)
+    function = find_native(node)
     assert function is not None
     (found,) = function(node, [x, weight])
     wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5) * weight
@@ -142,5 +142,5 @@ def test_rotations_that_are_not_read(attribute: str, value: float, words: str) -
 
 
 def test_operators_of_onnx_are_none() -> None:
-    assert native(Node("FastGelu", ("x",), ("y",), {}, "", "n", 0)) is None
-    assert native(Node("Relu", ("x",), ("y",), {}, MICROSOFT, "n", 0)) is None
+    assert find_native(Node("FastGelu", ("x",), ("y",), {}, "", "n", 0)) is None
+    assert find_native(Node("Relu", ("x",), ("y",), {}, MICROSOFT, "n", 0)) is None

@@ -13,7 +13,7 @@ from support.onnx_decoders import Form, outside, write
 from weft.compiler.host import evaluate
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel, Rotary, Sizes, dense
 from weft.extras.language.compiler.reference import Reference
-from weft.extras.language.compiler.weights import in_blocks
+from weft.extras.language.compiler.weights import is_in_blocks
 from weft.extras.language.onnx.reader import read
 
 SIXTEEN = dataclasses.replace(SIZES, key_length=16, value_length=16)
@@ -197,7 +197,7 @@ def test_blocks_stay_blocks(block: int, bits: int, zeros: bool, tmp_path: Path) 
         assert np.array_equal(weight.scales[:, ::2], weight.scales[:, 1::2])
     largest = int(np.abs(weight.values).max())
     assert largest <= 8 if bits == 4 else 100 < largest <= 128
-    assert in_blocks(weight) == (block >= 32 and bits == 4)
+    assert is_in_blocks(weight) == (block >= 32 and bits == 4)
 
 
 def test_a_block_that_columns_do_not_fill(tmp_path: Path) -> None:

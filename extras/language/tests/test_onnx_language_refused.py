@@ -196,7 +196,7 @@ GRAPHS: list[tuple[type[Builder], Form, str]] = [
     (
         Scaled,
         PLAIN,
-        r"attention up to node .* is not softmax\(q k / sqrt\(16\)\) v .* a try of 5 tokens",
+        r"attention up to node .* is not softmax\(q k / sqrt\(16\)\) v .* a trial of 5 tokens",
     ),
     (Windowed, PLAIN, r"attention up to node .* does not see all of 24 tokens: sliding windows"),
     (Everywhere, PLAIN, r"attention up to node .* is not softmax"),

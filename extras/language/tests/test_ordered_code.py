@@ -58,7 +58,7 @@ def test_what_is_beside_does_not_wait() -> None:
     code = OrderedCode(_IDLE)
     first = code.add(_of(Queue.LOAD, 0))
     code.add(_of(Queue.VEC, 0))
-    assert code.beside(_of(Queue.STORE, 40)) == 2
+    assert code.add_parallel(_of(Queue.STORE, 40)) == 2
     assert code.last == 1
     assert code.instructions[2].wait == 0
     assert code.newest(Queue.STORE) == 2
@@ -71,7 +71,7 @@ def test_what_is_beside_does_not_wait() -> None:
 def test_one_wait_is_enough() -> None:
     """A queue is in order: who follows in it has waited, and for what came before as well."""
     code = OrderedCode(_IDLE)
-    loads = [code.beside(_of(Queue.LOAD, at)) for at in range(3)]
+    loads = [code.add_parallel(_of(Queue.LOAD, at)) for at in range(3)]
     code.add(_of(Queue.MM, 2), loads[2])
     code.add(_of(Queue.MM, 0), loads[0], loads[2])
     assert [load.signal for load in code.instructions[:3]] == [0, 0, code.instructions[3].wait]

@@ -22,11 +22,11 @@ def test_a_page_is_free_when_its_last_holder_leaves() -> None:
     pool = PagePool(1)
     page = pool.take()
     assert page is not None
-    assert pool.own(page)
+    assert pool.is_exclusive(page)
     pool.hold(page)
-    assert not pool.own(page)
+    assert not pool.is_exclusive(page)
     pool.release(page)
-    assert (pool.own(page), pool.free) == (True, 0)
+    assert (pool.is_exclusive(page), pool.free) == (True, 0)
     pool.release(page)
     assert pool.free == 1
     with pytest.raises(AssertionError, match="nobody holds page 0"):
@@ -43,12 +43,12 @@ def test_full_pages_are_found_by_their_tokens_and_all_in_front_of_them() -> None
     assert pool.find(ROOT, [1, 2]) == (place, first)
     assert pool.find(place, [3, 4]) == (behind, second)
     assert pool.find(ROOT, [3, 4]) is None
-    assert not pool.own(first)  # what the index has stays as it is
+    assert not pool.is_exclusive(first)  # what the index has stays as it is
     again = pool.take()
     assert again is not None
     assert pool.publish(ROOT, [1, 2], again) == place
     assert pool.find(ROOT, [1, 2]) == (place, first)
-    assert pool.own(again)
+    assert pool.is_exclusive(again)
 
 
 def test_full_pages_are_kept_until_there_is_need_the_oldest_goes_first() -> None:

@@ -54,7 +54,7 @@ def test_one_token(form: Form, positions: int, unturned: int, gates: int, gains:
 def test_bytes_in_memory() -> None:
     places = Places(SIZES, DEFAULT, 1, 16)
     assert (places.head_bytes, places.block_bytes, places.page_bytes) == (512, 1024, 2048)
-    assert (places.one, places.one_bytes) == (8, 128)
+    assert (places.token_vectors, places.token_bytes) == (8, 128)
 
 
 @pytest.mark.parametrize(("rows", "bank"), [(8, 256), (20, 256), (20, 512), (40, 1024)])

@@ -52,11 +52,11 @@ def test_what_was_read_before_is_not_carried_out_again() -> None:
     device = device_of(COPY)
     first, second = (device.values.inputs(N) for _ in range(2))
     assert np.array_equal(run(device, first), first)
-    assert device.done == 2
+    assert device.executed == 2
     assert np.array_equal(run(device, first), first)
-    assert device.done == 3  # STORE
+    assert device.executed == 3  # STORE
     assert np.array_equal(run(device, second), second)
-    assert device.done == 5
+    assert device.executed == 5
 
 
 def test_parameters_and_operands_are_read_again() -> None:
@@ -82,9 +82,7 @@ def test_parameters_and_operands_are_read_again() -> None:
 def test_what_is_never_written_is_not_written() -> None:
     device = device_of(COPY)
     device.fix([(OUTPUT + N - 1, OUTPUT + N)])
-    with pytest.raises(
-        Unproven, match=f"it writes to {OUTPUT:#x}, where the program's words and constants are"
-    ):
+    with pytest.raises(Unproven, match=f"it writes to {OUTPUT:#x}, which holds the program or constants"):
         run(device, device.values.inputs(N))
 
 
@@ -107,7 +105,7 @@ def test_a_turn_begins_with_anything_where_one_before_has_written() -> None:
     device = device_of(turns())
     inputs = device.values.inputs(N)
     assert np.array_equal(run(device, inputs), inputs)
-    device.turn = TURN
+    device.turn_register = TURN
     found = run(device, inputs)
     assert not np.isin(found, inputs).any()
     assert np.array_equal(run(device, inputs), found)

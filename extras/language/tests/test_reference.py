@@ -123,7 +123,7 @@ def test_what_is_refused() -> None:
     cache = reference.start()
     reference.logits(tokens_of(model, 20), cache)
     for tokens, why in {
-        (): "there are no tokens; a model needs one at least",
+        (): "there are no tokens; a model needs at least one",
         (0, -1): f"there is no token -1; the vocabulary has {count}",
         (count, 0): f"there is no token {count}; the vocabulary has {count}",
         (0,) * 5: "the text has 25 tokens; the model's context is 24",
@@ -140,9 +140,7 @@ def test_weights_that_are_too_large() -> None:
     huge = replace(model, output_norm=replace(model.output_norm, weight=np.full(32, 3e38, np.float32)))
     with pytest.raises(TokenError) as caught:
         Reference(huge).logits([1])
-    assert str(caught.value) == (
-        "the model's logits are no finite numbers: its weights are too large, or damaged"
-    )
+    assert str(caught.value) == ("the model's logits are not finite: its weights are too large, or damaged")
 
 
 def test_functions_of_one_number() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.language.compiler.ring import Product, cut, slots_for
+from weft.extras.language.compiler.ring import Product, cut, find_slots
 
 _products = st.tuples(st.integers(1, 300), st.integers(3, 600), st.sampled_from([1, 2]))
 
@@ -41,7 +41,7 @@ def test_parts_cover_products_and_fit(
         for part in ring.of(name):
             assert (part.index, part.first) == (index, tile)
             assert 0 < part.tiles <= most
-            assert part.tiles % product.together == 0
+            assert part.tiles % product.group == 0
             assert ring.vectors[index] == part.tiles * product.vectors
             index, tile = index + 1, tile + part.tiles
         assert tile == product.tiles
@@ -83,10 +83,10 @@ def test_another_program_has_slots_for_the_same_parts(
     head, end = Product(100, drawn[0][1]), banks * 512
     free = range(min(start + taken, end), end)
     try:
-        ring = cut(products, head, range(start, end), 512, most, most, beside=len(free))
+        ring = cut(products, head, range(start, end), 512, most, most, other_room=len(free))
     except CompileError:
         return
-    slots = slots_for(ring, free, 512)
+    slots = find_slots(ring, free, 512)
     assert len(slots) >= 2
     assert len(ring.parts) % len(slots) == 0
     assert max(ring.vectors) <= slots.step

@@ -10,7 +10,7 @@ from support.repeated import repeated
 
 from weft.compiler.ir.graph import CompileError
 from weft.extras.language.compiler.model import Rotary
-from weft.extras.language.onnx.natives import turned
+from weft.extras.language.onnx.natives import rotate
 from weft.extras.language.onnx.rotation import measure
 
 
@@ -23,7 +23,7 @@ def keeping(
             np.cos(angles).astype(dtype).astype(np.float32),
             np.sin(angles).astype(dtype).astype(np.float32),
         )
-        return turned(key[:, None], cosine, sine, interleaved=neighbours)[:, 0]
+        return rotate(key[:, None], cosine, sine, interleaved=neighbours)[:, 0]
 
     return kept
 
@@ -64,7 +64,7 @@ def test_factors(neighbours: bool) -> None:
 
 
 def test_cosines_of_float16() -> None:
-    found, _ = measure(keeping(Rotary(32, 10000.0), False, np.float16), 1, 32, 1023, None, rounded=1e-3)
+    found, _ = measure(keeping(Rotary(32, 10000.0), False, np.float16), 1, 32, 1023, None, table_error=1e-3)
     assert found is not None
     assert (found.dimensions, found.base, found.factors) == (32, 10000.0, None)
 

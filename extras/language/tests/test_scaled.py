@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.compiler.kernel.expressions import DIGITS, digits
-from weft.extras.language.compiler.scaled import Biases, Scaled, power_of_two, together
+from weft.extras.language.compiler.scaled import Biases, Scaled, power_of_two, scale_blocks
 from weft.extras.language.compiler.weights import Weights
 
 
@@ -32,9 +32,9 @@ def test_no_bias_is_zero() -> None:
 
 def test_blocks_have_one_shift() -> None:
     rng = np.random.default_rng(1)
-    matrices = [Weights.of(rng.normal(0, scale, (5, 32)).astype(np.float32)) for scale in (0.1, 2.0)]
-    made = together(matrices, [3.0, 0.01])
-    assert len({(each.shift, each.most, each.reach) for each in made}) == 1
+    matrices = [Weights.quantise(rng.normal(0, scale, (5, 32)).astype(np.float32)) for scale in (0.1, 2.0)]
+    made = scale_blocks(matrices, [3.0, 0.01])
+    assert len({(each.shift, each.max_sum, each.max_result) for each in made}) == 1
     for each, matrix, factor in zip(made, matrices, (3.0, 0.01), strict=True):
         assert isinstance(each, Scaled)
         np.testing.assert_allclose(each.factors, matrix.scales * factor, rtol=2**-8)

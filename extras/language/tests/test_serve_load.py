@@ -32,7 +32,7 @@ TEMPLATE = (
 )
 LINE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
-    r"([\d.:]* - \"[^\"]*\" (\d{3}|the client left)|Invalid HTTP request received\.)"
+    r"([\d.:]* - \"[^\"]*\" (\d{3}|client disconnected)|Invalid HTTP request received\.)"
 )
 MEGABYTE = 1 << 20
 

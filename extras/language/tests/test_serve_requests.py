@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from weft.errors import InputError
-from weft.extras.language.server.serve_requests import ChatAsked, asked
+from weft.extras.language.server.serve_requests import ChatRequest, parse_request
 
 
 def plain(*messages: Any) -> list[dict[str, Any]]:
-    return asked(ChatAsked, json.dumps({"messages": messages}).encode()).plain()
+    return parse_request(ChatRequest, json.dumps({"messages": messages}).encode()).template_messages()
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_contents() -> None:
         ),
         (
             {"role": "user", "content": [{"type": "image_url"}]},
-            "messages are texts here: a part of type 'image_url' is not",
+            "this server takes text only; a message has a part of type 'image_url'",
         ),
         (
             {"role": "assistant", "tool_calls": [{"id": "1"}]},

@@ -34,7 +34,7 @@ from weft.extras.language.run.engine import BusyError, Engine
 from weft.extras.language.run.lm import Model
 from weft.extras.language.server import server as servers
 from weft.extras.language.server.chat import ChatTemplate
-from weft.extras.language.server.server import BODY, LONG, Server
+from weft.extras.language.server.server import MAX_BODY, MIN_LONG_REQUEST, Server
 from weft.sim.device import DeviceError
 
 PROMPT = "the quick fox"
@@ -123,7 +123,7 @@ def test_a_completion(client: httpx.Client, alone: Model) -> None:
     assert found["object"] == "text_completion"
     assert found["choices"] == [
         {"index": 0, "logprobs": None, "finish_reason": "length", "text": result.text,
-         "end_reason": "as many tokens as were asked for"}
+         "end_reason": "token limit reached"}
     ]  # fmt: skip
     assert found["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
     stopped = ask(client, max_tokens=6, stop=[result.text[2]])
@@ -176,7 +176,7 @@ def test_all_texts_of_a_list_end_when_the_client_leaves_or_one_is_refused(
     with pytest.raises(httpx.ReadTimeout):
         client.post("/v1/completions", json=body, timeout=0.1)
     settled(lambda: engine.texts == 0)
-    monkeypatch.setattr(engines, "WAITING", 2)
+    monkeypatch.setattr(engines, "MAX_TEXTS", 2)
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 503
     settled(lambda: engine.texts == 0)
@@ -251,7 +251,7 @@ def test_a_client_that_leaves_takes_its_text_with_it(
     settled(lambda: engine.texts == 0)
     assert engine.model.step() is False  # not even when others ask
     assert engine.steps - computed < 200
-    assert not engine.model.counted
+    assert not engine.model.step_costs
 
 
 REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
@@ -259,7 +259,7 @@ REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
     (b"[" * 100_000, 400, "the request is no JSON: "),
     (b"\xff", 400, "the request is no JSON: "),
     (b"[1]", 400, "the request is no JSON object"),
-    (b" " * (BODY + 1), 413, "the request has more than 4,194,304 bytes"),
+    (b" " * (MAX_BODY + 1), 413, "the request has more than 4,194,304 bytes"),
     ({}, 400, "the request does not fit: Object missing required field `prompt`"),
     ({"prompt": 5}, 400, "the request does not fit: Expected `str | array`, got `int` - at `$.prompt`"),
     (
@@ -397,7 +397,7 @@ def test_others_are_answered_meanwhile(
 ) -> None:
     """Before, not just at the same time: that is held up until they are."""
     goes_on, encode, text = threading.Event(), engine.model.encode, ChatTemplate.text
-    long = "a" * LONG
+    long = "a" * MIN_LONG_REQUEST
 
     def encode_late(prompt: str | list[int], **options: Any) -> list[int]:
         assert prompt != long or goes_on.wait(60)
@@ -440,7 +440,7 @@ def test_hostile_chats(client: httpx.Client, attack: str, reason: str) -> None:
             assert ask(client, max_tokens=1)["choices"][0]["text"]
             meanwhile += 1
     answer = refused.result()
-    message = f"the model's chat template does not take these messages: {reason}"
+    message = f"the model's chat template refuses these messages: {reason}"
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
     assert meanwhile > 1 or attack == "memory"
     assert client.post("/v1/chat/completions", json=chat("a")).status_code == 200
@@ -449,7 +449,7 @@ def test_hostile_chats(client: httpx.Client, attack: str, reason: str) -> None:
 def test_chats_longer_than_the_context(client: httpx.Client) -> None:
     for content, message in {
         "a"
-        * 3_000_000: "the model's chat template does not take these messages: the text has more than 3,000 characters",
+        * 3_000_000: "the model's chat template refuses these messages: the text has more than 3,000 characters",
         "a" * 600: "the prompt has 6",
     }.items():
         answer = client.post("/v1/chat/completions", json=chat(content))
@@ -464,7 +464,7 @@ def head(size: int) -> bytes:
 
 def test_bodies_that_come_too_late(engine: Engine) -> None:
     """Also if a part of them comes all the time."""
-    with Server(engine, "served", reading=0.4) as server, serving(server.application()) as (port, _):
+    with Server(engine, "served", read_timeout=0.4) as server, serving(server.application()) as (port, _):
         for part in (b"", b" "):
             with connected(port) as client:
                 client.sendall(head(1000))
@@ -480,14 +480,14 @@ def test_bodies_that_come_too_late(engine: Engine) -> None:
 
 def test_bodies_that_are_too_large_are_not_read(port: int) -> None:
     with connected(port) as client:
-        client.sendall(head(BODY + 1))
+        client.sendall(head(MAX_BODY + 1))
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
 
 
 def test_bodies_of_all_clients_have_a_limit(
     port: int, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "BODIES", 10_000)
+    monkeypatch.setattr(servers, "MAX_BODIES", 10_000)
     slow = [connected(port) for _ in range(3)]
     for number, other in enumerate(slow):
         other.sendall(head(5000) + b" " * 4000)
@@ -495,7 +495,7 @@ def test_bodies_of_all_clients_have_a_limit(
             content = other.recv(1000)
             assert content.startswith(b"HTTP/1.1 503")
     busy = client.post("/v1/completions", json={"prompt": "a" * 3000})
-    message = "other requests take all memory that there is for them: try again later"
+    message = "the memory for requests is full: try again later"
     assert (busy.status_code, busy.json()["error"]["message"]) == (503, message)
     for other in slow:
         other.close()
@@ -529,20 +529,20 @@ def test_a_client_that_left_before_the_first_event(engine: Engine, stream: bool)
 
 
 def test_too_many_texts(alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WAITING", 1)
+    monkeypatch.setattr(engines, "MAX_TEXTS", 1)
     engine = Engine(alone)  # which does not compute
     engine.submit("a", {}, lambda event: None)
-    with pytest.raises(BusyError, match="1 texts are under way, and no more are taken"):
+    with pytest.raises(BusyError, match="1 texts are running or waiting, which is the limit"):
         engine.submit("a", {}, lambda event: None)
     with pytest.raises(InputError, match="'top_k' must be"):
         engine.submit("a", {"top_k": -1}, lambda event: None)
 
 
 def test_a_server_that_is_busy_says_so(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WAITING", 0)
+    monkeypatch.setattr(engines, "MAX_TEXTS", 0)
     answer = client.post("/v1/completions", json={"prompt": PROMPT})
     assert answer.status_code == 503
-    assert "are under way, and no more are taken: try again later" in answer.json()["error"]["message"]
+    assert "are running or waiting, which is the limit: try again later" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("error", [DeviceError("the bus has failed"), IndexError("a bug")])
@@ -639,7 +639,7 @@ def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
         r"configuration: small with .*": 1,
         rf'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.1" 200': 1,
         rf'{TIME} {CLIENT} - "GET /v1/models HTTP/1.1" 403': 1,
-        rf'{TIME} {CLIENT} - "POST /v1/completions" the client left': 3,
+        rf'{TIME} {CLIENT} - "POST /v1/completions" client disconnected': 3,
         rf'{TIME} {CLIENT} - "POST /v1/completions HTTP/1.0" 200': 2,
         rf"{TIME} Invalid HTTP request received\.": 1,
         r"error: interrupted": 1,

@@ -20,7 +20,7 @@ from support.served import connected, received, serving, settled
 
 from weft.extras.language.server.server_connections import Limits
 
-LIMITS = Limits(connections=6, reading=0.5, idle=0.3, closing=0)
+LIMITS = Limits(connections=6, read_timeout=0.5, idle_timeout=0.3, shutdown_timeout=0)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 BLOCK = b"x" * (1 << 20)
 
@@ -30,7 +30,7 @@ async def _yes(request: Request) -> PlainTextResponse:
 
 
 async def _slow(request: Request) -> PlainTextResponse:
-    await asyncio.sleep(3 * LIMITS.reading)
+    await asyncio.sleep(3 * LIMITS.read_timeout)
     return PlainTextResponse("late")
 
 
@@ -81,7 +81,7 @@ def reads(client: socket.socket, end: bytes) -> None:
 
 def closes(client: socket.socket, content: bytes) -> bool:
     """Whether the server closes a connection while bytes are sent, one every 20th of a second."""
-    for byte in content[: round(20 * LIMITS.reading * 8)]:
+    for byte in content[: round(20 * LIMITS.read_timeout * 8)]:
         time.sleep(0.05)
         try:
             client.sendall(bytes([byte]))
@@ -101,7 +101,7 @@ def test_clients_that_send_nothing(served: tuple[int, uvicorn.Server]) -> None:
     began = time.monotonic()
     with connected(served[0]) as client:
         assert received(client) == b""
-    assert time.monotonic() - began > LIMITS.reading / 2
+    assert time.monotonic() - began > LIMITS.read_timeout / 2
 
 
 @pytest.mark.parametrize("sent", [GET[:1], GET[:-1], b"POST / HTTP/1.1\r\nContent-Length: 9"])
@@ -121,9 +121,9 @@ def test_heads_that_come_byte_by_byte(served: tuple[int, uvicorn.Server]) -> Non
 def test_the_second_request_has_its_own_time(served: tuple[int, uvicorn.Server]) -> None:
     with connected(served[0]) as client:
         for _ in range(4):
-            time.sleep(LIMITS.idle / 2)
+            time.sleep(LIMITS.idle_timeout / 2)
             client.sendall(GET[:5])
-            time.sleep(LIMITS.reading / 3)
+            time.sleep(LIMITS.read_timeout / 3)
             client.sendall(GET[5:])
             reads(client, b"yes")
         client.sendall(GET[:5])
@@ -175,9 +175,9 @@ def test_clients_that_read_slowly(served: tuple[int, uvicorn.Server]) -> None:
         began, size = time.monotonic(), 0
         while part := client.recv(1 << 18):
             size += len(part)
-            time.sleep(3 * LIMITS.reading / 128)
+            time.sleep(3 * LIMITS.read_timeout / 128)
     assert size > 32 * len(BLOCK)
-    assert time.monotonic() - began > 2 * LIMITS.reading
+    assert time.monotonic() - began > 2 * LIMITS.read_timeout
 
 
 def test_clients_that_send_after_the_answer(served: tuple[int, uvicorn.Server]) -> None:
@@ -212,8 +212,8 @@ def test_upgrades_are_not_looked_at(
 
 
 def test_too_many_connections() -> None:
-    limits = dataclasses.replace(LIMITS, reading=20)  # else those that wait are closed on a busy machine
-    message = "there are 6 connections, and no more are taken: try again later"
+    limits = dataclasses.replace(LIMITS, read_timeout=20)  # else those that wait are closed on a busy machine
+    message = "all 6 connections are in use: try again later"
     with serving(Starlette(routes=[Route("/", _yes)]), limits) as (port, server), ExitStack() as stack:
         state = server.server_state
         clients = [stack.enter_context(connected(port)) for _ in range(limits.connections)]

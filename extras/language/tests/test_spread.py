@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.extras.language.compiler.spread import At, spread
+from weft.extras.language.compiler.spread import At, columnwise_kernel
 from weft.hdl.isa import Kernel, Source
 from weft.hdl.isa.config import Config
 
@@ -24,7 +24,7 @@ def _places(kernel: Kernel, name: str) -> set[int]:
 def test_every_column_of_every_row(rows: int, groups: int, columns: int, preset: str) -> None:
     config = Config.load(preset)
     dst = At(7, 1000, 100, 3, 2)
-    kernel = spread(
+    kernel = columnwise_kernel(
         config, Source.ACCUMULATOR, 5, (rows, groups, columns), src=At(1, 500, 40, 2), dst=dst, d=At(3, 1)
     )
     assert kernel.start == 5
@@ -45,9 +45,13 @@ def test_every_column_of_every_row(rows: int, groups: int, columns: int, preset:
 def test_many_of_what_there_is_run_side_by_side() -> None:
     """Up to 8 rows of the kernel hide the latency of a micro-operation."""
     config = Config.load("default")
-    one = spread(config, Source.ACCUMULATOR, 0, (1, 1, 24), src=At(0, 0, 0, 1), dst=At(0, 0, 0, 1))
+    one = columnwise_kernel(config, Source.ACCUMULATOR, 0, (1, 1, 24), src=At(0, 0, 0, 1), dst=At(0, 0, 0, 1))
     assert (one.ob, one.oy, one.ox) == (1, 24, 1)
-    many = spread(config, Source.ACCUMULATOR, 0, (16, 1, 3), src=At(0, 3, 0, 1), dst=At(0, 3, 0, 1))
+    many = columnwise_kernel(
+        config, Source.ACCUMULATOR, 0, (16, 1, 3), src=At(0, 3, 0, 1), dst=At(0, 3, 0, 1)
+    )
     assert (many.oy, many.ox) == (16, 3)
-    heads = spread(config, Source.ACCUMULATOR, 0, (1, 6, 3), src=At(0, 0, 3, 1), dst=At(0, 0, 3, 1))
+    heads = columnwise_kernel(
+        config, Source.ACCUMULATOR, 0, (1, 6, 3), src=At(0, 0, 3, 1), dst=At(0, 0, 3, 1)
+    )
     assert (heads.oy, heads.ox) == (6, 3)

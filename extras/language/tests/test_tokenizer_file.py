@@ -17,12 +17,12 @@ from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.compiler.vocabulary import Kind
 from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.onnx.facts import Facts
-from weft.extras.language.onnx.tokenizer_file import Read, read_tokenizer
+from weft.extras.language.onnx.tokenizer_file import TokenizerFile, read_tokenizer
 
 TEXTS = [*trained_vocabularies.lines(20, seed=3), "", " a  b\n\nc", "🦊 it's 12345"]
 
 
-def put(folder: Path, whole: object, count: int = 1000, facts: Facts | None = None) -> Read:
+def put(folder: Path, whole: object, count: int = 1000, facts: Facts | None = None) -> TokenizerFile:
     (folder / "tokenizer.json").write_text(json.dumps(whole))
     return read_tokenizer(folder, facts or Facts(), count)
 
@@ -78,7 +78,7 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     known, _ = trained_vocabularies.byte_pairs(pre, pattern.expressions[-1])
     whole = tokenizer_file(known)
     whole |= {"pre_tokenizer": split(list(pattern.expressions), False)["pre_tokenizer"]}
-    whole["model"]["ignore_merges"] = pattern.whole
+    whole["model"]["ignore_merges"] = pattern.keep_whole
     found = put(tmp_path, whole, len(known.tokens) + 3, Facts(ends=(len(known.tokens) - 1,)))
     assert found.vocabulary.pre == pre
     assert found.vocabulary.end == known.end
@@ -135,7 +135,7 @@ def test_normalisation_is_noted(tmp_path: Path) -> None:
     whole["normalizer"] = {"type": "NFC"}
     whole["added_tokens"][-1]["rstrip"] = True
     assert put(tmp_path, whole).notes == (
-        "the tokenizer looks at what is beside 1 added tokens, '<|endoftext|>' for example, which weft does not",
+        "the tokenizer looks at the text around 1 added tokens, for example '<|endoftext|>', which weft does not",
         "the tokenizer normalises texts (NFC) in front, which weft does not: give texts in that form",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.ir.network import Node
-from weft.extras.language.onnx.trials import _Part
+from weft.extras.language.onnx.trials import _Segment
 
 
 def node(name: str, domain: str = "") -> Node:
@@ -22,6 +22,6 @@ def node(name: str, domain: str = "") -> Node:
 )
 def test_messages_are_about_the_first_foreign_node_or_the_last(nodes: list[Node], wanted: str) -> None:
     """ONNX's own are known to what evaluates them; where all are, the last is what the part is for."""
-    part = object.__new__(_Part)
+    part = object.__new__(_Segment)
     part._nodes = tuple(nodes)
     assert f"'{wanted}'" in part.label

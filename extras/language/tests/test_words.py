@@ -66,7 +66,7 @@ def test_long_texts_of_one_kind(name: str) -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    words._compiled.cache_clear()
+    words._compile.cache_clear()
     monkeypatch.setitem(sys.modules, "regex", None)
     with pytest.raises(CompileError) as caught:
         list(split("a", "gpt-2"))

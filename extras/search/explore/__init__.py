@@ -1,4 +1,4 @@
-"""Search for hardware and mapping together: configurations on boards, with programs of models compiled for each."""
+"""Joint search for hardware and mapping: configurations on boards, with programs of models compiled for each."""
 
 from weft.extras.search.explore.explore import Exploration, explore
 from weft.extras.search.explore.space import Space

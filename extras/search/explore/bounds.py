@@ -1,4 +1,4 @@
-"""What no program can be quicker than, without compiling one: the roofline of the models."""
+"""Lower bounds of cycles without compiling: the roofline of the models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from weft.extras.search.explore.point import Measured, Point, Timing
 
 @dataclass(frozen=True)
 class Roofline:
-    """Of some models, for any configuration that runs on the device what a device with everything does.
+    """Roofline of models on any configuration that runs as much on the device as the largest one does.
 
     Attributes
     ----------
     macs : tuple of int
-        Of each model.
+        Multiplications of each model.
     moved : tuple of int
-        Bytes that cross the bus at least: weights once, of which two may share a byte, and inputs and outputs.
+        Minimum of bytes over the bus: weights once, of which two may share a byte, and inputs and outputs.
     """
 
     macs: tuple[int, ...]
@@ -38,13 +38,15 @@ class Roofline:
         return cls(tuple(macs), tuple(moved))
 
     def bound(self, point: Point) -> Measured:
-        """The least that a point can take: the array does N * N products a cycle, the memory moves its bytes."""
+        """Return the lower bound for a point: N * N products per cycle, and the memory's peak bandwidth."""
         board, n = point.place.board, point.config.n
-        peak = point.place.bandwidth if board is None else board.memory.peak_bytes_per_cycle
-        width = min(point.config.bus_bytes, peak or point.config.bus_bytes)
-        both = 2 if peak is None or board is None else 1  # reads and writes at a time
+        memory_peak = point.place.bandwidth if board is None else board.memory.peak_bytes_per_cycle
+        width = min(point.config.bus_bytes, memory_peak or point.config.bus_bytes)
+        parallel_transfers = (
+            2 if memory_peak is None or board is None else 1
+        )  # without a board, reads and writes overlap
         cycles = [
-            max(-(-macs // (n * n)), int(moved / width / both))
+            max(-(-macs // (n * n)), int(moved / width / parallel_transfers))
             for macs, moved in zip(self.macs, self.moved, strict=True)
         ]
         active = sum(-(-macs // (n * n)) for macs in self.macs)

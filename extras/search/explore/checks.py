@@ -1,4 +1,4 @@
-"""Points of a front confirmed by workers, several at a time."""
+"""Confirmation of Pareto-optimal points by workers, several at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from weft.boards.board import BoardError
 from weft.boards.build.tools import ToolError
 from weft.extras.search.explore import confirm, results
-from weft.extras.search.explore.confirm import Counted, Run
+from weft.extras.search.explore.confirm import Run, Synthesis
 from weft.extras.search.explore.evaluate import Models
 from weft.extras.search.explore.explore import Exploration
 from weft.extras.search.explore.point import Measured
@@ -22,56 +22,57 @@ from weft.sim.device import DeviceError
 from weft.sim.verilate import BuildError
 
 VERIFIED, SYNTHESISED = "verified", "synthesised"
-"""What is done to a point: a layer of it is run on the RTL, or its hardware is synthesised."""
-WAIT = 0.5
-"""Seconds between looks at what has ended."""
+"""Kinds of checks: run a layer on the RTL, or synthesise the hardware."""
+POLL_INTERVAL = 0.5
+"""Seconds between polls for finished checks."""
 Name = tuple[int, str]
-"""The number of a point on the front, from 1 on, and what is done to it."""
-Confirmed = dict[tuple[Config, str], dict[str, Any]]
-"""By `Point.key` the outcomes of its checks, by what was done."""
+"""Number of a point on the front, from 1 on, and kind of the check."""
+Outcomes = dict[tuple[Config, str], dict[str, Any]]
+"""Details of finished checks, by `Point.key` and kind."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What a check has found.
+# Files call the fields "told" and "described".
+class Outcome(msgspec.Struct, frozen=True, rename={"summary": "told", "details": "described"}):
+    """Outcome of a check.
 
     Attributes
     ----------
-    told : str
-        A few words for people.
-    described : dict
-        As plain values; ``good`` is whether all is as it should be.
+    summary : str
+        One line for the user.
+    details : dict
+        Plain values; ``good`` tells whether the check passed.
     """
 
-    told: str
-    described: dict[str, Any]
+    summary: str
+    details: dict[str, Any]
 
     @classmethod
-    def of(cls, found: Run | Counted) -> Outcome:
-        return cls(found.told, found.described())
+    def of(cls, result: Run | Synthesis) -> Outcome:
+        return cls(result.summary, result.to_dict())
 
     @classmethod
-    def failed(cls, why: str) -> Outcome:
-        return cls(why, {"failed": why, "good": False})
+    def failure(cls, reason: str) -> Outcome:
+        return cls(reason, {"failed": reason, "good": False})
 
 
-GIVEN_UP = Outcome.failed(DIED)
+ABANDONED = Outcome.failure(DIED)
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a worker is given.
+    """Check that a worker runs.
 
     Attributes
     ----------
-    what : str
+    kind : str
         `VERIFIED` or `SYNTHESISED`.
     seed : int
-        Of the inputs of a layer.
+        Seed of a layer's inputs.
     folder : str
-        Where outcomes are kept, for all workers.
+        Folder for outcomes, shared by all workers.
     """
 
-    what: str
+    kind: str
     item: Measured
     models: Models
     seed: int
@@ -79,7 +80,7 @@ class Check:
 
     @property
     def key(self) -> str:
-        """A hash of all that the outcome of a run depends on."""
+        """Hash of everything that the outcome of an RTL run depends on."""
         point = self.item.point
         return results.key(
             confirm.__file__, self.models.digests, self.models.shapes, point.config.to_dict(),
@@ -87,61 +88,66 @@ class Check:
         )  # fmt: skip
 
 
-def carry_out(check: Check) -> Outcome:
-    """Do what a check asks for. Outcomes of runs on the RTL are kept in its folder, counts of synthesis in the cache of
-    weft; what could not be done is tried again the next time."""
+def run_check(check: Check) -> Outcome:
+    """Run a check and return its outcome.
+
+    The check's folder keeps outcomes of RTL runs, and weft's cache keeps synthesis results. Failed checks run again the
+    next time.
+    """
     try:
-        return _run(check) if check.what == VERIFIED else Outcome.of(confirm.synthesised(check.item))
+        return _run(check) if check.kind == VERIFIED else Outcome.of(confirm.synthesise(check.item))
     except (BoardError, BuildError, DeviceError, ToolError) as error:
-        return Outcome.failed(str(error))
+        return Outcome.failure(str(error))
 
 
 def _run(check: Check) -> Outcome:
     path = Path(check.folder) / f"run-{check.key}" / "outcome.json"
-    return results.once(path, Outcome, lambda: Outcome.of(confirm.run(check.item, check.models, check.seed)))
+    return results.run_once(
+        path, Outcome, lambda: Outcome.of(confirm.run_layer(check.item, check.models, check.seed))
+    )
 
 
-def checks_of(
-    found: Exploration, models: Models, seed: int, wanted: Sequence[str], folder: Path
+def make_checks(
+    exploration: Exploration, models: Models, seed: int, kinds: Sequence[str], folder: Path
 ) -> dict[Name, Check]:
-    """What is `wanted` of each point of the front: `VERIFIED`, `SYNTHESISED` or both."""
+    """Return the checks of the kinds in `kinds` for each point of the front."""
     return {
-        (number, what): Check(what, item, models, seed, str(folder.resolve()))
-        for number, item in enumerate(found.front, 1)
-        for what in wanted
+        (number, kind): Check(kind, item, models, seed, str(folder.resolve()))
+        for number, item in enumerate(exploration.pareto_front, 1)
+        for kind in kinds
     }
 
 
-def confirmed(
-    wanted: Mapping[Name, Check],
+def confirm_all(
+    checks: Mapping[Name, Check],
     workers: Workers[Check, Outcome],
-    told: Callable[[Name, Check, Outcome, Confirmed], None],
+    report: Callable[[Name, Check, Outcome, Outcomes], None],
     progress: Callable[[str], None] = lambda text: None,
 ) -> bool:
-    """Have workers do what is wanted; whether all is as it should be.
+    """Run checks on workers; return whether all of them passed.
 
     Parameters
     ----------
-    told : callable
-        Told each outcome when it is known, with all that are known by then.
+    report : callable
+        Called with each outcome, and with all outcomes so far.
 
     Raises
     ------
     weft.extras.search.explore.workers.WorkersError
         If the scheduler is lost.
     """
-    known: Confirmed = {}
+    outcomes: Outcomes = {}
     good, count = True, 0
-    for name, check in wanted.items():
+    for name, check in checks.items():
         workers.add(name, check)
     try:
         while workers.running:
-            progress(f"confirming points of the front: {count:,} of {len(wanted):,} checks done")
-            for name, outcome in workers.done(WAIT):
-                check, count = wanted[name], count + 1
-                known.setdefault(check.item.point.key, {})[check.what] = outcome.described
-                good &= outcome.described["good"]
-                told(name, check, outcome, known)
+            progress(f"confirming points of the front: {count:,} of {len(checks):,} checks done")
+            for name, outcome in workers.collect(POLL_INTERVAL):
+                check, count = checks[name], count + 1
+                outcomes.setdefault(check.item.point.key, {})[check.kind] = outcome.details
+                good &= outcome.details["good"]
+                report(name, check, outcome, outcomes)
     finally:
         workers.close()
     return good

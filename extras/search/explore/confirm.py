@@ -1,4 +1,4 @@
-"""Points confirmed by what they stand for: the cycle model by the RTL, estimates by synthesis."""
+"""Confirmation of a point's figures: the cycle model by the RTL, estimates by synthesis."""
 
 from __future__ import annotations
 
@@ -24,94 +24,103 @@ from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import SequentialTimingDevice, TimingDevice
 from weft.sim.timing.hardware import NORMALISING
 
-CYCLES = 100_000
-"""Of the largest layer that is run on the RTL, if there is one as short."""
-MOST = 2_000_000
-"""Cycles that the shortest layer may take where none is as short as that: small arrays are simulated quickly."""
-NEAR = 0.10
-"""By which part of the estimate synthesis may differ from it."""
+PREFERRED_CYCLES = 100_000
+"""Cycles of the largest layer to run on the RTL, if any layer is that short."""
+MAX_CYCLES = 2_000_000
+"""Limit for the shortest layer otherwise; small arrays simulate fast."""
+MAX_DEVIATION = 0.10
+"""Largest deviation of synthesis from the estimate, as a fraction of the estimate."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A layer of the models on the RTL.
+    """Run of a layer on the RTL.
 
     Attributes
     ----------
     layer : str
-        Its name; empty if there is none of at most `MOST` cycles with multiplications: nothing is confirmed then.
-    differ : int
+        Its name; empty if no layer with multiplications takes `MAX_CYCLES` or less, so that nothing is confirmed.
+    mismatches : int
         Bytes of memory in which RTL and golden interpreter differ.
     rtl, model : int
         Cycles on the RTL, and by the cycle model.
-    within : int
+    tolerance : int
         Cycles by which they may differ: 0, unless they depend on data.
     """
 
     layer: str
-    differ: int = 0
+    mismatches: int = 0
     rtl: int = 0
     model: int = 0
-    within: int = 0
+    tolerance: int = 0
 
     @property
     def good(self) -> bool:
-        return bool(self.layer) and self.differ == 0 and abs(self.rtl - self.model) <= self.within
+        return bool(self.layer) and self.mismatches == 0 and abs(self.rtl - self.model) <= self.tolerance
 
-    def described(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**dataclasses.asdict(self), "good": self.good}
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a file."""
+        return {
+            "layer": self.layer, "differ": self.mismatches, "rtl": self.rtl, "model": self.model,
+            "within": self.tolerance, "good": self.good,
+        }  # fmt: skip
 
     @property
-    def told(self) -> str:
-        """A few words for people."""
+    def summary(self) -> str:
+        """One line for the user."""
         if not self.layer:
-            return f"nothing was run: no layer with multiplications takes {MOST:,} cycles or fewer"
-        if self.differ:
-            return f"{self.differ:,} bytes of {self.layer} differ"
-        same = self.rtl == self.model
-        return f"{self.layer}: {self.rtl:,} cycles" + ("" if same else f", the model's {self.model:,}")
+            return f"nothing to run: no layer with multiplications takes {MAX_CYCLES:,} cycles or fewer"
+        if self.mismatches:
+            return f"{self.mismatches:,} bytes of {self.layer} differ"
+        equal = self.rtl == self.model
+        return f"{self.layer}: {self.rtl:,} cycles" + ("" if equal else f", the model's {self.model:,}")
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What synthesis counts, beside the estimate; `lacking` are the resources of which the board has fewer."""
+class Synthesis:
+    """Resources by synthesis and by estimate; `lacking` names the resources that exceed the board's."""
 
     counted: Resources
     estimated: Resources
     lacking: tuple[str, ...] = ()
 
     @property
-    def apart(self) -> dict[str, float]:
-        """By resource how much more synthesis counts, as a part of the estimate."""
-        known = dict(self.estimated.items())
-        return {name: count / max(known[name], 1) - 1 for name, count in self.counted.items()}
+    def deviations(self) -> dict[str, float]:
+        """Relative deviation of synthesis from the estimate, by resource."""
+        estimates = dict(self.estimated.items())
+        return {name: count / max(estimates[name], 1) - 1 for name, count in self.counted.items()}
 
     @property
     def good(self) -> bool:
-        """Whether LUTs and flip-flops, the cells of the design, are as near as `NEAR`, and the board has all of it."""
-        return not self.lacking and all(abs(self.apart[name]) <= NEAR for name in ("lut", "ff"))
+        """Whether LUTs and flip-flops are within `MAX_DEVIATION` of the estimate, and the board has all resources."""
+        return not self.lacking and all(abs(self.deviations[name]) <= MAX_DEVIATION for name in ("lut", "ff"))
 
-    def described(self) -> dict[str, Any]:
-        """As plain values."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a file."""
         counted = dict(self.counted.items())
-        return {"counted": counted, "apart": self.apart, "lacking": list(self.lacking), "good": self.good}
+        return {
+            "counted": counted,
+            "apart": self.deviations,
+            "lacking": list(self.lacking),
+            "good": self.good,
+        }
 
     @property
-    def told(self) -> str:
-        """A few words for people."""
+    def summary(self) -> str:
+        """One line for the user."""
         return ", ".join(
-            f"{Resources.NAMES[name]} {count:,} ({self.apart[name]:+.1%}"
+            f"{Resources.NAMES[name]} {count:,} ({self.deviations[name]:+.1%}"
             f"{', more than the board has' if name in self.lacking else ''})"
             for name, count in self.counted.items()
         )
 
 
-def run(item: Measured, models: Models, seed: int = 0) -> Run:
-    """Run a layer by itself, on random inputs, on RTL, golden interpreter and cycle model: the largest one of at most
-    `CYCLES` cycles, or, where none is as short, the one with the fewest, if these are at most `MOST`; attention only if
-    there is no such convolution, as its cycles depend on data. The memory is a plain one, of the latency and the
-    bandwidth that programs for a board are planned for: the RTL's memory is no SDRAM.
+def run_layer(item: Measured, models: Models, seed: int = 0) -> Run:
+    """Run one layer with random inputs on RTL, golden interpreter and cycle model.
+
+    It is the largest layer of at most `PREFERRED_CYCLES` or, if none is that short, the one with the fewest cycles, at
+    most `MAX_CYCLES`. Attention is chosen last, because its cycles depend on data. The memory is a plain one with the
+    latency and bandwidth for which programs are planned, because the RTL simulation has no SDRAM.
 
     Raises
     ------
@@ -120,16 +129,17 @@ def run(item: Measured, models: Models, seed: int = 0) -> Run:
     weft.sim.verilate.BuildError
         If the RTL, or the cycle model, cannot be built.
     """
-    found = min(_tried(item, models, seed), key=lambda layer: layer.cycles, default=None)
-    if found is None or found.cycles > MOST:
+    layer = min(_candidate_layers(item, models, seed), key=lambda layer: layer.cycles, default=None)
+    if layer is None or layer.cycles > MAX_CYCLES:
         return Run("")
-    differ, rtl = _compared(item, found.image, found.contents)
-    return Run(found.op.name, differ, rtl, found.cycles, _within(item, found.program))
+    mismatches, rtl = _compare(item, layer.image, layer.contents)
+    return Run(layer.op.name, mismatches, rtl, layer.cycles, _cycle_tolerance(item, layer.program))
 
 
-def synthesised(item: Measured) -> Counted:
-    """Synthesise the configuration for the board, or for the one whose estimates are those of the place, at that
-    board's clock.
+def synthesise(item: Measured) -> Synthesis:
+    """Synthesise the configuration for the point's board, at the board's clock.
+
+    Without a board, use the board whose estimates apply.
 
     Raises
     ------
@@ -137,10 +147,10 @@ def synthesised(item: Measured) -> Counted:
         If a tool fails, or is not installed.
     """
     place = item.point.place
-    counted = synthesised_resources(place.similar, item.point.config)
-    there = None if place.board is None else place.board.available
-    lacking = (name for name, count in counted.items() if there and count > getattr(there, name))
-    return Counted(counted, item.need, tuple(lacking))
+    counted = synthesised_resources(place.estimate_board, item.point.config)
+    available = None if place.board is None else place.board.available
+    lacking = (name for name, count in counted.items() if available and count > getattr(available, name))
+    return Synthesis(counted, item.need, tuple(lacking))
 
 
 class _Layer(NamedTuple):
@@ -151,69 +161,81 @@ class _Layer(NamedTuple):
     cycles: int
 
 
-def _tried(item: Measured, models: Models, seed: int) -> Iterator[_Layer]:
-    """Layers with their cycles by the model, up to the first of at most `CYCLES`. What surely takes longer, and
-    attention, comes only if nothing before takes `MOST` or less."""
-    short = False
+def _candidate_layers(item: Measured, models: Models, seed: int) -> Iterator[_Layer]:
+    """Yield layers with their cycles by the model, up to the first one of at most `PREFERRED_CYCLES`.
+
+    Layers that certainly take longer, and attention, come only if no earlier layer takes `MAX_CYCLES` or less.
+    """
+    found_short = False
     for op, program in _layers(item, models):
-        if short and (isinstance(op, Attention) or _is_long(op, item)):
+        if found_short and (isinstance(op, Attention) or _is_long(op, item)):
             return
         image, contents = Image(program), _contents(program, seed)
         model = _timing(item, image)
         image.run(model, contents)
         cycles = model.counters()[Counter.CYCLES]
         yield _Layer(op, program, image, contents, cycles)
-        if cycles <= CYCLES:
+        if cycles <= PREFERRED_CYCLES:
             return
-        short |= cycles <= MOST
+        found_short |= cycles <= MAX_CYCLES
 
 
 def _is_long(op: DeviceOp, item: Measured) -> bool:
-    return op.macs > CYCLES * item.point.config.n**2
+    return op.macs > PREFERRED_CYCLES * item.point.config.n**2
 
 
 def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DeviceProgram]]:
-    """Operators with multiplications as programs of their own, of those that the array may do in `MOST` cycles:
-    convolutions first, of these the largest that it may do in `CYCLES`, then the others from the smallest on."""
+    """Yield operators with multiplications and their programs, if the array can finish them in `MAX_CYCLES`.
+
+    Convolutions come first, of these the largest that the array can finish in `PREFERRED_CYCLES`, then the others by
+    size.
+    """
     config, board = item.point.config, item.point.place.board
     bandwidth, room = item.point.place.memory[1], None if board is None else room_of(board.name, config)
     ops = [op for graph in models.graphs(config) for segment in device_segments(graph) for op in segment.ops]
-    ops = [op for op in ops if 0 < op.macs <= MOST * config.n**2]
+    ops = [op for op in ops if 0 < op.macs <= MAX_CYCLES * config.n**2]
     ops.sort(key=lambda op: (isinstance(op, Attention), op.macs if _is_long(op, item) else -op.macs))
     for op in ops:
         try:
             program = compile_segment(
-                DeviceSegment(op.name, (_alone(op),)),
+                DeviceSegment(op.name, (_isolate(op),)),
                 config,
                 bandwidth=bandwidth,
                 room=room,
                 sequential=item.point.place.sequential,
             )
-        except CompileError:  # in the network it is fused with another one, and fits
+        except CompileError:  # it fits only when fused with another operator
             continue
         yield op, program
 
 
-def _within(item: Measured, program: DeviceProgram) -> int:
-    """By how many cycles the cycle model may be wrong: how long the pipelined core divides for a row of a softmax
-    depends on the row's sum, which is data. The sequential core's model has the data."""
+def _cycle_tolerance(item: Measured, program: DeviceProgram) -> int:
+    """Return the number of cycles by which the cycle model may be wrong.
+
+    The pipelined core's division for a softmax row takes a time that depends on the row's sum, which is data. The
+    sequential core's model knows the data.
+    """
     if item.point.place.sequential:
         return 0
     code, opcode = program.instructions, Opcode.NORMALISE
-    which = np.flatnonzero(code.opcodes == int(opcode))
-    rows = code.field("ob", opcode, which) * code.field("oy", opcode, which)
+    indices = np.flatnonzero(code.opcodes == int(opcode))
+    rows = code.field("ob", opcode, indices) * code.field("oy", opcode, indices)
     return NORMALISING * int(rows.sum())
 
 
-def _alone(op: DeviceOp) -> DeviceOp:
-    """With inputs and outputs in place of results of others."""
+def _isolate(op: DeviceOp) -> DeviceOp:
+    """Turn results of other operators into inputs and outputs."""
 
-    def view(found: View) -> View:
-        kind = "output" if found.buffer.name == op.dst.buffer.name else "input"
-        kind = found.buffer.kind if found.buffer.kind in ("table", "pages", "state") else kind
-        return dataclasses.replace(found, buffer=dataclasses.replace(found.buffer, kind=kind))
+    def isolate_view(view_of_result: View) -> View:
+        kind = "output" if view_of_result.buffer.name == op.dst.buffer.name else "input"
+        kind = (
+            view_of_result.buffer.kind if view_of_result.buffer.kind in ("table", "pages", "state") else kind
+        )
+        return dataclasses.replace(
+            view_of_result, buffer=dataclasses.replace(view_of_result.buffer, kind=kind)
+        )
 
-    return op.on(view)
+    return op.on(isolate_view)
 
 
 def _timing(item: Measured, image: Image) -> TimingDevice:
@@ -223,7 +245,6 @@ def _timing(item: Measured, image: Image) -> TimingDevice:
 
 
 def _contents(program: DeviceProgram, seed: int) -> dict[str, np.ndarray]:
-    """Random inputs."""
     rng = np.random.default_rng(seed)
     return {
         name: rng.integers(-128, 128, program.input_shape(name), np.int8)
@@ -232,8 +253,8 @@ def _contents(program: DeviceProgram, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _compared(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> tuple[int, int]:
-    """Bytes that differ, and the RTL's cycles."""
+def _compare(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Return the number of mismatching bytes, and the RTL's cycles."""
     config, (latency, bandwidth) = item.point.config, item.point.place.memory
     golden = golden_device(config, image.memory_bytes)
     image.run(golden, contents)
@@ -246,5 +267,5 @@ def _compared(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> 
         sequential=item.point.place.sequential,
     ) as device:
         image.run(device, contents)
-        found = np.frombuffer(device.read(0, image.memory_bytes), np.uint8)
-        return int(np.count_nonzero(found != expected)), device.counters()[Counter.CYCLES]
+        memory = np.frombuffer(device.read(0, image.memory_bytes), np.uint8)
+        return int(np.count_nonzero(memory != expected)), device.counters()[Counter.CYCLES]

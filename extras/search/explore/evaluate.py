@@ -1,4 +1,4 @@
-"""What a point takes: models compiled for it and run on the cycle model. This is what workers do."""
+"""Evaluation of a point by a worker: compile the models and run them on the cycle model."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from weft.run.runtime import Image, zeros
 from weft.sim.timing import TimingDevice
 
 _GRAPHS = 8
-"""Models that a worker keeps, and graphs of each."""
+"""Number of models that a worker caches, and of graphs of each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Models:
-    """The models, in files that all workers can read.
+    """Models in files that all workers can read.
 
     Attributes
     ----------
     paths, digests : tuple of str
-        Files, and hashes of what is in them.
+        Files, and hashes of their contents.
     shapes : tuple of (str, int)
         Sizes of dimensions that models leave open.
     """
@@ -48,64 +48,73 @@ class Models:
     shapes: tuple[tuple[str, int], ...] = ()
 
     def graphs(self, config: Config) -> list[Graph]:
-        """As a device with `config` runs them. Raises `CompileError`."""
+        """Return the graphs for a device with `config`; may raise `CompileError`."""
         return [_graph(path, self.shapes, config) for path in self.paths]
 
 
-class _Noted:
-    """A configuration that notes which fields are read, and which operators have to fit, with the answers."""
+class _RecordingConfig:
+    """Configuration that records which fields are read, and which operators are asked to have a plan, with the
+    answers.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.read: dict[str, object] = {}
-        self.planned: list[tuple[DeviceOp, bool]] = []
+        self.plan_queries: list[tuple[DeviceOp, bool]] = []
 
     def __getattr__(self, name: str) -> object:
         return self.read.setdefault(name, getattr(self._config, name))
 
     def has_plan(self, op: DeviceOp) -> bool:
-        """As `weft.compiler.onnx.patterns.has_plan`, which reads more fields than decide."""
-        self.planned.append((op, has_plan(self._config, op)))
-        return self.planned[-1][1]
+        """Record and answer `weft.compiler.onnx.patterns.has_plan`."""
+        # `has_plan` reads more fields than its answer depends on, so that recording its reads would miss equal graphs.
+        self.plan_queries.append((op, has_plan(self._config, op)))
+        return self.plan_queries[-1][1]
 
     def is_like(self, config: Config) -> bool:
-        """Whether another configuration gives all these answers."""
-        same = all(getattr(config, name) == value for name, value in self.read.items())
-        return same and all(has_plan(config, op) == planned for op, planned in self.planned)
+        """Return whether another configuration gives the same answers."""
+        fields_match = all(getattr(config, name) == value for name, value in self.read.items())
+        return fields_match and all(
+            has_plan(config, op) == plan_queries for op, plan_queries in self.plan_queries
+        )
 
 
 def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
-    """As a device with `config` runs a model: a graph that was imported before, if all that was read of the other
-    configuration is the same in this one."""
-    known = _imported(path, shapes)
-    for noted, graph in known:
-        if noted.is_like(config):
+    """Return a model's graph for `config`.
+
+    A graph that was imported for another configuration is reused if all recorded answers are the same.
+    """
+    imported = _imported(path, shapes)
+    for recorder, graph in imported:
+        if recorder.is_like(config):
             return graph
-    noted = _Noted(config)
-    graph = import_model(path, config=cast(Config, noted), shapes=dict(shapes))
-    known.insert(0, (noted, graph))
-    del known[_GRAPHS:]
+    recorder = _RecordingConfig(config)
+    graph = import_model(path, config=cast(Config, recorder), shapes=dict(shapes))
+    imported.insert(0, (recorder, graph))
+    del imported[_GRAPHS:]
     return graph
 
 
 @lru_cache(maxsize=_GRAPHS)
-def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_Noted, Graph]]:
-    """What `_graph` keeps of a model, the latest first."""
+def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
+    """Return the list in which `_graph` caches graphs of a model, latest first."""
     return []
 
 
-def unused(models: Models) -> frozenset[str]:
-    """Fields of units that no model uses: without the unit its graph is the same."""
-    whole = _shown(models, COMPLETE)
+def unused_units(models: Models) -> frozenset[str]:
+    """Return the configuration's fields of units that no model uses: without the unit, all graphs stay the same."""
+    reference = _describe_graphs(models, COMPLETE)
     units = {"probability_bits": 0, "kernel": 0, "lookup_tables": 0, "multiply": 0}
-    found = {
-        name for name, none in units.items() if _shown(models, COMPLETE.replace(**{name: none})) == whole
+    unused_names = {
+        name
+        for name, disabled in units.items()
+        if _describe_graphs(models, COMPLETE.replace(**{name: disabled})) == reference
     }
-    return frozenset(found)
+    return frozenset(unused_names)
 
 
-def _shown(models: Models, config: Config) -> list[tuple[str, object]]:
-    """What a device with `config` would run, without weights, and where each node runs."""
+def _describe_graphs(models: Models, config: Config) -> list[tuple[str, object]]:
+    """Return the operators of a device with `config`, without weights, and the assignment of nodes."""
     return [(dump(graph), graph.assignment) for graph in models.graphs(config)]
 
 
@@ -113,16 +122,19 @@ def device_segments(graph: Graph) -> list[DeviceSegment]:
     return [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
 
 
-def relevant(config: Config, without: frozenset[str], *, sequential: bool) -> Config:
-    """The same configuration with one value in fields of units that are `unused`, on which no cycle depends. Look-up
-    tables take time when they are not used, too, but not more if there are more of them; with probabilities the array
-    takes wider activations. On the sequential core everything counts: its microprogram is another one."""
+def reduce_config(config: Config, without: frozenset[str], *, sequential: bool) -> Config:
+    """Return a configuration with default values in fields of `without`, the unused units, if cycles do not depend on
+    them.
+
+    Look-up tables take time even if unused, but not more for a larger number. With probabilities, the array takes wider
+    activations. On the sequential core every field counts, because the microprogram depends on all of them.
+    """
     if sequential:
         return config
-    usual = Config()
+    default = Config()
     changes = dict.fromkeys(without & {"kernel", "multiply"}, 0)
     if "probability_bits" in without:
-        changes |= {name: getattr(usual, name) for name in ("row_states", "alignments", "table_depth")}
+        changes |= {name: getattr(default, name) for name in ("row_states", "alignments", "table_depth")}
     if "lookup_tables" in without:
         changes["lookup_tables"] = min(1, config.lookup_tables)
     return config.replace(**changes)
@@ -130,18 +142,18 @@ def relevant(config: Config, without: frozenset[str], *, sequential: bool) -> Co
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker is given. `config` has usual values where it does not matter, see `relevant`; `clock` is in Hz."""
+    """Job of a worker. `config` has default values where they do not matter (`reduce_config`); `clock` is in Hz."""
 
     models: Models
     config: Config
     place: Place
     clock: float
     folder: str
-    """Where results are kept, for all workers."""
+    """Folder for results, shared by all workers."""
 
     @property
     def key(self) -> str:
-        """A hash of all that the result depends on."""
+        """Hash of everything that the result depends on."""
         return results.key(
             __file__, self.models.digests, self.models.shapes, self.config.to_dict(),
             self.place.timing(self.clock),
@@ -149,12 +161,12 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """The file with its result."""
+        """File of the result."""
         return Path(self.folder) / f"point-{self.key}" / "timing.json"
 
 
-def kept(job: Job) -> Timing | None:
-    """The result of a job that some worker has done."""
+def read_result(job: Job) -> Timing | None:
+    """Return the result of a finished job, or None."""
     try:
         return results.read(job.path, Timing)
     except (OSError, schema.SchemaError):
@@ -162,39 +174,40 @@ def kept(job: Job) -> Timing | None:
 
 
 def evaluate(job: Job) -> Timing:
-    """Do the job, unless another worker has done it or is doing it; what is found is kept."""
-    return results.once(job.path, Timing, lambda: timed(job))
+    """Run a job, unless another worker has finished it or is running it, and store the result."""
+    return results.run_once(job.path, Timing, lambda: measure(job))
 
 
 def evaluators(count: int, scheduler: str | None = None) -> Workers[Job, Timing]:
-    """Workers that `evaluate`."""
+    """Return workers for `evaluate`."""
     return Workers(count, evaluate, Timing(refused=DIED), scheduler)
 
 
-def timed(job: Job) -> Timing:
-    """Compile and count. What the configuration cannot run is `Timing.refused`."""
+def measure(job: Job) -> Timing:
+    """Compile the models and count cycles; `Timing.refused` tells why a configuration cannot run them."""
     total = Timing()
     board = job.place.board
-    for path, graph, whole in zip(
+    for path, graph, full_graph in zip(
         job.models.paths, job.models.graphs(job.config), job.models.graphs(COMPLETE), strict=True
     ):
-        if (count := len(_on_host(graph) - _on_host(whole))) > 0:
+        # Nodes that run on the host with every configuration do not count.
+        if (count := len(_on_host(graph) - _on_host(full_graph))) > 0:
             return Timing(refused=f"{count} more nodes of {Path(path).name} would run on the host")
         try:
             parts = [_program(segment, job) for segment in device_segments(graph)]
         except CompileError:
             return Timing(refused=f"the memories on chip are too small for {Path(path).name}")
-        needed, flash = (0, 0) if board is None else memory_needs(parts, board)
-        if board is not None and needed > board.memory.size:
+        memory_needed, flash = (0, 0) if board is None else memory_needs(parts, board)
+        if board is not None and memory_needed > board.memory.size:
             return Timing(refused=f"the memory of {board.name} is too small")
-        counted = [_counted(part, job, flash=flash > 0) for part in parts]
+        counters = [_run_counters(part, job, flash=flash > 0) for part in parts]
         total = Timing(
-            [*total.cycles, sum(item[Counter.CYCLES] for item in counted)],
+            [*total.cycles, sum(item[Counter.CYCLES] for item in counters)],
             total.moved + job.config.bus_bytes * sum(
-                item[Counter.READ_BEATS] + item[Counter.WRITE_BEATS] for item in counted
+                item[Counter.READ_BEATS] + item[Counter.WRITE_BEATS] for item in counters
             ),
             total.macs + sum(op.macs for segment in device_segments(graph) for op in segment.ops),
-            total.active + sum(item[Counter.ARRAY_ACTIVE] for item in counted),
+            total.active + sum(item[Counter.ARRAY_ACTIVE] for item in counters),
         )  # fmt: skip
     return total
 
@@ -215,8 +228,8 @@ def _program(segment: DeviceSegment, job: Job) -> DeviceProgram:
     )
 
 
-def _counted(program: DeviceProgram, job: Job, *, flash: bool) -> dict[Counter, int]:
-    """Counters of a run, with code and constants in memory or in the board's `flash`."""
+def _run_counters(program: DeviceProgram, job: Job, *, flash: bool) -> dict[Counter, int]:
+    """Return the counters of a run, with code and constants in memory or in the board's `flash`."""
     place, board = job.place, job.place.board
     image = Image(program)
     device: Any

@@ -1,4 +1,4 @@
-"""What a search leaves in its folder: models, a file of all points, and a picture; and what it says."""
+"""Files of a search: models, all points, and a plot of the front; and the report on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from weft import files
 from weft import report as reports
 from weft.errors import FileError
-from weft.extras.search.explore.checks import Check, Confirmed, Name, Outcome
+from weft.extras.search.explore.checks import Check, Name, Outcome, Outcomes
 from weft.extras.search.explore.evaluate import Models
 from weft.extras.search.explore.explore import JOURNAL, Exploration, Task
 from weft.extras.search.explore.front import dominates, values
@@ -29,15 +29,15 @@ FORMAT = "weft exploration 1"
 FILE, PLOT, MODELS = "exploration.json", "front.html", "models"
 
 
-class _About(msgspec.Struct):
+class _ExplorationFile(msgspec.Struct):
     format: str
     about: dict[str, Any]
     points: list[Any] = msgspec.field(default_factory=list)
 
 
-def models_of(folder: Path, paths: Sequence[Path], shapes: Mapping[str, int]) -> Models:
-    """Copies of the models below `folder`, where all workers find them. Raises `OSError` as files do."""
-    found, digests = [], []
+def copy_models(folder: Path, paths: Sequence[Path], shapes: Mapping[str, int]) -> Models:
+    """Copy the models below `folder`, where all workers find them; may raise `OSError`."""
+    copies, digests = [], []
     for path in paths:
         raw = path.read_bytes()
         digest = hashlib.sha256(raw).hexdigest()
@@ -46,19 +46,19 @@ def models_of(folder: Path, paths: Sequence[Path], shapes: Mapping[str, int]) ->
             copy.parent.mkdir(parents=True, exist_ok=True)
             with files.whole_file(copy) as part:
                 part.write_bytes(raw)
-        found.append(str(copy.resolve()))
+        copies.append(str(copy.resolve()))
         digests.append(digest)
-    return Models(tuple(found), tuple(digests), tuple(sorted(shapes.items())))
+    return Models(tuple(copies), tuple(digests), tuple(sorted(shapes.items())))
 
 
 @dataclass(frozen=True)
 class Output:
-    """A search's folder.
+    """Folder of a search.
 
     Attributes
     ----------
     about : dict
-        What the search is about, as plain values.
+        Parameters of the search as plain values.
     """
 
     folder: Path
@@ -71,79 +71,81 @@ class Output:
         folder: Path,
         models: Models,
         space: Space,
-        where: tuple[Place, ...],
+        places: tuple[Place, ...],
         objectives: tuple[str, ...],
         limits: Mapping[str, float],
         search: tuple[str, int],
     ) -> Output:
-        """Raises `FileError` if the folder has the results of another search, or of another version of weft. A search
-        that was refused before it began has left none."""
-        task = Task(models, space, where, objectives, limits)
+        """Return the folder for a search.
+
+        Raise `FileError` if it has the results of another search or of another version of weft. A search that was
+        refused before it started leaves no results.
+        """
+        task = Task(models, space, places, objectives, limits)
         about = {
             "sources": sources_digest(),
             "models": dict(zip((Path(path).name for path in models.paths), models.digests, strict=True)),
             "shapes": dict(models.shapes),
             "space": {name: list(known) for name, known in space.fields.items()},
-            "places": [dataclasses.asdict(place) for place in where],
+            "places": [dataclasses.asdict(place) for place in places],
             "objectives": list(objectives),
             "limits": dict(limits),
             "sampler": search[0],
             "seed": search[1],
         }
-        made = cls(folder, task, about)
-        made._check()
-        return made
+        output = cls(folder, task, about)
+        output._check()
+        return output
 
     def _check(self) -> None:
         path = self.folder / FILE
         if not path.exists():
-            self._begin()
+            self._write_about()
             return
         try:
-            found = schema.decode(schema.read_bytes(path), _About, format=FORMAT)
+            stored = schema.decode(schema.read_bytes(path), _ExplorationFile, format=FORMAT)
         except schema.SchemaError as error:
             raise FileError(f"{path} is no result of a search: {error}; choose another --output") from None
-        if not found.points and not (self.folder / JOURNAL).exists():
-            self._begin()
+        if not stored.points and not (self.folder / JOURNAL).exists():
+            self._write_about()
             return
-        known = found.about
-        if known.get("sources") != self.about["sources"]:
+        stored_about = stored.about
+        if stored_about.get("sources") != self.about["sources"]:
             raise FileError(f"{path} is from another version of weft: choose another --output")
         for name, value in self.about.items():
-            if known.get(name) != value:
+            if stored_about.get(name) != value:
                 raise FileError(
-                    f"{path} is of a search with other {name} ({schema.short_repr(known.get(name))}): give the same, "
-                    "or choose another --output"
+                    f"{path} is of a search with other {name} ({schema.short_repr(stored_about.get(name))}): give "
+                    "the same, or choose another --output"
                 )
 
-    def _begin(self) -> None:
+    def _write_about(self) -> None:
         files.write_json(self.folder / FILE, {"format": FORMAT, "about": self.about})
 
-    def write(self, found: Exploration, confirmed: Confirmed | None = None) -> None:
-        """Write the points and the picture, and of points what confirmed them, as plain values by name."""
-        described = [item.described() for item in found.measured]
-        best = {id(item) for item in found.front}
-        for item, known in zip(found.measured, described, strict=True):
-            known["front"] = id(item) in best
-            known |= (confirmed or {}).get(item.point.key, {})
+    def write(self, exploration: Exploration, confirmed: Outcomes | None = None) -> None:
+        """Write the points and the plot; `confirmed` holds details of checks, which are added to their points."""
+        points_described = [item.to_dict() for item in exploration.measured]
+        front_ids = {id(item) for item in exploration.pareto_front}
+        for item, entry in zip(exploration.measured, points_described, strict=True):
+            entry["front"] = id(item) in front_ids
+            entry |= (confirmed or {}).get(item.point.key, {})
         text = {
             "format": FORMAT,
             "about": self.about,
             "units": OBJECTIVES,
             "picojoules": PICOJOULES,
-            "excluded": dict(found.excluded),
-            "bounded": found.bounded,
-            "points": described,
+            "excluded": dict(exploration.excluded),
+            "bounded": exploration.bounded,
+            "points": points_described,
         }
         files.write_json(self.folder / FILE, text)
-        files.write_text(self.folder / PLOT, page(found))
+        files.write_text(self.folder / PLOT, page(exploration))
 
 
-def show(found: Exploration, folder: Path) -> None:
-    """Print the front, what of it is better than each preset and each board's own configuration, and what became of all
-    points."""
-    units = list(dict.fromkeys((*found.objectives, "ms", "lut", "ff", "dsp", "ram")))
-    made = reports.table(
+def show(exploration: Exploration, folder: Path) -> None:
+    """Print the front, the references that it dominates, and a summary of all points."""
+    units = list(dict.fromkeys((*exploration.objectives, "ms", "lut", "ff", "dsp", "ram")))
+    table = reports.table(
         "number",
         "place",
         "array",
@@ -153,9 +155,9 @@ def show(found: Exploration, folder: Path) -> None:
         "of array",
         right=("number", *units, "MHz", "of array"),
     )
-    for number, item in enumerate(found.front, 1):
+    for number, item in enumerate(exploration.pareto_front, 1):
         config = item.point.config
-        made.add_row(
+        table.add_row(
             f"{number}",
             item.point.place.name,
             f"{config.n} x {config.n}",
@@ -164,57 +166,65 @@ def show(found: Exploration, folder: Path) -> None:
             f"{item.point.clock / 1e6:g}",
             f"{item.utilisation:.1%}",
         )
-    reports.stdout().print(made)
-    _show_references(found, units)
-    excluded = ", ".join(f"{reason} {count:,}" for reason, count in found.excluded.most_common(6))
+    reports.stdout().print(table)
+    _show_references(exploration, units)
+    excluded = ", ".join(f"{reason} {count:,}" for reason, count in exploration.excluded.most_common(6))
     reports.say(
-        f"{len(found.measured):,} points measured, {len(found.front):,} of them on the front; {found.bounded:,} more "
-        f"cannot be better, by their rooflines"
+        f"{len(exploration.measured):,} points measured, {len(exploration.pareto_front):,} on the front; "
+        f"{exploration.bounded:,} more skipped, because their rooflines are dominated"
     )
     if excluded:
         reports.say(f"excluded: {excluded}")
     reports.say(
-        f"{folder / FILE}: all points with their configurations; {folder / PLOT}: the front as a picture"
+        f"{folder / FILE}: all points with their configurations; {folder / PLOT}: a plot of the front"
     )
 
 
-def _show_references(found: Exploration, units: Sequence[str]) -> None:
-    """Print presets and boards' own configurations, with what is better."""
-    known = references(found)
-    if known:
-        made = reports.table("preset or board", "place", *units, "behind", right=units)
-        for item, number in known:
-            behind = f"number {number}" if number else "on the front"
-            made.add_row(item.origin, item.point.place.name, *(_shown(name, item) for name in units), behind)
-        reports.stdout().print(made)
-    beaten = sum(number > 0 for _, number in known)
+def _show_references(exploration: Exploration, units: Sequence[str]) -> None:
+    """Print presets and boards' own configurations, each with the first point that dominates it."""
+    compared = references(exploration)
+    if compared:
+        table = reports.table("preset or board", "place", *units, "dominated by", right=units)
+        for item, number in compared:
+            dominated_by = f"number {number}" if number else "none"
+            table.add_row(
+                item.origin, item.point.place.name, *(_shown(name, item) for name in units), dominated_by
+            )
+        reports.stdout().print(table)
+    dominated = sum(number > 0 for _, number in compared)
     reports.say(
-        f"{beaten} of {len(known)} presets and boards' own configurations are behind a point of the front, which is "
-        "worse in no objective and better in one or more"
+        f"{dominated} of {len(compared)} presets and boards' own configurations are dominated by a point of the front"
     )
-    if found.unfit:
-        said = ", ".join(f"{name} ({reason})" for name, reason in found.unfit.items())
-        reports.say(f"no solutions, and not among them: {said}")
+    if exploration.unsuitable:
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in exploration.unsuitable.items())
+        reports.say(f"not solutions: {reasons}")
 
 
 def show_check(name: Name, check: Check, outcome: Outcome) -> None:
-    """Say what a check of a point of the front has found."""
-    config, (number, what) = check.item.point.config, name
-    where = f"number {number}, {config.n} x {config.n} on {check.item.point.place.name}"
-    good = "" if outcome.described["good"] else " (not as it should be)"
-    reports.say(f"{where}, {what}: {outcome.told}{good}")
+    """Print the outcome of a check."""
+    config, (number, kind) = check.item.point.config, name
+    point_text = f"number {number}, {config.n} x {config.n} on {check.item.point.place.name}"
+    suffix = "" if outcome.details["good"] else " (not as it should be)"
+    reports.say(f"{point_text}, {kind}: {outcome.summary}{suffix}")
 
 
-def references(found: Exploration) -> list[tuple[Measured, int]]:
-    """Presets and boards' own configurations that are solutions, each with the number of the first point of the front
-    that dominates it, from 1 on; 0 if none does, as nothing is better than it or what is on the front is as good."""
-    best = [values(item, found.objectives) for item in found.front]
-    known = []
-    for item in found.measured:
+def references(exploration: Exploration) -> list[tuple[Measured, int]]:
+    """Return the measured presets and boards' own configurations.
+
+    Each comes with the number of the first point of the front that dominates it, from 1 on, or 0 if none does.
+    """
+    front_values = [values(item, exploration.objectives) for item in exploration.pareto_front]
+    compared = []
+    for item in exploration.measured:
         if item.origin != "search":
-            mine = values(item, found.objectives)
-            known.append((item, next((at for at, other in enumerate(best, 1) if dominates(other, mine)), 0)))
-    return known
+            own_values = values(item, exploration.objectives)
+            compared.append(
+                (
+                    item,
+                    next((at for at, other in enumerate(front_values, 1) if dominates(other, own_values)), 0),
+                )
+            )
+    return compared
 
 
 def _shown(name: str, item: Measured) -> str:

@@ -1,4 +1,4 @@
-"""Where a configuration is tried: on a board, or behind a memory of which some numbers are known."""
+"""Places of configurations: a board, or a memory with given latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from weft.boards.board import Board
 
 MEMORY = "memory"
-"""The name of a place that is no board."""
-SIMILAR = "ulx3s-85f"
-"""The board whose estimates tell what a configuration needs that is on no board: without its limits."""
-CLOCK = 75e6
-"""Hz of a core that is on no board, unless another clock is given."""
+"""Name of a place without a board."""
+DEFAULT_BOARD = "ulx3s-85f"
+"""Board whose resource estimates apply to places without a board, without its limits."""
+DEFAULT_CLOCK = 75e6
+"""Default clock in Hz of a core without a board."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A board, or a memory.
+    """Board, or memory without a board.
 
     Parameters
     ----------
     name : str
-        The board's, or `MEMORY`.
+        Name of the board, or `MEMORY`.
     latency, bandwidth : int, float
-        Of a memory that is no board's: cycles, and bytes a cycle (as many as the bus is wide if None).
+        Of a memory without a board: cycles, and bytes per cycle (None: the bus's width).
     clock : float
-        Hz of a core that is on no board.
+        Hz of a core without a board.
     """
 
     name: str
     latency: int = 30
     bandwidth: float | None = None
-    clock: float = CLOCK
+    clock: float = DEFAULT_CLOCK
 
     @property
     def board(self) -> Board | None:
@@ -45,21 +45,21 @@ class Place:
 
     @property
     def sequential(self) -> bool:
-        """Whether programs run on the sequential core there."""
+        """Whether programs run on the sequential core."""
         return self.board is not None and self.board.core is CoreKind.SEQUENTIAL
 
     @property
     def memory(self) -> tuple[int, float | None]:
-        """Latency in cycles, and bytes a cycle, of the plain memory that programs are planned for."""
+        """Latency in cycles, and bytes per cycle, of the plain memory that programs are planned for."""
         return (self.latency, self.bandwidth) if self.board is None else self.board.memory.planning_model
 
     @property
-    def similar(self) -> Board:
-        """The board whose estimates are those of the place."""
-        return self.board or BOARDS[SIMILAR]
+    def estimate_board(self) -> Board:
+        """Board whose resource estimates apply."""
+        return self.board or BOARDS[DEFAULT_BOARD]
 
     def timing(self, clock: float) -> dict[str, Any]:
-        """All of a place on which cycles depend, for a core with a clock in Hz."""
+        """Return all properties of the place on which cycles depend, for a clock in Hz."""
         board = self.board
         if board is None:
             return {"latency": self.latency, "bandwidth": self.bandwidth}
@@ -73,20 +73,20 @@ class Place:
         }
 
 
-def places(
+def make_places(
     boards: list[str] | None, latency: int, bandwidth: float | None, clock: float | None
 ) -> tuple[Place, ...]:
-    """The boards of these names, or one memory if there are none.
+    """Return the places for boards of these names, or one memory if there are none.
 
     Raises
     ------
     BoardError
-        If there is no board of a name.
+        If a board does not exist.
     InputError
         If a number is outside its limits.
     """
     latency, bandwidth = memory(latency, bandwidth)
-    hertz = CLOCK if clock is None else number("clock", clock, 1e5, 1e9)
+    hertz = DEFAULT_CLOCK if clock is None else number("clock", clock, 1e5, 1e9)
     if not boards:
         return (Place(MEMORY, latency, bandwidth, hertz),)
     return tuple(Place(find(name).name) for name in dict.fromkeys(boards))

@@ -1,4 +1,4 @@
-"""What is tried and what is known of it: a configuration at a place, and its measures."""
+"""Points of a search: a configuration at a place, and its measures."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from DRAM, in 45 nm: M. Horowitz, "Computing's energy problem", ISSCC 2014: 0.2 
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """What running the models once takes at a place, by the cycle model.
+    """Cost of running each model once at a place, by the cycle model.
 
     Attributes
     ----------
     cycles : list of int
-        Of each model.
+        For each model.
     moved, macs, active : int
-        Of all models together: bytes between core and memory, useful multiplications, and cycles in which the array
-        takes a vector.
+        For all models: bytes between core and memory, useful multiplications, and cycles in which the array takes a
+        vector.
     refused : str
-        Why it is no solution, in a few words; empty if it is one. Then the numbers are 0.
+        Why the point is not a solution; the numbers are 0 then. Empty for a solution.
     """
 
     cycles: list[int] = msgspec.field(default_factory=list)
@@ -44,12 +44,12 @@ class Timing(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration at a place.
+    """Configuration at a place.
 
     Attributes
     ----------
     clock : float
-        Hz: of the board with its own configuration, else predicted for the configuration there, in whole MHz.
+        Hz: the board's for its own configuration, otherwise predicted, in whole MHz.
     """
 
     config: Config
@@ -62,16 +62,21 @@ class Point:
         board = place.board
         if board is None:
             return cls(config, place, place.clock, routed=False)
-        found = predict_clock(board, config)
-        return cls(config, place, found.hz if found.routed else found.hz // 1e6 * 1e6, found.routed)
+        prediction = predict_clock(board, config)
+        return cls(
+            config,
+            place,
+            prediction.hz if prediction.routed else prediction.hz // 1e6 * 1e6,
+            prediction.routed,
+        )
 
     @property
     def key(self) -> tuple[Config, str]:
         return self.config, self.place.name
 
     def resources(self) -> Resources:
-        """What it is estimated to need at a place. Raises `BoardError` if nobody has fitted the estimate."""
-        need = estimate(self.place.similar, self.config)
+        """Return the estimated resources; raise `BoardError` if the place has no estimate."""
+        need = estimate(self.place.estimate_board, self.config)
         if need is None:
             raise BoardError(f"there is no estimate of what a configuration needs on {self.place.name}")
         return need
@@ -79,7 +84,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point with all that is known of it.
+    """Point with all measures.
 
     Attributes
     ----------
@@ -87,7 +92,7 @@ class Measured:
     need : Resources
     timing : Timing
     origin : str
-        ``search``, ``preset small``, or ``board icebreaker``: with its own configuration.
+        ``search``, ``preset small``, or ``board icebreaker`` for a board's own configuration.
     """
 
     point: Point
@@ -101,17 +106,26 @@ class Measured:
 
     @property
     def utilisation(self) -> float:
-        """Useful multiplications over what the array could do in these cycles."""
+        """Useful multiplications relative to the array's capacity in these cycles."""
         return self.timing.macs / (self.point.config.n**2 * self.cycles)
 
     @property
     def energy(self) -> float:
-        """Of a run of each model, in microjoules, by `PICOJOULES`. A vector of the scratchpad that enters the array has
-        n bytes, and reads and writes a row of n sums; what comes from memory or goes there is on chip once."""
+        """Energy of a run of each model in microjoules, by `PICOJOULES`.
+
+        A scratchpad vector that enters the array has n bytes, and reads and writes a row of n sums. Bytes from and to
+        memory are counted once on the chip as well.
+        """
         n, timing = self.point.config.n, self.timing
         on_chip = timing.active * 9 * n + timing.moved
-        joules = (timing.macs, on_chip, timing.moved)
-        return sum(count * pico for count, pico in zip(joules, PICOJOULES.values(), strict=True)) / 1e6
+        operations = (timing.macs, on_chip, timing.moved)
+        return (
+            sum(
+                count * energy_per_operation
+                for count, energy_per_operation in zip(operations, PICOJOULES.values(), strict=True)
+            )
+            / 1e6
+        )
 
     @property
     def values(self) -> dict[str, float]:
@@ -124,8 +138,8 @@ class Measured:
             "energy": self.energy,
         }
 
-    def described(self) -> dict[str, Any]:
-        """As plain values, for a file."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a file."""
         board = self.point.place.board
         return {
             "origin": self.origin,
@@ -135,7 +149,9 @@ class Measured:
             **self.values,
             "model_cycles": list(self.timing.cycles),
             "utilisation": self.utilisation,
-            "resource_errors": {name: fit.error for name, fit in weights(self.point.place.similar).items()},
+            "resource_errors": {
+                name: fit.error for name, fit in weights(self.point.place.estimate_board).items()
+            },
             "available": None if board is None else dataclasses.asdict(board.available),
             "config": self.point.config.to_dict(),
         }
@@ -145,4 +161,4 @@ OBJECTIVES = {
     "cycles": "cycles", "ms": "milliseconds", "lut": "LUTs", "ff": "flip-flops", "dsp": "DSP blocks",
     "ram": "block RAMs", "bytes": "bytes moved", "energy": "energy in uJ (proxy)",
 }  # fmt: skip
-"""What can be minimised, by name, with its unit."""
+"""Objectives by name, with their units."""

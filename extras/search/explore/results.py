@@ -1,4 +1,4 @@
-"""Results that workers keep for each other, under a hash of all that they depend on."""
+"""Results that workers share in files, by a hash of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from weft.hdl.cache import entry
 Result = TypeVar("Result", bound=msgspec.Struct)
 
 
-def key(source: str, *about: object) -> str:
-    """A hash of what a result is about, and of all sources that it depends on: those of the compiler, the hardware and
-    its models, and the file `source`, which makes it."""
-    return hashlib.sha256(json.dumps((_sources(source), *about), default=str).encode()).hexdigest()[:32]
+def key(source: str, *key_parts: object) -> str:
+    """Return a hash of a result's parameters and of all sources that it depends on.
+
+    These are the sources of compiler, hardware and models, and the file `source`, which computes the result.
+    """
+    return hashlib.sha256(json.dumps((_sources(source), *key_parts), default=str).encode()).hexdigest()[:32]
 
 
 @cache
@@ -30,9 +32,11 @@ def _sources(source: str) -> str:
     return f"{sources_digest()} {own[:16]}"
 
 
-def once(path: Path, kind: type[Result], work: Callable[[], Result]) -> Result:
-    """The result in the file `path`, which is alone in its folder: by `work`, unless another worker has done that or is
-    doing it."""
+def run_once(path: Path, kind: type[Result], work: Callable[[], Result]) -> Result:
+    """Return the result in the file `path`, the only one in its folder.
+
+    If it is missing, compute it by `work`, unless another worker is doing so.
+    """
 
     def make(folder: Path) -> None:
         (folder / path.name).write_bytes(msgspec.json.encode(work()))
@@ -41,5 +45,5 @@ def once(path: Path, kind: type[Result], work: Callable[[], Result]) -> Result:
 
 
 def read(path: Path, kind: type[Result]) -> Result:
-    """A result that there is. Raises `OSError` or `weft.hdl.schema.SchemaError` if there is none."""
+    """Read a result; raise `OSError` or `weft.hdl.schema.SchemaError` if there is none."""
     return schema.decode(schema.read_bytes(path), kind)

@@ -1,4 +1,4 @@
-"""The configurations that are searched: a few values for each field."""
+"""Space of configurations: a few values for each field."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ DEFAULT: dict[str, tuple[int, ...]] = {
     "parity": (0,),
     "descriptors": (0,),
 }
-"""Values by field that are searched if nothing else is said: those of presets and boards among them, so that a search
-can begin with these and what is near. Mantissas are as wide as results are exact in."""
+"""Default values by field.
+
+They include those of presets and boards, so that a search can start there. Mantissas have the width at which results
+are exact.
+"""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,24 +54,24 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Space:
-    """Values that the fields of a `Config` may have.
+    """Values that the fields of a `Config` may take.
 
     Parameters
     ----------
     values : mapping of str to sequence of int
         By field; other fields have the values of `DEFAULT`.
     base : str, optional
-        A preset: other fields have its values instead.
+        Preset that gives the values of other fields instead.
 
     Attributes
     ----------
     fields : dict of str to tuple of int
-        Every field, with its values in their order, each once.
+        Sorted distinct values of every field.
 
     Raises
     ------
     InputError
-        If there is no such field or preset, or a field has no value, or one that no configuration has.
+        If a field or preset does not exist, or a field has no value or an invalid one.
     """
 
     values: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
@@ -85,7 +88,7 @@ class Space:
                     f"a space has no field {schema.short_repr(name)}; the fields are {', '.join(FIELDS)}"
                 )
             if not values:
-                raise InputError(f"the space has no value for {name!r}: give one or more")
+                raise InputError(f"the space has no value for {name!r}: give at least one")
             for value in values:
                 _check(name, value)
 
@@ -98,35 +101,36 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Combinations of values, of which `config` makes fewer configurations."""
+        """Number of combinations of values; several can give the same configuration."""
         return math.prod(map(len, self.fields.values()))
 
-    def config(self, chosen: Mapping[str, int]) -> Config:
-        """The configuration of values by field.
+    def config(self, values_by_field: Mapping[str, int]) -> Config:
+        """Return the configuration for values of all fields.
 
-        A value that does not fit the array's side is brought to the nearest that does: lanes, bus, products that the
-        array adds up along rows, and `int4`. Raises `ConfigError` for memories of too many rows.
+        Lanes, bus, depthwise taps and `int4` that do not fit the array's side are changed to the nearest value that
+        does. Raise `ConfigError` for memories of too many rows.
         """
-        values = dict(chosen)
+        values = dict(values_by_field)
         n = values["n"]
         values["lanes"] = min(values["lanes"], n)
         values["bus_bytes"] = max(values["bus_bytes"], n, 4)
+        # A single tap is not a valid value.
         taps = min(values["depthwise_taps"], n // 2, MAX_DEPTHWISE_TAPS)
         values["depthwise_taps"] = taps if taps >= 2 else 0
         if values["int4"] == 2 and not (4 <= n <= 32 and values["bus_bytes"] == n):
             values["int4"] = 1
         return Config(**values)
 
-    def places(self, config: Config) -> dict[str, int] | None:
-        """For each field which of its values `config` has; None if one of them is not in the space."""
+    def indices(self, config: Config) -> dict[str, int] | None:
+        """Return the index of each field's value in the space; None if one is not in the space."""
         values = config.to_dict()
-        if any(values[name] not in known for name, known in self.fields.items()):
+        if any(values[name] not in choices for name, choices in self.fields.items()):
             return None
-        return {name: known.index(values[name]) for name, known in self.fields.items()}
+        return {name: choices.index(values[name]) for name, choices in self.fields.items()}
 
-    def chosen(self, places: Mapping[str, int]) -> dict[str, int]:
-        """The values at some places."""
-        return {name: known[places[name]] for name, known in self.fields.items()}
+    def values_at(self, indices: Mapping[str, int]) -> dict[str, int]:
+        """Return the values at these indices."""
+        return {name: choices[indices[name]] for name, choices in self.fields.items()}
 
     @classmethod
     def load(cls, path: Path) -> Space:
@@ -135,27 +139,27 @@ class Space:
         Raises
         ------
         FileError
-            If it cannot be read, or is no such file; the sentence says why.
+            If the file cannot be read or is invalid; the message tells why.
         """
         try:
             values = schema.decode(schema.read_bytes(path, 1 << 20), _File, format=FORMAT)
             return cls(values.fields, values.base)
         except (schema.SchemaError, InputError) as error:
-            raise FileError(f"{path} is no space of configurations: {error}") from None
+            raise FileError(f"{path} is not a valid space of configurations: {error}") from None
 
 
-_AROUND: dict[str, dict[str, int]] = {
+_COMPATIBLE_VALUES: dict[str, dict[str, int]] = {
     "n": {"lanes": 1, "bus_bytes": 128}, "lanes": {"n": 128, "bus_bytes": 128}, "bus_bytes": {"n": 4, "lanes": 1},
     "depthwise_taps": {"n": 128, "bus_bytes": 128}, "int4": {"n": 8, "bus_bytes": 8},
     "scratchpad_banks": {"scratchpad_depth": 16}, "scratchpad_depth": {"scratchpad_banks": 2},
     "accumulator_banks": {"accumulator_depth": 16}, "accumulator_depth": {"accumulator_banks": 2},
 }  # fmt: skip
-"""Values of other fields, beside which a field may have every value that it may have at all."""
+"""Values of other fields with which a field may take all of its valid values."""
 
 
 def _check(name: str, value: int) -> None:
-    """Raises `InputError` if no configuration has that value."""
+    """Raise `InputError` if no configuration has that value."""
     try:
-        Config().replace(**{**_AROUND.get(name, {}), name: value})
+        Config().replace(**{**_COMPATIBLE_VALUES.get(name, {}), name: value})
     except ConfigError as error:
         raise InputError(f"the space: {error}") from None

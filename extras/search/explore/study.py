@@ -1,4 +1,4 @@
-"""What is tried next: Optuna, with its journal in a file that several searches may share."""
+"""Proposals of points by Optuna, with a journal file that several searches can share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PLACE = "place"
 
 
 class Study:
-    """A search over a space at some places.
+    """Optuna study over a space at some places.
 
     Parameters
     ----------
     path : Path
-        The journal. If it is there, the search goes on, and others that have it open share it.
+        Journal file. If it exists, the search resumes; concurrent searches share it.
     name : str
-        Of the search: all that it is about.
+        Name of the study in the journal.
     space : Space
     places : sequence of Place
     objectives : sequence of str
@@ -38,9 +38,9 @@ class Study:
     Raises
     ------
     FileError
-        If Optuna is not installed, or the journal is of another search or damaged.
+        If Optuna is not installed, or the journal belongs to another search or is damaged.
     InputError
-        If there is no such sampler.
+        If the sampler does not exist.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Study:
         self._objectives = list(objectives)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         journal = importlib.import_module("optuna.storages.journal")
-        made = optuna.samplers
-        chosen = (
-            made.NSGAIISampler(population_size=POPULATION, seed=seed)
+        samplers = optuna.samplers
+        chosen_sampler = (
+            samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
             if sampler == "nsga2"
-            else made.TPESampler(seed=seed, multivariate=True)
+            else samplers.TPESampler(seed=seed, multivariate=True)
         )
-        with _journal(path):
+        with _journal_errors(path):
             storage = optuna.storages.JournalStorage(
                 journal.JournalFileBackend(str(path), lock_obj=journal.JournalFileOpenLock(str(path)))
             )
             self._study = optuna.create_study(
                 storage=storage,
-                sampler=chosen,
+                sampler=chosen_sampler,
                 study_name=name,
                 directions=["minimize"] * len(objectives),
                 load_if_exists=True,
@@ -83,84 +83,91 @@ class Study:
 
     @property
     def distributions(self) -> dict[str, Any]:
-        """Places of values: of fields with several, as others are no choice."""
+        """Distributions of value indices, for fields with several values."""
         number = self._optuna.distributions.IntDistribution
-        counts = {name: len(known) for name, known in self._space.fields.items()}
+        counts = {name: len(choices) for name, choices in self._space.fields.items()}
         counts[PLACE] = len(self._places)
+        # Fields with a single value are not parameters.
         return {name: number(0, count - 1) for name, count in counts.items() if count > 1}
 
     def prefer(self, config: Config, place: Place) -> None:
-        """Have a configuration proposed soon, if it is in the space and nobody has asked for it yet."""
-        if (chosen := self._parameters(config, place)) is not None:
-            self._study.enqueue_trial(chosen, skip_if_exists=True)
+        """Propose a configuration soon, if it is in the space and was not requested before."""
+        if (parameters := self._encode(config, place)) is not None:
+            self._study.enqueue_trial(parameters, skip_if_exists=True)
 
     def propose(self) -> tuple[int, Mapping[str, int], Place]:
-        """A number, the values of all fields, and a place."""
+        """Return the number of a proposal, the values of all fields, and a place."""
         while True:
             try:
                 trial = self._study.ask(self.distributions)
             except self._optuna.exceptions.UpdateFinishedTrialError:
-                continue  # another search was given the same proposal, and has measured it already
-            return trial.number, *self._chosen(trial.params)
+                continue  # another search took the same proposal and has finished it
+            return trial.number, *self._decode(trial.params)
 
     def tell(self, number: int, values: Sequence[float] | None) -> bool:
-        """What became of a proposal; None if it is no solution, or cannot be better than others. Returns whether it
-        counts as one: another search may have taken it for abandoned."""
+        """Record the result of a proposal; None means that it is not a solution or is dominated.
+
+        Return whether Optuna accepted it as a solution; another search may have recorded it as abandoned.
+        """
         state = self._optuna.trial.TrialState
-        what = {"state": state.FAIL} if values is None else {"values": list(values)}
+        result = {"state": state.FAIL} if values is None else {"values": list(values)}
         try:
-            told = self._study.tell(number, **what, skip_if_finished=True)
+            completed_trial = self._study.tell(number, **result, skip_if_finished=True)
         except self._optuna.exceptions.UpdateFinishedTrialError:
-            # Another search told of it between Optuna's look at its state and its entry in the journal.
-            told = self._study.tell(number, **what, skip_if_finished=True)
-        return bool(told.state == state.COMPLETE)
+            # Another search recorded it between Optuna's check of its state and the entry in the journal.
+            completed_trial = self._study.tell(number, **result, skip_if_finished=True)
+        return bool(completed_trial.state == state.COMPLETE)
 
     def add(self, config: Config, place: Place, values: Sequence[float]) -> None:
-        """What is known of a point that nobody proposed, if it is in the space and not known here."""
-        chosen = self._parameters(config, place)
-        if chosen is not None and all(trial.params != chosen for trial in self._complete()):
+        """Record the values of a point that was not proposed, if it is in the space and not known yet."""
+        parameters = self._encode(config, place)
+        if parameters is not None and all(trial.params != parameters for trial in self._complete()):
             self._study.add_trial(
                 self._optuna.trial.create_trial(
-                    params=chosen, distributions=self.distributions, values=list(values)
+                    params=parameters, distributions=self.distributions, values=list(values)
                 )
             )
 
     def _complete(self) -> list[Any]:
         return self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
 
-    def told(self) -> Iterator[tuple[Mapping[str, int], Place]]:
-        """The values of all fields, and the place, of everything that was told to be a solution."""
+    def solutions(self) -> Iterator[tuple[Mapping[str, int], Place]]:
+        """Yield the values of all fields, and the place, of every recorded solution."""
         for trial in self._complete():
-            yield self._chosen(trial.params)
+            yield self._decode(trial.params)
 
-    def abandoned(self) -> Iterator[int]:
-        """Numbers of proposals of which nothing was told: those of a search that was ended. Others that share the
-        journal have theirs among them."""
+    def abandoned_trials(self) -> Iterator[int]:
+        """Yield the numbers of proposals without a result.
+
+        They are left over from interrupted searches, but also include running ones of searches that share the journal.
+        """
         for trial in self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.RUNNING,)):
             yield trial.number
 
-    def again(self, number: int) -> None:
-        """Have a proposal that was abandoned proposed again."""
-        found = next(item for item in self._study.get_trials(deepcopy=False) if item.number == number)
+    def retry(self, number: int) -> None:
+        """Record a proposal as failed, and propose it again."""
+        trial = next(item for item in self._study.get_trials(deepcopy=False) if item.number == number)
         self.tell(number, None)
-        self._study.enqueue_trial(dict(found.params))
+        self._study.enqueue_trial(dict(trial.params))
 
-    def _chosen(self, parameters: Mapping[str, int]) -> tuple[Mapping[str, int], Place]:
-        chosen = {name: parameters.get(name, 0) for name in (*FIELDS, PLACE)}
-        place = self._places[chosen.pop(PLACE)]
-        return self._space.chosen(chosen), place
+    def _decode(self, parameters: Mapping[str, int]) -> tuple[Mapping[str, int], Place]:
+        indices = {name: parameters.get(name, 0) for name in (*FIELDS, PLACE)}
+        place = self._places[indices.pop(PLACE)]
+        return self._space.values_at(indices), place
 
-    def _parameters(self, config: Config, place: Place) -> dict[str, int] | None:
-        if place not in self._places or (found := self._space.places(config)) is None:
+    def _encode(self, config: Config, place: Place) -> dict[str, int] | None:
+        if place not in self._places or (indices := self._space.indices(config)) is None:
             return None
-        found[PLACE] = self._places.index(place)
-        return {name: found[name] for name in self.distributions}
+        indices[PLACE] = self._places.index(place)
+        return {name: indices[name] for name in self.distributions}
 
 
 @contextlib.contextmanager
-def _journal(path: Path) -> Iterator[None]:
-    """Errors of a journal that cannot be read, as a sentence."""
+def _journal_errors(path: Path) -> Iterator[None]:
+    """Turn errors of an unreadable journal into `FileError`."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path} is no journal of this search ({error}): choose another --output") from None
+        raise FileError(
+            f"{path} is not a journal of this search ({error}): choose another --output"
+        ) from None

@@ -1,4 +1,4 @@
-"""Who does the jobs: processes of this machine, or workers of a Dask scheduler."""
+"""Workers: processes on this machine, or workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from typing import Any, Generic, TypeVar
 from weft.errors import FileError
 from weft.hdl.errors import WeftError
 
-LIVES = 4
-"""Workers that may die on a job before it is given up."""
-SECONDS = 10.0
-"""Within which a scheduler has to answer."""
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Variables that tell libraries how many threads to start."""
-DIED = f"{LIVES} workers died of it"
+ATTEMPTS = 4
+"""Number of workers that may die on a job before it is abandoned."""
+ANSWER_SECONDS = 10.0
+"""Time limit for an answer of the scheduler."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Environment variables that set libraries' numbers of threads."""
+DIED = f"{ATTEMPTS} workers died running it"
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 class WorkersError(WeftError, ValueError):
-    """The workers are lost; the sentence says which, and that results are kept."""
+    """The workers are lost; the message names them, and says that results are kept."""
 
 
 class Workers(Generic[Job, Result]):
-    """Jobs under way. A job whose worker dies is given to another one.
+    """Running jobs. A job whose worker dies goes to another one.
 
     Parameters
     ----------
     count : int
-        Processes of this machine, if there is no scheduler.
+        Number of processes on this machine, if there is no scheduler.
     work : callable
-        Does a job, and returns its result: a function of a module, as processes find it by name.
-    died : object
-        The result of a job of which `LIVES` workers died.
+        Runs a job and returns its result. It must be a module's function, because processes find it by name.
+    abandoned_result : object
+        Result of a job on which `ATTEMPTS` workers died.
     scheduler : str, optional
-        The address of Dask's, for example ``tcp://127.0.0.1:8786``. Its workers must see the folder of results under
-        the same name. They may come and go.
+        Address of a Dask scheduler, for example ``tcp://127.0.0.1:8786``. Its workers must see the folder of results
+        under the same name. They may join and leave.
 
     Raises
     ------
@@ -55,16 +55,25 @@ class Workers(Generic[Job, Result]):
     """
 
     def __init__(
-        self, count: int, work: Callable[[Job], Result], died: Result, scheduler: str | None = None
+        self,
+        count: int,
+        work: Callable[[Job], Result],
+        abandoned_result: Result,
+        scheduler: str | None = None,
     ) -> None:
-        self._count, self._work, self._died, self._scheduler = count, work, died, scheduler
+        self._count, self._work, self._abandoned_result, self._scheduler = (
+            count,
+            work,
+            abandoned_result,
+            scheduler,
+        )
         self._client = None if scheduler is None else _client(scheduler)
         self._pool: Executor | None = None
         self._running: dict[Future[Result], tuple[Any, Job, int]] = {}
 
     @property
     def room(self) -> int:
-        """How many jobs may be added: twice as many as workers, so that none waits for its next."""
+        """Number of jobs that may be added: twice the number of workers, so that none has to wait for its next job."""
         if self._client is None:
             return 2 * self._count - len(self._running)
         threads = sum(self._client.nthreads().values())
@@ -76,48 +85,50 @@ class Workers(Generic[Job, Result]):
 
     @property
     def processes(self) -> list[int]:
-        """Numbers of the processes of this machine that are there."""
+        """IDs of the running processes on this machine."""
         return list(self._pool._processes or {}) if isinstance(self._pool, ProcessPoolExecutor) else []
 
-    def add(self, name: Any, job: Job, lives: int = LIVES) -> None:
+    def add(self, name: Any, job: Job, attempts: int = ATTEMPTS) -> None:
         """Start a job under a name."""
         while True:
             with contextlib.suppress(BrokenProcessPool):
-                with _one_thread():
-                    self._running[self._executor().submit(_do, self._work, job)] = name, job, lives
+                with _single_threaded():
+                    self._running[self._executor().submit(_run_job, self._work, job)] = name, job, attempts
                 return
             self._pool = None
 
-    def done(self, seconds: float) -> Iterator[tuple[Any, Result]]:
-        """Names and results of jobs that have ended, after so many seconds at most.
+    def collect(self, seconds: float) -> Iterator[tuple[Any, Result]]:
+        """Yield names and results of finished jobs, after at most `seconds`.
 
-        Raises `WorkersError` if the scheduler is gone, and whatever a job raises that is not about its configuration.
+        Raise `WorkersError` if the scheduler is lost. Exceptions of a job are passed on.
         """
         finished, _ = wait(self._running, seconds, return_when="FIRST_COMPLETED")
-        broken = []
+        broken_jobs = []
         for future in finished:
-            name, job, lives = self._running.pop(future)
+            name, job, attempts = self._running.pop(future)
             try:
                 yield name, future.result()
+            # One dead process breaks the whole pool; `add` creates a new one.
             except BrokenProcessPool:
                 self._pool = None
-                broken.append((name, job, lives - 1))
+                broken_jobs.append((name, job, attempts - 1))
             except CancelledError:
-                raise WorkersError(self._lost()) from None
+                raise WorkersError(self._lost_message()) from None
             except Exception as error:
+                # Compared by name, because Dask may be missing.
                 if type(error).__name__ != "KilledWorker":
                     raise
-                yield name, self._died
-        for name, job, lives in broken:
-            if lives:
-                self.add(name, job, lives)
+                yield name, self._abandoned_result
+        for name, job, attempts in broken_jobs:
+            if attempts:
+                self.add(name, job, attempts)
             else:
-                yield name, self._died
+                yield name, self._abandoned_result
         if self._client is not None and self._client.status != "running":
-            raise WorkersError(self._lost())
+            raise WorkersError(self._lost_message())
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all running jobs."""
         for future in self._running:
             future.cancel()
         if isinstance(self._pool, ProcessPoolExecutor):
@@ -125,12 +136,12 @@ class Workers(Generic[Job, Result]):
                 process.terminate()
             self._pool.shutdown(wait=False, cancel_futures=True)
         if self._client is not None:
-            self._client.close(timeout=SECONDS)
+            self._client.close(timeout=ANSWER_SECONDS)
 
-    def _lost(self) -> str:
+    def _lost_message(self) -> str:
         return (
-            f"the scheduler at {self._scheduler} does not answer any more: what was found is kept, and the same "
-            "command goes on once there is one"
+            f"the scheduler at {self._scheduler} no longer answers: results are kept, and the same "
+            "command resumes the search when a scheduler is available"
         )
 
     def _executor(self) -> Executor:
@@ -139,19 +150,18 @@ class Workers(Generic[Job, Result]):
                 self._pool = self._client.get_executor(pure=False, retries=0)
             else:
                 context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self._count, context, initializer=_quietly)
+                self._pool = ProcessPoolExecutor(self._count, context, initializer=_handle_signals)
         return self._pool
 
 
-def _quietly() -> None:
-    """Interrupts are for the process that waits for this one, which ends it: then what it has started ends, too."""
+def _handle_signals() -> None:
+    """Ignore interrupts, which are for the parent process; exit on its SIGTERM, so that started tools end too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
 
 
-def _do(work: Callable[[Job], Result], job: Job) -> Result:
-    """Do a job. If the process is ended meanwhile, tools that the job has started are ended on the way to here, and no
-    other job is begun."""
+def _run_job(work: Callable[[Job], Result], job: Job) -> Result:
+    """Run a job. If the process is terminated, the job's tools are ended on the way here, and no other job starts."""
     try:
         return work(job)
     except SystemExit:
@@ -159,15 +169,17 @@ def _do(work: Callable[[Job], Result], job: Job) -> Result:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Processes that are started meanwhile take one processor each. Libraries look that up when they are loaded, which
-    is before any code of ours runs there."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
+def _single_threaded() -> Iterator[None]:
+    """Make processes that start in this context single-threaded.
+
+    Libraries read the variables when they are loaded, before any of our code runs in the process.
+    """
+    saved = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in saved.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -181,8 +193,8 @@ def _client(scheduler: str) -> Any:
         raise FileError("--scheduler needs Dask: pip install 'weft[explore]'") from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
-        return Client(scheduler, timeout=SECONDS, set_as_default=False)
+        return Client(scheduler, timeout=ANSWER_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise WorkersError(
-            f"no scheduler of Dask answers at {scheduler}: {str(error) or 'no time left'}"
+            f"no Dask scheduler answers at {scheduler}: {str(error) or 'no time left'}"
         ) from None

@@ -1,1 +1,1 @@
-"""Graph substitutions: rules between operators that a search found and a proof holds, and their use on segments."""
+"""Graph substitutions: rules between operators, found by search and proven, and their application to segments."""

@@ -1,4 +1,4 @@
-"""A side of a rule as operators, on what the other side stands for."""
+"""Construction of operators for one side of a rule, from a match of the other side."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from weft.compiler.passes.fuse import table_of
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.functions import Function, Weights
 from weft.extras.search.substitution.matching import Match
-from weft.extras.search.substitution.meaning import HALF, NoMeaning, composed
+from weft.extras.search.substitution.meaning import HALF, InvalidOperands, compose_windows
 from weft.extras.search.substitution.term import IMAGES, Term, is_weights
 from weft.hdl.errors import WeftError
 
 
-class NotThere(WeftError, ValueError):
-    """The device has no operator for a side of a rule, with what it stands for here."""
+class NotRealisable(WeftError, ValueError):
+    """The device has no operator for a side of a rule with these operands."""
 
 
 class Builder:
-    """Makes operators.
+    """Builder of operators.
 
     Parameters
     ----------
     match : Match
-        What the names of the rule stand for.
+        Values of the rule's names.
     name : callable
-        Gives names of operators and buffers that are not taken.
+        Returns unused names for operators and buffers.
     title : str
-        What names of operators begin with.
+        Prefix of operators' names.
     evaluate : callable
-        The bytes, (256,), that a requantisation makes of all bytes: of its function.
+        Returns the bytes, (256,), that a requantisation maps all bytes to.
 
     Attributes
     ----------
     ops : list of DeviceOp
-        In the order of computing.
+        Operators in execution order.
     """
 
     def __init__(
@@ -59,142 +59,147 @@ class Builder:
     ) -> None:
         self.match, self._name, self._title, self._evaluate = match, name, title, evaluate
         self.ops: list[DeviceOp] = []
-        self._made: dict[Term, View] = {}
+        self._views: dict[Term, View] = {}
 
-    def built(self, term: Term, dst: View | None = None) -> View:
-        """Where the value of a term is: in `dst`, if it is given.
+    def build(self, term: Term, dst: View | None = None) -> View:
+        """Build a term and return the view of its value, which is `dst` if given.
 
         Raises
         ------
-        NotThere
+        NotRealisable
             If the device has no such operator.
         """
-        if dst is None and term in self._made:
-            return self._made[term]
-        found = self._built(term, dst)
+        if dst is None and term in self._views:
+            return self._views[term]
+        result = self._build(term, dst)
         if dst is None:
-            self._made[term] = found
-        return found
+            self._views[term] = result
+        return result
 
-    def _built(self, term: Term, dst: View | None) -> View:
+    def _build(self, term: Term, dst: View | None) -> View:
         if term.operator in IMAGES:
-            return self._copied(self.match.views[term.operator], dst)
+            return self._copy(self.match.views[term.operator], dst)
         if term.operator == "cat":
-            return self._cat(term, dst)
-        return self._operator(term, dst)
+            return self._build_concatenation(term, dst)
+        return self._build_operator(term, dst)
 
-    def _copied(self, view: View, dst: View | None) -> View:
+    def _copy(self, view: View, dst: View | None) -> View:
         if dst is None or view == dst:
             return view
         if view.shape != dst.shape:
-            raise NotThere
+            raise NotRealisable
         self._add(Rescale(self._name(f"{self._title}/copy"), view, dst))
         return dst
 
-    def _cat(self, term: Term, dst: View | None) -> View:
+    def _build_concatenation(self, term: Term, dst: View | None) -> View:
         shapes = [self._shape(item) for item in term.operands]
         if shapes[0][:3] != shapes[1][:3]:
-            raise NotThere
-        both = (*shapes[0][:3], shapes[0][3] + shapes[1][3])
+            raise NotRealisable
+        joined_shape = (*shapes[0][:3], shapes[0][3] + shapes[1][3])
+        # Reuse a buffer in which both operands are adjacent already.
         if dst is None:
-            beside = self._beside(term)
-            if beside is not None:
-                return beside
-            dst = whole(Buffer(self._name(f"{self._title}/cat"), both))
-        if dst.shape != both:
-            raise NotThere
-        self.built(term.operands[0], channels(dst, 0, shapes[0][3]))
-        self.built(term.operands[1], channels(dst, shapes[0][3], shapes[1][3]))
+            adjacent = self._find_adjacent(term)
+            if adjacent is not None:
+                return adjacent
+            dst = whole(Buffer(self._name(f"{self._title}/cat"), joined_shape))
+        if dst.shape != joined_shape:
+            raise NotRealisable
+        self.build(term.operands[0], channels(dst, 0, shapes[0][3]))
+        self.build(term.operands[1], channels(dst, shapes[0][3], shapes[1][3]))
         return dst
 
-    def _beside(self, term: Term) -> View | None:
-        """Two variables that lie beside each other already."""
+    def _find_adjacent(self, term: Term) -> View | None:
+        """Return the joined view of two variables that are adjacent already, or None."""
         if any(item.operator not in IMAGES for item in term.operands):
             return None
-        one, other = (self.match.views[item.operator] for item in term.operands)
-        joined = channels(one, 0, one.shape[3] + other.shape[3])
-        fits = joined.ends[3] <= one.buffer.shape[3]
-        return joined if fits and other == channels(joined, one.shape[3], other.shape[3]) else None
+        first_view, second_view = (self.match.views[item.operator] for item in term.operands)
+        joined = channels(first_view, 0, first_view.shape[3] + second_view.shape[3])
+        fits = joined.ends[3] <= first_view.buffer.shape[3]
+        return (
+            joined
+            if fits and second_view == channels(joined, first_view.shape[3], second_view.shape[3])
+            else None
+        )
 
-    def _operator(self, term: Term, dst: View | None) -> View:
+    def _build_operator(self, term: Term, dst: View | None) -> View:
         shape = self._shape(term)
-        images = [self.built(item) for item in term.operands if not is_weights(item)]
-        made = dst or whole(Buffer(self._name(f"{self._title}/{term.operator}"), shape))
-        if made.shape != shape:
-            raise NotThere
+        images = [self.build(item) for item in term.operands if not is_weights(item)]
+        result = dst or whole(Buffer(self._name(f"{self._title}/{term.operator}"), shape))
+        if result.shape != shape:
+            raise NotRealisable
         name = self._name(f"{self._title}/{term.operator}")
         if term.operator == "max":
-            self._add(Pool(name, images[0], made, "max", self._window(term)))
-            return made
+            self._add(Pool(name, images[0], result, "max", self._window(term)))
+            return result
         function = self._function(term.function)
-        told: dict[str, Any] = {**dict(function.values), "lookup": function.lookup}
+        parameters: dict[str, Any] = {**dict(function.values), "lookup": function.lookup}
         if term.operator in ("conv", "depth"):
             weights = self._weights(term.operands[1])
             groups = 1 if term.operator == "conv" else len(weights.weight)
-            shaped = {"window": self._window(term), "groups": groups, **told}
-            self._add(Conv(name, images[0], made, weights.weight, weights.bias, weights.scale, **shaped))
+            options = {"window": self._window(term), "groups": groups, **parameters}
+            self._add(Conv(name, images[0], result, weights.weight, weights.bias, weights.scale, **options))
         elif term.operator in ("add", "mul"):
             kind = Add if term.operator == "add" else Multiply
-            self._add(kind(name, images[0], images[1], made, **told))
+            self._add(kind(name, images[0], images[1], result, **parameters))
         elif term.operator == "func":
-            self._add(Rescale(name, images[0], made, **told))
+            self._add(Rescale(name, images[0], result, **parameters))
         else:
-            raise NotThere
-        return made
+            raise NotRealisable
+        return result
 
     def _add(self, op: DeviceOp) -> None:
         try:
             verify_op(op)
         except IrError as error:
-            raise NotThere from error
+            raise NotRealisable from error
         self.ops.append(op)
 
     def _window(self, term: Term) -> Window:
-        known = {**self.match.windows, "1": ONE, "s": HALF}
-        parts = [known[name] for name in term.window.split("*")]
-        found = parts[0]
+        windows = {**self.match.windows, "1": ONE, "s": HALF}
+        parts = [windows[name] for name in term.window.split("*")]
+        window = parts[0]
         try:
             for part in parts[1:]:
-                found = composed(found, part)
-        except NoMeaning as error:
-            raise NotThere from error
-        return found
+                window = compose_windows(window, part)
+        except InvalidOperands as error:
+            raise NotRealisable from error
+        return window
 
     def _function(self, name: str) -> Function:
-        """A function, or several as one, where the device has that."""
+        """Return a function, or a combination of functions as one if the device has it."""
         if name.startswith("~"):
             function = self._function(name[1:])
             if dict(function.values)["b_scale"] < 0:
-                raise NotThere  # the device takes only the second operand from the first
+                raise NotRealisable  # the device can negate only the second operand
             return function.swapped
         if "|" in name:
-            one, other = (self._function(part) for part in name.split("|"))
-            if one != other:
-                raise NotThere
-            return one
+            first, second = (self._function(part) for part in name.split("|"))
+            if first != second:
+                raise NotRealisable
+            return first
         if "." in name:
-            then, first = name.split(".")
-            return self._function(first).then(self._evaluate(self._function(then)))
+            second_name, first_name = name.split(".")
+            return self._function(first_name).followed_by(self._evaluate(self._function(second_name)))
         if name not in self.match.functions:
-            raise NotThere
+            raise NotRealisable
         return self.match.functions[name]
 
     def _weights(self, term: Term) -> Weights:
         if not term.operands:
             if term.operator not in self.match.weights:
-                raise NotThere
+                raise NotRealisable
             return self.match.weights[term.operator]
         if term.operator != "outs":
-            raise NotThere
-        one, other = (self._weights(item) for item in term.operands)
-        if one.weight.shape[1:] != other.weight.shape[1:]:
-            raise NotThere
-        return one.behind(other)
+            raise NotRealisable
+        first, second = (self._weights(item) for item in term.operands)
+        if first.weight.shape[1:] != second.weight.shape[1:]:
+            raise NotRealisable
+        return first.concatenate(second)
 
     def _shape(self, term: Term) -> tuple[int, int, int, int]:
         if term.operator in IMAGES:
             if term.operator not in self.match.views:
-                raise NotThere
+                raise NotRealisable
             return self.match.views[term.operator].shape
         n, h, w, c = self._shape(term.operands[0])
         if term.operator == "cat":
@@ -204,14 +209,14 @@ class Builder:
         if term.operator == "conv":
             c = len(self._weights(term.operands[1]).weight)
         if min(h, w) < 1:
-            raise NotThere
+            raise NotRealisable
         return n, h, w, c
 
 
-def on_bytes(function: Function, bits: int) -> np.ndarray:
-    """What a requantisation makes of all bytes: int8 (256,)."""
+def evaluate_on_bytes(function: Function, bits: int) -> np.ndarray:
+    """Return the int8 (256,) that a requantisation maps all bytes to."""
     view = whole(Buffer("bytes", (1, 1, 1, 1)))
     values: dict[str, Any] = dict(function.values)
     if set(values) != {"scale", "x_zero", "y_zero", "low", "high"}:
-        raise NotThere
+        raise NotRealisable
     return table_of(Rescale("bytes", view, view, lookup=function.lookup, **values), bits)

@@ -1,4 +1,4 @@
-"""The search for rules: terms that are equal on integers, in their most general form, proven and told once."""
+"""Discovery of rules: terms that are equal on integers, generalised, proven and reduced to an independent set."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ from dataclasses import dataclass
 
 from weft.extras.search.substitution.enumeration import Enumeration
 from weft.extras.search.substitution.families import FAMILIES, Family
-from weft.extras.search.substitution.rule import Rule, general, is_instance, judged, renamed, rewritten
+from weft.extras.search.substitution.rule import (
+    Rule,
+    canonical_names,
+    generalise,
+    is_instance,
+    prove,
+    rewrite_once,
+)
 from weft.extras.search.substitution.rule_proof import variables
 from weft.extras.search.substitution.term import Term
 
-_STEPS, _WIDTH = 3, 60
-"""Uses of smaller rules on either side, and terms that are kept after each, in finding out whether a rule follows."""
+_MAX_STEPS, _MAX_TERMS = 3, 60
+"""Limits for deciding whether a rule follows from others: uses of smaller rules on either side, and terms kept after
+each.
+"""
 
 
 @dataclass
-class Found:
-    """What a search found: rules in the order of their sizes, how many terms it made, how many pairs were equal on
-    integers, how many of these no proof holds, in their most general form and once, and the seconds that it took."""
+class Discovery:
+    """Result of a discovery.
+
+    `rules` are sorted by size. `terms` counts enumerated terms, `pairs` those pairs that were equal on integers.
+    `unproven` holds the generalised pairs without a proof. `seconds` is the elapsed time.
+    """
 
     rules: list[Rule]
     terms: int
@@ -30,77 +42,79 @@ class Found:
 
 def find(
     families: Iterable[Family] = FAMILIES, seed: int = 1, progress: Callable[[str], None] = print
-) -> Found:
-    """The rules of some families of operators."""
+) -> Discovery:
+    """Find the rules of some families of operators."""
     begin, terms, pairs = time.monotonic(), 0, 0
-    known: dict[tuple[Term, Term], Rule | None] = {}
+    rules_by_pair: dict[tuple[Term, Term], Rule | None] = {}
     for family in families:
-        enumeration, before = Enumeration(family, seed), len(known)
+        enumeration, count_before = Enumeration(family, seed), len(rules_by_pair)
         for left, right in enumeration.pairs():
             pairs += 1
-            _judge(left, right, known)
+            _prove_pair(left, right, rules_by_pair)
         terms += enumeration.terms
-        rules = sum(rule is not None for rule in list(known.values())[before:])
+        rules = sum(rule is not None for rule in list(rules_by_pair.values())[count_before:])
         progress(f"{family.name}: {enumeration.terms:,} terms, {rules} rules")
-    rules_found = _needed(rule for rule in known.values() if rule is not None)
-    unproven = [pair for pair, rule in known.items() if rule is None]
-    return Found(rules_found, terms, pairs, unproven, time.monotonic() - begin)
+    independent = _select_independent(rule for rule in rules_by_pair.values() if rule is not None)
+    unproven = [pair for pair, rule in rules_by_pair.items() if rule is None]
+    return Discovery(independent, terms, pairs, unproven, time.monotonic() - begin)
 
 
-def _judge(left: Term, right: Term, known: dict[tuple[Term, Term], Rule | None]) -> None:
-    """Prove the most general form of a pair that is equal."""
-    for one, other in general(left, right):
-        pair = renamed(one, other)
-        if pair not in known:
-            known[pair] = judged(*pair)
-        if known[pair] is not None:
+def _prove_pair(left: Term, right: Term, rules_by_pair: dict[tuple[Term, Term], Rule | None]) -> None:
+    """Prove the most general form of an equal pair that has a proof."""
+    for one, other in generalise(left, right):
+        pair = canonical_names(one, other)
+        if pair not in rules_by_pair:
+            rules_by_pair[pair] = prove(*pair)
+        if rules_by_pair[pair] is not None:
             return
 
 
-def _needed(rules: Iterable[Rule]) -> list[Rule]:
-    """The rules that are no case of another one, and do not follow from smaller ones."""
-    kept: list[Rule] = []
+def _select_independent(rules: Iterable[Rule]) -> list[Rule]:
+    """Return the rules that are neither instances of another rule nor derivable from smaller rules."""
+    selected: list[Rule] = []
     steps: list[Rule] = []
-    for rule in sorted(rules, key=_order):
-        if any(is_instance(rule, other) for other in kept) or _follows(rule, steps):
+    for rule in sorted(rules, key=_sort_key):
+        if any(is_instance(rule, other) for other in selected) or _is_derivable(rule, steps):
             continue
-        kept.append(rule)
-        steps += [one for one in (rule, rule.turned) if _shrinks(one)]
-    return once(kept)
+        selected.append(rule)
+        steps += [one for one in (rule, rule.reversed) if _is_reducing(one)]
+    return distinct_rules(selected)
 
 
-def once(rules: Sequence[Rule]) -> list[Rule]:
-    """The rules that are no case of another one, whichever comes first; the first of two that say the same."""
-    kept = dict(enumerate(rules))
+def distinct_rules(rules: Sequence[Rule]) -> list[Rule]:
+    """Return the rules that are not instances of another rule, in any order; of equivalent rules the first."""
+    remaining = dict(enumerate(rules))
     for number, rule in enumerate(rules):
-        if any(other != number and is_instance(rule, item) for other, item in kept.items()):
-            del kept[number]
-    return list(kept.values())
+        if any(other != number and is_instance(rule, item) for other, item in remaining.items()):
+            del remaining[number]
+    return list(remaining.values())
 
 
-def _shrinks(rule: Rule) -> bool:
-    """Whether a rule, from left to right, makes no term larger, and needs no variables of its own."""
-    named = set(variables(rule.right)) <= set(variables(rule.left))
-    return named and not rule.bound and rule.left.size >= rule.right.size and bool(rule.left.operands)
+def _is_reducing(rule: Rule) -> bool:
+    """Return whether a rule, from left to right, neither enlarges a term nor introduces variables."""
+    closed = set(variables(rule.right)) <= set(variables(rule.left))
+    return closed and not rule.bound and rule.left.size >= rule.right.size and bool(rule.left.operands)
 
 
-def _follows(rule: Rule, steps: list[Rule]) -> bool:
-    """Whether both sides become the same term in at most `_STEPS` uses each of rules that are known."""
+def _is_derivable(rule: Rule, steps: list[Rule]) -> bool:
+    """Return whether at most `_MAX_STEPS` uses of known rules on each side lead to a common term."""
     if rule.bound:
         return False
     one, other = ({side} for side in (rule.left, rule.right))
     fronts = [set(one), set(other)]
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         for reached, index in ((one, 0), (other, 1)):
-            found = {made for term in fronts[index] for made in rewritten(term, steps)}
-            fronts[index] = set(sorted(found - reached, key=lambda term: (term.size, term.text))[:_WIDTH])
+            reached_next = {term_made for term in fronts[index] for term_made in rewrite_once(term, steps)}
+            fronts[index] = set(
+                sorted(reached_next - reached, key=lambda term: (term.size, term.text))[:_MAX_TERMS]
+            )
             reached |= fronts[index]
         if one & other:
             return True
     return False
 
 
-def _order(rule: Rule) -> tuple[int, int, int, str]:
-    """The smaller ones first, and of these the more general ones."""
+def _sort_key(rule: Rule) -> tuple[int, int, int, str]:
+    """Sort key: smaller rules first, then more general ones."""
     size = rule.left.size + rule.right.size
     return size, -len(variables(rule.left, rule.right)), len(rule.text), rule.text

@@ -1,10 +1,8 @@
-"""The two kinds of elements that terms are computed with: integers, which tell terms apart, and symbols, which prove
-them equal.
+"""Domains in which terms are evaluated: integers, which distinguish terms, and symbolic forms, which prove equality.
 
-A form is a polynomial with integer coefficients whose indeterminates are elements of variables, functions of forms,
-and maxima of sets of forms. Equal elements of all integers have equal forms wherever what makes them equal is
-arithmetic, that a maximum is one of a set, or that a function that rises passes through it; nothing else is used, so
-that equal forms prove equality for all integers and all functions, and different ones prove nothing.
+A form is a polynomial with integer coefficients. Its indeterminates are elements of variables, functions of forms, and
+maxima of sets of forms. Equal forms prove equality for all integers and all functions. The proof uses arithmetic, that
+a maximum is one of its set, and that a monotone function commutes with maxima. Different forms prove nothing.
 """
 
 from __future__ import annotations
@@ -14,27 +12,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-_LEAST = -(1 << 40)
+_PADDING = -(1 << 40)
 _STEPS = {"f": (5, 3, 7, -4000, 3500), "g": (3, -4, 4, -2900, 3700), "h": (7, 2, 5, -3900, 2800)}
 _FACTORS = {"f": (3, 7), "g": (5, 2), "h": (11, 3), "e": (1, 1)}
 
 
 class Integers:
-    """Elements are integers; functions round and saturate as requantisation does, and some need not rise.
+    """Domain of integers, in which functions round and saturate like requantisation.
 
     Parameters
     ----------
-    unsteady : set of str
-        Functions that do not rise.
+    non_monotone : set of str
+        Functions that need not be monotone.
     """
 
-    def __init__(self, unsteady: Iterable[str] = ()) -> None:
-        self._unsteady = frozenset(unsteady)
+    def __init__(self, non_monotone: Iterable[str] = ()) -> None:
+        self._non_monotone = frozenset(non_monotone)
 
     def function(self, name: str, values: np.ndarray) -> np.ndarray:
         factor, offset, divisor, low, high = _STEPS[name]
-        made = np.clip((values * factor + offset) // divisor, low, high)
-        return (made * 37) % 1009 if name in self._unsteady else made
+        result = np.clip((values * factor + offset) // divisor, low, high)
+        return (result * 37) % 1009 if name in self._non_monotone else result
 
     def maximum(self, values: Sequence[np.ndarray]) -> np.ndarray:
         return np.maximum.reduce(list(values))
@@ -43,16 +41,16 @@ class Integers:
         return _FACTORS[name]
 
     def outside(self, values: np.ndarray) -> np.ndarray:
-        return np.full_like(values, _LEAST)
+        return np.full_like(values, _PADDING)
 
 
 Monomial = tuple[int, ...]
 
 
 class Form:
-    """A polynomial: coefficients by monomials, which are sorted tuples of numbers of indeterminates.
+    """Polynomial: coefficients by monomials, which are sorted tuples of indeterminates' numbers.
 
-    Coefficients are above 0, as nothing subtracts: sums and products never lose a monomial.
+    Coefficients are positive because no operator subtracts, so sums and products never lose a monomial.
     """
 
     __slots__ = ("_hash", "atoms", "terms")
@@ -70,7 +68,7 @@ class Form:
 
     def __add__(self, other: object) -> Form:
         if not isinstance(other, Form):
-            return self if other == 0 else self + self.atoms.number(other)
+            return self if other == 0 else self + self.atoms.constant(other)
         terms = self.terms.copy()
         for monomial, factor in other.terms.items():
             terms[monomial] = terms.get(monomial, 0) + factor
@@ -80,107 +78,108 @@ class Form:
 
     def __mul__(self, other: object) -> Form | int:
         if not isinstance(other, Form):
-            return 0 if other == 0 else self * self.atoms.number(other)
+            return 0 if other == 0 else self * self.atoms.constant(other)
         if len(self.terms) == len(other.terms) == 1:
-            ((one, factor),), ((two, times),) = self.terms.items(), other.terms.items()
-            return Form({tuple(sorted(one + two)): factor * times}, self.atoms)
+            ((left, factor),), ((right, other_factor),) = self.terms.items(), other.terms.items()
+            return Form({tuple(sorted(left + right)): factor * other_factor}, self.atoms)
         terms: dict[Monomial, int] = {}
-        for one, factor in self.terms.items():
-            for two, times in other.terms.items():
-                monomial = tuple(sorted(one + two))
-                terms[monomial] = terms.get(monomial, 0) + factor * times
+        for left, factor in self.terms.items():
+            for right, other_factor in other.terms.items():
+                monomial = tuple(sorted(left + right))
+                terms[monomial] = terms.get(monomial, 0) + factor * other_factor
         return Form(terms, self.atoms)
 
     __rmul__ = __mul__
 
 
-class _Applied(NamedTuple):
+class _Application(NamedTuple):
     name: str
     form: Form
 
 
-class _Greatest(NamedTuple):
+class _Maximum(NamedTuple):
     forms: frozenset[Form]
 
 
 class Atoms:
-    """Indeterminates by number; what they are is interned."""
+    """Interned indeterminates, by number."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
-        self._known: list[object] = []
+        self._atoms: list[object] = []
 
-    def form(self, what: object) -> Form:
-        """The form that is one indeterminate."""
-        if what not in self._numbers:
-            self._numbers[what] = len(self._known)
-            self._known.append(what)
-        return Form({(self._numbers[what],): 1}, self)
+    def form(self, atom: object) -> Form:
+        """Return the form that consists of one indeterminate."""
+        if atom not in self._numbers:
+            self._numbers[atom] = len(self._atoms)
+            self._atoms.append(atom)
+        return Form({(self._numbers[atom],): 1}, self)
 
-    def number(self, value: object) -> Form:
-        """A constant."""
+    def constant(self, value: object) -> Form:
+        """Return a constant form."""
         return Form({(): int(value)} if value else {}, self)  # type: ignore[call-overload]
 
-    def greatest(self, form: Form) -> frozenset[Form]:
-        """The forms whose maximum a form is."""
+    def maximum_of(self, form: Form) -> frozenset[Form]:
+        """Return the forms whose maximum a form is."""
         if len(form.terms) == 1:
             ((monomial, factor),) = form.terms.items()
             if factor == 1 and len(monomial) == 1:
-                what = self._known[monomial[0]]
-                if isinstance(what, _Greatest):
-                    return what.forms
+                atom = self._atoms[monomial[0]]
+                if isinstance(atom, _Maximum):
+                    return atom.forms
         return frozenset((form,))
 
     def maximum(self, forms: frozenset[Form]) -> Form:
-        """The maximum of a set."""
+        """Return the maximum of a set of forms."""
         if len(forms) == 1:
             (form,) = forms
             return form
-        return self.form(_Greatest(forms))
+        return self.form(_Maximum(forms))
 
 
 class Forms:
-    """Elements are forms.
+    """Domain of forms.
 
     Parameters
     ----------
-    unsteady : set of str
-        Functions that need not rise, and so do not pass through maxima.
+    non_monotone : set of str
+        Functions that need not be monotone, and therefore do not commute with maxima.
     """
 
-    def __init__(self, unsteady: Iterable[str] = ()) -> None:
+    def __init__(self, non_monotone: Iterable[str] = ()) -> None:
         self.atoms = Atoms()
-        self._unsteady = frozenset(unsteady)
+        self._non_monotone = frozenset(non_monotone)
 
     def image(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A variable: every element is an indeterminate of its own."""
-        made = np.empty(shape, object)
+        """Return a variable, each element of which is a separate indeterminate."""
+        result = np.empty(shape, object)
         for index in np.ndindex(*shape):
-            made[index] = self.atoms.form((name, index))
-        return made
+            result[index] = self.atoms.form((name, index))
+        return result
 
     def function(self, name: str, values: np.ndarray) -> np.ndarray:
-        made = np.empty_like(values)
+        result = np.empty_like(values)
         for index, value in np.ndenumerate(values):
-            form = value if isinstance(value, Form) else self.atoms.number(value)
-            forms = frozenset((form,)) if name in self._unsteady else self.atoms.greatest(form)
-            made[index] = self.atoms.maximum(
-                frozenset(self.atoms.form(_Applied(name, item)) for item in forms)
+            form = value if isinstance(value, Form) else self.atoms.constant(value)
+            forms = frozenset((form,)) if name in self._non_monotone else self.atoms.maximum_of(form)
+            result[index] = self.atoms.maximum(
+                frozenset(self.atoms.form(_Application(name, item)) for item in forms)
             )
-        return made
+        return result
 
     def maximum(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        made = np.empty_like(values[0])
-        for index in np.ndindex(*made.shape):
-            found: set[Form] = set()
+        result = np.empty_like(values[0])
+        for index in np.ndindex(*result.shape):
+            operands: set[Form] = set()
             for item in values:
                 value = item[index]
+                # None is padding, which is never the maximum.
                 if value is not None:
-                    found |= self.atoms.greatest(
-                        value if isinstance(value, Form) else self.atoms.number(value)
+                    operands |= self.atoms.maximum_of(
+                        value if isinstance(value, Form) else self.atoms.constant(value)
                     )
-            made[index] = self.atoms.maximum(frozenset(found)) if found else None
-        return made
+            result[index] = self.atoms.maximum(frozenset(operands)) if operands else None
+        return result
 
     def factors(self, name: str) -> tuple[object, object]:
         if name == "e":

@@ -1,8 +1,8 @@
-"""All small terms of a family of operators, told apart by their values on random integers.
+"""Enumeration of all small terms of a family of operators, classified by their values on random integers.
 
-Terms are made size by size from the first term found of each class of equal ones, so that a rule is found where two
-terms first become equal, and not again wherever both are part of something (C. Nandi et al., Ruler, OOPSLA 2021;
-Z. Jia et al., TASO, SOSP 2019). Equal values are what a proof has still to confirm.
+Larger terms are built only from the first term of each class of equal terms. A rule therefore appears where two terms
+first become equal, and not again inside larger terms (C. Nandi et al., Ruler, OOPSLA 2021; Z. Jia et al., TASO, SOSP
+2019). Equal values still need a proof.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ import numpy as np
 
 from weft.extras.search.substitution.domains import Integers
 from weft.extras.search.substitution.families import Family
-from weft.extras.search.substitution.meaning import NoMeaning, Setting, applied
+from weft.extras.search.substitution.meaning import InvalidOperands, Setting, apply_operator
 from weft.extras.search.substitution.rule_proof import SIZES, WINDOWS, Scene, shape_of
 from weft.extras.search.substitution.term import ARITY, IMAGES_FIRST, ON_WEIGHTS, SLOTS, Term, is_weights
 
 _SCENE = Scene(SIZES[0], (("a", WINDOWS[0]), ("b", WINDOWS[0])))
 
 Operator = tuple[str, str, str]
-"""With its window and its function."""
+"""Operator, window and function."""
 _Kind = tuple[tuple[int, ...], bool]
-"""The shape of a term's values, and whether it is weights."""
+"""Shape of a term's values, and whether they are weights."""
 
 
 @dataclass(eq=False)
 class _Level:
-    """The first terms of their classes of one size and shape, and their values, (terms, ...)."""
+    """Representatives of one size and shape, and their values, (terms, ...)."""
 
     terms: list[Term]
     values: np.ndarray
 
 
 class Enumeration:
-    """Pairs of terms with equal values, of one family.
+    """Enumeration of pairs of terms with equal values in a family.
 
     Parameters
     ----------
     family : Family
     seed : int
-        Of the random integers.
+        Seed of the random integers.
 
     Attributes
     ----------
     terms : int
-        Terms that were made.
+        Number of enumerated terms.
     """
 
     def __init__(self, family: Family, seed: int) -> None:
         self.family, self.terms = family, 0
         self._rng = np.random.default_rng(seed)
-        self._domain, self._setting = Integers(), Setting({}, _SCENE.known)
+        self._domain, self._setting = Integers(), Setting({}, _SCENE.windows_by_name)
         self._factors = self._rng.integers(1, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._known: dict[tuple[_Kind, int], Term] = {}
+        self._representatives: dict[tuple[_Kind, int], Term] = {}
         self._levels: list[dict[_Kind, _Level]] = [{} for _ in range(family.size + 1)]
 
     def pairs(self) -> Iterator[tuple[Term, Term]]:
-        """A new term, and the first one that was equal, in the order of their sizes."""
+        """Yield pairs of a new term and the first equal one, in the order of their sizes."""
         for name in self.family.variables:
             term, shape = Term(name), shape_of(name, _SCENE)
             high = 4 if is_weights(term) else 30
@@ -69,26 +69,30 @@ class Enumeration:
             yield from self._binary(size)
 
     def _unary(self, size: int) -> Iterator[tuple[Term, Term]]:
-        for operator in self._told(1):
+        for operator in self._operators(1):
             for (_, weight), level in list(self._levels[size - 1].items()):
                 if weight == (operator[0] in ON_WEIGHTS):
-                    yield from self._crossed(size, operator, level)
+                    yield from self._combine(size, operator, level)
 
     def _binary(self, size: int) -> Iterator[tuple[Term, Term]]:
-        for operator, before in product(self._told(2), range(size)):
-            sorts = operator[0] in ON_WEIGHTS, operator[0] in ON_WEIGHTS or operator[0] in IMAGES_FIRST
-            ones, others = (self._levels[at] for at in (before, size - 1 - before))
-            for (key, one), (other_key, other) in product(list(ones.items()), list(others.items())):
-                if (key[1], other_key[1]) != sorts:
+        for operator, left_size in product(self._operators(2), range(size)):
+            are_weights = operator[0] in ON_WEIGHTS, operator[0] in ON_WEIGHTS or operator[0] in IMAGES_FIRST
+            left_levels, right_levels = (self._levels[at] for at in (left_size, size - 1 - left_size))
+            for (key, left_level), (other_key, right_level) in product(
+                list(left_levels.items()), list(right_levels.items())
+            ):
+                if (key[1], other_key[1]) != are_weights:
                     continue
-                if sorts[1]:  # each of them is one for all that are in the first place
-                    for second, value in zip(other.terms, other.values, strict=True):
-                        yield from self._crossed(size, operator, one, (second,), (value,))
+                if are_weights[1]:  # one second operand for all first operands
+                    for second, value in zip(right_level.terms, right_level.values, strict=True):
+                        yield from self._combine(size, operator, left_level, (second,), (value,))
                 else:
-                    for first, values in zip(one.terms, one.values, strict=True):
-                        yield from self._crossed(size, operator, other, (first,), (values[None],), ahead=True)
+                    for first, values in zip(left_level.terms, left_level.values, strict=True):
+                        yield from self._combine(
+                            size, operator, right_level, (first,), (values[None],), before_level=True
+                        )
 
-    def _crossed(
+    def _combine(
         self,
         size: int,
         operator: Operator,
@@ -96,18 +100,22 @@ class Enumeration:
         terms: tuple[Term, ...] = (),
         values: tuple[np.ndarray, ...] = (),
         *,
-        ahead: bool = False,
+        before_level: bool = False,
     ) -> Iterator[tuple[Term, Term]]:
-        """An operator on each term of a level, and on other operands, which come behind that, or ahead of it."""
-        made = [Term(*operator, (*terms, term) if ahead else (term, *terms)) for term in level.terms]
-        if operator[0] in ON_WEIGHTS:  # which have no axis for many of them
-            for term, value in zip(made, level.values, strict=True):
-                yield from self._made(size, [term], [value, *values], alone=True)
+        """Apply an operator to each term of a level and to other operands, which come after it or, if
+        `before_level`, first.
+        """
+        combined = [
+            Term(*operator, (*terms, term) if before_level else (term, *terms)) for term in level.terms
+        ]
+        if operator[0] in ON_WEIGHTS:  # weights have no batch axis
+            for term, value in zip(combined, level.values, strict=True):
+                yield from self._evaluate(size, [term], [value, *values], single=True)
         else:
-            operands = [*values, level.values] if ahead else [level.values, *values]
-            yield from self._made(size, made, operands)
+            operands = [*values, level.values] if before_level else [level.values, *values]
+            yield from self._evaluate(size, combined, operands)
 
-    def _told(self, arity: int) -> Iterator[Operator]:
+    def _operators(self, arity: int) -> Iterator[Operator]:
         for name in self.family.operators:
             if ARITY[name] != arity:
                 continue
@@ -117,36 +125,37 @@ class Enumeration:
                 if single and ("~" not in function or name == "add"):
                     yield name, window, function
 
-    def _made(
-        self, size: int, terms: list[Term], operands: list[np.ndarray], *, alone: bool = False
+    def _evaluate(
+        self, size: int, terms: list[Term], operands: list[np.ndarray], *, single: bool = False
     ) -> list[tuple[Term, Term]]:
-        """Terms with the same operator, whose operands are given, (terms, ...), or those of one that is alone."""
+        """Evaluate terms of one operator, given their operands (terms, ...), or those of a single term."""
         try:
-            values = applied(terms[0], operands, self._setting, self._domain)
-        except NoMeaning:
+            values = apply_operator(terms[0], operands, self._setting, self._domain)
+        except InvalidOperands:
             return []
-        return self._add(size, terms, values[None] if alone else values)
+        return self._add(size, terms, values[None] if single else values)
 
     def _add(self, size: int, terms: list[Term], values: np.ndarray) -> list[tuple[Term, Term]]:
-        """Sort terms into their classes; those that are the first of one stay for larger terms."""
+        """Classify terms; representatives of new classes are stored for larger terms."""
         self.terms += len(terms)
         kind = values.shape[1:], is_weights(terms[0])
         flat = np.ascontiguousarray(values).reshape(len(terms), -1)
+        # A random linear hash stands for the values; equal hashes still need a proof.
         hashes = (
             (flat.astype(np.uint64) * self._factors[: flat.shape[1]]).sum(axis=1, dtype=np.uint64).tolist()
         )
-        found, fresh = [], []
+        equal_pairs, new_indices = [], []
         for index, value in enumerate(hashes):
-            first = self._known.setdefault((kind, value), terms[index])
+            first = self._representatives.setdefault((kind, value), terms[index])
             if first is not terms[index]:
-                found.append((terms[index], first))
+                equal_pairs.append((terms[index], first))
             else:
-                fresh.append(index)
-        if fresh and size < self.family.size:
-            self._keep(size, [terms[index] for index in fresh], values[fresh], kind)
-        return found
+                new_indices.append(index)
+        if new_indices and size < self.family.size:
+            self._store(size, [terms[index] for index in new_indices], values[new_indices], kind)
+        return equal_pairs
 
-    def _keep(self, size: int, terms: list[Term], values: np.ndarray, kind: _Kind) -> None:
+    def _store(self, size: int, terms: list[Term], values: np.ndarray, kind: _Kind) -> None:
         level = self._levels[size].get(kind)
         if level is None:
             self._levels[size][kind] = _Level(terms, values)

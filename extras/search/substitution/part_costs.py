@@ -1,4 +1,4 @@
-"""What parts of a segment cost in which it differs from another one."""
+"""Costs of the parts in which two segments differ."""
 
 from __future__ import annotations
 
@@ -14,118 +14,122 @@ from weft.compiler.passes.trial import part_of
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.places import touched
 
-_AROUND = 2
-"""Operators before and behind those that change that are looked at, too."""
-_SHARED = 12
-"""Operators of both segments that write or read a buffer: those of one with more are not all looked at."""
-_MOST = 30
-"""Operators of a part, at most: what reaches further is not tried."""
+_NEIGHBOURS = 2
+"""Number of operators before and after the changed ones that belong to a part."""
+_MAX_USERS = 12
+"""Limit for operators that access a buffer; a part does not include all users of a buffer with more."""
+_MAX_OPERATORS = 30
+"""Limit for operators of a part; larger parts are not tried."""
 
-OF_THE_HOST = ("pages", "table")
-"""Kinds of buffers of which the host says what lies there: no part can have them."""
+HOST_BUFFERS = ("pages", "table")
+"""Kinds of buffers whose contents the host determines; parts cannot have them."""
 
 Cost = Callable[[DeviceSegment], int]
-"""The cycles of a segment: those of the cycle model for its program."""
+"""Returns the cycles of a segment's program by the cycle model."""
 
 
 class PartCosts:
-    """The cost of parts, each asked for once: parts of one shape cost the same.
+    """Cache of costs, by the shape of parts.
 
     Attributes
     ----------
-    asked : int
-        Parts whose cost was asked for.
-    closed : bool
-        Whether no others are asked for: parts whose cost is not known are none that can be compiled.
+    measured : int
+        Number of parts that were measured.
+    frozen : bool
+        Whether nothing is measured any more; parts with unknown cost then count as not compilable.
     """
 
     def __init__(self, cost: Cost) -> None:
-        self._cost, self.asked, self.closed = cost, 0, False
-        self._known: dict[str, int | None] = {}
+        self._cost, self.measured, self.frozen = cost, 0, False
+        self._costs: dict[str, int | None] = {}
 
-    def of(self, part: DeviceSegment) -> int | None:
-        """The cycles of a part; None if it cannot be compiled."""
+    def cost(self, part: DeviceSegment) -> int | None:
+        """Return the cycles of a part; None if it cannot be compiled."""
         key = shape_digest(part)
-        if key not in self._known:
-            if self.closed:
+        if key not in self._costs:
+            if self.frozen:
                 return None
-            self.asked += 1
+            self.measured += 1
             try:
-                self._known[key] = self._cost(part)
+                self._costs[key] = self._cost(part)
             except (CompileError, IrError):
-                self._known[key] = None
-        return self._known[key]
+                self._costs[key] = None
+        return self._costs[key]
 
-    def compared(self, before: DeviceSegment, behind: DeviceSegment) -> tuple[int, int] | None:
-        """The cycles of the part in which two segments differ, of each; None if one cannot be compiled."""
-        parts = parts_of(before, behind)
+    def compare(self, before: DeviceSegment, after: DeviceSegment) -> tuple[int, int] | None:
+        """Return the cycles, before and after, of the part in which two segments differ; None if one cannot be
+        compiled.
+        """
+        parts = differing_parts(before, after)
         if parts is None:
             return None
-        one, other = map(self.of, parts)
-        return None if one is None or other is None else (one, other)
+        cost_before, cost_after = map(self.cost, parts)
+        return None if cost_before is None or cost_after is None else (cost_before, cost_after)
 
 
-def parts_of(before: DeviceSegment, behind: DeviceSegment) -> tuple[DeviceSegment, DeviceSegment] | None:
-    """The operators in which two segments differ, with their neighbours, as segments of their own, with the same inputs
-    and outputs; None if they are too many.
+def differing_parts(
+    before: DeviceSegment, after: DeviceSegment
+) -> tuple[DeviceSegment, DeviceSegment] | None:
+    """Return the operators in which two segments differ, with their neighbours, as segments with the same interface.
 
-    Buffers that are written outside are inputs, and those that are read outside outputs. With a buffer that only one of
-    both has, all that write and read it are in the part, and so they are with what operators that differ write, unless
-    many others do: of such a concatenation the part makes what it makes.
+    Return None if they are too many. Buffers that are written outside are inputs, and those that are read outside are
+    outputs. If only one segment has a buffer, the part includes all its users. The same holds for buffers that changed
+    operators write, unless they have too many users, as a concatenation may.
     """
-    both = before, behind
-    same = set(map(id, before.ops)) & set(map(id, behind.ops))
-    changed = [[index for index, op in enumerate(item.ops) if id(op) not in same] for item in both]
+    segments = before, after
+    # Both segments share unchanged operators as objects.
+    common = set(map(id, before.ops)) & set(map(id, after.ops))
+    changed = [[index for index, op in enumerate(item.ops) if id(op) not in common] for item in segments]
     written = {
         op.dst.buffer.name
-        for item in both
+        for item in segments
         for op in item.ops
-        if id(op) not in same and op.dst.buffer.kind == "temp"
+        if id(op) not in common and op.dst.buffer.kind == "temp"
     }
-    uses = Counter(name for item in both for op in item.ops for name in touched((op,)) & written)
-    own = touched(before.ops) ^ touched(behind.ops) | {name for name in written if uses[name] <= _SHARED}
-    wanted: set[int] = set()
-    for item, indices in zip(both, changed, strict=True):
+    uses = Counter(name for item in segments for op in item.ops for name in touched((op,)) & written)
+    own = touched(before.ops) ^ touched(after.ops) | {name for name in written if uses[name] <= _MAX_USERS}
+    near_ids: set[int] = set()
+    for item, indices in zip(segments, changed, strict=True):
         inside = [at for at, op in enumerate(item.ops) if own & touched((op,))] + indices
         if inside:
-            near = range(max(min(inside) - _AROUND, 0), min(max(inside) + 1 + _AROUND, len(item.ops)))
-            wanted |= {id(item.ops[at]) for at in near}
-    chosen = [[op for op in item.ops if id(op) in wanted or id(op) not in same] for item in both]
-    if max(map(len, chosen)) > _MOST:
+            near = range(max(min(inside) - _NEIGHBOURS, 0), min(max(inside) + 1 + _NEIGHBOURS, len(item.ops)))
+            near_ids |= {id(item.ops[at]) for at in near}
+    selected = [[op for op in item.ops if id(op) in near_ids or id(op) not in common] for item in segments]
+    if max(map(len, selected)) > _MAX_OPERATORS:
         return None
-    if any(view.buffer.kind in OF_THE_HOST for ops in chosen for op in ops for view in op.sources):
+    if any(view.buffer.kind in HOST_BUFFERS for ops in selected for op in ops for view in op.sources):
         return None
-    made = [part_with(item, ops) for item, ops in zip(both, chosen, strict=True)]
+    parts = [part_with(item, ops) for item, ops in zip(segments, selected, strict=True)]
     try:
-        for item in made:
+        for item in parts:
             verify_segment(item)
     except IrError:
-        return None  # it reads what only others write
-    return made[0], made[1]
+        return None  # it reads a value that only operators outside the part write
+    return parts[0], parts[1]
 
 
 def part_with(segment: DeviceSegment, ops: Sequence[DeviceOp]) -> DeviceSegment:
-    """Operators as a segment of their own, for which the host writes what they do not."""
+    """Return operators as a segment whose missing values are inputs."""
     part = part_of(ops, segment)
     written = {op.dst.buffer.name for op in ops}
 
-    def given(view: View) -> View:
+    def as_input(view: View) -> View:
         if view.buffer.name in written:
             return view
         return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind="input"))
 
-    return dataclasses.replace(part, ops=tuple(op.on(given) for op in part.ops))
+    return dataclasses.replace(part, ops=tuple(op.on(as_input) for op in part.ops))
 
 
 def shape_digest(segment: DeviceSegment) -> str:
-    """What the cost of a segment depends on: everything but names and the values of weights."""
+    """Return a hash of everything that a segment's cost depends on: all but names and values of weights."""
     names: dict[str, int] = {}
     text = [
         repr(
             (
                 type(op).__name__,
-                [_seen(view, names) for view in (*op.sources, op.dst)],
-                parameters_of(op, False),
+                [_view_signature(view, names) for view in (*op.sources, op.dst)],
+                operator_parameters(op, False),
             )
         )
         for op in segment.ops
@@ -133,7 +137,7 @@ def shape_digest(segment: DeviceSegment) -> str:
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
-def _seen(view: View, names: dict[str, int]) -> tuple[object, ...]:
+def _view_signature(view: View, names: dict[str, int]) -> tuple[object, ...]:
     number = names.setdefault(view.buffer.name, len(names))
     return (
         number,
@@ -148,17 +152,20 @@ def _seen(view: View, names: dict[str, int]) -> tuple[object, ...]:
     )
 
 
-def parameters_of(op: DeviceOp, values: bool) -> list[tuple[str, str]]:
-    """The parameters of an operator by their names; arrays by their shapes and, if they are no weights or `values` are
-    wanted, a hash of what is in them, weights also by whether they fit int8."""
-    found = []
+def operator_parameters(op: DeviceOp, values: bool) -> list[tuple[str, str]]:
+    """Return an operator's parameters by name.
+
+    Arrays are represented by their shapes. A hash of the contents is added for arrays other than weights, and with
+    `values` for all; for weights also whether they fit int8.
+    """
+    parameters = []
     for item in dataclasses.fields(op):
         value = getattr(op, item.name)
         if item.name == "name" or isinstance(value, View):
             continue
         if isinstance(value, np.ndarray):
             weights = item.name in ("weight", "bias", "scale")
-            known = hash(value.tobytes()) if values or not weights else None
-            value = value.shape, known, item.name == "weight" and bool(np.abs(value).max(initial=0) <= 127)
-        found.append((item.name, str(value)))
-    return found
+            content = hash(value.tobytes()) if values or not weights else None
+            value = value.shape, content, item.name == "weight" and bool(np.abs(value).max(initial=0) <= 127)
+        parameters.append((item.name, str(value)))
+    return parameters

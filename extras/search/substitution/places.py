@@ -1,4 +1,4 @@
-"""Where the values of a segment lie, as rules see them: which operator makes a view, and which parts it consists of."""
+"""Producers and consumers of a segment's values, as rules see them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from weft.compiler.ir.views import overlapping
 
 
 class Places:
-    """The operators of a segment by the buffers that they write and read.
+    """Operators of a segment by the buffers that they write and read.
 
-    A buffer is *plain* if all see it in one shape, those that write it write whole images, rows and columns of
-    channels of their own, and nothing but operators of the segment writes it, or nothing in the segment does.
+    A buffer is *plain* if all views of it have one shape, all writes cover whole images, rows and columns of disjoint
+    channels, and either only operators of the segment write it or none does.
     """
 
     def __init__(self, segment: DeviceSegment) -> None:
@@ -30,96 +30,101 @@ class Places:
                 self.readers[view.buffer.name].append(op)
         self._states = {*segment.states, *segment.states.values()}
         self._plain: dict[str, bool] = {}
-        self._makes = {op.dst: op for op in segment.ops}
+        self._op_by_view = {op.dst: op for op in segment.ops}
 
-    def plain(self, name: str) -> bool:
-        """Whether a buffer is plain."""
+    def is_plain(self, name: str) -> bool:
+        """Return whether a buffer is plain."""
         if name not in self._plain:
-            self._plain[name] = self._is_plain(name)
+            self._plain[name] = self._check_plain(name)
         return self._plain[name]
 
-    def _is_plain(self, name: str) -> bool:
+    def _check_plain(self, name: str) -> bool:
         views = self._views[name]
         first = views[0].buffer
         if name in self._states or any(view.buffer != first for view in views):
             return False
         if any(view.image or view.shape[0] != first.shape[0] for view in views):
             return False
-        written = sorted((op.dst for op in self.writers[name]), key=lambda view: view.c)
+        outputs = sorted((op.dst for op in self.writers[name]), key=lambda view: view.c)
         if any(
             (view.y, view.x, view.step) != (0, 0, (1, 1)) or view.shape[:3] != first.shape[:3]
-            for view in written
+            for view in outputs
         ):
             return False
-        return all(one.c + one.shape[3] <= other.c for one, other in pairwise(written))
+        return all(one.c + one.shape[3] <= other.c for one, other in pairwise(outputs))
 
-    def free(self, name: str) -> bool:
-        """Whether a buffer is plain, and only the segment knows it."""
-        return self.plain(name) and self._views[name][0].buffer.kind == "temp" and bool(self.writers[name])
+    def is_private(self, name: str) -> bool:
+        """Return whether a buffer is plain, and local to the segment."""
+        return self.is_plain(name) and self._views[name][0].buffer.kind == "temp" and bool(self.writers[name])
 
-    def resolved(self, view: View) -> View:
-        """Where the same bytes were before they were copied."""
-        seen = view
-        while (writer := self.writer(seen)) is not None and isinstance(writer, Rescale) and writer.unchanged:
-            seen = writer.src
-            if not self.plain(seen.buffer.name):
+    def resolve(self, view: View) -> View:
+        """Return the view from which a view's bytes were copied, or the view itself."""
+        source = view
+        while (
+            (writer := self.writer(source)) is not None and isinstance(writer, Rescale) and writer.unchanged
+        ):
+            source = writer.src
+            if not self.is_plain(source.buffer.name):
                 break
-        return seen
+        return source
 
     def writer(self, view: View) -> DeviceOp | None:
-        """The operator whose output a view is; None if it is part of one, or several."""
-        found = self._makes.get(view)
-        return found if found is not None and self.plain(view.buffer.name) else None
+        """Return the operator whose whole output a view is, else None."""
+        op = self._op_by_view.get(view)
+        return op if op is not None and self.is_plain(view.buffer.name) else None
 
     def parts(self, view: View) -> list[View]:
-        """The outputs that a view of whole pixels consists of, in the order of channels; none if they do not fill
-        it."""
-        if not self.plain(view.buffer.name) or view.step != (1, 1) or view.shape[:3] != view.buffer.shape[:3]:
+        """Return the outputs that make up a view of whole pixels, in the order of channels; none if they leave gaps."""
+        if (
+            not self.is_plain(view.buffer.name)
+            or view.step != (1, 1)
+            or view.shape[:3] != view.buffer.shape[:3]
+        ):
             return []
-        written = sorted((op.dst for op in self.writers[view.buffer.name]), key=lambda item: item.c)
+        outputs = sorted((op.dst for op in self.writers[view.buffer.name]), key=lambda item: item.c)
         inside = [
-            item for item in written if item.c >= view.c and item.c + item.shape[3] <= view.c + view.shape[3]
+            item for item in outputs if item.c >= view.c and item.c + item.shape[3] <= view.c + view.shape[3]
         ]
         return inside if sum(item.shape[3] for item in inside) == view.shape[3] else []
 
 
 def touched(ops: Iterable[DeviceOp]) -> set[str]:
-    """The names of the buffers that operators read or write."""
+    """Return the names of the buffers that operators read or write."""
     return {view.buffer.name for op in ops for view in (*op.sources, op.dst)}
 
 
 def namer(segment: DeviceSegment) -> Callable[[str], str]:
-    """Gives names of operators and buffers that are not taken in a segment."""
+    """Return a function for names of operators and buffers that are unused in a segment."""
     names = Names()
     for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
         names.unique(taken)
     return names.unique
 
 
-def without_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[DeviceOp, ...]:
-    """The operators without those whose results nobody reads, whole or in part."""
-    kept, kept_names = list(ops), set(states.values())
+def remove_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[DeviceOp, ...]:
+    """Return the operators without those whose results are never read."""
+    live, state_names = list(ops), set(states.values())
     while True:
         read: dict[str, list[View]] = defaultdict(list)
-        for op in kept:
+        for op in live:
             for view in op.sources:
                 read[view.buffer.name].append(view)
         alive = [
             op
-            for op in kept
+            for op in live
             if op.dst.buffer.kind != "temp"
-            or op.dst.buffer.name in kept_names
+            or op.dst.buffer.name in state_names
             or any(overlapping(op.dst, view) for view in read[op.dst.buffer.name])
         ]
-        if len(alive) == len(kept):
-            return tuple(kept)
-        kept = alive
+        if len(alive) == len(live):
+            return tuple(live)
+        live = alive
 
 
-def placed(ops: Sequence[DeviceOp], added: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
-    """The operators with others, each right behind the last one that makes what it reads."""
+def insert_ops(ops: Sequence[DeviceOp], new_ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
+    """Insert operators, each directly after the last producer of its inputs."""
     order = list(ops)
-    for op in added:
+    for op in new_ops:
         read = {view.buffer.name for view in op.sources}
         at = max((index for index, item in enumerate(order) if item.dst.buffer.name in read), default=-1)
         order.insert(at + 1, op)

@@ -12,7 +12,15 @@ from support.substitution_cases import Drawn, atrous, outputs
 
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View, Window
 from weft.compiler.verify import verify_segment
-from weft.extras.search.substitution.borders import Part, borders, same_products, split, useful, ways, whole
+from weft.extras.search.substitution.borders import (
+    Part,
+    border_parts,
+    find_splits,
+    same_products,
+    single_part,
+    split,
+    useful_products,
+)
 from weft.extras.search.substitution.moves import WITHOUT_PADDING, Moves
 from weft.extras.search.substitution.search import Search
 
@@ -47,7 +55,7 @@ def test_parts_compute_the_same(case: tuple[Window, tuple[int, int]], groups: bo
     window, size = case
     segment, op = convolution(window, size, groups)
     wanted = outputs(dataclasses.replace(segment, ops=(op,)), 1)
-    for parts in ways(op):
+    for parts in find_splits(op):
         behind = dataclasses.replace(segment, ops=tuple(parts))
         verify_segment(behind)
         for name, values in outputs(behind, 1).items():
@@ -71,7 +79,7 @@ def test_parts_of_what_is_not_packed(
 
     op = op.replace(src=spread(op.src, apart), dst=spread(op.dst, step))
     wanted = outputs(DeviceSegment("one", (op,)), 1)
-    for parts in ways(op):
+    for parts in find_splits(op):
         for name, values in outputs(DeviceSegment("parts", tuple(parts)), 1).items():
             np.testing.assert_array_equal(values, wanted[name])
 
@@ -81,10 +89,10 @@ def test_each_output_of_a_part_sees_all_elements_of_its_kernel(case: tuple[Windo
     """Except where there is nothing that it sees."""
     window, size = case
     for axis, outputs_ in enumerate(window.output(*size)):
-        parts = borders(window, axis, size[axis], outputs_)
+        parts = border_parts(window, axis, size[axis], outputs_)
         assert [at for part in parts for at in part.outputs] == list(range(outputs_))
-        assert all(part.before == 0 and part.behind == 0 for part in parts)
-        (one,) = whole(window, axis, size[axis], outputs_)
+        assert all(part.before == 0 and part.after == 0 for part in parts)
+        (one,) = single_part(window, axis, size[axis], outputs_)
         assert len(one.taps) >= max(len(part.taps) for part in parts)
         assert same_products(window, axis, size[axis], outputs_, parts)
 
@@ -96,7 +104,7 @@ def test_each_output_of_a_part_sees_all_elements_of_its_kernel(case: tuple[Windo
 )
 def test_another_part_has_other_products(change: dict[str, range | int]) -> None:
     window = Window((3, 3), (1, 1), (4, 4), (4, 4, 4, 4))
-    first, *rest = borders(window, 0, 10, 10)
+    first, *rest = border_parts(window, 0, 10, 10)
     assert first == Part(range(4), range(1, 3), range(8), 0, 0)
     assert same_products(window, 0, 10, 10, [first, *rest])
     changed = dataclasses.replace(first, **({"taps": range(2)} if "taps" in change else change))
@@ -108,27 +116,27 @@ def test_what_no_output_sees_is_left_out(dilation: int, taps: int) -> None:
     """Of 12 rows, a dilation of 12 leaves the middle of the kernel, and one of 6 two of its rows for each half."""
     window = Window((3, 3), (1, 1), (dilation,) * 2, (dilation,) * 4)
     _, op = convolution(window, (12, 12))
-    found = split(op, borders, borders) or [op]
+    found = split(op, border_parts, border_parts) or [op]
     assert max(part.weight[0, ..., 0].size for part in found) == taps
 
 
 def test_what_is_no_convolution_alone_stays() -> None:
     window = Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6))
     segment, op = convolution(window, (12, 12))
-    assert len(list(ways(op))) == 3
-    assert not list(ways(op.replace(pool=Window((2, 2), (2, 2)))))
-    assert not list(ways(op.replace(src=dataclasses.replace(op.src, step=(0, 0)))))
-    assert not list(ways(convolution(Window((3, 3)), (12, 12))[1]))
+    assert len(list(find_splits(op))) == 3
+    assert not list(find_splits(op.replace(pool=Window((2, 2), (2, 2)))))
+    assert not list(find_splits(op.replace(src=dataclasses.replace(op.src, step=(0, 0)))))
+    assert not list(find_splits(convolution(Window((3, 3)), (12, 12))[1]))
     total = Add("total", op.dst, op.dst, op.dst, 1.0, 1.0)
-    assert not list(ways(op.replace(epilogue=total)))
-    assert not [move for move in Moves((), 24).of(segment, segment.ops[0]) if move.rule != WITHOUT_PADDING]
+    assert not list(find_splits(op.replace(epilogue=total)))
+    assert not [move for move in Moves((), 24).find(segment, segment.ops[0]) if move.rule != WITHOUT_PADDING]
 
 
 def test_an_output_that_sees_nothing_is_not_left_out() -> None:
     """It is the bias, and there is no convolution without a kernel."""
     window = Window((1, 1), (1, 1), (1, 1), (3, 3, 3, 3))
     _, op = convolution(window, (4, 4))
-    assert not list(ways(op))
+    assert not list(find_splits(op))
 
 
 def test_a_search_takes_it_where_it_is_quicker() -> None:
@@ -166,4 +174,4 @@ def test_products_without_padding(case: tuple[Window, tuple[int, int]], groups: 
         )
         seen += image[rows, columns].sum()
     channels = len(op.weight) * op.weight.shape[3]
-    assert useful(op) == pytest.approx(seen * channels)
+    assert useful_products(op) == pytest.approx(seen * channels)

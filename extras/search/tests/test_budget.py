@@ -72,14 +72,14 @@ def test_what_is_told_is_what_programs_differ_by(seed: int) -> None:
         done = program.roundings
         assert done is not None
         assert done.difference.largest <= budget
-        assert (done.difference.largest, done.difference.elsewhere) == difference(plain, program, samples)
+        assert (done.difference.largest, done.difference.moved) == difference(plain, program, samples)
         assert done.difference.runs == done.difference.choices == 3
         cycles = [
             item.run({name: values[0] for name, values in samples.items()}, on="timing").report["cycles"]
             for item in (plain, program)
         ]
-        assert cycles == [done.before, done.behind]
-        assert (done.behind < done.before) == bool(done.used)
+        assert cycles == [done.before, done.after]
+        assert (done.after < done.before) == bool(done.used)
         largest.append(done.difference.largest)
     assert done.used
     for what in ("mean taken before", "taken before the mean"):
@@ -98,8 +98,8 @@ def test_every_configuration(name: str) -> None:
         program = weft.compile(model, name, budget=3, samples=samples)
         done = program.roundings
         assert done is not None
-        assert (done.difference.largest, done.difference.elsewhere) == difference(plain, program, samples)
-        assert done.behind <= done.before
+        assert (done.difference.largest, done.difference.moved) == difference(plain, program, samples)
+        assert done.after <= done.before
 
 
 def test_the_rtl_computes_it_and_rules_come_on_top() -> None:
@@ -109,7 +109,7 @@ def test_the_rtl_computes_it_and_rules_come_on_top() -> None:
     assert program.roundings is not None
     assert program.roundings.used
     assert program.substitutions is not None
-    assert program.substitutions.before == program.roundings.behind
+    assert program.substitutions.before == program.roundings.after
     inputs = {name: values[0] for name, values in samples.items()}
     golden, rtl = (
         program.run(inputs, on=device, stalls=stalls) for device, stalls in (("golden", None), ("rtl", 3))
@@ -138,7 +138,7 @@ def test_what_is_no_budget(text: object) -> None:
 
 
 def test_what_a_budget_allows() -> None:
-    found = Difference(runs=10, largest=3, mean=0.5, choices=10, elsewhere=2)
+    found = Difference(runs=10, largest=3, mean=0.5, choices=10, moved=2)
     assert Budget(steps=3).allows(found)
     assert not Budget(steps=2.9).allows(found)
     assert Budget(share=0.2).allows(found)
@@ -152,7 +152,7 @@ def test_a_share_of_classes() -> None:
     program = weft.compile(model, "small", budget="100%", samples=samples)
     assert program.roundings is not None
     assert program.roundings.used
-    with pytest.raises(InputError, match=r"\(n, classes\), and this one has none"):
+    with pytest.raises(InputError, match=r"\(n, classes\), and this model has none"):
         weft.compile(transition(1, classes=False).SerializeToString(), "small", budget="5%", samples=samples)
 
 
@@ -188,7 +188,7 @@ def test_the_command_and_its_certificate(tmp_path: Path, capsys: pytest.CaptureF
     assert not folder.exists()
     assert code([*arguments, "--budget", "3", "--samples", str(data)]) == 0
     told = " ".join("".join(capsys.readouterr()).split())
-    assert "rewrites that round otherwise" in told
+    assert "rewrites with different rounding" in told
     assert "on 2 samples values that leave the device differ by" in told
     assert "are proven" in told
     written = json.loads((folder / "certificate.json").read_text())

@@ -7,12 +7,12 @@ from itertools import permutations
 
 import pytest
 
-from weft.extras.search.substitution.discovery import Found, _shrinks, find
+from weft.extras.search.substitution.discovery import Discovery, _is_reducing, find
 from weft.extras.search.substitution.enumeration import Enumeration
 from weft.extras.search.substitution.families import FAMILIES, Family
-from weft.extras.search.substitution.rule import Rule, general, holds, is_instance, judged, renamed
-from weft.extras.search.substitution.rule_file import carried
-from weft.extras.search.substitution.term import parsed
+from weft.extras.search.substitution.rule import Rule, canonical_names, generalise, holds, is_instance, prove
+from weft.extras.search.substitution.rule_file import builtin_rules
+from weft.extras.search.substitution.term import parse
 
 SMALL = Family("small", ("x", "y"), ("func", "max", "cat", "first"), ("a",), ("f",), size=3)
 TASO = (
@@ -34,12 +34,12 @@ TASO = (
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> Discovery:
     return find([SMALL], progress=lambda text: None)
 
 
-def test_a_small_family(found: Found) -> None:
-    texts = {one.text for rule in found.rules for one in (rule, rule.turned)}
+def test_a_small_family(found: Discovery) -> None:
+    texts = {one.text for rule in found.rules for one in (rule, rule.reversed)}
     assert texts >= {
         "first(cat(x, y)) = x",
         "cat(max[a](x), max[a](y)) = max[a](cat(x, y))",
@@ -53,17 +53,17 @@ def test_a_small_family(found: Found) -> None:
     assert found.terms > pairs > len(found.rules) + len(found.unproven)
 
 
-def test_nothing_is_told_twice(found: Found) -> None:
+def test_nothing_is_told_twice(found: Discovery) -> None:
     for one, other in permutations(found.rules, 2):
         assert not is_instance(one, other), f"{one.text} is a case of {other.text}"
 
 
-def test_every_rule_is_proven(found: Found) -> None:
+def test_every_rule_is_proven(found: Discovery) -> None:
     for rule in found.rules:
-        assert holds(rule), rule.told
+        assert holds(rule), rule.description
 
 
-def test_other_integers_give_the_same_rules(found: Found) -> None:
+def test_other_integers_give_the_same_rules(found: Discovery) -> None:
     assert {rule.text for rule in find([SMALL], seed=8, progress=lambda text: None).rules} == {
         rule.text for rule in found.rules
     }
@@ -71,17 +71,17 @@ def test_other_integers_give_the_same_rules(found: Found) -> None:
 
 @pytest.mark.parametrize("text", TASO)
 def test_what_taso_found_is_there(text: str) -> None:
-    left, right = map(parsed, text.split(" = "))
-    wanted = judged(*renamed(left, right))
+    left, right = map(parse, text.split(" = "))
+    wanted = prove(*canonical_names(left, right))
     assert wanted is not None
-    for rule in carried():
-        if is_instance(wanted, rule) or is_instance(wanted, rule.turned):
+    for rule in builtin_rules():
+        if is_instance(wanted, rule) or is_instance(wanted, rule.reversed):
             return
     pytest.fail("no carried rule says this")
 
 
 def test_as_many_rules_as_promised() -> None:
-    assert sum(max(rule.left.size, rule.right.size) <= 4 for rule in carried()) >= 300
+    assert sum(max(rule.left.size, rule.right.size) <= 4 for rule in builtin_rules()) >= 300
 
 
 def test_terms_are_made_once_and_small() -> None:
@@ -93,15 +93,18 @@ def test_terms_are_made_once_and_small() -> None:
 
 
 def test_what_both_sides_have_in_common_becomes_a_variable() -> None:
-    left, right = parsed("first(cat(max[a](x), y))"), parsed("max[a](x)")
-    assert renamed(*next(iter(general(left, right)))) == (left, right)  # a side cannot become a variable
-    left, right = parsed("cat(func[f](max[a](x)), func[f](y))"), parsed("func[f](cat(max[a](x), y))")
-    wanted = parsed("cat(func[f](x), func[f](y))"), parsed("func[f](cat(x, y))")
-    assert renamed(*next(iter(general(left, right)))) == wanted
+    left, right = parse("first(cat(max[a](x), y))"), parse("max[a](x)")
+    assert canonical_names(*next(iter(generalise(left, right)))) == (
+        left,
+        right,
+    )  # a side cannot become a variable
+    left, right = parse("cat(func[f](max[a](x)), func[f](y))"), parse("func[f](cat(max[a](x), y))")
+    wanted = parse("cat(func[f](x), func[f](y))"), parse("func[f](cat(x, y))")
+    assert canonical_names(*next(iter(generalise(left, right)))) == wanted
 
 
 def rule(text: str) -> Rule:
-    left, right = map(parsed, text.split(" = "))
+    left, right = map(parse, text.split(" = "))
     return Rule(left, right)
 
 
@@ -119,10 +122,10 @@ def test_a_case_of_a_rule() -> None:
 
 
 def test_rules_that_make_terms_no_larger() -> None:
-    assert _shrinks(rule("func[g](func[f](x)) = func[g.f](x)"))
-    assert _shrinks(rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))"))
-    assert not _shrinks(rule("func[f](cat(x, y)) = cat(func[f](x), func[f](y))"))
-    assert not _shrinks(rule("func[f](x) = func[f](y)"))
-    assert not _shrinks(rule("cat(max[a](x), max[a](y)) = max[a](cat(x, z))"))
-    assert not _shrinks(dataclasses.replace(rule("max[b](max[a](x)) = max[a*b](x)"), bound=True))
-    assert not _shrinks(dataclasses.replace(rule("max[a](x) = x"), left=parsed("x"), right=parsed("x")))
+    assert _is_reducing(rule("func[g](func[f](x)) = func[g.f](x)"))
+    assert _is_reducing(rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))"))
+    assert not _is_reducing(rule("func[f](cat(x, y)) = cat(func[f](x), func[f](y))"))
+    assert not _is_reducing(rule("func[f](x) = func[f](y)"))
+    assert not _is_reducing(rule("cat(max[a](x), max[a](y)) = max[a](cat(x, z))"))
+    assert not _is_reducing(dataclasses.replace(rule("max[b](max[a](x)) = max[a*b](x)"), bound=True))
+    assert not _is_reducing(dataclasses.replace(rule("max[a](x) = x"), left=parse("x"), right=parse("x")))

@@ -15,18 +15,18 @@ import weft.extras.search.explore.confirm as confirming
 from weft.boards.build.tools import ToolError
 from weft.boards.families.family import Resources
 from weft.extras.search.explore.checks import (
-    GIVEN_UP,
+    ABANDONED,
     SYNTHESISED,
     VERIFIED,
     Check,
-    Confirmed,
     Name,
     Outcome,
-    carry_out,
-    checks_of,
-    confirmed,
+    Outcomes,
+    confirm_all,
+    make_checks,
+    run_check,
 )
-from weft.extras.search.explore.confirm import Counted, Run
+from weft.extras.search.explore.confirm import Run, Synthesis
 from weft.extras.search.explore.explore import Exploration
 from weft.extras.search.explore.workers import Workers
 from weft.hdl.isa.config import PRESETS
@@ -39,7 +39,7 @@ class Here(Workers[Check, Outcome]):
     """The same, but in this process, where tests have replaced functions; the last job comes first."""
 
     def __init__(self) -> None:
-        super().__init__(1, carry_out, GIVEN_UP)
+        super().__init__(1, run_check, ABANDONED)
         self._added: list[tuple[Any, Check]] = []
 
     @property
@@ -51,7 +51,7 @@ class Here(Workers[Check, Outcome]):
 
     def done(self, seconds: float) -> Iterator[tuple[Any, Outcome]]:
         name, job = self._added.pop()
-        yield name, carry_out(job)
+        yield name, run_check(job)
 
 
 @pytest.fixture
@@ -64,42 +64,42 @@ def found(tmp_path: Path) -> Exploration:
 
 @pytest.fixture
 def checks(found: Exploration, tmp_path: Path) -> dict[Name, Check]:
-    return checks_of(found, task(tmp_path).models, 0, (VERIFIED, SYNTHESISED), tmp_path / "results")
+    return make_checks(found, task(tmp_path).models, 0, (VERIFIED, SYNTHESISED), tmp_path / "results")
 
 
-def carried_out(wanted: dict[Name, Check]) -> tuple[bool, dict[Name, Outcome], Confirmed]:
+def carried_out(wanted: dict[Name, Check]) -> tuple[bool, dict[Name, Outcome], Outcomes]:
     """Whether all is well, what was told, and what was known in the end."""
     told: dict[Name, Outcome] = {}
-    last: Confirmed = {}
+    last: Outcomes = {}
 
-    def tell(name: Name, check: Check, outcome: Outcome, known: Confirmed) -> None:
+    def tell(name: Name, check: Check, outcome: Outcome, known: Outcomes) -> None:
         told[name] = outcome
-        assert known[check.item.point.key][check.what] == outcome.described
+        assert known[check.item.point.key][check.kind] == outcome.details
         last.update(known)
 
-    return confirmed(wanted, Here(), tell), told, last
+    return confirm_all(wanted, Here(), tell), told, last
 
 
 def results(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Run], synthesised: Callable[..., Counted]
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Run], synthesised: Callable[..., Synthesis]
 ) -> None:
-    monkeypatch.setattr(confirming, "run", run)
-    monkeypatch.setattr(confirming, "synthesised", synthesised)
+    monkeypatch.setattr(confirming, "run_layer", run)
+    monkeypatch.setattr(confirming, "synthesise", synthesised)
 
 
 def test_each_point_of_the_front_is_checked(
     found: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = Run("layer", rtl=5, model=5)
-    results(monkeypatch, lambda *given: good, lambda *given: Counted(KNOWN, KNOWN))
+    results(monkeypatch, lambda *given: good, lambda *given: Synthesis(KNOWN, KNOWN))
     assert set(checks) == {(number, what) for number in (1, 2) for what in (VERIFIED, SYNTHESISED)}
     well, told, known = carried_out(checks)
     assert well
     assert set(told) == set(checks)
-    assert told[1, VERIFIED].told == "layer: 5 cycles"
-    assert set(known) == {item.point.key for item in found.front}
+    assert told[1, VERIFIED].summary == "layer: 5 cycles"
+    assert set(known) == {item.point.key for item in found.pareto_front}
     for outcomes in known.values():
-        assert outcomes[VERIFIED] == good.described()
+        assert outcomes[VERIFIED] == good.to_dict()
         assert outcomes[SYNTHESISED]["counted"] == dict(KNOWN.items())
     json.dumps(list(known.values()))
 
@@ -107,19 +107,19 @@ def test_each_point_of_the_front_is_checked(
 @pytest.mark.parametrize(
     "bad",
     [
-        (Run("layer", differ=1), Counted(KNOWN, KNOWN)),
-        (Run("layer"), Counted(dataclasses.replace(KNOWN, lut=1101), KNOWN)),
+        (Run("layer", mismatches=1), Synthesis(KNOWN, KNOWN)),
+        (Run("layer"), Synthesis(dataclasses.replace(KNOWN, lut=1101), KNOWN)),
     ],
 )
 def test_one_that_is_not_as_it_should_be(
     found: Exploration,
     checks: dict[Name, Check],
-    bad: tuple[Run, Counted],
+    bad: tuple[Run, Synthesis],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the second point only: the others are, and are told."""
-    second = found.front[1]
-    good = Run("layer"), Counted(KNOWN, KNOWN)
+    second = found.pareto_front[1]
+    good = Run("layer"), Synthesis(KNOWN, KNOWN)
     both = [lambda item, *given, at=at: (bad if item == second else good)[at] for at in (0, 1)]
     results(monkeypatch, *both)
     well, told, known = carried_out(checks)
@@ -135,7 +135,7 @@ def test_one_that_is_not_as_it_should_be(
 def test_what_fails_leaves_the_others_and_is_tried_again(
     found: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, tried = found.front[0], []
+    first, tried = found.pareto_front[0], []
 
     def run(item: Any, *given: object) -> Run:
         tried.append(item)
@@ -143,7 +143,7 @@ def test_what_fails_leaves_the_others_and_is_tried_again(
             raise DeviceError("no end")
         return Run("layer")
 
-    def synthesised(item: Any) -> Counted:
+    def synthesised(item: Any) -> Synthesis:
         raise ToolError("it is not installed")
 
     results(monkeypatch, run, synthesised)
@@ -151,8 +151,8 @@ def test_what_fails_leaves_the_others_and_is_tried_again(
         well, told, known = carried_out(checks)
         assert not well
         assert known[first.point.key][VERIFIED] == {"failed": "no end", "good": False}
-        assert told[2, VERIFIED].described["good"]
-        assert told[2, SYNTHESISED] == Outcome.failed("it is not installed")
+        assert told[2, VERIFIED].details["good"]
+        assert told[2, SYNTHESISED] == Outcome.failure("it is not installed")
     assert tried.count(first) == 2
     assert len(tried) == 3  # the other one's run is kept
 
@@ -177,11 +177,11 @@ def test_what_is_kept_is_of_the_same_point(
         at(place=dataclasses.replace(point.place, bandwidth=1.5)),
     ]
     assert len({item.key for item in (check, *others)}) == len(others) + 1
-    monkeypatch.setattr(confirming, "run", lambda *given: Run("first"))
-    assert carry_out(check).told.startswith("first")
-    monkeypatch.setattr(confirming, "run", lambda *given: Run("second"))
-    assert carry_out(check).told.startswith("first")
-    assert all(carry_out(item).told.startswith("second") for item in others)
+    monkeypatch.setattr(confirming, "run_layer", lambda *given: Run("first"))
+    assert run_check(check).summary.startswith("first")
+    monkeypatch.setattr(confirming, "run_layer", lambda *given: Run("second"))
+    assert run_check(check).summary.startswith("first")
+    assert all(run_check(item).summary.startswith("second") for item in others)
 
 
 def test_processes_do_the_same(tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_processes_do_the_same(tmp_path: Path) -> None:
     made = task(tmp_path)
     item = measured(made, PRESETS["tiny"], tmp_path)
     found = Exploration(("cycles",), [item])
-    both = [checks_of(found, made.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
+    both = [make_checks(found, made.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
     wanted = {(number, VERIFIED): known[1, VERIFIED] for number, known in enumerate(both, 1)}
     told: dict[Name, Outcome] = {}
-    workers = Workers(2, carry_out, GIVEN_UP)
-    assert confirmed(wanted, workers, lambda name, check, outcome, known: told.update({name: outcome}))
+    workers = Workers(2, run_check, ABANDONED)
+    assert confirm_all(wanted, workers, lambda name, check, outcome, known: told.update({name: outcome}))
     assert set(told) == set(wanted)
     assert not workers.running
     for (_, what), outcome in told.items():
         assert what == VERIFIED
-        assert outcome.described["rtl"] == outcome.described["model"] > 0
-    assert told[1, VERIFIED] == Outcome.of(confirming.run(item, made.models, 0))
+        assert outcome.details["rtl"] == outcome.details["model"] > 0
+    assert told[1, VERIFIED] == Outcome.of(confirming.run_layer(item, made.models, 0))

@@ -54,9 +54,7 @@ def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     found = points(out)
     assert sum(item["origin"] == "search" for item in found) >= 5
-    assert (
-        f"{len(found)} points measured, {sum(item['front'] for item in found)} of them on the front" in said
-    )
+    assert f"{len(found)} points measured, {sum(item['front'] for item in found)} on the front" in said
     assert all(Config.from_dict(item["config"]) for item in found)
     tiny = next(item for item in found if item["origin"] == "preset tiny")
     assert tiny["config"] == PRESETS["tiny"].to_dict()
@@ -70,17 +68,17 @@ def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--space", "{wrong}"], "is no space of configurations: a space has no field 'side'"),
+        (["--space", "{wrong}"], "is not a valid space of configurations: a space has no field 'side'"),
         (["--space", "{missing}"], "missing.json"),
         (["--board", "arty"], "unknown board 'arty'"),
-        (["--objectives", "ms,speed"], "an objective is one of cycles"),
+        (["--objectives", "ms,speed"], "'objectives' are names of cycles"),
         (["--limit", "lut"], "--limit is NAME=MOST"),
         (["--limit", "lut=few"], "--limit is NAME=MOST"),
         (["--limit", "lut=10"], "no point of the space is a solution; of "),
         (["--sampler", "grid"], "'sampler' is one of nsga2, tpe, not 'grid'"),
         (["--trials", "0"], "--trials"),
         (["--bandwidth", "0"], "--bandwidth"),
-        (["--scheduler", "tcp://127.0.0.1:9"], "no scheduler of Dask answers at tcp://127.0.0.1:9"),
+        (["--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers at tcp://127.0.0.1:9"),
     ],
 )
 def test_what_is_refused(
@@ -92,7 +90,7 @@ def test_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In one sentence, with exit code 2; nothing is measured."""
-    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.5)
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"format": FORMAT, "fields": {"side": [4]}}))
     names = {"wrong": wrong, "missing": tmp_path / "missing.json"}
@@ -123,7 +121,7 @@ def test_a_search_that_was_refused_is_not_in_the_way(
     tmp_path: Path, space: Path, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of another one in the same folder."""
-    monkeypatch.setattr(workers, "SECONDS", 0.5)
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.5)
     about = ("explore", model(tmp_path), "-o", tmp_path / "out", "--space", space, "--trials", 1, "--jobs", 1)
     assert call(*about, *wrong) == 2
     assert call(*about, "--objectives", "cycles,ff") == 0
@@ -186,10 +184,10 @@ def test_a_front_that_is_not_as_it_should_be(
         wanted: Mapping[Name, Check], workers: object, tell: Callable[..., None], progress: object
     ) -> bool:
         ((name, check),) = wanted.items()
-        tell(name, check, told, {check.item.point.key: {check.what: told.described}})
+        tell(name, check, told, {check.item.point.key: {check.kind: told.details}})
         return False
 
-    monkeypatch.setattr(checks, "confirmed", bad)
+    monkeypatch.setattr(checks, "confirm_all", bad)
     assert call(*one) == 1
     assert "verified: 3 bytes differ (not as it should be)" in capsys.readouterr().out
     found = (WorkersError("the scheduler is lost"), KeyboardInterrupt())
@@ -198,10 +196,10 @@ def test_a_front_that_is_not_as_it_should_be(
         bad(*given)  # type: ignore[arg-type]
         raise error
 
-    monkeypatch.setattr(checks, "confirmed", partial(fails, error=found[0]))
+    monkeypatch.setattr(checks, "confirm_all", partial(fails, error=found[0]))
     assert call(*one) == 2
     assert "the scheduler is lost" in capsys.readouterr().err
-    monkeypatch.setattr(checks, "confirmed", partial(fails, error=found[1]))
+    monkeypatch.setattr(checks, "confirm_all", partial(fails, error=found[1]))
     with pytest.raises(KeyboardInterrupt):
         main.main([str(item) for item in one])
     assert "what was confirmed is kept, and the same command goes on" in capsys.readouterr().err

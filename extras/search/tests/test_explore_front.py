@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.boards.families.family import Resources
-from weft.extras.search.explore.front import dominates, front, values
+from weft.extras.search.explore.front import dominates, pareto_front, values
 from weft.extras.search.explore.place import Place
 from weft.extras.search.explore.point import Measured, Point, Timing
 from weft.hdl.isa.config import PRESETS
@@ -25,7 +25,7 @@ def test_against_the_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     objectives = ("cycles", "lut", "ram")[: 1 + seed % 3]
     points = [point(tuple(rng.integers(1, 4 + 3 * seed, 3).tolist())) for _ in range(40)]
-    found = front(points, objectives)
+    found = pareto_front(points, objectives)
     known = [values(item, objectives) for item in points]
     best = {
         one for one in known
@@ -37,8 +37,8 @@ def test_against_the_definition(seed: int) -> None:
 
 def test_equal_points_are_one() -> None:
     same = [point((1, 1, 1)), point((1, 1, 1))]
-    assert front(same, ("cycles", "lut")) == same[:1]
+    assert pareto_front(same, ("cycles", "lut")) == same[:1]
 
 
 def test_of_nothing() -> None:
-    assert front([], ("cycles",)) == []
+    assert pareto_front([], ("cycles",)) == []

@@ -28,7 +28,7 @@ FOUND = Exploration(
         point(100, 50, "preset tiny"), point(300, 10, "preset small"), point(400, 30, "preset default"),
         point(90, 60), point(100, 50), point(200, 30), point(300, 20),
     ],
-    unfit={"preset large on memory": "LUTs of memory"},
+    unsuitable={"preset large on memory": "LUTs of memory"},
 )  # fmt: skip
 
 
@@ -43,10 +43,10 @@ def test_what_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     show(FOUND, tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     assert "preset default memory 400 30 0.008 1 1 1 number 3" in said
-    assert "preset small memory 300 10 0.006 1 1 1 on the front" in said
+    assert "preset small memory 300 10 0.006 1 1 1 none" in said
     assert "3 memory 4 x 4 search 200 30" in said
-    assert "1 of 3 presets and boards' own configurations are behind a point of the front" in said
-    assert "no solutions, and not among them: preset large on memory (LUTs of memory)" in said
+    assert "1 of 3 presets and boards' own configurations are dominated by a point of the front" in said
+    assert "not solutions: preset large on memory (LUTs of memory)" in said
 
 
 def test_presets_that_are_no_solutions(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_presets_that_are_no_solutions(tmp_path: Path) -> None:
     found = search.run(0, 60)
     fit = {item.origin for item in found.measured}
     assert "board ulx3s-12f" in fit
-    assert {name.removesuffix(" on ulx3s-12f") for name in found.unfit} | fit >= {
+    assert {name.removesuffix(" on ulx3s-12f") for name in found.unsuitable} | fit >= {
         f"preset {name}" for name in PRESETS
     }
-    assert found.unfit["preset default on ulx3s-12f"].endswith(" of ulx3s-12f")
-    assert not {name.removesuffix(" on ulx3s-12f") for name in found.unfit} & fit
+    assert found.unsuitable["preset default on ulx3s-12f"].endswith(" of ulx3s-12f")
+    assert not {name.removesuffix(" on ulx3s-12f") for name in found.unsuitable} & fit

@@ -14,7 +14,7 @@ import pytest
 
 from weft.boards.families.family import Resources
 from weft.extras.search.explore.explore import Exploration
-from weft.extras.search.explore.front import front
+from weft.extras.search.explore.front import pareto_front
 from weft.extras.search.explore.place import Place
 from weft.extras.search.explore.plot import page
 from weft.extras.search.explore.point import OBJECTIVES, Measured, Point, Timing
@@ -106,7 +106,7 @@ def test_every_point_is_drawn_once_in_each_plot(count: int, objectives: tuple[st
         drawn = list(marks(plot))
         assert sorted(said["ff"] for said, _, _ in drawn) == list(range(1, count + 1))
         best = sorted(said["ff"] for said, kinds, _ in drawn if "front" in kinds)
-        assert best == sorted(item.need.ff for item in found.front)
+        assert best == sorted(item.need.ff for item in found.pareto_front)
         for said, _, _ in drawn:
             assert said == pytest.approx(found.measured[int(said["ff"]) - 1].values, rel=1e-3)
 
@@ -177,7 +177,9 @@ def test_stairs_are_the_front_of_two(count: int) -> None:
         (line,) = of_class(plot, "stairs")
         corners = [(float(x), float(y)) for x, y in re.findall(r"H([\d.]+)V([\d.]+)", line.attrib["d"])]
         drawn = spots(plot)
-        assert corners == sorted(drawn[item.need.ff - 1] for item in front(found.measured, ("cycles", other)))
+        assert corners == sorted(
+            drawn[item.need.ff - 1] for item in pareto_front(found.measured, ("cycles", other))
+        )
         assert all(y > below for (_, below), (_, y) in itertools.pairwise(corners))
         (edge,) = of_class(plot, "edge")
         right = float(edge.attrib["x"]) + float(edge.attrib["width"])
@@ -287,7 +289,7 @@ def test_the_table_has_the_front_and_what_differs() -> None:
     rows = [[cell.text for cell in row.iter("td")] for row in root.iter("tr")][1:]
     assert [row[:3] + row[4:5] + row[-2:] for row in rows] == [
         ["memory", "search", "10", "30", "50", "2"], ["memory", "search", "11", "29", "50", "1"]]  # fmt: skip
-    (same,) = (item.text or "" for item in root.iter("p") if (item.text or "").startswith("The same"))
+    (same,) = (item.text or "" for item in root.iter("p") if (item.text or "").startswith("Common to all"))
     assert "n 4, scratchpad_banks 4" in same
     assert "lanes" not in same
 
@@ -310,9 +312,7 @@ def test_names_are_escaped() -> None:
 def test_a_search_that_found_nothing(objectives: tuple[str, ...]) -> None:
     root, plots = parsed(Exploration(objectives))
     assert plots == list(root.iter("table")) == []
-    assert [item.text for item in root.iter("p")] == [
-        "Nothing was measured that is a solution, so there is no front."
-    ]
+    assert [item.text for item in root.iter("p")] == ["No solution was measured, so there is no front."]
 
 
 def test_the_same_search_has_the_same_page() -> None:

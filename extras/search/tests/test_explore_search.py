@@ -17,11 +17,18 @@ from weft.compiler.frontend import import_model
 from weft.errors import FileError, InputError
 from weft.examples import attention, digits
 from weft.extras.search.explore.bounds import Roofline
-from weft.extras.search.explore.evaluate import kept, relevant, timed, unused
-from weft.extras.search.explore.explore import Exploration, SpaceError, Task, explore, lacking, no_solution
+from weft.extras.search.explore.evaluate import measure, read_result, reduce_config, unused_units
+from weft.extras.search.explore.explore import (
+    Exploration,
+    SpaceError,
+    Task,
+    explore,
+    missing_feature,
+    no_solution_message,
+)
 from weft.extras.search.explore.front import dominates, values
-from weft.extras.search.explore.output import Output, models_of, references
-from weft.extras.search.explore.place import places
+from weft.extras.search.explore.output import Output, copy_models, references
+from weft.extras.search.explore.place import make_places
 from weft.extras.search.explore.point import Measured, Point
 from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import PRESETS
@@ -34,7 +41,7 @@ def test_a_point_takes_what_its_program_takes(tmp_path: Path, board: str) -> Non
     made = task(tmp_path, boards=[board] if board else [])
     (place,) = made.places
     config = BOARDS[board].config if board else PRESETS["small"]
-    found = timed(job(made, config, place, tmp_path / "results"))
+    found = measure(job(made, config, place, tmp_path / "results"))
     if board:
         (expected,) = estimate(made.models.paths[0], [board])
         assert (found.cycles, found.moved, found.macs) == ([expected.cycles], expected.moved, expected.macs)
@@ -56,14 +63,14 @@ def test_fields_that_do_not_matter(tmp_path: Path, seed: int) -> None:
         "queue_depth": (1, 2, 8), "depthwise_taps": (0,), "lookup_tables": (0, 1, 4), "kernel": (0, 64, 256),
         "multiply": (0, 1), "probability_bits": (0, 7, 8)}))  # fmt: skip
     (place,), changed = made.places, 0
-    without = unused(made.models)
+    without = unused_units(made.models)
     assert without == {"probability_bits", "kernel", "lookup_tables", "multiply"}
     for _ in range(6):
         config = drawn(rng, made.space)
-        other = relevant(config, without, sequential=False)
+        other = reduce_config(config, without, sequential=False)
         changed += other != config
         work = job(made, config, place, tmp_path)
-        one, two = (timed(dataclasses.replace(work, config=item)) for item in (config, other))
+        one, two = (measure(dataclasses.replace(work, config=item)) for item in (config, other))
         assert one == two, config
     assert changed
 
@@ -72,9 +79,9 @@ def test_units_that_are_used(tmp_path: Path) -> None:
     """Those that a model has operators for."""
     path = tmp_path / "attention.onnx"
     path.write_bytes(attention.model())
-    assert "probability_bits" not in unused(models_of(tmp_path, [path], {}))
-    both = models_of(tmp_path, [path, model(tmp_path)], {})
-    assert unused(both) == unused(models_of(tmp_path, [path], {}))
+    assert "probability_bits" not in unused_units(copy_models(tmp_path, [path], {}))
+    both = copy_models(tmp_path, [path, model(tmp_path)], {})
+    assert unused_units(both) == unused_units(copy_models(tmp_path, [path], {}))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,9 +93,9 @@ def test_nothing_is_quicker_than_its_roofline(tmp_path: Path, seed: int) -> None
     for _ in range(8):
         config = drawn(rng, made.space)
         point = Point.of(config, made.places[0])
-        if lacking(config, made.places[0]) or made.excluded(point):
+        if missing_feature(config, made.places[0]) or made.rejection_of_point(point):
             continue
-        found = timed(job(made, point.config, point.place, tmp_path))
+        found = measure(job(made, point.config, point.place, tmp_path))
         if not found.refused:
             bound, item = roofline.bound(point), Measured(point, point.resources(), found)
             for name in ("cycles", "ms", "bytes", "energy"):
@@ -99,7 +106,7 @@ def test_nothing_is_quicker_than_its_roofline(tmp_path: Path, seed: int) -> None
 
 def check(found: Exploration, made: Task) -> None:
     """The front is the front, and every preset is on it or beaten."""
-    best = [values(item, made.objectives) for item in found.front]
+    best = [values(item, made.objectives) for item in found.pareto_front]
     assert best
     for item in found.measured:
         own = values(item, made.objectives)
@@ -121,8 +128,8 @@ def test_a_search_and_one_that_goes_on(tmp_path: Path) -> None:
     assert len(second.measured) >= len(first.measured) + 5
     assert set(numbers(first.measured)) <= set(numbers(second.measured))
     for item in second.measured:
-        config = relevant(item.point.config, unused(made.models), sequential=False)
-        assert kept(job(made, config, item.point.place, tmp_path / "results")) == item.timing
+        config = reduce_config(item.point.config, unused_units(made.models), sequential=False)
+        assert read_result(job(made, config, item.point.place, tmp_path / "results")) == item.timing
 
 
 def test_presets_are_beaten_first(tmp_path: Path) -> None:
@@ -139,7 +146,7 @@ def test_a_space_is_searched_to_its_end(tmp_path: Path) -> None:
     made = task(tmp_path, space=space)
     found = explore(made, tmp_path, trials=1000)
     check(found, made)
-    inside = sum(space.places(item.point.config) is not None for item in found.measured)
+    inside = sum(space.indices(item.point.config) is not None for item in found.measured)
     assert inside + found.bounded == 8
 
 
@@ -156,7 +163,7 @@ def test_boards(tmp_path: Path) -> None:
         if item.origin == "search":
             assert all(count <= getattr(board.available, name) for name, count in item.need.items())
         assert item.point.routed == (item.point.config == board.config)
-    assert {item.point.place.name for item in found.front} == {"tang-nano-9k", "ulx3s-12f"}
+    assert {item.point.place.name for item in found.pareto_front} == {"tang-nano-9k", "ulx3s-12f"}
     assert found.excluded["LUTs of ulx3s-12f"] > 0
 
 
@@ -200,29 +207,29 @@ def test_what_the_host_would_run_is_no_solution(tmp_path: Path) -> None:
     path.write_bytes(attention.model())
     made = task(tmp_path)
     assert ("Softmax", "device") in {(kind, place) for _, kind, place, _ in import_model(path).assignment}
-    made = Task(models_of(tmp_path, [path], {}), made.space, made.places, OBJECTIVES)
-    found = timed(job(made, PRESETS["tiny"].replace(probability_bits=0), made.places[0], tmp_path))
+    made = Task(copy_models(tmp_path, [path], {}), made.space, made.places, OBJECTIVES)
+    found = measure(job(made, PRESETS["tiny"].replace(probability_bits=0), made.places[0], tmp_path))
     assert "would run on the host" in found.refused
-    assert not timed(job(made, PRESETS["tiny"], made.places[0], tmp_path)).refused
+    assert not measure(job(made, PRESETS["tiny"], made.places[0], tmp_path)).refused
 
 
 def test_memories_that_are_too_small(tmp_path: Path) -> None:
     """On chip, and on the board."""
     made = task(tmp_path)
-    found = timed(job(made, PRESETS["tiny"], made.places[0], tmp_path))
+    found = measure(job(made, PRESETS["tiny"], made.places[0], tmp_path))
     assert not found.refused
-    (nano,) = places(["tang-nano-9k"], 30, None, None)
+    (nano,) = make_places(["tang-nano-9k"], 30, None, None)
     (tmp_path / "large").mkdir()
-    large = models_of(tmp_path, [model(tmp_path / "large", side=96)], {})
+    large = copy_models(tmp_path, [model(tmp_path / "large", side=96)], {})
     board = Task(large, made.space, (nano,), OBJECTIVES)
-    found = timed(job(board, BOARDS["tang-nano-9k"].config, nano, tmp_path))
+    found = measure(job(board, BOARDS["tang-nano-9k"].config, nano, tmp_path))
     assert found.refused == "the memory of tang-nano-9k is too small"
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"objectives": ("ms", "speed")}, "an objective is one of cycles, ms"),
+        ({"objectives": ("ms", "speed")}, "'objectives' are names of cycles, ms"),
         ({"objectives": ()}, "one or more names"),
         ({"objectives": ("ms", "ms")}, "each once"),
         ({"limits": {"watts": 1.0}}, "'watts'"),
@@ -271,7 +278,7 @@ def test_a_folder_of_another_search(tmp_path: Path) -> None:
 def test_energy_by_hand(tmp_path: Path) -> None:
     made = task(tmp_path)
     point = Point.of(PRESETS["tiny"], made.places[0])
-    item = Measured(point, point.resources(), timed(job(made, point.config, point.place, tmp_path)))
+    item = Measured(point, point.resources(), measure(job(made, point.config, point.place, tmp_path)))
     timing = item.timing
     expected = 0.3 * timing.macs + 1.25 * (timing.active * (4 + 2 * 16) + timing.moved) + 160 * timing.moved
     assert item.energy == pytest.approx(expected / 1e6)
@@ -283,17 +290,17 @@ def test_several_models_are_added_up(tmp_path: Path) -> None:
     paths = [Path(made.models.paths[0]), tmp_path / "digits.onnx"]
     paths[1].write_bytes(digits.model())
     alone = [
-        timed(job(Task(models_of(tmp_path, [path], {}), made.space, (place,), OBJECTIVES), PRESETS["small"], place,
+        measure(job(Task(copy_models(tmp_path, [path], {}), made.space, (place,), OBJECTIVES), PRESETS["small"], place,
                   tmp_path)) for path in paths
     ]  # fmt: skip
-    both = Task(models_of(tmp_path, paths, {}), made.space, (place,), OBJECTIVES)
-    found = timed(job(both, PRESETS["small"], place, tmp_path))
+    both = Task(copy_models(tmp_path, paths, {}), made.space, (place,), OBJECTIVES)
+    found = measure(job(both, PRESETS["small"], place, tmp_path))
     assert found.cycles == [item.cycles[0] for item in alone]
     assert found.moved == sum(item.moved for item in alone)
     assert found.macs == sum(item.macs for item in alone)
 
 
 def test_no_solution_says_how_many() -> None:
-    assert no_solution(Counter({"a": 2, "b": 1000})).endswith(
+    assert no_solution_message(Counter({"a": 2, "b": 1000})).endswith(
         "of 1,002 points, so many were excluded by: b 1,000, a 2"
     )

@@ -45,19 +45,19 @@ def test_memories_of_too_many_rows_are_none() -> None:
 def test_presets_have_places() -> None:
     space = Space({"table_depth": (2048,), "alignments": (2048,), "row_states": (256,)})
     config = PRESETS["default"]
-    places = space.places(config)
+    places = space.indices(config)
     assert places is not None
-    assert space.config(space.chosen(places)) == config
-    assert space.places(config.replace(queue_depth=64)) is None
+    assert space.config(space.values_at(places)) == config
+    assert space.indices(config.replace(queue_depth=64)) is None
 
 
 def test_presets_and_boards_are_in_the_space() -> None:
     """But for what changes results, mantissas, and for what is of language models, factors of blocks and loops."""
     for config in (*PRESETS.values(), *(board.config for board in BOARDS.values())):
         near = config.replace(mantissa_bits=24, int4=min(config.int4, 1), loops=0)
-        places = Space().places(near)
+        places = Space().indices(near)
         assert places is not None, near
-        assert Space().config(Space().chosen(places)) == near
+        assert Space().config(Space().values_at(places)) == near
 
 
 def test_a_base_fixes_other_fields(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_base_fixes_other_fields(tmp_path: Path) -> None:
 def test_files_that_are_no_space(tmp_path: Path, values: Any, said: str) -> None:
     path = tmp_path / "space.json"
     path.write_text(json.dumps({"format": FORMAT} | values if isinstance(values, dict) else values))
-    with pytest.raises(FileError, match="is no space of configurations") as caught:
+    with pytest.raises(FileError, match="is not a valid space of configurations") as caught:
         Space.load(path)
     assert said in str(caught.value)
 

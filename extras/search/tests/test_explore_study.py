@@ -42,6 +42,6 @@ def test_both_tell_of_one_proposal(
     # What counts as a solution is the same for both, whatever they told.
     assert told == [other is not None] * 2
     solutions = [] if other is None else [(values, place)]
-    assert list(first.told()) == list(second.told()) == solutions
-    assert not list(first.abandoned())
+    assert list(first.solutions()) == list(second.solutions()) == solutions
+    assert not list(first.abandoned_trials())
     assert first.propose()[0] > number

@@ -19,10 +19,10 @@ from support.explored import VALUES, drawn, entries, job, numbers, task
 
 import weft.extras.search.explore.workers as workers
 from weft.boards.build import tools
-from weft.extras.search.explore.evaluate import evaluate, evaluators, kept, timed
+from weft.extras.search.explore.evaluate import evaluate, evaluators, measure, read_result
 from weft.extras.search.explore.explore import Exploration, explore
 from weft.extras.search.explore.space import Space
-from weft.extras.search.explore.workers import DIED, THREADS, Workers, WorkersError
+from weft.extras.search.explore.workers import DIED, THREAD_VARIABLES, Workers, WorkersError
 from weft.hdl.isa.config import PRESETS
 
 SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
@@ -36,14 +36,14 @@ def children(process: int) -> list[int]:
 
 def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its start on, when libraries look it up; what is set here stays as it is."""
-    first, second = THREADS
+    first, second = THREAD_VARIABLES
     monkeypatch.setenv(first, "7")
     monkeypatch.delenv(second, raising=False)
     made, pool = task(tmp_path, space=SPACE), evaluators(1)
     pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
     (process,) = pool.processes
     found = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-    assert {f"{name}=1" for name in THREADS} <= set(found)
+    assert {f"{name}=1" for name in THREAD_VARIABLES} <= set(found)
     assert os.environ[first] == "7"
     assert second not in os.environ
     pool.close()
@@ -59,7 +59,7 @@ def test_processes_that_are_killed(tmp_path: Path) -> None:
         pool.add(config, job(made, config, made.places[0], tmp_path / "results"))
     found, killed = {}, 0
     while pool.running:
-        for name, timing in pool.done(0.2):
+        for name, timing in pool.collect(0.2):
             found[name] = timing
         if killed < 2 and (started := [child for child in children(os.getpid()) if _spawned(child)]):
             os.kill(started[0], signal.SIGKILL)
@@ -67,7 +67,7 @@ def test_processes_that_are_killed(tmp_path: Path) -> None:
     pool.close()
     assert killed == 2
     for config in configs:
-        assert found[config] == timed(job(made, config, made.places[0], tmp_path)), config
+        assert found[config] == measure(job(made, config, made.places[0], tmp_path)), config
     assert len(entries(tmp_path)) == len(configs)
 
 
@@ -83,7 +83,7 @@ def test_a_job_that_kills_its_workers() -> None:
     pool.add("deadly", "job")
     found: list[tuple[str, str]] = []
     while pool.running:
-        found += pool.done(0.2)
+        found += pool.collect(0.2)
     pool.close()
     assert found == [("deadly", DIED)]
 
@@ -196,20 +196,20 @@ def test_dask(tmp_path: Path) -> None:
                 killed.append(first.pid)
                 late.enter_context(worker(port, tmp_path / "2"))
 
-        found = explore(made, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", told=told)
+        found = explore(made, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", report=told)
     assert killed
     assert sum(item.origin == "search" for item in found.measured) >= 4
     for item in found.measured:
-        assert item.timing == timed(job(made, item.point.config, item.point.place, tmp_path)), (
+        assert item.timing == measure(job(made, item.point.config, item.point.place, tmp_path)), (
             item.point.config
         )
 
 
 def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SECONDS", 0.5)
-    with pytest.raises(WorkersError, match=r"no scheduler of Dask answers at tcp://127.0.0.1:\d+"):
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.5)
+    with pytest.raises(WorkersError, match=r"no Dask scheduler answers at tcp://127.0.0.1:\d+"):
         explore(task(tmp_path, space=SPACE), tmp_path, scheduler=f"tcp://127.0.0.1:{free_port()}")
-    with pytest.raises(WorkersError, match="no scheduler of Dask answers at nonsense"):
+    with pytest.raises(WorkersError, match="no Dask scheduler answers at nonsense"):
         explore(task(tmp_path, space=SPACE), tmp_path, scheduler="nonsense")
 
 
@@ -222,8 +222,8 @@ def test_a_scheduler_that_dies(tmp_path: Path) -> None:
             if len(found.measured) > 2:
                 process.kill()
 
-        found = explore(made, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", told=told)
-        assert "does not answer any more: what was found is kept" in found.lost
+        found = explore(made, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", report=told)
+        assert "no longer answers: results are kept" in found.workers_error
         assert len(found.measured) > 2
     before = entries(tmp_path)
     assert len(before) > 2
@@ -239,7 +239,7 @@ def test_results_that_are_damaged_are_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "results" / f"point-{work.key}" / "timing.json"
     for damage in (b"{", b"", b'{"cycles": "x"}'):
         path.write_bytes(damage)
-        assert kept(work) is None
+        assert read_result(work) is None
         assert evaluate(work) == first
 
 

@@ -12,10 +12,10 @@ from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.functions import kind_of
-from weft.extras.search.substitution.moves import Move, Moves, usable
+from weft.extras.search.substitution.moves import Move, Moves, select_usable
 from weft.extras.search.substitution.rule import Rule
-from weft.extras.search.substitution.rule_file import carried
-from weft.extras.search.substitution.term import parsed
+from weft.extras.search.substitution.rule_file import builtin_rules
+from weft.extras.search.substitution.term import parse
 
 BITS = 24
 
@@ -30,12 +30,12 @@ def check(segment: DeviceSegment, made: Move, seed: int) -> None:
 
 
 def uses(segment: DeviceSegment, moves: Moves) -> list[Move]:
-    return [move for op in segment.ops for move in moves.of(segment, op)]
+    return [move for op in segment.ops for move in moves.find(segment, op)]
 
 
 def walked(seeds: range, steps: int) -> Counter[str]:
     """Random walks: after each use, others are possible. Counts the uses of each rule."""
-    moves, found = Moves(carried(), BITS), Counter[str]()
+    moves, found = Moves(builtin_rules(), BITS), Counter[str]()
     for seed in seeds:
         rng, segment = np.random.default_rng(seed), drawn(seed)
         first = segment
@@ -84,18 +84,22 @@ def test_which_poolings_rules_know(changes: dict[str, Any], known: bool) -> None
 
 
 def test_rules_of_more_than_three_operators_are_reached_by_several_uses() -> None:
-    sizes = [max(rule.left.size, rule.right.size) for rules in usable(carried()).values() for rule in rules]
+    sizes = [
+        max(rule.left.size, rule.right.size)
+        for rules in select_usable(builtin_rules()).values()
+        for rule in rules
+    ]
     assert max(sizes) == 3
-    assert max(max(rule.left.size, rule.right.size) for rule in carried()) > 3
+    assert max(max(rule.left.size, rule.right.size) for rule in builtin_rules()) > 3
 
 
 def test_maxima_go_into_the_parts_of_a_concatenation() -> None:
     segment = joined_maxima()
-    moves = Moves(carried(), BITS)
+    moves = Moves(builtin_rules(), BITS)
     pool = next(op for op in segment.ops if isinstance(op, Pool))
     (move,) = [
         item
-        for item in moves.of(segment, pool)
+        for item in moves.find(segment, pool)
         if item.rule == "max[a](cat(x, y)) = cat(max[a](x), max[a](y))"
     ]
     pools = [op for op in move.segment.ops if isinstance(op, Pool)]
@@ -107,7 +111,7 @@ def test_maxima_go_into_the_parts_of_a_concatenation() -> None:
 
 def test_what_is_copied_lies_in_its_place_from_the_start() -> None:
     segment = dense_block()
-    moves = Moves(carried(), BITS)
+    moves = Moves(builtin_rules(), BITS)
     for _ in range(10):
         found = [item for item in uses(segment, moves) if item.rule == "x = first(cat(x, y))"]
         if not found:
@@ -118,7 +122,7 @@ def test_what_is_copied_lies_in_its_place_from_the_start() -> None:
 
 
 def test_a_function_that_falls_does_not_pass_a_maximum() -> None:
-    moves, rule = Moves(carried(), BITS), "func[f](max[a](x)) = max[a](func[f](x))"
+    moves, rule = Moves(builtin_rules(), BITS), "func[f](max[a](x)) = max[a](func[f](x))"
     falling = np.arange(127, -129, -1).astype(np.int8)
     for table, wanted in ((None, True), (np.sort(falling), True), (falling, False)):
         segment = joined_maxima()
@@ -129,7 +133,7 @@ def test_a_function_that_falls_does_not_pass_a_maximum() -> None:
         )
         last = Rescale("last", between.dst, pool.dst, 0.5, lookup=table)
         segment = DeviceSegment("s", (*segment.ops[:-1], between, last))
-        assert any(move.rule == rule for move in moves.of(segment, last)) == wanted
+        assert any(move.rule == rule for move in moves.find(segment, last)) == wanted
 
 
 @pytest.mark.parametrize("h", [8, 9, 60, 61])
@@ -141,7 +145,7 @@ def test_windows_become_one_where_they_can(h: int, first: int, then: int) -> Non
     made.values = [made.view((1, h, h, 2), "input")]
     made.pool(made.pool(made.values[0], POOLS[first]), POOLS[then])
     segment = made.segment()
-    moves = Moves(carried(), BITS).of(segment, segment.ops[-1])
+    moves = Moves(builtin_rules(), BITS).find(segment, segment.ops[-1])
     found = [move for move in moves if move.rule == "max[b](max[a](x)) = max[a*b](x)"]
     assert bool(found) == {2: True, 1: h % 2 == 0, 3: False}[first]
     for move in found:
@@ -154,7 +158,7 @@ def test_operands_are_exchanged_unless_one_is_taken_from_the_other(scale: float)
     one = made.rescale(made.values[0])
     made.put(Add("sum", made.values[0], one, made.view(one.shape), 0.7, scale, 3, -4))
     segment = made.segment()
-    found = [move for move in Moves(carried(), BITS).of(segment, segment.ops[-1]) if "~" in move.rule]
+    found = [move for move in Moves(builtin_rules(), BITS).find(segment, segment.ops[-1]) if "~" in move.rule]
     assert bool(found) == (scale > 0)
     for move in found:
         check(segment, move, 3)
@@ -169,7 +173,7 @@ def test_a_depthwise_convolution_of_two_images_is_one_of_each() -> None:
     (last,) = (op for op in segment.ops if isinstance(op, Conv))
     found = [
         move
-        for move in Moves(carried(), BITS).of(segment, last)
+        for move in Moves(builtin_rules(), BITS).find(segment, last)
         if move.rule.startswith("depth[a,f|g](cat(x, y), outs(p, q)) = cat(")
     ]
     assert found
@@ -196,7 +200,7 @@ def test_images_that_lie_beside_each_other_are_one_without_a_copy() -> None:
         segment = made.segment()
         found = [
             move
-            for move in uses(segment, Moves(carried(), BITS))
+            for move in uses(segment, Moves(builtin_rules(), BITS))
             if move.rule.endswith("= depth[a,f|g](cat(x, y), outs(p, q))")
         ]
         assert found
@@ -218,6 +222,6 @@ def test_a_part_that_a_rule_leaves_as_it_is_stays() -> None:
     made.ops.append(Rescale("second", other, View(dst.buffer, source.shape, c=c), 1.7, 7, 7))
     made.values.append(dst)
     segment = made.segment()
-    rule = Rule(parsed("cat(x, func[g](func[f](y)))"), parsed("cat(x, func[g.f](y))"))
+    rule = Rule(parse("cat(x, func[g](func[f](y)))"), parse("cat(x, func[g.f](y))"))
     for move in uses(segment, Moves([rule], BITS)):
         check(segment, move, 6)

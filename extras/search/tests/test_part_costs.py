@@ -6,7 +6,7 @@ import pytest
 from support.substitution_cases import atrous, dense_block, drawn
 
 from weft.compiler.ir.graph import CompileError, DeviceSegment
-from weft.extras.search.substitution.part_costs import PartCosts, parts_of, shape_digest
+from weft.extras.search.substitution.part_costs import PartCosts, differing_parts, shape_digest
 from weft.extras.search.substitution.rounding import rewrites
 
 
@@ -21,7 +21,7 @@ def test_parts_have_the_same_inputs_and_outputs() -> None:
     for seed in range(40):
         segment = drawn(seed, 14)
         for item in rewrites(segment):
-            before, behind = parts_of(segment, item.segment) or pytest.fail("too many operators")
+            before, behind = differing_parts(segment, item.segment) or pytest.fail("too many operators")
             for kind in ("input", "output"):
                 assert buffers(before, kind) == buffers(behind, kind)
                 assert buffers(before, kind)
@@ -56,32 +56,32 @@ def test_each_part_is_asked_for_once() -> None:
 
     costs = PartCosts(cost)
     one, other = dense_block(1), dense_block(2)
-    assert costs.of(one) == costs.of(dense_block(1)) == 100 * len(one.ops)
-    assert costs.of(other) is None
-    assert costs.of(dense_block(2)) is None
-    assert costs.asked == len(asked) == 2
+    assert costs.cost(one) == costs.cost(dense_block(1)) == 100 * len(one.ops)
+    assert costs.cost(other) is None
+    assert costs.cost(dense_block(2)) is None
+    assert costs.measured == len(asked) == 2
 
 
 def test_what_cannot_be_compiled_is_not_compared() -> None:
     segment = next(item for seed in range(40) if next(rewrites(item := drawn(seed, 14)), None))
     changed = next(rewrites(segment)).segment
-    parts = parts_of(segment, changed)
+    parts = differing_parts(segment, changed)
     assert parts is not None
-    assert PartCosts(lambda part: len(part.ops)).compared(segment, changed) == tuple(
+    assert PartCosts(lambda part: len(part.ops)).compare(segment, changed) == tuple(
         len(part.ops) for part in parts
     )
 
     def refused(part: DeviceSegment) -> int:
         raise CompileError("not here")
 
-    assert PartCosts(refused).compared(segment, changed) is None
+    assert PartCosts(refused).compare(segment, changed) is None
 
 
 def test_no_other_parts_are_asked_for_at_the_end() -> None:
     first, other = atrous(), atrous(2)
     costs = PartCosts(lambda part: len(part.ops))
-    assert costs.of(first) == 3
-    costs.closed = True
-    assert (costs.of(first), costs.of(other), costs.asked) == (3, None, 1)
-    costs.closed = False
-    assert costs.of(other) == 4
+    assert costs.cost(first) == 3
+    costs.frozen = True
+    assert (costs.cost(first), costs.cost(other), costs.measured) == (3, None, 1)
+    costs.frozen = False
+    assert costs.cost(other) == 4

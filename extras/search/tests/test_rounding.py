@@ -23,7 +23,14 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.ir.views import whole
 from weft.compiler.verify import verify_segment
-from weft.extras.search.substitution.rounding import AHEAD, BEHIND, COARSER, CONVOLVED, MEAN, rewrites
+from weft.extras.search.substitution.rounding import (
+    INTO_PRODUCER,
+    INTO_READER,
+    MEAN_FIRST,
+    MEAN_LAST,
+    STEPS,
+    rewrites,
+)
 
 SHAPE = (1, 6, 8, 4)
 KERNEL = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
@@ -163,20 +170,20 @@ class Draw:
 
     def case(self, what: str, kind: str) -> tuple[list[DeviceOp], float]:
         """Operators that a rewrite is for, and by how much their output may change."""
-        if what in (BEHIND, AHEAD):
-            return self.behind(kind) if what == BEHIND else self.ahead(kind)
-        return self.mean() if what == MEAN else self.convolved(int(kind))
+        if what in (INTO_PRODUCER, INTO_READER):
+            return self.behind(kind) if what == INTO_PRODUCER else self.ahead(kind)
+        return self.mean() if what == MEAN_FIRST else self.convolved(int(kind))
 
 
 CASES = [
-    *((BEHIND, kind) for kind in ("conv", "pooled conv", "add", "multiply", "rescale", "average")),
+    *((INTO_PRODUCER, kind) for kind in ("conv", "pooled conv", "add", "multiply", "rescale", "average")),
     *(
-        (AHEAD, kind)
+        (INTO_READER, kind)
         for kind in ("conv", "add, first operand", "add, second operand", "average pool", "max pool")
     ),
-    (MEAN, "mean"),
-    (CONVOLVED.format(2), "2"),
-    (CONVOLVED.format(4), "4"),
+    (MEAN_FIRST, "mean"),
+    (MEAN_LAST.format(2), "2"),
+    (MEAN_LAST.format(4), "4"),
 ]
 
 
@@ -188,7 +195,7 @@ def test_a_rounding_less_changes_no_more_than_it_can(what: str, kind: str) -> No
         ops, bound = draw.case(what, kind)
         segment = DeviceSegment("drawn", tuple(ops))
         verify_segment(segment)
-        found = [item for item in rewrites(segment) if item.what == what]
+        found = [item for item in rewrites(segment) if item.rule == what]
         assert len(found) == 1, seed
         verify_segment(found[0].segment)
         apart = compared(segment, found[0].segment, seed)
@@ -277,8 +284,8 @@ def test_convolutions_that_stay_behind_their_means() -> None:
     pool, conv = ops
     assert isinstance(pool, Pool)
     assert isinstance(conv, Conv)
-    assert {item.what for item in rewrites(DeviceSegment("drawn", tuple(ops)))} == {
-        CONVOLVED.format(steps) for steps in COARSER
+    assert {item.rule for item in rewrites(DeviceSegment("drawn", tuple(ops)))} == {
+        MEAN_LAST.format(steps) for steps in STEPS
     }
     means = view("m", SHAPE)
     out = view("out", (*SHAPE[:3], 3), "output")
@@ -306,8 +313,8 @@ def test_random_segments_stay_valid() -> None:
         while (item := next(rewrites(segment), None)) is not None:
             verify_segment(item.segment)
             assert len(item.segment.ops) <= len(segment.ops)
-            done[item.what] += 1
+            done[item.rule] += 1
             segment = item.segment
         outputs(segment, seed)
-    assert done[BEHIND] > 20
-    assert done[AHEAD] > 5
+    assert done[INTO_PRODUCER] > 20
+    assert done[INTO_READER] > 5

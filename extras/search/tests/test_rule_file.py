@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from weft.extras.search.substitution.rule_file import FORMAT, RuleError, carried, proven, read, write
+from weft.extras.search.substitution.rule_file import (
+    FORMAT,
+    RuleError,
+    builtin_rules,
+    prove_rules,
+    read,
+    write,
+)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write(tmp_path / "rules.json", carried())
+    write(tmp_path / "rules.json", builtin_rules())
     again = read(tmp_path / "rules.json")
-    assert again == carried()
-    assert [(rule.rising, rule.bound) for rule in again] == [(rule.rising, rule.bound) for rule in carried()]
+    assert again == builtin_rules()
+    assert [(rule.rising, rule.bound) for rule in again] == [
+        (rule.rising, rule.bound) for rule in builtin_rules()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,4 +58,4 @@ def test_a_rule_that_was_edited(tmp_path: Path) -> None:
     rules = [{"left": "first(cat(x, y))", "right": "x"}, {"left": "second(cat(x, y))", "right": "x"}]
     path.write_text(json.dumps({"format": FORMAT, "rules": rules}))
     with pytest.raises(RuleError, match="rule 2 does not hold"):
-        list(proven(read(path), path))
+        list(prove_rules(read(path), path))

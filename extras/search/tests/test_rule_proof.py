@@ -7,18 +7,18 @@ import pytest
 
 from weft.compiler.ir.graph import Window
 from weft.extras.search.substitution.domains import Integers
-from weft.extras.search.substitution.meaning import NoMeaning, Setting, meaning
-from weft.extras.search.substitution.rule import Rule, holds, judged
-from weft.extras.search.substitution.rule_file import carried
+from weft.extras.search.substitution.meaning import InvalidOperands, Setting, evaluate_term
+from weft.extras.search.substitution.rule import Rule, holds, prove
+from weft.extras.search.substitution.rule_file import builtin_rules
 from weft.extras.search.substitution.rule_proof import (
     Scene,
     holds_for,
-    scenes,
+    make_scenes,
     shape_of,
     variables,
     window_names,
 )
-from weft.extras.search.substitution.term import parsed
+from weft.extras.search.substitution.term import parse
 
 RIGHT = {
     "func[f](cat(x, y)) = cat(func[f](x), func[f](y))": ((), False),
@@ -51,8 +51,8 @@ WRONG = (
 
 
 def rule_of(text: str) -> Rule | None:
-    left, right = map(parsed, text.split(" = "))
-    return judged(left, right)
+    left, right = map(parse, text.split(" = "))
+    return prove(left, right)
 
 
 @pytest.mark.parametrize("text", RIGHT)
@@ -71,7 +71,7 @@ def test_wrong(text: str) -> None:
 
 def test_a_stronger_claim_than_the_proof_is_not_held() -> None:
     for text in ("func[f](max[a](x)) = max[a](func[f](x))", "max[b](max[a](x)) = max[a*b](x)"):
-        left, right = map(parsed, text.split(" = "))
+        left, right = map(parse, text.split(" = "))
         assert not holds(Rule(left, right))
 
 
@@ -90,10 +90,10 @@ def on_integers(rule: Rule, scene: Scene, rng: np.random.Generator) -> bool | No
     }
     try:
         one, other = (
-            meaning(side, Setting(values, scene.known), Integers(names - {*rule.rising, "e"}))
+            evaluate_term(side, Setting(values, scene.windows_by_name), Integers(names - {*rule.rising, "e"}))
             for side in (rule.left, rule.right)
         )
-    except NoMeaning:
+    except InvalidOperands:
         return None
     return one.shape == other.shape and bool((one == other).all())
 
@@ -103,29 +103,29 @@ def check_carried(rules: tuple[Rule, ...], seed: int) -> int:
     rng, counted = np.random.default_rng(seed), 0
     for rule in rules:
         square = "turn" in rule.text or "spun" in rule.text
-        for scene in scenes(window_names(rule.left, rule.right), square=square):
+        for scene in make_scenes(window_names(rule.left, rule.right), square=square):
             found = on_integers(rule, scene, rng)
             if not rule.bound:
-                assert found is not False, rule.told
+                assert found is not False, rule.description
             counted += found is True
     return counted
 
 
 def test_carried_rules_hold_on_integers() -> None:
-    assert check_carried(carried()[::6], 1) > 150
+    assert check_carried(builtin_rules()[::6], 1) > 150
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_all_carried_rules_hold_on_integers(seed: int) -> None:
-    assert check_carried(carried(), seed) > 1000
+    assert check_carried(builtin_rules(), seed) > 1000
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(8))
 def test_all_carried_rules_are_proven(part: int) -> None:
-    for rule in carried()[part::8]:
-        assert holds(rule), rule.told
+    for rule in builtin_rules()[part::8]:
+        assert holds(rule), rule.description
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_all_carried_rules_are_proven(part: int) -> None:
 )
 def test_windows_at_hand(first: Window, then: Window) -> None:
     """What is proven for windows and a size is so on integers, and what is not, is not, for many sizes."""
-    left, right = parsed("max[b](max[a](x))"), parsed("max[a*b](x)")
+    left, right = parse("max[b](max[a](x))"), parse("max[a*b](x)")
     rng, seen = np.random.default_rng(3), set()
     windows = {"a": first, "b": then}
     for h in (*range(5, 30, 4), 60, 61):

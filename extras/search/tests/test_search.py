@@ -10,9 +10,9 @@ from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrErro
 from weft.extras.search.substitution import search as module
 from weft.extras.search.substitution.part_costs import part_with, shape_digest
 from weft.extras.search.substitution.rule import Rule
-from weft.extras.search.substitution.rule_file import carried
+from weft.extras.search.substitution.rule_file import builtin_rules
 from weft.extras.search.substitution.search import Search
-from weft.extras.search.substitution.term import parsed
+from weft.extras.search.substitution.term import parse
 
 BITS, RATE = 24, 256
 
@@ -22,8 +22,8 @@ def elements(segment: DeviceSegment) -> int:
     return sum(int(np.prod(op.sources[0].shape)) for op in segment.ops if isinstance(op, Pool | Rescale)) + 1
 
 
-def searched(segment: DeviceSegment, most: int = 1000, **options: object) -> module.Searched:
-    return Search(carried(), elements, BITS, RATE, most).run(segment)
+def searched(segment: DeviceSegment, most: int = 1000, **options: object) -> module.SearchResult:
+    return Search(builtin_rules(), elements, BITS, RATE, most).run(segment)
 
 
 def test_a_requantisation_moves_behind_the_maximum() -> None:
@@ -32,9 +32,9 @@ def test_a_requantisation_moves_behind_the_maximum() -> None:
     # It is a part of the convolution in front, as its table, so that nothing is read for it.
     assert elements(found.segment) < elements(segment)
     assert sum(isinstance(op, Rescale) for op in found.segment.ops) == 0
-    assert found.whole
+    assert found.complete
     assert found.used
-    assert found.used[0].saved > 0
+    assert found.used[0].saving > 0
 
 
 def test_copies_into_concatenations_disappear() -> None:
@@ -44,9 +44,9 @@ def test_copies_into_concatenations_disappear() -> None:
 
 def test_what_is_not_quicker_stays_as_it_is() -> None:
     segment = joined_maxima()
-    assert Search(carried(), lambda part: 1000, BITS, RATE, 1000).run(segment).segment is segment
+    assert Search(builtin_rules(), lambda part: 1000, BITS, RATE, 1000).run(segment).segment is segment
     # More operators cost more: copies that disappear are all that is left to do.
-    found = Search(carried(), lambda part: 1000 * len(part.ops), BITS, RATE, 1000).run(segment)
+    found = Search(builtin_rules(), lambda part: 1000 * len(part.ops), BITS, RATE, 1000).run(segment)
     assert len(found.segment.ops) < len(segment.ops)
 
 
@@ -58,14 +58,14 @@ def test_the_search_ends_when_it_has_asked_enough() -> None:
         return elements(part)
 
     segment = dense_block(2)
-    whole = Search(carried(), counted, BITS, RATE, 1000).run(segment)
+    whole = Search(builtin_rules(), counted, BITS, RATE, 1000).run(segment)
     # Operators by themselves, which are looked at first, do not count.
     alone = {shape_digest(part_with(segment, [op])) for op in segment.ops}
     assert {shape_digest(part) for part in asked[: len(alone)]} == alone
-    assert whole.costs == len(asked) - len(alone)
-    few = Search(carried(), counted, BITS, RATE, 2).run(dense_block(2))
-    assert not few.whole
-    assert few.costs < whole.costs
+    assert whole.measured_parts == len(asked) - len(alone)
+    few = Search(builtin_rules(), counted, BITS, RATE, 2).run(dense_block(2))
+    assert not few.complete
+    assert few.measured_parts < whole.measured_parts
 
 
 def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
@@ -77,9 +77,9 @@ def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
 
     segment = atrous()
     found = Search((), products, BITS, RATE, 2).run(segment)
-    assert not found.whole
+    assert not found.complete
     assert [item.operator for item in found.used] == ["op1"]
-    assert len(asked) == found.costs + len(segment.ops)
+    assert len(asked) == found.measured_parts + len(segment.ops)
 
 
 def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.Monkey
     def nothing(self: Search, segment: DeviceSegment, op: DeviceOp) -> None:
         order.append(op.name)
 
-    monkeypatch.setattr(Search, "_better", nothing)
-    Search(carried(), elements, BITS, RATE, 1000).run(segment)
+    monkeypatch.setattr(Search, "_improve", nothing)
+    Search(builtin_rules(), elements, BITS, RATE, 1000).run(segment)
     idle = [
         elements(part_with(segment, [op])) - op.macs / RATE
         for name in order
@@ -106,12 +106,12 @@ def test_what_cannot_be_compiled_is_passed_over() -> None:
         raise CompileError("too large")
 
     segment = joined_maxima()
-    assert Search(carried(), refused, BITS, RATE, 1000).run(segment).segment == segment
+    assert Search(builtin_rules(), refused, BITS, RATE, 1000).run(segment).segment == segment
 
 
 def test_a_rule_that_does_not_hold_is_seen() -> None:
     """Whatever a file says: the bytes are compared."""
-    wrong = Rule(parsed("max[a](cat(x, y))"), parsed("cat(max[a](y), max[a](x))"))
+    wrong = Rule(parse("max[a](cat(x, y))"), parse("cat(max[a](y), max[a](x))"))
     with pytest.raises(IrError, match="changed bytes"):
         Search(
             [wrong], lambda part: 1000 - 100 * sum(isinstance(op, Pool) for op in part.ops), BITS, RATE, 1000

@@ -17,7 +17,7 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.errors import InputError
-from weft.extras.search.substitute import substituted
+from weft.extras.search.substitute import substitute_operators
 from weft.hdl.isa.config import PRESETS, Config
 from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
@@ -45,7 +45,7 @@ def test_a_model_takes_fewer_cycles_and_gives_the_same(model: Path) -> None:
     assert plain.substitutions is None
     assert program.substitutions is not None
     assert program.substitutions.used
-    assert program.substitutions.behind < 0.97 * program.substitutions.before
+    assert program.substitutions.after < 0.97 * program.substitutions.before
     inputs = {
         name: np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)
         for name, (_, shape) in program.inputs.items()
@@ -54,7 +54,7 @@ def test_a_model_takes_fewer_cycles_and_gives_the_same(model: Path) -> None:
     for name, values in wanted.outputs.items():
         np.testing.assert_array_equal(given.outputs[name], values)
     timed = [item.run(inputs, on="timing", bandwidth=4).report["cycles"] for item in (plain, program)]
-    assert timed == [program.substitutions.before, program.substitutions.behind]
+    assert timed == [program.substitutions.before, program.substitutions.after]
 
 
 def test_the_command_tells_what_it_did(
@@ -107,8 +107,8 @@ def on_rtl(segment: DeviceSegment, config: Config, seed: int) -> None:
 
 def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int) -> int:
     """The program of what a search makes computes the same, and is proven to; counts the uses of rules."""
-    (made,), done = substituted([segment], config, most=40, bandwidth=bandwidth)
-    assert done.behind <= done.before
+    (made,), done = substitute_operators([segment], config, most=40, bandwidth=bandwidth)
+    assert done.after <= done.before
     if not done.used:
         return 0
     assert not differs(segment, made, config, seed)
@@ -123,7 +123,7 @@ def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed:
 )
 def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     config = PRESETS["small"]
-    (made,), done = substituted([segment], config, most=40, bandwidth=2)
+    (made,), done = substitute_operators([segment], config, most=40, bandwidth=2)
     assert done.used
     proven(segment, config, compile_segment(made, config))
     on_rtl(made, config, 4)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.extras.search.substitution.rule_file import carried
-from weft.extras.search.substitution.term import Term, TermError, parsed
+from weft.extras.search.substitution.rule_file import builtin_rules
+from weft.extras.search.substitution.term import Term, TermError, parse
 
 
 def test_every_carried_side_is_read_as_it_is_written() -> None:
-    for rule in carried():
+    for rule in builtin_rules():
         for side in (rule.left, rule.right):
-            assert parsed(side.text) == side
+            assert parse(side.text) == side
 
 
 def test_size_counts_equal_parts_once() -> None:
@@ -30,15 +30,15 @@ def test_size_counts_equal_parts_once() -> None:
         ("max[a]x", "without operands"),
         ("max[a](x", "without an end"),
         ("cat(x)", "1 operands"),
-        ("cat(x, y) z", "goes on"),
+        ("cat(x, y) z", "continues after"),
         ("max[q](x)", "window 'q'"),
         ("max[a**b](x)", "window 'a**b'"),
         ("func[ff](x)", "function 'ff'"),
-        ("conv[a,f](x, y)", "weights have to be"),
-        ("conv[a,f](w, w)", "an image has to be"),
-        ("outs(w, x)", "weights have to be"),
+        ("conv[a,f](x, y)", "weights are expected"),
+        ("conv[a,f](w, w)", "an image is expected"),
+        ("outs(w, x)", "weights are expected"),
     ],
 )
 def test_what_is_no_term(text: str, what: str) -> None:
     with pytest.raises(TermError, match=what.replace("*", r"\*")):
-        parsed(text)
+        parse(text)

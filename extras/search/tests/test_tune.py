@@ -28,7 +28,7 @@ from weft.compiler.plan.site import Site
 from weft.errors import FileError
 from weft.examples import digits
 from weft.extras.search import tuning
-from weft.extras.search.tune import RANKED, tune
+from weft.extras.search.tune import RANKED_TRIALS, tune
 from weft.extras.search.tuning import TunedLayer, Tuning, sources_digest, timed_sources
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.timing.library import library
@@ -100,14 +100,14 @@ def test_a_tiling_says_all_of_a_plan(preset: str) -> None:
 def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
     """With as many trials as there are plans for the smallest layer, none is better."""
     shapes = shapes_of(model, TINY)
-    memory = tuner._Memory(TINY, 30, None)
+    memory = tuner._Judge(TINY, 30, None)
     plans = {
         key: list({plan.tiling: plan for plan in candidates(shape)}.values()) for key, shape in shapes.items()
     }
     key = min(plans, key=lambda key: len(plans[key]))
     cycles = [memory.cycles(shapes[key], plan) for plan in plans[key]]
-    found = tuner._search(shapes[key], memory, RANKED, 0)
-    assert (found.default, found.cycles) == (cycles[0], min(cycles[:RANKED]))
+    found = tuner._search(shapes[key], memory, RANKED_TRIALS, 0)
+    assert (found.default, found.cycles) == (cycles[0], min(cycles[:RANKED_TRIALS]))
     assert min(cycles) <= tuner._search(shapes[key], memory, 40, 0).cycles <= found.cycles
     assert min(cycles) < max(cycles)
 
@@ -157,7 +157,7 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     shapes = shapes_of(model, TINY)
     held = [(shape.src.resident is not None, shape.dst.resident is not None) for shape in shapes.values()]
     assert held == [(False, True), (True, True), (True, False)]
-    memory = tuner._Memory(TINY, 30, None)
+    memory = tuner._Judge(TINY, 30, None)
     last = list(shapes.values())[-1]
     moved = dataclasses.replace(last.src, resident=None)
     alone = ConvShape(last.op, Site((moved,), last.dst, Target(TINY)))
@@ -204,7 +204,7 @@ def test_proposals_depend_on_the_seed_alone(model: Path) -> None:
     plans = candidates(shape)
 
     def proposals(seed: int) -> list[int]:
-        return tuner._propose(plans, lambda index: 1000 + index % 7, RANKED + 10, seed)
+        return tuner._try_proposals(plans, lambda index: 1000 + index % 7, RANKED_TRIALS + 10, seed)
 
     assert proposals(1) == proposals(1) != proposals(2)
     assert len(proposals(1)) == 10
@@ -227,9 +227,9 @@ def test_only_what_makes_the_program_faster(model: Path, monkeypatch: pytest.Mon
 
 def test_without_optuna(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    tune(model, TINY, trials=RANKED)
+    tune(model, TINY, trials=RANKED_TRIALS)
     with pytest.raises(FileError, match=r"pip install 'weft\[tune\]', or set --trials to 8"):
-        tune(model, TINY, trials=RANKED + 1)
+        tune(model, TINY, trials=RANKED_TRIALS + 1)
 
 
 def test_nothing_to_tune(tmp_path: Path) -> None:
@@ -331,9 +331,7 @@ def test_a_change_of_any_source_is_another_version(
 )
 def test_a_file_that_is_something_else(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "tuning.json").write_bytes(raw)
-    with pytest.raises(
-        FileError, match=r"tuning.json is no tuning that can be read: .*; run `weft tune` again$"
-    ):
+    with pytest.raises(FileError, match=r"tuning.json is not a valid tuning: .*; run `weft tune` again$"):
         Tuning.load(tmp_path / "tuning.json", TINY)
 
 

@@ -13,10 +13,10 @@ from support.language_device import decoder_config, device_perplexity
 from weft.examples import language
 from weft.examples.language import measure
 from weft.examples.language.corpus import Problems, prose
-from weft.extras.language.compiler.integers import integers
+from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel
 from weft.extras.language.compiler.perplexity import perplexity
-from weft.extras.language.compiler.ranges import ranges
+from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.gguf.reader import read
@@ -111,8 +111,8 @@ def test_perplexity_on_the_device(preset: str, capsys: pytest.CaptureFixture[str
     seen = [*prose(held=False)[::100], *(made.any().text for _ in range(100))]
     joined = measure.joined(tokenizer(), seen)
     window = measure.WINDOW
-    numbers = integers(
-        model(), ranges(model(), [joined[at : at + window] for at in range(0, 20 * window, window)])
+    numbers = to_integers(
+        model(), measure_ranges(model(), [joined[at : at + window] for at in range(0, 20 * window, window)])
     )
     for what, texts in measure.texts().items():
         tokens = measure.joined(tokenizer(), texts)[:4000]
