@@ -94,7 +94,7 @@ def main() -> int:
         counters, marks = rtl.counters(), rtl.marks()
         same = rtl.read(0, image.memory_bytes) == golden.read(0, image.memory_bytes)
     print("| layer | cycles | utilisation |\n|---|---|---|")
-    for layer, end, start in zip(program.timed.values(), marks, [0, *marks[:-1]], strict=True):
+    for layer, end, start in zip(program.timed_layers.values(), marks, [0, *marks[:-1]], strict=True):
         share = layer.macs / config.n**2 / (end - start)
         print(f"| {layer.name} | {end - start:,} | {f'{share:.1%}' if layer.macs else '-'} |")
     cycles, macs = counters[Counter.CYCLES], sum(layer.macs for layer in program.layers)

@@ -1,1 +1,1 @@
-"""The compiler: a quantised ONNX graph in, an instruction stream with its constants out."""
+"""The compiler: a quantised graph in, an instruction stream with its constants out."""

@@ -1,6 +1,6 @@
-"""A compiled model on disk: one JSON manifest and one blob a segment, checked by hash when read back.
+"""Compiled models on disk: a JSON manifest and one blob per segment, with hashes that are checked on reading.
 
-The files of segments are named by their place; nothing in a manifest names a file.
+Segment files are named by their index; a manifest contains no file names.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MANIFEST = "program.json"
 STATES = "states.bin"
 FORMAT = "weft program 8"
 MOST_BYTES = 1 << 32
-"""Bytes that a file of a program may have: all that addresses of a device reach."""
+"""Most bytes of a program's file: the range of device addresses."""
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class ProgramFileError(CompileError):
-    """A saved program that is missing, damaged or of another version; the message names file and field."""
+    """A saved program is missing, damaged or of another version. The message names file and field."""
 
 
 class _Segment(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"):
-    """The name of a segment, and the size and hash of its file."""
+    """Name of a segment, and size and hash of its file."""
 
     name: str
     bytes: int
@@ -44,13 +44,13 @@ class _Segment(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"):
 
 
 class _Host(_Segment, tag="host"):
-    """`nodes` as in `HostSegment`; its file holds its network."""
+    """Host segment; its file holds its network. `nodes` are as in `HostSegment`."""
 
     nodes: tuple[tuple[str, str, str], ...]
 
 
 class _Device(_Segment, tag="device"):
-    """`constants` are the bytes of its file ahead of the instructions."""
+    """Device segment; its file has `constants` bytes of constants, then the instructions."""
 
     constants: int
     layers: tuple[Layer, ...]
@@ -61,7 +61,7 @@ class _Device(_Segment, tag="device"):
 
 
 class _States(msgspec.Struct, forbid_unknown_fields=True):
-    """The values that become states, by these, and the size and hash of the file of their first contents."""
+    """Outputs that become states, by state, and size and hash of the file of initial contents."""
 
     targets: dict[str, str]
     bytes: int
@@ -83,12 +83,20 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A compiled model: segments in order, transfers, the model's signature and where every node runs.
+    """A compiled model: segments in order, transfers, signature, and the place where every node runs.
 
-    `segments` holds a `DeviceProgram` or a `HostSegment` each; `inputs` and `outputs` map names to (dtype name, shape).
-    `states` are kept from run to run, and are none of these. `memory` is what it is planned for, in bytes a cycle: as
-    many as the bus is wide if None. `digest` is the SHA-256 of the manifest that it was read from, which holds those of
-    all other files; None if it was read from none.
+    Attributes
+    ----------
+    segments : tuple of DeviceProgram or HostSegment
+    inputs, outputs : dict
+        (dtype name, shape) by name, without states.
+    states : tuple of State
+        Values that persist between runs.
+    memory : float or None
+        Bandwidth that it is planned for, in bytes per cycle; None for the width of the bus.
+    digest : str or None
+        SHA-256 of the manifest that it was read from, which holds the hashes of all other files; None if not read
+        from files.
     """
 
     config: Config
@@ -110,15 +118,24 @@ class Compiled:
             (folder / _file(index, host)).write_bytes(blob)
             entries.append(_entry(segment, blob))
         manifest = _Manifest(
-            FORMAT, self.config.to_dict(), self.inputs, self.outputs, tuple(entries), self.to_device,
-            self.from_device, self.assignment, _save_states(folder, self.states), self.memory,
-        )  # fmt: skip
+            FORMAT,
+            self.config.to_dict(),
+            self.inputs,
+            self.outputs,
+            tuple(entries),
+            self.to_device,
+            self.from_device,
+            self.assignment,
+            _save_states(folder, self.states),
+            self.memory,
+        )
+        # The last line is the hash of the lines before it.
         body = schema.encode(manifest).rstrip("\n").encode()
         (folder / MANIFEST).write_bytes(body + f"\n{hash_of(body)}\n".encode())
 
 
 def hash_of(raw: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
+    """Return the SHA-256 of `raw`, in hexadecimal."""
     return hashlib.sha256(raw).hexdigest()
 
 
@@ -127,12 +144,12 @@ def _file(index: int, host: bool) -> str:
 
 
 def _blob(segment: DeviceProgram | HostSegment) -> bytes:
-    """The content of a segment's file."""
+    """Return the contents of a segment's file."""
     return encode(segment.network) if isinstance(segment, HostSegment) else segment.constants + segment.code
 
 
 def _save_states(folder: Path, states: tuple[State, ...]) -> _States | None:
-    """Write the first contents of states, if there are any, as the constants of a network."""
+    """Write the states' initial contents, if there are states, as the constants of a network."""
     if not states:
         return None
     contents = {state.source: state.initial for state in states}
@@ -171,7 +188,7 @@ def _entry(segment: DeviceProgram | HostSegment, blob: bytes) -> _Host | _Device
 
 
 def load(folder: Path) -> Compiled:
-    """Read what `Compiled.save` wrote. Whether its parts fit each other is for `weft.compiler.artefact_verify`.
+    """Read what `Compiled.save` wrote. `weft.compiler.artefact_verify` checks that its parts fit together.
 
     Raises
     ------
@@ -207,12 +224,12 @@ def _manifest(raw: bytes) -> _Manifest:
 
 
 def read_file(path: Path, limit: int = MOST_BYTES, size: int | None = None) -> bytes:
-    """The bytes of a file of a program's folder.
+    """Return the bytes of a file in a program's folder.
 
     Raises
     ------
     ProgramFileError
-        If it cannot be read, is no regular file, or has more than `limit` bytes or not exactly `size`.
+        If it cannot be read, is no regular file, has more than `limit` bytes, or not exactly `size`.
     """
     try:
         return schema.read_bytes(path, limit, size)
@@ -223,7 +240,7 @@ def read_file(path: Path, limit: int = MOST_BYTES, size: int | None = None) -> b
 
 
 def _blob_at(path: Path, size: int, digest: str) -> bytes:
-    """The bytes of a file, `size` of them with this hash."""
+    """Return the bytes of a file, after a check of size and hash."""
     blob = read_file(path, size=size)
     if hash_of(blob) != digest:
         raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")

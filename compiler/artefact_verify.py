@@ -1,7 +1,8 @@
-"""Whether the parts of a compiled model fit each other: what is read was made before, and is what its reader takes.
+"""Consistency checks of a compiled model: each value is computed before it is read, in the type that its reader
+expects.
 
-Instructions are for `weft.hdl.checker.program.check`, given `weft.compiler.machine.areas.Areas.extents`. Both look at
-what the compiler made and at what was read from files, which may hold anything.
+Instructions are checked by `weft.hdl.checker.program.check`, with `weft.compiler.machine.areas.Areas.extents`. Both
+check compiler output as well as files, which may contain anything.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ from weft.hdl.isa import PAGE_ENTRY, Opcode, Queue
 from weft.hdl.schema import short_repr
 
 _LARGEST = 1 << 32
-"""Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
+"""Most bytes of a value, and largest size of a dimension: the range of addresses."""
 _KINDS = ("temp", "input", "output", "state", "table")
-"""Kinds of buffers that compiled models have."""
+"""Kinds of buffers in compiled models."""
 
 Type = tuple[str, tuple[int, ...]]
-"""The type of a value: its dtype's name, and its shape."""
+"""Type of a value: dtype name and shape."""
 
 
 def verify(compiled: Compiled) -> None:
-    """Raises `CompileError` with one sentence on the first thing found that does not fit."""
+    """Check that the parts of a compiled model fit together.
+
+    Raises
+    ------
+    CompileError
+        With one sentence on the first inconsistency.
+    """
     for what, signature in (("input", compiled.inputs), ("output", compiled.outputs)):
         for name, (dtype, shape) in signature.items():
             _check_type(f"{what} {short_repr(name)}", dtype, shape)
@@ -47,18 +54,17 @@ def verify(compiled: Compiled) -> None:
     for item in (*compiled.to_device, *compiled.from_device):
         if item.buffer.name not in names:
             raise CompileError(
-                f"{_name(item)} is in buffer {short_repr(item.buffer.name)}, which no segment has"
+                f"{_name(item)} is in buffer {short_repr(item.buffer.name)}, which is in no segment"
             )
     _check_flow(compiled)
 
 
 def _check_states(compiled: Compiled) -> None:
-    """A state is no input, and there once."""
     taken = set(compiled.inputs)
     for state in compiled.states:
         what = f"state {short_repr(state.source)}"
         if state.source in taken:
-            raise CompileError(f"{what} is an input as well, or there twice")
+            raise CompileError(f"{what} is also an input, or is listed twice")
         taken.add(state.source)
         _check_type(what, *_state_type(state))
 
@@ -88,7 +94,7 @@ def _check_program(program: DeviceProgram) -> None:
     if program.offsets.keys() != program.buffers.keys():
         odd = min(program.offsets.keys() ^ program.buffers.keys())
         raise CompileError(
-            f"{short_repr(program.name)}: buffer {short_repr(odd)} has no place, or its place no buffer"
+            f"{short_repr(program.name)}: buffer {short_repr(odd)} is missing from buffers or from offsets"
         )
     for name, buffer in program.buffers.items():
         what = f"{short_repr(program.name)}: buffer {short_repr(name)}"
@@ -105,11 +111,10 @@ def _check_program(program: DeviceProgram) -> None:
 
 
 def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
-    """Rows side by side must be those of the buffer."""
     what = f"{short_repr(program.name)}: rows of {short_repr(name)}"
     buffer = program.buffers.get(name)
     if buffer is None or buffer.kind != "input":
-        raise CompileError(f"{what}, which is no input")
+        raise CompileError(f"{what}: only input buffers have interleaved rows")
     numbers = (rows.height, rows.kernel, rows.stride, rows.dilation, rows.count)
     fits = (
         all(1 <= number <= _LARGEST for number in numbers)
@@ -123,21 +128,23 @@ def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
 
 
 def _check_layers(program: DeviceProgram) -> None:
-    """Layers follow each other in every queue, and their STOREs write what they say: that is how they are timed."""
+    """Check that layers partition every queue, and that STOREs write the stated bytes: measured times are assigned by
+    these."""
     code = program.instructions
     queues = code.queues
     own = {queue.name: int((queues == int(queue)).sum()) for queue in Queue}
     stores = np.flatnonzero(code.opcodes == int(Opcode.STORE))
     rows, pixels, length = (code.field(name, Opcode.STORE, stores) for name in ("rows", "pixels", "length"))
+    # Bytes written by the first i STOREs.
     stored = np.cumsum([0, *(rows * pixels * length)])
     at = dict.fromkeys(own, 0)
     for layer in program.layers:
         what = f"{short_repr(program.name)}: layer {short_repr(layer.name)}"
         numbers = (layer.macs, layer.read_bytes, *layer.cycles.values(), *layer.queued.values())
         if layer.cycles.keys() != own.keys() or layer.queued.keys() != own.keys():
-            raise CompileError(f"{what} has other queues than {', '.join(own)}")
+            raise CompileError(f"{what} must have the queues {', '.join(own)}")
         if any(not 0 <= number < 1 << 63 for number in numbers):
-            raise CompileError(f"{what} has a negative or huge number: {short_repr(numbers)}")
+            raise CompileError(f"{what} has a number that is negative or too large: {short_repr(numbers)}")
         start = at[Queue.STORE.name]
         at = {name: count + layer.queued[name] for name, count in at.items()}
         written = int(np.subtract(*stored[[min(at[Queue.STORE.name], stores.size), min(start, stores.size)]]))
@@ -146,7 +153,7 @@ def _check_layers(program: DeviceProgram) -> None:
     for name, count in at.items():
         if count != own[name]:
             raise CompileError(
-                f"{short_repr(program.name)} has {own[name]} instructions for {name}, and its layers "
+                f"{short_repr(program.name)} has {own[name]} instructions for {name}, but its layers have "
                 f"{short_repr(count)}"
             )
 
@@ -162,26 +169,26 @@ def _check_flow(compiled: Compiled) -> None:
         for item in _transfers(compiled.to_device, segment, ("input", "table", "state")):
             _check_transfer(item, segment)
             _check_known(f"the device's {short_repr(item.value)}", item.value, _type(item), values)
-        made = _transfers(compiled.from_device, segment, ("output",), may=("state",))
-        for item in made:
+        outgoing = _transfers(compiled.from_device, segment, ("output",), may=("state",))
+        for item in outgoing:
             _check_transfer(item, segment)
-        values |= {item.value: _type(item) for item in made}
+        values |= {item.value: _type(item) for item in outgoing}
     for name, kind in compiled.outputs.items():
         _check_known(f"output {short_repr(name)}", name, kind, values)
     for state in compiled.states:
         _check_known(
-            f"what state {short_repr(state.source)} becomes", state.target, _state_type(state), values
+            f"the new value of state {short_repr(state.source)}", state.target, _state_type(state), values
         )
 
 
 def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
     if name not in values:
-        raise CompileError(f"{what} is made by nothing")
+        raise CompileError(f"{what} is never computed")
     if values[name] != wanted:
-        raise CompileError(f"{what} is {_said(values[name])}, where {_said(wanted)} is read")
+        raise CompileError(f"{what} is {_describe(values[name])}, but {_describe(wanted)} is expected")
 
 
-def _said(kind: Type) -> str:
+def _describe(kind: Type) -> str:
     dtype, shape = kind
     return f"{dtype} of shape {short_repr(shape)}"
 
@@ -189,25 +196,28 @@ def _said(kind: Type) -> str:
 def _transfers(
     items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[str, ...], *, may: tuple[str, ...] = ()
 ) -> list[Transfer]:
-    """Those of one program, one at least for each buffer of these kinds, and perhaps some for others that there `may`
-    be."""
+    """Return a program's transfers: at least one per buffer of `kinds`, and possibly some for buffers of kinds
+    `may`."""
     mine = [item for item in items if item.buffer.name in program.buffers]
     for item in mine:
         kind = program.buffers[item.buffer.name].kind
         if kind not in (*kinds, *may):
             raise CompileError(
-                f"{_name(item)} is in buffer {short_repr(item.buffer.name)}, which is no {kinds[0]}"
+                f"{_name(item)} is in buffer {short_repr(item.buffer.name)}, which is not an {kinds[0]} buffer"
             )
         if (kind == "table") != (item.rows is not None):
             raise CompileError(
-                f"{_name(item)} is in {kind} {short_repr(item.buffer.name)}, and only indices are in tables"
+                f"{_name(item)} is in {kind} {short_repr(item.buffer.name)}, but tables hold indices, and only "
+                "tables do"
             )
     moved = {item.buffer.name for item in mine}
     for name, buffer in program.buffers.items():
         if buffer.kind in kinds and name not in moved:
-            raise CompileError(f"{short_repr(program.name)}: no value is in {kinds[0]} {short_repr(name)}")
+            raise CompileError(
+                f"{short_repr(program.name)}: no value is transferred for {kinds[0]} {short_repr(name)}"
+            )
     if "input" in kinds and len(moved) < len(mine):
-        raise CompileError(f"{short_repr(program.name)}: two values are in one input")
+        raise CompileError(f"{short_repr(program.name)}: two values are written to one input")
     return mine
 
 
@@ -221,7 +231,7 @@ def _name(item: Transfer) -> str:
 
 
 def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
-    """The value and the buffer must be as large, and axes be named once."""
+    """Check that value and buffer have equal sizes, and that axes are a permutation."""
     buffer = program.buffers[item.buffer.name]
     inside = program.input_shape(buffer.name) if buffer.kind == "input" else buffer.shape
     own = item.shape if item.model_shape is None else item.model_shape
@@ -238,11 +248,13 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
                 f"{short_repr(buffer.name)}"
             )
     if item.perm is not None and sorted(item.perm) != list(range(len(item.shape))):
-        raise CompileError(f"{_name(item)}: {short_repr(item.perm)} is no order of {len(item.shape)} axes")
+        raise CompileError(
+            f"{_name(item)}: {short_repr(item.perm)} is not a permutation of {len(item.shape)} axes"
+        )
 
 
 def _check_indices(item: Transfer, rows: RowIndices, program: DeviceProgram) -> None:
-    """Indices are integers, and the rows are constants."""
+    """Check that indices are integers, and that their rows are constants."""
     if rows.dtype not in INDICES:
         raise CompileError(
             f"{_name(item)} has indices of type {short_repr(rows.dtype)}, not {' or '.join(INDICES)}"
@@ -255,11 +267,11 @@ def _check_indices(item: Transfer, rows: RowIndices, program: DeviceProgram) -> 
 
 
 def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type]:
-    """A part that the host evaluates; the types of what it makes."""
-    what, network = f"the host's part {short_repr(segment.name)}", segment.network
+    """Check a host segment, and return the types of its outputs."""
+    what, network = f"host segment {short_repr(segment.name)}", segment.network
     types: dict[str, Type] = {}
     for name in (*network.inputs, *network.outputs):
-        kind = _fixed(network, name)
+        kind = _known_type(network, name)
         if kind is None:
             raise CompileError(f"{short_repr(name)} of {what} has no type, or no shape")
         _check_type(f"{short_repr(name)} of {what}", *kind)
@@ -273,8 +285,8 @@ def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type
     return {name: types[name] for name in network.outputs}
 
 
-def _fixed(network: Network, name: str) -> Type | None:
-    """The type of a value in a network, if it is known with all sizes."""
+def _known_type(network: Network, name: str) -> Type | None:
+    """Return the type of a value if all its sizes are known."""
     kind = network.type_of(name)
     if kind is None or kind.shape is None:
         return None

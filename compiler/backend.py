@@ -11,11 +11,11 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Rows
-from weft.compiler.lower.rows import table_ahead
+from weft.compiler.lower.rows import early_table_tasks
 from weft.compiler.lowering import Lowering
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.memory import Allocation
-from weft.compiler.machine.schedule import overlapped, schedule
+from weft.compiler.machine.schedule import merge_overlapped, schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task, Tasks
 from weft.compiler.onnx.limits import check_memory
@@ -30,20 +30,20 @@ from weft.hdl.isa import WORD_BYTES, Opcode, Queue
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 
-_SMALL = 4096
-"""Instructions of programs that are planned twice behind slow memories, with parameters beside weights and apart."""
-_TOGETHER = 1 << 14
-"""Tasks that become columns at a time, as long as memory allows: it takes long for a few."""
-_WORTH = 1.01
-"""What programs with parameters apart may take by estimate, in parts of the others: units wait there less."""
+_MAX_INSTRUCTIONS_TO_PLAN_TWICE = 4096
+"""Most instructions of a program to plan twice for slow memories: with parameters beside weights, and apart."""
+_TASKS_PER_BATCH = 1 << 14
+"""Tasks to convert to columns at a time: small batches are slow, large ones need memory."""
+_MAX_SLOWDOWN_OF_SPLIT_PARAMETERS = 1.01
+"""Most estimated cycles with parameters in banks of their own, relative to the other plans: units wait less there."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What is known of one operator before it runs.
+    """Static facts about one operator.
 
-    `cycles` has the time of each queue without stalls, an estimate; `read_bytes` and `written_bytes` are what its
-    LOADs and STOREs move, and `queued` counts its instructions by queue: layers follow each other in each.
+    `cycles` are each queue's estimated cycles without stalls. `read_bytes` and `written_bytes` are what its LOADs and
+    STOREs move, and `queued` are its instructions per queue; layers are consecutive in each queue.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """One device segment, compiled.
+    """One compiled device segment.
 
-    The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `offsets` and
-    `buffers` locate each buffer behind the register of its kind, but for those that are only on chip.
-    `rows` are those input buffers that hold rows side by side. `compact` is as in `weft.compiler.machine.areas.Areas`.
+    The area of base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `offsets` and
+    `buffers` locate each buffer, except resident ones, relative to the base register of its kind. `rows` are the
+    input buffers with interleaved rows. `compact` is as in `weft.compiler.machine.areas.Areas`.
     """
 
     name: str
@@ -78,45 +78,45 @@ class DeviceProgram:
     compact: bool = False
 
     def input_shape(self, name: str) -> tuple[int, int, int, int]:
-        """Shape of what an operator reads from an input buffer, whose own shape is another if its rows lie side by
-        side."""
+        """Return the model's shape of an input buffer, whose own shape differs if its rows are interleaved."""
         n, h, w, c = self.buffers[name].shape
         rows = self.rows.get(name)
         return (n, h, w, c) if rows is None else (n, rows.height, w, c // rows.kernel)
 
     @property
-    def timed(self) -> dict[int, Layer]:
-        """The layers by index, as far as memory tells when one is done: those that write nothing are one with the next
-        that does."""
-        found: dict[int, Layer] = {}
-        since = 0
+    def timed_layers(self) -> dict[int, Layer]:
+        """Layers whose end is visible in memory, by index; layers that write nothing are merged with the next that
+        does."""
+        layers: dict[int, Layer] = {}
+        first = 0
         for index, layer in enumerate(self.layers):
             if layer.written_bytes:
-                found[index], since = _joined(self.layers[since : index + 1]), index + 1
-        return found
+                layers[index], first = _merge_layers(self.layers[first : index + 1]), index + 1
+        return layers
 
     @cached_property
     def areas(self) -> Areas:
-        """Where all of it lies in memory."""
+        """Memory map."""
         return Areas(
             len(self.constants), len(self.instructions) * WORD_BYTES, self.buffers, self.offsets, self.compact
         )
 
     @cached_property
     def narrow_bytes(self) -> int:
-        """Bytes of the constants that hold two values of 4 bits each."""
+        """Bytes of constants that hold two 4-bit values each."""
         code = self.instructions
         loads = next((rows for opcode, rows in code.by_opcode() if opcode is Opcode.LOAD), np.empty(0, int))
         narrow = loads[code.field("int4", Opcode.LOAD, loads) != 0]
         used = np.zeros(len(self.constants) + 1, np.int32)
         first, run = (code.field(name, Opcode.LOAD, narrow) for name in ("offset", "run"))
+        # Difference array: the running sum is positive inside a 4-bit run.
         np.add.at(used, first, 1)
         np.add.at(used, first + run, -1)
         return int(np.count_nonzero(np.cumsum(used)))
 
     @property
     def entry(self) -> int:
-        """Offset of the first instruction behind base register 0."""
+        """Offset of the first instruction from base register 0."""
         return len(self.constants)
 
     @property
@@ -147,32 +147,33 @@ def compile_segment(
     config : Config
         The accelerator to compile for.
     bandwidth : float
-        Bytes a cycle of the memory to plan for; as many as the bus is wide if None.
+        Bytes per cycle of the memory to plan for; None for the width of the bus.
     passes : sequence of Pass
-        What is done to the segment before it is lowered. Behind them all operators must have plans.
+        Passes to run before lowering. Afterwards all operators must have plans.
     reuse : bool
-        Let results stay on chip from operator to operator, and temporaries whose lifetimes do not meet share
-        DRAM; without it every intermediate that is not part of an operator is left in DRAM to look at.
+        Let results stay on chip between operators, and let temporaries with disjoint lifetimes share DRAM. Without it
+        every intermediate result that is not inside an operator remains in DRAM for inspection.
     plain_inputs : bool
-        Take all inputs in NHWC order; without it the host may have to lay rows of them side by side.
+        Take all inputs in NHWC order; without it the host may have to interleave rows.
     room : int
-        Bytes of memory beside constants and code, if it is small: inputs and outputs share it with temporaries then,
-        and sums take the place of an operand, as far as possible. The host must write all inputs before each run.
-        Not without `reuse`.
+        Bytes of memory beside constants and code, if memory is small. Inputs and outputs then share it with
+        temporaries, and sums may overwrite an operand. The host must write all inputs before each run. Requires
+        `reuse`.
     sequential : bool
         Plan for the sequential core.
     progress : callable
         Called with the name of each operator before it is lowered.
     choose : Chooser
-        Plans convolutions; the best by estimate, if it is not given.
+        Planner of convolutions (default: the best plan by estimate).
     watch : callable
-        Called with the name of each pass, and the segment behind it.
+        Called with the name of each pass, and the segment after it.
 
     Raises
     ------
     CompileError
-        If an operator cannot be cut small enough for the configuration's memories.
+        If an operator cannot be tiled for the configuration's memories.
     """
+    # These passes leave intermediate results out of DRAM.
     unwanted = ([] if reuse else [drop_channels, depth_first, keep_resident]) + (
         [gather_rows] if plain_inputs else []
     )
@@ -180,26 +181,28 @@ def compile_segment(
     target = Target(config, bandwidth, sequential)
     compact = room is not None and reuse
 
-    def made(planner: Planner, watch: Watch | None) -> tuple[DeviceProgram, int]:
+    def compile_with(planner: Planner, watch: Watch | None) -> tuple[DeviceProgram, int]:
         planned = run_passes(wanted, segment, planner, watch)
-        return _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
+        return _lower(planned, target, reuse=reuse, compact=compact, progress=progress)
 
-    program, cycles = made(Planner(target, choose), watch)
-    if choose is plan and target.beat > SLOW and len(program.instructions) < _SMALL:
+    program, cycles = compile_with(Planner(target, choose), watch)
+    # Which plans are better depends on the whole program, so compile small programs both ways.
+    if choose is plan and target.beat > SLOW and len(program.instructions) < _MAX_INSTRUCTIONS_TO_PLAN_TWICE:
         seen: list[tuple[str, DeviceSegment]] = []
-        apart, other = made(Planner(target, plan_apart), lambda *item: seen.append(item))
-        program = apart if other <= _WORTH * cycles else program
+        apart, other = compile_with(Planner(target, plan_apart), lambda *item: seen.append(item))
+        program = apart if other <= _MAX_SLOWDOWN_OF_SPLIT_PARAMETERS * cycles else program
         if program is apart and watch is not None:
             for item in seen:
                 watch(*item)
+    # Too large: prefer plans that save memory over those that save time.
     if room is not None and compact and program.areas.values_bytes > room:
-        tight, _ = made(Planner(target, choose, tight=True), watch)
+        tight, _ = compile_with(Planner(target, choose, tight=True), watch)
         program = min(program, tight, key=lambda item: item.areas.values_bytes)
     check_memory(segment.name, program.areas.memory_bytes)
     return program
 
 
-def _lowered(
+def _lower(
     segment: DeviceSegment,
     target: Target,
     *,
@@ -207,24 +210,25 @@ def _lowered(
     compact: bool,
     progress: Callable[[str], None] | None,
 ) -> tuple[DeviceProgram, int]:
-    """The program of operators that have plans, and `weft.compiler.machine.schedule.Scheduled.cycles` of it."""
+    """Return the program of operators with plans, and `weft.compiler.machine.schedule.Scheduled.cycles`."""
     config = target.config
     allocation = Allocation(
         segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped, compact=compact
     )
     lowering = Lowering(target, allocation)
-    parts = [table_ahead(segment.ops, lowering.emitter(0))] if segment.ops else []
+    parts = [early_table_tasks(segment.ops, lowering.emitter(0))] if segment.ops else []
     tasks: list[Task] = []
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
         tasks += lowering.tasks(op, index, segment.regions[index] if segment.regions else None)
-        if len(tasks) >= _TOGETHER:
+        if len(tasks) >= _TASKS_PER_BATCH:
             parts.append(Tasks.of(tasks, config))
             tasks = []
     parts.append(Tasks.of(tasks, config))
-    ordered, code, cycles = schedule(overlapped(Tasks.joined(parts), segment.overlapped), target)
+    ordered, code, cycles = schedule(merge_overlapped(Tasks.concatenate(parts), segment.overlapped), target)
     blob = lowering.constants.finish()
+    # Align the code that follows to 4 KiB, which AXI bursts must not cross.
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment, ordered)
     program = DeviceProgram(
@@ -233,9 +237,11 @@ def _lowered(
     return program, cycles
 
 
-def _joined(layers: Sequence[Layer]) -> Layer:
-    """Layers that follow each other, or run at the same time, as one: of the kind that has most multiplications, or of
-    the last one's."""
+def _merge_layers(layers: Sequence[Layer]) -> Layer:
+    """Merge layers that are consecutive or run at the same time.
+
+    The result has the kind of the layer with most multiplications, or else of the last.
+    """
     first, last = layers[0], layers[-1]
     kind = max(reversed(layers), key=lambda layer: layer.macs).kind
     if first is last:
@@ -252,32 +258,37 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
-    """The operators, as one where two run at the same time, or a chain of them strip by strip."""
-    behind = {index + 1 for index in segment.overlapped}
-    behind |= {index for item in segment.strips for index in range(item.first + 1, item.stop)}
+    """Return a layer per operator; overlapping operators, and chains in strips, are merged."""
+    continued = {index + 1 for index in segment.overlapped}
+    continued |= {index for item in segment.strips for index in range(item.first + 1, item.stop)}
     macs = {item.first: item.macs for item in segment.strips}
     groups: dict[int, list[Layer]] = {}
-    for index, layer in enumerate(_each(segment.ops, tasks)):
-        first = next(reversed(groups)) if index in behind else index
+    for index, layer in enumerate(_operator_layers(segment.ops, tasks)):
+        first = next(reversed(groups)) if index in continued else index
         groups.setdefault(first, []).append(layer)
-    joined = {first: _joined(layers) for first, layers in groups.items()}
+    joined = {first: _merge_layers(layers) for first, layers in groups.items()}
     return tuple(
         dataclasses.replace(layer, macs=macs.get(first, layer.macs)) for first, layer in joined.items()
     )
 
 
-def _each(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:
+def _operator_layers(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:
     cycles, moved, queued = (np.zeros((len(ops), len(Queue)), np.int64) for _ in range(3))
     where = tasks.layer, tasks.queue
     np.add.at(cycles, where, tasks.cycles)
     np.add.at(moved, where, tasks.dram_bytes)
     np.add.at(queued, where, 1)
 
-    def named(row: np.ndarray) -> dict[str, int]:
+    def by_queue(row: np.ndarray) -> dict[str, int]:
         return {queue.name: int(row[queue]) for queue in Queue}
 
     for index, op in enumerate(ops):
         yield Layer(
-            op.name, type(op).__name__.lower(), op.macs, named(cycles[index]), int(moved[index, Queue.LOAD]),
-            int(moved[index, Queue.STORE]), named(queued[index]),
-        )  # fmt: skip
+            op.name,
+            type(op).__name__.lower(),
+            op.macs,
+            by_queue(cycles[index]),
+            int(moved[index, Queue.LOAD]),
+            int(moved[index, Queue.STORE]),
+            by_queue(queued[index]),
+        )

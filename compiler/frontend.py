@@ -1,4 +1,4 @@
-"""The front end: a quantised ONNX, TFLite or MLIR model in, a verified `weft.compiler.ir.model.Graph` out."""
+"""Front end: a quantised ONNX, TFLite or MLIR model in, a verified `weft.compiler.ir.model.Graph` out."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from weft.hdl.extras import providers
 from weft.hdl.isa.config import Config
 
 _ONNX = b"\x08"
-"""Begins ONNX files, whatever their names."""
+"""First byte of ONNX files."""
 _ZIP = b"PK\x03\x04"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _LONGEST_HEADER = 100_000_000
-"""Bytes of JSON that safetensors allows, whose number is in front of it."""
+"""Most bytes of JSON in safetensors files; the number precedes the JSON."""
 _FIRST_NAME = 256
-"""Bytes of a zip file within which the name of its first member ends."""
+"""Leading bytes of a zip file that contain the name of its first member."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of file: the suffixes of its names, a test of its first bytes, and what messages say."""
+    """Unsupported kind of file: name suffixes, a test of its first bytes, and texts for messages."""
 
     suffixes: tuple[str, ...]
     begins: Callable[[bytes], bool]
@@ -80,20 +80,21 @@ _KINDS = (
 
 
 def check_kind(head: bytes, what: str) -> None:
-    """Refuse a file that holds a model in another tool's format.
+    """Reject a file that holds a model in another tool's format.
 
     Parameters
     ----------
     head : bytes
         The first bytes of the file.
     what : str
-        Path of the file, or what messages call it.
+        Path of the file, or its name in messages.
 
     Raises
     ------
     CompileError
-        The message names the format, and what takes the file.
+        The message names the format, and the command that takes the file.
     """
+    # An ONNX file may have any name.
     suffix = "" if head.startswith(_ONNX) else PurePath(what).suffix.lower()
     for kind in _KINDS:
         if kind.begins(head) or suffix in kind.suffixes:
@@ -107,46 +108,51 @@ def import_model(
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Graph:
-    """Read a quantised ONNX (QDQ), TFLite or MLIR model (a path, bytes or a `ModelProto`), for devices with the units
-    of `config`. What a file is, it says itself.
+    """Read a quantised ONNX (QDQ), TFLite or MLIR model (a path, bytes or a `ModelProto`), for devices with units of
+    `config`.
 
-    `shapes` has sizes for dimensions that the model leaves open (`weft.compiler.onnx.reader.read`), and `states` the
-    outputs that inputs become for the next run, by their names (`weft.compiler.onnx.states`).
+    The format is detected from the contents. Operators that the device cannot run become host segments;
+    `Graph.assignment` gives the reason for every node.
 
-    What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
+    Parameters
+    ----------
+    shapes : mapping of str to int
+        Sizes of dimensions that the model leaves open (`weft.compiler.onnx.reader.read`).
+    states : mapping of str to str
+        For each state input the output that replaces it for the next run (`weft.compiler.onnx.states`).
 
     Raises
     ------
     CompileError
-        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`,
+        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load` and
         `weft.compiler.ir.network.ModelFormat.read`.
     """
-    other = _other(source)
+    other = _foreign_file(source)
     if other is None:
         return import_loaded(load(source, shapes, states), config=config)
     if shapes:
-        given = ", ".join(f"{name}={size}" for name, size in shapes.items())
-        raise CompileError(f"the shapes of {other.format.name} are fixed, so {given} cannot be given")
+        values = ", ".join(f"{name}={size}" for name, size in shapes.items())
+        raise CompileError(f"the shapes of {other.format.name} are fixed, so {values} cannot be given")
     if states:
-        given = ", ".join(f"{name}={target}" for name, target in states.items())
-        raise CompileError(f"{other.format.states}, so {given} cannot be given")
+        values = ", ".join(f"{name}={target}" for name, target in states.items())
+        raise CompileError(f"{other.format.states}, so {values} cannot be given")
     return import_loaded(prepare_network(other.network()), config=config)
 
 
 def other_network(source: Source) -> Network | None:
-    """The network of a file in one of `formats`, with ONNX's operators; None for all others.
+    """Return the network of a file in one of `formats`, in ONNX's operators; None for other files.
 
     Raises
     ------
     CompileError
         If it cannot be read.
     """
-    other = _other(source)
+    other = _foreign_file(source)
     return None if other is None else other.network()
 
 
 def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
-    """The graph of a model that has been read.
+    """Return the graph of a model that has been read.
 
     Raises
     ------
@@ -154,18 +160,20 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
         If it cannot be run at all.
     """
     model.config = config
+    # Loops and recurrent steps become plain operators before matching.
     model = unrolled(model)
-    found = match(model)
-    graph = lower(found, plan(found))
+    matched = match(model)
+    graph = lower(matched, plan(matched))
     for segment in graph.segments:
         if isinstance(segment, HostSegment):
+            # Fail now, not at the first run, if the host cannot evaluate a segment.
             prepare(segment)
     verify(graph)
     return graph
 
 
-class _Other(NamedTuple):
-    """A file that is not ONNX: its format, its bytes, and what messages call it."""
+class _ForeignFile(NamedTuple):
+    """File that is not ONNX: its format, bytes, and name in messages."""
 
     format: ModelFormat
     data: bytes
@@ -176,25 +184,25 @@ class _Other(NamedTuple):
 
 
 _HEAD = 4096
-"""Bytes that tell what a file is."""
+"""Leading bytes that identify a format."""
 
 
 def formats() -> Iterator[ModelFormat]:
-    """Formats that weft reads beside ONNX."""
+    """Yield the formats other than ONNX that weft reads."""
     yield tflite.FORMAT
     yield from providers("read models")
 
 
-def _other(source: Source) -> _Other | None:
-    """A file in one of `formats`, by its first bytes or its suffix; None for all others.
+def _foreign_file(source: Source) -> _ForeignFile | None:
+    """Return a file in one of `formats`, by its first bytes or suffix; None for other files.
 
-    Raises `CompileError` for a model in a file of another tool (`weft.compiler.frontend`).
+    Raises `CompileError` for another tool's model file.
     """
     if isinstance(source, bytes):
         what = f"the model of {len(source):,} bytes"
         head = source[:_HEAD]
         check_kind(head, what)
-        return next((_Other(kind, source, what) for kind in formats() if kind.recognises(head)), None)
+        return next((_ForeignFile(kind, source, what) for kind in formats() if kind.recognises(head)), None)
     if not isinstance(source, str | os.PathLike):
         return None
     path = Path(source)
@@ -207,6 +215,6 @@ def _other(source: Source) -> _Other | None:
             if kind is None:
                 check_kind(head, str(path))
                 kind = next((kind for kind in formats() if path.suffix.lower() == kind.suffix), None)
-            return None if kind is None else _Other(kind, head + file.read(), str(path))
+            return None if kind is None else _ForeignFile(kind, head + file.read(), str(path))
     except OSError:
         return None  # the ONNX reader reports it

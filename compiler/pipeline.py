@@ -1,4 +1,4 @@
-"""The passes between the front end and lowering, in order: all that decides how a device segment is computed."""
+"""Pass pipeline between front end and lowering."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from weft.compiler.planner import Planner
 from weft.compiler.verify import verify_segment
 
 Watch = Callable[[str, DeviceSegment], None]
-"""Is called with the name of each pass and what it made of a segment."""
+"""Callback with the name of each pass and the segment after it."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of device segments for one configuration, which the planner knows, and what plans cost there."""
+    """Graph pass on device segments; the planner knows the configuration, and plans' costs."""
 
     run: Callable[[DeviceSegment, Planner], DeviceSegment]
 
@@ -34,7 +34,7 @@ class Pass:
 
     @property
     def doc(self) -> str:
-        """What it does, in a sentence."""
+        """First sentence of the pass's description."""
         return (self.run.__doc__ or "").partition("\n\n")[0]
 
 
@@ -61,16 +61,17 @@ PIPELINE = (
 def run_passes(
     passes: Iterable[Pass], segment: DeviceSegment, planner: Planner, watch: Watch | None = None
 ) -> DeviceSegment:
-    """The segment after all `passes`, verified after each that changes an operator."""
+    """Return the segment after all `passes`, verified after each pass that changes an operator."""
     known: set[Hashable] = set()
     verify_segment(segment, known)
     for item in passes:
-        made = item.run(segment, planner)
-        if made.ops == segment.ops:  # operators are equal if they are the same objects
-            made = dataclasses.replace(made, ops=segment.ops)
-        if made.ops is not segment.ops or made.states is not segment.states:
-            verify_segment(made, known)
-        segment = made
+        result = item.run(segment, planner)
+        if result.ops == segment.ops:  # operators are equal if they are the same objects
+            result = dataclasses.replace(result, ops=segment.ops)
+        # Other changes (plans, residency) cannot break the rules.
+        if result.ops is not segment.ops or result.states is not segment.states:
+            verify_segment(result, known)
+        segment = result
         if watch is not None:
             watch(item.name, segment)
     return segment

@@ -1,4 +1,4 @@
-"""Plans and costs of operators, for passes: what is known of them before they are lowered."""
+"""Plans and cost estimates of operators, for passes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.compiler.plan.site import Site, held
+from weft.compiler.plan.site import Site, resident_positions
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
-_KEPT = 1 << 12
-"""Plans that a planner remembers: the steps of a network have few that differ."""
+NO_RESIDENTS: Mapping[str, int] = MappingProxyType({})
+# Plans to remember: a network's steps have few distinct ones.
+_CACHE_SIZE = 1 << 12
 
 
 class Planner:
-    """Plans operators for one configuration and memory. Every decision of a compilation asks the same planner.
+    """Plans operators for one configuration and memory. All decisions of a compilation use one planner.
 
     Parameters
     ----------
     target : Target
     choose : Chooser
-        Plans convolutions: by default as is best by estimate. It is asked once for those that are alike.
+        Plans convolutions (default: the best plan by estimate). It is called once for equal convolutions.
     tight : bool
-        Whether memory is short, so that what saves some of it comes before what saves time.
+        Whether memory is short, so that saving memory takes precedence over time.
 
     Members
     -------
     config : Config
-        That of the target.
+        The target's configuration.
     """
 
     def __init__(self, target: Target, choose: Chooser = plan, *, tight: bool = False) -> None:
@@ -43,33 +43,36 @@ class Planner:
         self._plans: dict[Hashable, Any] = {}
 
     def plan(
-        self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
+        self, op: DeviceOp, resident: Mapping[str, int] = NO_RESIDENTS, region: Region | None = None
     ) -> Any | None:
-        """The plan of an operator; None if not even its smallest part fits.
+        """Return the plan of an operator; None if not even its smallest tile fits.
 
-        `resident` has the buffers that are on chip, with their addresses, and `region` is what is left of the
-        scratchpad for the operator (all of it if None).
+        `resident` are the addresses of resident buffers. `region` is the part of the scratchpad that is free for the
+        operator (None: all).
         """
-        key = op.signature, held(op, resident), region
+        key = op.signature, resident_positions(op, resident), region
         if key not in self._plans:
-            if len(self._plans) >= _KEPT:
+            # A bound on memory; recurrent networks would fill it with near duplicates.
+            if len(self._plans) >= _CACHE_SIZE:
                 self._plans.clear()
             self._plans[key] = operator_of(op).plan(op, self.site(op, resident, region), self.convolution)
         return self._plans[key]
 
     def cost(
-        self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
+        self, op: DeviceOp, resident: Mapping[str, int] = NO_RESIDENTS, region: Region | None = None
     ) -> Cost | None:
-        """Estimates for an operator by itself, planned as by `plan`; None if it cannot be planned."""
-        found = self.plan(op, resident, region)
-        return None if found is None else operator_of(op).cost(op, found, self.target)
+        """Return the estimate for an operator that runs alone with its `plan`; None if it has none."""
+        chosen = self.plan(op, resident, region)
+        return None if chosen is None else operator_of(op).cost(op, chosen, self.target)
 
-    def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
-        """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""
+    def site(
+        self, op: DeviceOp, resident: Mapping[str, int] = NO_RESIDENTS, region: Region | None = None
+    ) -> Site:
+        """Return the site that `plan` uses; its offsets in DRAM are arbitrary, and affect no decision."""
         return Site.of(op, Allocation((op,), reuse=False, resident=resident), self.target, region)
 
     def convolution(self, shape: ConvShape) -> ConvPlan | None:
-        """The plan of a convolution; None if not even its smallest part fits."""
+        """Return the plan of a convolution; None if not even its smallest tile fits."""
         if shape.kind not in self._convolutions:
             self._convolutions[shape.kind] = self._choose(shape)
         return self._convolutions[shape.kind]

@@ -15,7 +15,7 @@ from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment
-from weft.compiler.ir.model import Graph, Shares, clamps, shares
+from weft.compiler.ir.model import Graph, Shares, clamp_warnings, shares
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
@@ -273,7 +273,7 @@ class Check(list[tuple[str, str, str, str]]):
     @property
     def warnings(self) -> tuple[str, ...]:
         """A warning for each value that the device may clamp, because its range is limited."""
-        return clamps(self)
+        return clamp_warnings(self)
 
     def __init__(self, nodes: Iterable[tuple[str, str, str, str]], shares: Shares) -> None:
         super().__init__(nodes)

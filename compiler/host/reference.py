@@ -95,7 +95,7 @@ class AveragePool(OpRun):
         along = axes(x.shape[2:], attributes)
         total, count = _reduced(x, along, np.add, 0), np.ones((), np.int64)
         for axis in along:
-            count = count[..., None] * (axis.padded() if count_include_pad else axis.inside())
+            count = count[..., None] * (axis.count_padded() if count_include_pad else axis.count_inside())
         with np.errstate(all="ignore"):
             return ((total / count).astype(x.dtype),)
 

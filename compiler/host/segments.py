@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.layout import joined, signed, split, unsigned
+from weft.compiler.ir.layout import join_planes, split_planes, to_signed, to_unsigned
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import dtype_of
 
@@ -77,9 +77,9 @@ def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
         raise ValueError(f"value {transfer.value!r} has type {value.dtype}")
     if transfer.rows is not None:
         return transfer.rows.offsets(transfer.value, value)
-    value = value.astype(transfer.stored)
-    stored = signed(value) if transfer.unsigned else value
-    planes = split(stored) if transfer.wide else (stored,)
+    value = value.astype(transfer.stored_dtype)
+    stored = to_signed(value) if transfer.unsigned else value
+    planes = split_planes(stored) if transfer.wide else (stored,)
     return np.concatenate([_laid_out(transfer, plane) for plane in planes])
 
 
@@ -94,10 +94,10 @@ def from_buffer(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     """The value of the model in a transfer's buffer (int8), the inverse of `to_buffer`."""
     if transfer.wide:
         upper, lower = (_taken(transfer, plane) for plane in np.split(contents.reshape(-1), 2))
-        stored = joined(upper, lower).astype(np.int16)
+        stored = join_planes(upper, lower).astype(np.int16)
     else:
         stored = _taken(transfer, contents)
-    made = unsigned(stored) if transfer.unsigned else stored
+    made = to_unsigned(stored) if transfer.unsigned else stored
     return made.astype(transfer.dtype, copy=False)
 
 

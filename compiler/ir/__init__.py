@@ -1,1 +1,1 @@
-"""The graph of device operators, their meaning in micro-ops, and the arithmetic of scales."""
+"""Graph of device operators, their semantics in micro-ops, and the arithmetic of scales."""

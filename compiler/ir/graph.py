@@ -1,8 +1,8 @@
-"""The compiler's representation below ONNX: plain frozen dataclasses, and a verifier that runs after every pass.
+"""Graph of device operators: the compiler's representation below ONNX, as frozen dataclasses.
 
-Tensors on the device are int8 in NHWC order, packed, one byte an element. A tensor of rank 2 [rows, features] is
-(1, 1, rows, features). uint8 tensors of the model are stored as value - 128 with zero point - 128, so everything on
-the device is int8.
+Device tensors are packed int8 in NHWC order, one byte per element. A tensor of rank 2 [rows, features] is (1, 1,
+rows, features). The model's uint8 tensors are stored as value - 128 with zero point - 128, so that all device tensors
+are int8.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from weft.hdl.errors import WeftError
 
 
 class IrError(AssertionError):
-    """A graph that breaks the rules of this module: a bug in a pass, never the user's mistake."""
+    """A graph breaks this module's rules: a bug in a pass, never the user's mistake."""
 
 
 class CompileError(WeftError, ValueError):
-    """A model or configuration that cannot be compiled; one sentence with node or field, value and remedy."""
+    """A model or configuration cannot be compiled. The message names node or field, value and remedy."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A packed NHWC int8 array in DRAM.
+    """Packed NHWC int8 array in DRAM.
 
-    `kind` is "input" and "output" for what the host writes before and reads after a device segment, "state" for what
-    keeps its contents from run to run, "temp" otherwise.
+    `kind` is "input" if the host writes it before a device segment, "output" if the host reads it afterwards, "state"
+    if it keeps its contents between runs, else "temp". Attention has "pages" and "table" as well.
 
-    Buffers of one name are one piece of memory: an operator may see it in another shape of the same size (a matrix of
-    B rows as (B, 1, 1, F) or (1, 1, B, F), an image as one long pixel). They must agree in size and kind.
+    Buffers with one name share one piece of memory. Operators may give it different shapes of one size (B rows as (B,
+    1, 1, F) or (1, 1, B, F), an image as one long row); kinds must agree.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Buffer:
 class View:
     """A box of a buffer: all images, rows from `y`, columns from `x`, channels from `c` on; shape (n, h, w, c).
 
-    Of a buffer whose elements have 16 bits it is one plane, half of the images, from `image` on; see `planes`.
-    `step` says how many rows and columns of the buffer it is from one row and column of the view to the next; 0, where
-    it is read only, repeats one row or column. Concatenation is several operators writing views of one buffer.
+    In a buffer of 16-bit elements a view is one plane: half of the images, from `image` on (see `planes`). `step` is
+    the distance in buffer rows and columns between rows and columns of the view. A step of 0, for reading only,
+    repeats one row or column. Concatenation is several operators that write views of one buffer.
     """
 
     buffer: Buffer
@@ -84,41 +84,43 @@ class View:
 
     @property
     def offset(self) -> int:
-        """Byte offset of the first element of the first image in the buffer."""
+        """Byte offset of the first element in the buffer."""
         pixel = (self.image * self.buffer.shape[1] + self.y) * self.buffer.shape[2] + self.x
         return pixel * self.buffer.shape[3] + self.c
 
     @property
     def ends(self) -> tuple[int, int, int, int]:
-        """Images, rows, columns and channels that the buffer must have."""
+        """Least images, rows, columns and channels of a buffer that holds the view."""
         n, h, w, c = self.shape
-        y, x = (first + (count - 1) * step + 1 for first, count, step in
-                ((self.y, h, self.step[0]), (self.x, w, self.step[1])))  # fmt: skip
+        y, x = (
+            first + (count - 1) * step + 1
+            for first, count, step in ((self.y, h, self.step[0]), (self.x, w, self.step[1]))
+        )
         return self.image + n, y, x, self.c + c
 
     @property
     def plane_pitch(self) -> int:
-        """Bytes from the plane of upper bytes to that of lower ones."""
+        """Bytes from the plane of upper bytes to the plane of lower bytes."""
         return self.shape[0] * self.image_pitch
 
     @cached_property
     def planes(self) -> tuple[View, View]:
-        """Upper and lower bytes of elements of 16 bits, of which this view is the upper ones.
+        """Views of the upper and lower bytes of 16-bit elements; this view is the upper plane.
 
-        Elements of 16 bits are two planes, one behind the other: all upper bytes, signed, then all lower bytes less
-        128. So planes are the first and the second half of the images of a buffer, in whatever shape it is seen.
+        16-bit elements are stored as two planes: all upper bytes (signed), then all lower bytes less 128. So the
+        planes are the first and second half of a buffer's images, whatever its shape.
         """
         return self, dataclasses.replace(self, image=self.shape[0])
 
     @property
     def contiguous(self) -> bool:
-        """Whether the view is its whole buffer."""
+        """True if the view is its whole buffer."""
         return self.shape == self.buffer.shape and self.step == (1, 1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """A sliding window: kernel (h, w), strides, dilations, and padding (top, left, bottom, right)."""
+    """Sliding window: kernel (h, w), strides, dilations, and padding (top, left, bottom, right)."""
 
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
@@ -126,17 +128,30 @@ class Window:
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def reach(self, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
-        """First element and number of elements, of `size`, that outputs ``[first, first + count)`` read along an axis.
+        """Return the first element, and the number of elements, that a range of outputs reads along an axis.
 
-        Where all of them lie in the padding it is one element, which no coordinate selects.
+        Parameters
+        ----------
+        axis : int
+            0 for rows, 1 for columns.
+        first, count : int
+            Outputs ``[first, first + count)``.
+        size : int
+            Elements of the input along the axis.
+
+        Returns
+        -------
+        tuple of int
+            Outputs that lie entirely in the padding count as one element, which no coordinate selects.
         """
         start = first * self.stride[axis] - self.pad[axis]
         stop = start + (count - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        # All in the padding: read one element, which no coordinate selects.
         start = min(max(start, 0), size - 1)
         return start, max(min(stop, size) - start, 1)
 
     def output(self, h: int, w: int) -> tuple[int, int]:
-        """Output height and width for an input of h x w (padding counts as given; round down)."""
+        """Return the output height and width for an input of h x w, rounded down."""
         sizes = []
         for axis, size in enumerate((h, w)):
             span = (self.kernel[axis] - 1) * self.dilation[axis] + 1
@@ -145,11 +160,11 @@ class Window:
 
 
 ONE = Window()
-"""Windows of one element: outputs are elements of the input, one by one."""
+"""1x1 window: each output is one element of the input."""
 
 
 class _Operator:
-    """What all operators have: the output, its zero point, and the range that it is clamped to."""
+    """Interface of all operators: output view, its zero point, and its clamp range."""
 
     name: str
     dst: View
@@ -159,12 +174,12 @@ class _Operator:
 
     @property
     def sources(self) -> tuple[View, ...]:
-        """The views that it reads."""
-        return (self.src,)  # type: ignore[attr-defined]  # all but a few have one operand of this name
+        """Views that it reads."""
+        return (self.src,)  # type: ignore[attr-defined]  # most kinds have one operand of this name
 
     @property
     def macs(self) -> int:
-        """Useful multiplications."""
+        """Useful multiply-accumulates."""
         return 0
 
 
@@ -175,34 +190,39 @@ def _fields(kind: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceOp(_Operator):
-    """An operator of the device. Each kind is described by a record in `weft.compiler.operators`.
+    """Operator of the device. `weft.compiler.operators` has a record for each kind.
 
-    `lookup` is what becomes of each result q, int8 (256,): ``lookup[q + 128]``; None for q itself. It comes behind the
-    clamp, and behind the pool of a convolution, but ahead of its epilogue. Attention and Softmax have none.
-    `plan` says how it is cut into instructions, as the kind's planner made it; None until it is planned.
+    Attributes
+    ----------
+    lookup : ndarray or None
+        Table int8 (256,) that maps each result q to ``lookup[q + 128]``. It applies after the clamp, and after a
+        convolution's pool, but before its epilogue. Attention and Softmax have none.
+    plan : object
+        Tiling into instructions, from the kind's planner; None until planned.
     """
 
     lookup: np.ndarray | None = None
     plan: Any = None
 
     def replace(self, **changes: Any) -> Self:
-        """The same with other values of some fields."""
-        # As dataclasses.replace, which takes most of the time of passes over networks of many steps.
+        """Return a copy with some fields changed."""
+        # `dataclasses.replace` is so slow that it dominates passes over networks of many steps.
         kind: Any = type(self)
-        made, names = object.__new__(kind), _fields(kind)
+        copy, names = object.__new__(kind), _fields(kind)
+        # A cached property (`signature`, `kernel`) must not survive, so copy the fields only.
         values = {name: getattr(self, name) for name in names} | changes
         if len(values) > len(names):
             raise TypeError(f"{type(self).__name__} has no fields {', '.join(changes.keys() - set(names))}")
-        made.__dict__.update(values)
-        return made
+        copy.__dict__.update(values)
+        return copy
 
     @cached_property
     def signature(self) -> Hashable:
-        """Equal for operators that differ in nothing but names, and in where their views are in buffers."""
+        """Key that is equal for operators that differ only in names and in the positions of their views."""
         return _signature(self, {})
 
-    def on(self, view: Callable[[View], View]) -> Self:
-        """The same with all operands and the output changed by `view`."""
+    def map_views(self, view: Callable[[View], View]) -> Self:
+        """Return a copy with `view` applied to all operands and the output."""
         views = {name: value for name, value in vars(self).items() if isinstance(value, View)}
         return self.replace(**{name: view(value) for name, value in views.items()})
 
@@ -214,7 +234,8 @@ def _signature(op: DeviceOp, numbers: dict[str, int]) -> Hashable:
 
 
 def _plain(value: Any, numbers: dict[str, int]) -> Hashable:
-    """A field of an operator as what can be hashed; `numbers` stand for the names of buffers."""
+    """Return a field's value in hashable form; `numbers` replace the names of buffers."""
+    # Positions of views do not count, only shapes and steps: equal operators may share tasks.
     if isinstance(value, int | float | str | None):
         return value
     if isinstance(value, View):
@@ -229,20 +250,21 @@ def _plain(value: Any, numbers: dict[str, int]) -> Hashable:
 
 
 _digests: dict[int, tuple[weakref.ref[np.ndarray], bytes]] = {}
-"""By the identity of each array that is still there."""
+"""Hash of each array, by identity, while the array exists."""
 
 
 def _digest(array: np.ndarray) -> bytes:
-    """A hash of the contents of an array, which nothing changes; computed once."""
+    """Return a hash of an immutable array's contents, computed once."""
     key = id(array)
     if key not in _digests:
         content = hashlib.blake2b(array.tobytes(), digest_size=16).digest()
+        # The callback drops the entry before the identity can be reused.
         _digests[key] = weakref.ref(array, lambda _: _digests.pop(key, None)), content
     return _digests[key][1]
 
 
 class Weighted(DeviceOp):
-    """A convolution over the windows of `src`, with weights (out, kh, kw, in / groups)."""
+    """Base of convolutions over the windows of `src`, with weights (out, kh, kw, in / groups)."""
 
     src: View
     weight: np.ndarray
@@ -250,27 +272,37 @@ class Weighted(DeviceOp):
 
     @property
     def macs(self) -> int:
-        """Elements of the convolution's output times the contraction length."""
+        """Output elements times contraction length."""
         n, h, w, _ = self.src.shape
         oh, ow = self.window.output(h, w)
         return n * oh * ow * int(self.weight.size)
 
     @cached_property
     def weight_range(self) -> tuple[int, int]:
-        """The least and the greatest weight."""
+        """Least and greatest weight."""
         return int(self.weight.min()), int(self.weight.max())
 
 
 @dataclass(frozen=True, eq=False)
 class Conv(Weighted):
-    """Convolution, or matrix product as 1x1 convolution, and requantisation; optionally max pooling of the result, and
-    then an epilogue: an addition to it or another requantisation.
+    """Convolution, or matrix product as 1x1 convolution, with requantisation, optional max pooling and optional
+    epilogue.
 
-    q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high]; padding
-    reads x_zero. `weight` is int16 of shape (out, kh, kw, in / groups), zero point already subtracted, |weight| <= 255;
-    `bias` int32 (out,); `scale` float64 (out,), the exact quotient of the model's float32 scales.
-    If `pool` is set, the maximum over its windows of q is the output (out-of-range elements are left out).
-    If `epilogue` is set, its first operand stands for that output, whose buffer does not exist, and its `dst` is `dst`.
+    q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high];
+    padding reads x_zero.
+
+    Attributes
+    ----------
+    weight : ndarray
+        int16 (out, kh, kw, in / groups), zero point already subtracted, |weight| <= 255.
+    bias : ndarray
+        int32 (out,).
+    scale : ndarray
+        float64 (out,), the exact quotient of the model's float32 scales.
+    pool : Window or None
+        Windows whose maximum of q is the output; out-of-range elements are ignored.
+    epilogue : Add, Multiply, Rescale or None
+        Operator on that output, which is its first operand and has no buffer. Its `dst` is `dst`.
     """
 
     name: str
@@ -297,9 +329,9 @@ class Conv(Weighted):
 class Pool(DeviceOp):
     """Max or average pooling with requantisation.
 
-    "max": q = the maximum of x over in-range elements. "average": the sum of (x - x_zero) over in-range elements
-    divided by their number (by the full kernel if `include_pad`; then padding counts x_zero and the divisor counts only
-    the padded extent). Output: sat(round_half_even((q - x_zero) * scale) + y_zero), clamped to [low, high].
+    "max": q is the maximum of x over in-range elements. "average": q is the sum of (x - x_zero) over in-range
+    elements divided by their number. With `include_pad` padding counts as x_zero, and the divisor is the number of
+    elements in the padded input. Output: sat(round_half_even((q - x_zero) * scale) + y_zero), clamped to [low, high].
     """
 
     name: str
@@ -316,9 +348,7 @@ class Pool(DeviceOp):
 
 
 class _Pairwise(DeviceOp):
-    """An operator of two operands, element by element. `b` may have one image, one row or one column for all of `a`,
-    whose shape is that of `dst`.
-    """
+    """Elementwise operator of two operands. `a` has the shape of `dst`; `b` may broadcast one image, row or column."""
 
     a: View
     b: View
@@ -365,20 +395,20 @@ class Multiply(_Pairwise):
 
 
 class _Requantising(DeviceOp):
-    """An operator that makes each result of one element, by requantisation."""
+    """Base of operators that requantise single elements."""
 
     scale: float
     x_zero: int
 
     @property
-    def keeps(self) -> bool:
-        """Whether it leaves what is in its range as it is, but for a look-up table."""
+    def keeps_values(self) -> bool:
+        """True if it leaves values within its range unchanged, look-up table aside."""
         return self.scale == 1.0 and self.x_zero == self.y_zero
 
     @property
-    def unchanged(self) -> bool:
-        """Whether every byte stays as it is."""
-        return self.keeps and (self.low, self.high) == (-128, 127) and self.lookup is None
+    def is_identity(self) -> bool:
+        """True if every byte stays as it is."""
+        return self.keeps_values and (self.low, self.high) == (-128, 127) and self.lookup is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,9 +427,9 @@ class Rescale(_Requantising):
 
 @dataclass(frozen=True, eq=False)
 class Pad(_Requantising):
-    """Rows and columns around an image, and requantisation: as `Rescale`, of x with bytes `fill` around it.
+    """Padding of an image with bytes `fill`, then requantisation as in `Rescale`.
 
-    `window` has one element, and the padding: (top, left, bottom, right).
+    `window` has a 1x1 kernel, and the padding (top, left, bottom, right).
     """
 
     name: str
@@ -416,7 +446,8 @@ class Pad(_Requantising):
 
 @dataclass(frozen=True)
 class Rounding:
-    """Scores of attention as 8 bits: r = round_half_even(product * scale) + zero, clamped to [low, high]."""
+    """Requantisation of attention scores to 8 bits: r = round_half_even(product * scale) + zero, clamped to [low,
+    high]."""
 
     scale: float
     zero: int = 0
@@ -426,7 +457,7 @@ class Rounding:
 
 @dataclass(frozen=True, eq=False)
 class Attention(DeviceOp):
-    """Scaled dot product attention of whole heads, fused: softmax(Q K^T) V without the matrix between.
+    """Fused scaled dot product attention of whole heads: softmax(Q K^T) V, without the matrix of scores in memory.
 
     For every image, query head h (reading key and value head ``h // (heads // kv_heads)``) and query row i::
 
@@ -434,17 +465,18 @@ class Attention(DeviceOp):
         out  = sum_j softmax(z)[j] * (v[j] - v_zero)
         q    = sat(round(out * scale) + y_zero), clamped to [low, high]
 
-    over the keys j below ``lengths[image]`` and, if `causal`, with ``j <= i + offset``; rows without any are `y_zero`.
-    Numbers in between are those of the device's softmax unit (`weft.hdl.isa.Softmax`, `Normalise`): they depend on N.
-    With `rounding` the product is requantised first, and ``z[j] = (r[j] - rounding.zero) * score_scale``.
+    over the keys j below ``lengths[image]`` and, if `causal`, with ``j <= i + offset``; rows without keys are
+    `y_zero`. Intermediate values are those of the device's softmax unit (`weft.hdl.isa.Softmax`, `Normalise`) and
+    depend on N. With `rounding` the product is requantised first, and ``z[j] = (r[j] - rounding.zero) *
+    score_scale``.
 
-    Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
-    images, shape (images * heads, 1, rows, size); each operand as it likes.
+    Heads lie side by side in the channels, shape (images, 1, rows, heads * size), or one after the other as images,
+    shape (images * heads, 1, rows, size); operands may differ in this.
 
-    With `page` above 0 keys and values are pages of so many rows, shape (pages, 1, page, kv_heads * size), in buffers
-    of kind "pages", in the order that `table` names: a buffer of kind "table" with a 32-bit byte offset a page. There
-    is one image, its number of keys is in a base register, at most ``lengths[0]``, and `offset` is relative to it:
-    query i sees the keys up to ``i + offset + keys``.
+    With `page` above 0 keys and values are paged: pages of `page` rows, shape (pages, 1, page, kv_heads * size), in
+    buffers of kind "pages". `table`, a buffer of kind "table", has the pages' 32-bit byte offsets in order. There is
+    one image. A base register holds its number of keys, at most ``lengths[0]``, and `offset` is relative to that
+    number: query i sees the keys up to ``i + offset + keys``.
     """
 
     name: str
@@ -481,7 +513,7 @@ class Attention(DeviceOp):
 
     @property
     def keys(self) -> int:
-        """Keys that there is room for."""
+        """Capacity in keys."""
         return self.lengths[0] if self.page else self.k.shape[2]
 
     @property
@@ -493,10 +525,11 @@ class Attention(DeviceOp):
 
     @property
     def macs(self) -> int:
-        """Multiplications for the scores and for the values that the mask leaves."""
+        """Multiply-accumulates of scores and values that the mask leaves."""
         rows = np.arange(self.q.shape[2])
         pairs = 0
         for length in self.lengths:
+            # Number of keys that each query sees.
             last = np.minimum(rows + self.offset + 1, length) if self.causal else np.full(rows.size, length)
             pairs += int(np.maximum(last, 0).sum())
         return self.heads * pairs * (self.head_size + self.v_size)
@@ -504,7 +537,10 @@ class Attention(DeviceOp):
 
 @dataclass(frozen=True, eq=False)
 class Softmax(DeviceOp):
-    """q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped, over the channels of pixels."""
+    """Softmax over the channels of each pixel.
+
+    q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped to [low, high].
+    """
 
     name: str
     src: View
@@ -518,36 +554,38 @@ class Softmax(DeviceOp):
 
 
 class Ops(tuple[DeviceOp, ...]):
-    """Operators in order, with an index of what reads and writes each buffer, by its name."""
+    """Operators in order, with an index of each buffer's readers and writers by name."""
 
     @cached_property
     def reads(self) -> dict[str, list[tuple[int, View]]]:
-        """The places of the operators that read a buffer, in order, each with the view that it reads."""
-        found: dict[str, list[tuple[int, View]]] = {}
+        """Reads of each buffer, in order: index of the operator, and the view that it reads."""
+        reads: dict[str, list[tuple[int, View]]] = {}
         for at, op in enumerate(self):
             for view in op.sources:
-                found.setdefault(view.buffer.name, []).append((at, view))
-        return found
+                reads.setdefault(view.buffer.name, []).append((at, view))
+        return reads
 
     @cached_property
     def writers(self) -> dict[str, list[int]]:
-        """The places of the operators that write a buffer, in order."""
-        found: dict[str, list[int]] = {}
+        """Indices of the operators that write each buffer, in order."""
+        writers: dict[str, list[int]] = {}
         for at, op in enumerate(self):
-            found.setdefault(op.dst.buffer.name, []).append(at)
-        return found
+            writers.setdefault(op.dst.buffer.name, []).append(at)
+        return writers
 
     def __reduce__(self) -> tuple[type[Ops], tuple[tuple[DeviceOp, ...]]]:
         return Ops, (tuple(self),)
 
 
 Region = tuple[int, int]
-"""A part of the scratchpad, from address to address."""
+"""Start and end address of a part of the scratchpad."""
 
 
 class Strips(NamedTuple):
-    """A chain of operators strip by strip: indices of the first operator of the first strip and behind the last one of
-    the last, and the useful multiplications of the chain; what strips compute twice does not count.
+    """A chain of operators that run strip by strip.
+
+    `first` and `stop` are the indices of the first strip's first operator and after the last strip's last. `macs` are
+    the chain's useful multiply-accumulates, without what strips compute twice.
     """
 
     first: int
@@ -557,16 +595,26 @@ class Strips(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeviceSegment:
-    """Operators that run on the device in one program, in a valid order. The host writes every "input" buffer before
-    and reads every "output" buffer after it.
+    """Operators that run on the device as one program, in a valid order.
 
-    What passes find out about buffers is kept here: `rows` has the inputs whose rows the host lays side by side,
-    `resident` the scratchpad address of each buffer that stays on chip and is never in DRAM, and `regions` what that
-    leaves of the scratchpad for each operator (all of it where there are none). Each operator whose index is in
-    `overlapped` runs at the same time as the one behind it. `strips` says which operators are a chain strip by strip.
+    The host writes every "input" buffer before, and reads every "output" buffer after the program. Passes record
+    their results here.
 
-    `states` has, by the name of each "state" buffer, the "output" buffer that it becomes at the end of a run, of the
-    same size; the pass `store_states` makes operators of that.
+    Attributes
+    ----------
+    rows : mapping of str to Rows
+        Inputs whose rows the host interleaves.
+    resident : mapping of str to int
+        Scratchpad address of each buffer that stays on chip and is never in DRAM.
+    regions : tuple of Region
+        Free part of the scratchpad for each operator; empty if operators may use all of it.
+    overlapped : tuple of int
+        Indices of operators that run at the same time as the next operator.
+    strips : tuple of Strips
+        Chains that run strip by strip.
+    states : mapping of str to str
+        For each "state" buffer the "output" buffer, of equal size, that replaces its contents at the end of a run.
+        The pass `store_states` turns these into operators.
     """
 
     name: str
@@ -580,15 +628,16 @@ class DeviceSegment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.ops, Ops):
+            # The dataclass is frozen; `Ops` adds the index of readers and writers.
             object.__setattr__(self, "ops", Ops(self.ops))
 
     @property
     def index(self) -> Ops:
-        """The operators, with what reads and writes each buffer."""
+        """Operators with their index of readers and writers."""
         assert isinstance(self.ops, Ops)
         return self.ops
 
 
 def readers(ops: Iterable[DeviceOp]) -> Counter[str]:
-    """How often each buffer is read, by name."""
+    """Return how often each buffer is read, by name."""
     return Counter(view.buffer.name for op in ops for view in op.sources)

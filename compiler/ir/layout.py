@@ -1,4 +1,4 @@
-"""How the elements of a model's value lie in a device buffer."""
+"""Layout of a model's values in device buffers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 Shape4 = tuple[int, int, int, int]
-_KEPT = 1 << 12
-"""Layouts that are kept: networks have few that differ."""
+# Layouts to cache: networks have few distinct ones.
+_CACHE_SIZE = 1 << 12
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A value, reshaped to `shape` and transposed by `perm`, is the buffer of shape `nhwc`.
+    """Order of elements: a value, reshaped to `shape` and transposed by `perm`, is the buffer of shape `nhwc`.
 
     Reshaping a value never changes its layout, because `shape` only refines the row-major order of its elements.
     """
@@ -27,9 +27,9 @@ class Layout:
 
     @cached_property
     def canonical(self) -> tuple[tuple[int, int], ...]:
-        """(size, stride in the value) of the buffer's axes, with unit axes dropped and mergeable ones merged.
+        """(size, stride in the value) of the buffer's axes, without unit axes and with mergeable axes merged.
 
-        Two layouts place all elements alike exactly if these are equal.
+        Two layouts place all elements alike if and only if these are equal.
         """
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         merged: list[tuple[int, int]] = []
@@ -37,6 +37,7 @@ class Layout:
             size, stride = self.shape[axis], strides[axis]
             if size == 1:
                 continue
+            # The previous axis steps over exactly this one: both are one axis.
             if merged and merged[-1][1] == size * stride:
                 merged[-1] = (merged[-1][0] * size, stride)
             else:
@@ -47,23 +48,25 @@ class Layout:
         return self.canonical == other.canonical
 
     def split(self, sizes: tuple[int, ...]) -> Layout:
-        """The same layout with `shape` refined to `sizes`, as `refinement` gives them."""
+        """Return this layout with `shape` refined to `sizes` (see `refinement`)."""
         groups = _groups(sizes, self.shape)
         return Layout(sizes, tuple(part for axis in self.perm for part in groups[axis]), self.nhwc)
 
-    def transposed(self, shape: tuple[int, ...], perm: tuple[int, ...]) -> Layout | None:
-        """The layout after transposing the value of `shape` by `perm`; None if no such layout exists."""
+    def transpose(self, shape: tuple[int, ...], perm: tuple[int, ...]) -> Layout | None:
+        """Return the layout after a transpose of the value of `shape` by `perm`; None if there is no such layout."""
         sizes = refinement(self.shape, shape)
         if sizes is None:
-            return packed(shape).transposed(shape, perm) if self.same(packed(shape)) else None
+            return (
+                row_major_layout(shape).transpose(shape, perm) if self.same(row_major_layout(shape)) else None
+            )
         groups = _groups(sizes, shape)
         order = [part for axis in perm for part in groups[axis]]
         before = self.split(sizes)
         moved = tuple(sizes[part] for part in order)
         return Layout(moved, tuple(order.index(part) for part in before.perm), self.nhwc)
 
-    def over(self, order: Layout) -> Layout | None:
-        """The same bytes as a layout of another value: the one whose row-major order is the buffer of `order`."""
+    def in_order_of(self, order: Layout) -> Layout | None:
+        """Return this layout for another value: the one whose row-major order is the buffer of `order`."""
         sizes = refinement(self.shape, order.shape)
         if sizes is None:
             return None
@@ -72,29 +75,32 @@ class Layout:
         return Layout(shape, tuple(axes.index(axis) for axis in self.split(sizes).perm), self.nhwc)
 
     def row_order(self, rows: int) -> np.ndarray | None:
-        """If the buffer is `rows` rows that all hold the same permutation of the value's row, that permutation.
+        """Return the permutation of each row, if the buffer is `rows` rows of one permutation; else None.
 
         Element i of a row in the buffer is element ``order[i]`` of the value's row.
         """
         order = np.arange(math.prod(self.shape)).reshape(self.shape).transpose(self.perm).reshape(rows, -1)
         width = order.shape[1]
+        # Each row must hold one row of the value, permuted alike.
         if (order - order[:1] != width * np.arange(rows)[:, None]).any():
             return None
         return order[0]
 
 
 def refinement(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The coarsest shape, without units, that both shapes reshape to by splitting axes; None if there is none."""
+    """Return the coarsest shape, without units, that both shapes reshape to by splitting axes; None if there is
+    none."""
     steps = sorted(
         {math.prod(shape[axis:]) for shape in (a, b) for axis in range(len(shape) + 1)}, reverse=True
     )
+    # The sizes of all suffixes must divide one another; the quotients are the common refinement.
     if any(outer % inner for outer, inner in pairwise(steps)):
         return None
     return tuple(outer // inner for outer, inner in pairwise(steps))
 
 
 def _groups(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[list[int]]:
-    """For each axis of `shape`, the axes of its refinement `sizes` that it consists of."""
+    """Return, for each axis of `shape`, the axes of its refinement `sizes` that make it up."""
     groups: list[list[int]] = []
     position = 0
     for size in shape:
@@ -107,19 +113,22 @@ def _groups(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[list[int]]:
 
 
 def rows(shape: tuple[int, ...]) -> Shape4:
-    """The buffer shape of a value in row-major order: the last axis is channels, all others are pixels of one row."""
+    """Return the buffer shape of a row-major value: the last axis is channels, all others are pixels of one row."""
     return (1, 1, math.prod(shape[:-1]), shape[-1]) if shape else (1, 1, 1, 1)
 
 
-@lru_cache(_KEPT)
-def packed(shape: tuple[int, ...]) -> Layout:
-    """Row-major order."""
+@lru_cache(_CACHE_SIZE)
+def row_major_layout(shape: tuple[int, ...]) -> Layout:
+    """Return the layout of row-major order."""
     return Layout(shape, tuple(range(len(shape))), rows(shape))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def spatial(shape: tuple[int, ...]) -> Layout:
-    """The layout of images with one to three dimensions behind channels: a row, rows, or rows for each depth."""
+    """Return the channels-last layout of images with one to three spatial dimensions.
+
+    One dimension is a row; three are an image for each depth.
+    """
     if len(shape) == 3:
         n, c, w = shape
         return Layout(shape, (0, 2, 1), (n, 1, w, c))
@@ -129,55 +138,55 @@ def spatial(shape: tuple[int, ...]) -> Layout:
     return natural(shape)
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def natural(shape: tuple[int, ...]) -> Layout:
-    """The layout device operators use: NCHW values of rank 4 become NHWC, all others are row-major."""
+    """Return the layout that device operators use: NHWC for values of rank 4, else row-major."""
     if len(shape) != 4:
-        return packed(shape)
+        return row_major_layout(shape)
     n, c, h, w = shape
     return Layout(shape, (0, 2, 3, 1), (n, h, w, c))
 
 
 BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
-"""Types of the values that the device has, and their bits."""
+"""Bits of the element types that the device supports."""
 PACKED = ("int4", "uint4")
-"""Types of which files have two values in a byte: of the device's values, only weights have them."""
+"""Types with two values per byte in files; on the device only weights have them."""
 
 
-def signed(values: np.ndarray) -> np.ndarray:
-    """Unsigned integers less half of their range."""
+def to_signed(values: np.ndarray) -> np.ndarray:
+    """Return unsigned integers minus half their range."""
     size = values.dtype.itemsize
     return (values ^ np.array(1 << 8 * size - 1, values.dtype)).view(f"i{size}")
 
 
-def unsigned(values: np.ndarray) -> np.ndarray:
-    """The inverse of `signed`."""
+def to_unsigned(values: np.ndarray) -> np.ndarray:
+    """Return the inverse of `to_signed`."""
     size = values.dtype.itemsize
     return values.view(f"u{size}") ^ np.array(1 << 8 * size - 1, f"u{size}")
 
 
-def split(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers from -32768 to 32767 as int8 planes: upper bytes, and lower bytes less 128."""
+def split_planes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return int16 values as int8 planes: upper bytes, and lower bytes less 128."""
     return (values >> 8).astype(np.int8), ((values & 255) - 128).astype(np.int8)
 
 
-def fills(value: int) -> tuple[int, int]:
-    """The same of one number."""
+def fill_planes(value: int) -> tuple[int, int]:
+    """Return one number's upper byte, and lower byte less 128."""
     return value >> 8, (value & 255) - 128
 
 
-def joined(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """The integers of two planes, int32."""
+def join_planes(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """Return the integers of two planes, int32."""
     return np.asarray(upper.astype(np.int32) * 256 + lower + 128)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Of `count` rows in the buffer, row y holds ``y * stride - pad + k * dilation`` of the input's `height`, for all k
-    below `kernel`.
+    """Interleaving of an image's rows: each buffer row holds all rows of the input that a kernel reads.
 
-    Channel ``k * c + i`` of a pixel is channel i (of c) of row k; rows that the input has not are `fill`, int8 as it is
-    stored.
+    Row y of the buffer's `count` rows holds row ``y * stride - pad + k * dilation`` of the input's `height`, for all
+    k below `kernel`. Channel ``k * c + i`` of a pixel is channel i (of c) of row k. Rows outside the input are
+    `fill`, an int8 as stored.
     """
 
     height: int
@@ -189,7 +198,7 @@ class Rows:
     fill: int
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """The buffer, (n, count, w, kernel * c), of an input (n, height, w, c)."""
+        """Return the buffer, (n, count, w, kernel * c), of an input (n, height, w, c)."""
         n, h, w, c = array.shape
         assert h == self.height
         rows = (
@@ -197,16 +206,16 @@ class Rows:
             - self.pad
             + self.dilation * np.arange(self.kernel)[None, :]
         )
-        taken = array[:, np.clip(rows, 0, h - 1)]
-        taken[:, (rows < 0) | (rows >= h)] = self.fill
-        return taken.transpose(0, 1, 3, 2, 4).reshape(n, self.count, w, self.kernel * c)
+        gathered = array[:, np.clip(rows, 0, h - 1)]
+        gathered[:, (rows < 0) | (rows >= h)] = self.fill
+        return gathered.transpose(0, 1, 3, 2, 4).reshape(n, self.count, w, self.kernel * c)
 
 
 def slice_indices(size: int, start: int, end: int, step: int) -> np.ndarray:
-    """Indices along an axis of `size` elements (int64), from `start` to `end` by `step`.
+    """Return the indices that a slice selects from an axis of `size` elements, int64.
 
-    Both ends count from the back if they are negative, and are then clamped. Python clamps a start ahead of the first
-    element to nothing if the step is negative, ONNX to the first element.
+    Negative ends count from the back, then both are clamped. With a negative step ONNX clamps a start before the
+    first element to that element, unlike Python.
     """
     low, high = (0, size) if step > 0 else (-1, size - 1)
     first, last = (at + size if at < 0 else at for at in (int(start), int(end)))

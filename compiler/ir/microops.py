@@ -1,14 +1,14 @@
-"""The micro-ops that say what device operators mean, and a small numpy interpreter that runs them.
+"""Micro-ops: the executable definition of device operators, and a numpy interpreter for it.
 
-Values are integer arrays whose axes have names, like the letters of an einsum: ``n h w c`` for an image, ``y x`` for
-the rows and columns of a window, ``g`` for groups and ``o`` for outputs of a group. There are four micro-ops:
+Values are integer arrays with named axes, like the letters of an einsum: ``n h w c`` for an image, ``y x`` for the
+rows and columns of a window, ``g`` for groups and ``o`` for outputs of a group. There are four micro-ops:
 
 - `reindex` builds an array by reading another at computed coordinates, with a fill value where they are out of range;
 - `elementwise` combines arrays, matched by axis name;
 - `reduce` sums or takes the maximum over axes;
 - `select` chooses by a condition.
 
-Requantisation is the fixed-point arithmetic of `weft.hdl.isa.Vec`, so the results equal the device's bit for bit.
+Requantisation is the fixed-point arithmetic of `weft.hdl.isa.Vec`, so that results equal the device's bit for bit.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from weft.compiler.ir.scales import quantise_scales
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An integer array with one letter an axis."""
+    """Integer array with one letter per axis."""
 
     array: np.ndarray
     axes: str
 
     @classmethod
     def image(cls, array: np.ndarray) -> Value:
-        """The contents of a view: (n, h, w, c)."""
+        """Return the contents of a view, (n, h, w, c), as a value."""
         return cls(array.astype(np.int64), "nhwc")
 
     def int8(self) -> np.ndarray:
-        """The contents of a view, (n, h, w, c)."""
+        """Return the value as the contents of a view, int8 (n, h, w, c)."""
         return self.spread("nhwc").astype(np.int8)
 
     def size(self, axis: str) -> int:
         return self.array.shape[self.axes.index(axis)]
 
     def spread(self, axes: str) -> np.ndarray:
-        """The array with `axes` in this order, missing ones of size 1."""
+        """Return the array with `axes` in this order, missing axes of size 1."""
         present = [axis for axis in axes if axis in self.axes]
         moved = self.array.transpose([self.axes.index(axis) for axis in present])
         return moved[tuple(slice(None) if axis in self.axes else None for axis in axes)]
 
 
 def reindex(source: Value, axes: str, coordinates: dict[str, Value], fill: int = 0) -> Value:
-    """``result[axes] = source[coordinates]``; `coordinates` gives an index for each axis of the source.
+    """Return ``source[coordinates]`` over `axes`; `coordinates` has an index for each axis of the source.
 
-    Axes of the source that are not in `coordinates` are kept under their name.
+    Source axes without coordinates keep their names.
     """
     grids, valid = [], np.ones((1,) * len(axes), bool)
     for axis in source.axes:
         size = source.size(axis)
         index = coordinates[axis].spread(axes) if axis in coordinates else iota(axis, size).spread(axes)
+        # Out-of-range elements read a clipped index, and are replaced by `fill` below.
         valid = valid & (index >= 0) & (index < size)
         grids.append(np.clip(index, 0, size - 1))
     read = source.array[tuple(grids)]
@@ -64,25 +65,25 @@ def reindex(source: Value, axes: str, coordinates: dict[str, Value], fill: int =
 
 
 def iota(axis: str, size: int) -> Value:
-    """0, 1, 2, ... along one axis."""
+    """Return 0, 1, 2, ... along one axis."""
     return Value(np.arange(size, dtype=np.int64), axis)
 
 
 def elementwise(function: Callable[..., np.ndarray], *values: Value) -> Value:
-    """A function of arrays that are matched by axis name and broadcast."""
+    """Apply a function to arrays that are matched by axis name and broadcast."""
     axes = "".join(dict.fromkeys("".join(value.axes for value in values)))
     return Value(function(*(value.spread(axes) for value in values)), axes)
 
 
 def reduce(kind: str, value: Value, axes: str) -> Value:
-    """The sum ("add") or maximum ("maximum") over `axes`."""
+    """Return the sum ("add") or maximum ("maximum") over `axes`."""
     function = {"add": np.add, "maximum": np.maximum}[kind]
     kept = "".join(axis for axis in value.axes if axis not in axes)
     return Value(function.reduce(value.array, axis=tuple(value.axes.index(axis) for axis in axes)), kept)
 
 
 def product_sum(a: Value, b: Value, axes: str) -> Value:
-    """``reduce("add", elementwise(multiply, a, b), axes)`` without the intermediate array.
+    """Return ``reduce("add", elementwise(multiply, a, b), axes)`` without the intermediate array.
 
     Products and sums below 2**53 are exact in float64, which is much faster than int64.
     """
@@ -94,7 +95,7 @@ def product_sum(a: Value, b: Value, axes: str) -> Value:
 
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
-    """`yes` where the condition holds, else `no`."""
+    """Return `yes` where the condition holds, else `no`."""
     return elementwise(np.where, condition, yes, no)
 
 
@@ -103,12 +104,13 @@ def scalar(value: int) -> Value:
 
 
 def wrap32(value: Value) -> Value:
-    """Modulo 2**32, as int32."""
+    """Return values modulo 2**32, as int32."""
     return elementwise(lambda x: ((x + (1 << 31)) & 0xFFFFFFFF) - (1 << 31), value)
 
 
 def divide_half_even(value: Value, shift: Value) -> Value:
-    """``round_half_even(value / 2**shift)``, exactly."""
+    """Return ``round_half_even(value / 2**shift)``, exactly."""
+    # An arithmetic shift rounds down; then add 1 above one half, and at one half if the floor is odd.
     floor = elementwise(lambda p, s: p >> s, value, shift)
     rest = elementwise(lambda p, s, q: p - (q << s), value, shift, floor)
     half = elementwise(lambda s: np.where(s > 0, np.int64(1) << np.maximum(s - 1, 0), 1), shift)
@@ -118,18 +120,18 @@ def divide_half_even(value: Value, shift: Value) -> Value:
 
 
 def clamp(value: Value, op: DeviceOp) -> Value:
-    """Zero point and clamp."""
+    """Add the operator's zero point, and clamp to its range."""
     return elementwise(lambda q: np.clip(q + op.y_zero, op.low, op.high), value)
 
 
-def looked_up(value: Value, op: DeviceOp) -> Value:
-    """Results behind the look-up table of the operator, if it has one."""
+def apply_lookup(value: Value, op: DeviceOp) -> Value:
+    """Apply the operator's look-up table, if it has one."""
     table = op.lookup
     return value if table is None else elementwise(lambda q: table[q + 128].astype(np.int64), value)
 
 
 def window_of(x: Value, window: Window, out: tuple[int, int], fill: int) -> Value:
-    """The elements of each window: axes ``n h w y x`` and the channel axes of `x`."""
+    """Return the elements of each window: axes ``n h w y x`` and the channel axes of `x`."""
     rows = elementwise(
         lambda o, k: o * window.stride[0] + k * window.dilation[0] - window.pad[0],
         iota("h", out[0]),
@@ -145,6 +147,6 @@ def window_of(x: Value, window: Window, out: tuple[int, int], fill: int) -> Valu
 
 
 def requantise(value: Value, scale: np.ndarray | float, axes: str, op: DeviceOp, bits: int) -> Value:
-    """The accumulator `value` times `scale` (one per element of `axes`), rounded, with zero point and clamp."""
+    """Return sums times `scale` (one per element of `axes`), rounded, with zero point and clamp."""
     mantissa, shift = (Value(item, axes) for item in quantise_scales(scale, bits))
     return clamp(divide_half_even(elementwise(np.multiply, wrap32(value), mantissa), shift), op)

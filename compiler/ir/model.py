@@ -1,4 +1,4 @@
-"""A whole model for device and host: segments, and how values get from one to the other."""
+"""A whole model for device and host: segments, and the transfers between them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from weft.compiler.ir.products import RowIndices
 
 READ_ON_HOST = "its result is read on the host"
 COMPUTED_ON_HOST = "its input is computed on the host"
-"""How reasons begin that a node is on the host for because its neighbours are."""
+"""Openings of the reasons that keep a node on the host because of its neighbours."""
 CLAMPED = "are clamped"
-"""What notes on nodes of the device say of values that have no range of the device's: results are wrong there."""
+"""Mark of notes on device nodes whose values may exceed the device's range, which makes results wrong."""
 
 Assignment = tuple[tuple[str, str, str, str], ...]
 """(name, operator, "device" or "host", reason) of every node."""
 
 
-def clamps(assignment: Iterable[tuple[str, str, str, str]]) -> tuple[str, ...]:
-    """The warnings of an assignment: a sentence for each value of the device that may be clamped."""
+def clamp_warnings(assignment: Iterable[tuple[str, str, str, str]]) -> tuple[str, ...]:
+    """Return a warning for each device value that may be clamped."""
     return tuple(
         f"{name} ({operator}): {note}"
         for name, operator, place, reason in assignment
@@ -37,7 +37,7 @@ def clamps(assignment: Iterable[tuple[str, str, str, str]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class HostSegment:
-    """A part of the model that the host evaluates (`weft.compiler.host`).
+    """Part of the model that the host evaluates (`weft.compiler.host`).
 
     `nodes` are (node name, operator type, reason) for the report.
     """
@@ -48,24 +48,33 @@ class HostSegment:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The values that it reads."""
+        """Values that it reads."""
         return self.network.inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The values that it makes."""
+        """Values that it computes."""
         return self.network.outputs
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A value of the model that the host writes to a device buffer, or reads from one.
+    """A value of the model that the host writes to a device buffer, or reads from it.
 
-    The value, which has the model's shape and order of axes, is reshaped to `shape`, transposed by `perm` and reshaped
-    to `nhwc`: that is the content of the buffer. `unsigned` marks uint8 values, which are stored minus 128.
-    `model_shape` is the value's own shape (None: it is `shape`). With `wide` values have 16 bits (unsigned ones are
-    stored minus 32768), and the buffer has two planes of shape `nhwc`, as `View.planes` tells. With `index` the value
-    is int64, of which that many bits are stored. With `rows` it has indices, and their offsets are stored.
+    The buffer's contents are the value, reshaped to `shape`, transposed by `perm` and reshaped to `nhwc`.
+
+    Attributes
+    ----------
+    model_shape : tuple of int or None
+        Shape of the value; None if it is `shape`.
+    unsigned : bool
+        Whether values are unsigned; these are stored minus half their range.
+    wide : bool
+        Whether values have 16 bits; the buffer then has two planes of shape `nhwc` (`View.planes`).
+    index : bool
+        Whether the value is int64, of which only the low 8 or 16 bits are stored.
+    rows : RowIndices or None
+        If set, the value has row indices, and their byte offsets are stored.
     """
 
     value: str
@@ -81,23 +90,23 @@ class Transfer:
 
     @property
     def dtype(self) -> str:
-        """The type of the value's elements."""
+        """Type of the value's elements."""
         if self.rows is not None:
             return self.rows.dtype
-        return "int64" if self.index else self.stored
+        return "int64" if self.index else self.stored_dtype
 
     @property
-    def stored(self) -> str:
-        """The type of the elements that are stored."""
+    def stored_dtype(self) -> str:
+        """Type of the stored elements."""
         return f"{'u' if self.unsigned else ''}int{16 if self.wide else 8}"
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A whole model: segments in order, how values enter and leave device buffers, and the model's signature.
+    """A whole model: segments in order, transfers, and the model's signature.
 
-    `inputs` and `outputs` map names to (numpy dtype name, shape). They are those of the user: `states`, which are kept
-    from run to run, are apart.
+    `inputs` and `outputs` map names to (numpy dtype name, shape). They are the user's; `states`, which persist
+    between runs, are separate.
     """
 
     segments: tuple[DeviceSegment | HostSegment, ...]
@@ -111,7 +120,7 @@ class Graph:
 
 
 def dump(graph: Graph) -> str:
-    """All segments, in order."""
+    """Return all segments as text, in order."""
     parts = (
         dump_segment(item)
         if isinstance(item, DeviceSegment)
@@ -122,11 +131,11 @@ def dump(graph: Graph) -> str:
 
 
 def dump_segment(segment: DeviceSegment) -> str:
-    """A device segment: operators with operands, results and plans, and what is known of buffers."""
+    """Return a device segment as text: buffers, and operators with operands, results and plans."""
     lines = [f"device {segment.name}:"]
     lines += [f"  rows of {name} side by side: {rows}" for name, rows in segment.rows.items()]
     lines += [f"  {name} stays on chip at vector {address}" for name, address in segment.resident.items()]
-    lines += [f"  {name} becomes {made} at the end" for name, made in segment.states.items()]
+    lines += [f"  {name} becomes {output} at the end" for name, output in segment.states.items()]
     lines += [f"  operators {first} to {stop - 1} are a chain in strips" for first, stop, _ in segment.strips]
     for index, op in enumerate(segment.ops):
         read = ", ".join(map(_view, op.sources))
@@ -170,7 +179,7 @@ _CONVOLUTIONS = ("Conv", "ConvInteger", "QLinearConv")
 
 @dataclass(frozen=True)
 class Shares:
-    """Multiplications of convolutions and matrix products by where they run, and bytes that cross in each run."""
+    """Multiply-accumulates of convolutions and matrix products by where they run, and bytes transferred per run."""
 
     device_macs: int
     host_macs: int
@@ -179,18 +188,18 @@ class Shares:
 
     @property
     def crossing(self) -> int:
-        """Bytes that cross in either direction."""
+        """Bytes transferred in both directions."""
         return self.bytes_to_device + self.bytes_from_device
 
     @property
     def on_device(self) -> float:
-        """The share of multiplications that the device does; 1 of none at all."""
+        """Fraction of multiply-accumulates on the device; 1 if there are none at all."""
         total = self.device_macs + self.host_macs
         return self.device_macs / total if total else 1.0
 
 
 def shares(graph: Graph) -> Shares:
-    """The shares of an imported model. Multiplications of host operators whose shapes are not known count as none."""
+    """Return the shares of an imported model. Host operators of unknown shape count as no multiplications."""
     device = host = 0
     for segment in graph.segments:
         if isinstance(segment, DeviceSegment):
@@ -204,7 +213,7 @@ def shares(graph: Graph) -> Shares:
 
 
 def _macs(node: Node, network: Network) -> int:
-    """Multiplications of a node that the host runs."""
+    """Return a host node's multiply-accumulates."""
     if node.op not in (*_PRODUCTS, *_CONVOLUTIONS, "ConvTranspose"):
         return 0
     shapes = [_shape(network, name) for name in (*node.inputs, node.outputs[0])]
@@ -218,16 +227,16 @@ def _macs(node: Node, network: Network) -> int:
 
 
 def _shape(network: Network, name: str) -> tuple[int, ...] | None:
-    """The shape of a value, None if it is not known."""
     known = network.type_of(name) if name else None
     return None if known is None else known.sizes
 
 
-def reasons(assignment: Iterable[tuple[str, str, str, str]]) -> Counter[str]:
-    """How many nodes of `Graph.assignment` run on the host for each reason, without those that follow their neighbours.
+def host_reasons(assignment: Iterable[tuple[str, str, str, str]]) -> Counter[str]:
+    """Count the host nodes of `Graph.assignment` by reason, without nodes that follow their neighbours.
 
-    What a reason says in brackets at its end is of one node only, and left out.
+    Remarks in brackets at the end of a reason concern one node only, and are left out.
     """
+    # Nodes that only follow their neighbours would hide the reasons that matter.
     follows = (READ_ON_HOST, COMPUTED_ON_HOST)
     own = (why for _, _, place, why in assignment if place == "host" and not why.startswith(follows))
     return Counter(re.sub(r" \(.*\)$", "", why) for why in own)

@@ -1,6 +1,6 @@
-"""A neural network as graph of operators, in no file format: what readers make, and what the front end works on.
+"""Neural network as a graph of operators, independent of file formats: the front end's input.
 
-Operators have ONNX's names and meanings. Readers of other formats express theirs in them.
+Operators have ONNX's names and semantics; readers of other formats translate theirs.
 """
 
 from __future__ import annotations
@@ -18,46 +18,55 @@ import numpy as np
 from weft.hdl.schema import SchemaError, printable, short_repr
 
 LINKS = ("QuantizeLinear", "DequantizeLinear")
-"""Between real numbers and integers. ONNX Runtime has them for 16 bits in any version, ONNX from version 21 on."""
+"""Operators between real numbers and integers.
+
+In 16 bits ONNX has them from version 21 on, ONNX Runtime in any version.
+"""
 DTYPES = (
     "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
     "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu", "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
     "object",
 )  # fmt: skip
-"""Names of the element types that values may have, as numpy or ml_dtypes call them; "object" holds strings."""
+"""Names of element types, as in numpy or ml_dtypes; "object" is for strings."""
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The element type of a name in `DTYPES`."""
+    """Return the numpy type of a name in `DTYPES`."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 class Type(NamedTuple):
-    """The type of a value: its elements, one of `DTYPES`, and its shape; sizes, or the whole shape, may be unknown."""
+    """Type of a value: element type, from `DTYPES`, and shape. Sizes, or the whole shape, may be unknown."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The shape, if all of it is known."""
-        found = tuple(size for size in self.shape or () if size is not None)
-        return None if self.shape is None or len(found) < len(self.shape) else found
+        """Shape if it is fully known, else None."""
+        sizes = tuple(size for size in self.shape or () if size is not None)
+        return None if self.shape is None or len(sizes) < len(self.shape) else sizes
 
 
 def type_of(value: np.ndarray) -> Type:
-    """The type of a constant."""
+    """Return the type of a constant."""
     return Type("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operator: `operator` of the operator set `domain`, of which "" is ONNX's own.
+    """One operator: `operator` of the operator set `domain`; "" is ONNX's own.
 
-    `inputs` has "" for inputs that are left out. `attributes` are what it is told beside them: int, float, str (bytes
-    for text that is not UTF-8), ndarray, `Network` for a branch or the body of a loop, or a tuple of one of these.
-    `index` is its place in the whole model.
+    Attributes
+    ----------
+    inputs : tuple of str
+        Names of values; "" for an omitted input.
+    attributes : mapping of str to object
+        int, float, str (bytes for text that is not UTF-8), ndarray, `Network` for a branch or loop body, or a tuple
+        of these.
+    index : int
+        Position in the whole model.
     """
 
     operator: str
@@ -70,30 +79,30 @@ class Node:
 
     @cached_property
     def op(self) -> str:
-        """The operator with the domain in front if it is not ONNX's own: "com.microsoft.Attention" is another. Those of
-        `LINKS` are the same in all domains."""
+        """Operator with its domain, as in "com.microsoft.Attention"; without it for ONNX's own operators and for
+        `LINKS`."""
         return (
             f"{self.domain}.{self.operator}" if self.domain and self.operator not in LINKS else self.operator
         )
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name for messages."""
         return f"node {self.name!r} ({self.op})"
 
     def input(self, index: int) -> str:
-        """The name of an input, "" if it is left out."""
+        """Return the name of an input, "" if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All values that it reads, those that only its bodies read included; each once."""
-        inside = (name for graph in self.bodies for name in graph.captured)
+        """All values that it and its bodies read, each once."""
+        inside = (name for graph in self.bodies for name in graph.captures)
         return tuple(dict.fromkeys((*(name for name in self.inputs if name), *inside)))
 
     @property
     def bodies(self) -> Iterator[Network]:
-        """The networks inside an operator of control flow: bodies of loops, and branches."""
+        """Networks inside an operator of control flow: loop bodies and branches."""
         for value in self.attributes.values():
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Network):
@@ -101,30 +110,33 @@ class Node:
 
 
 class Names:
-    """Names of the values of a network that is made."""
+    """Generator of unique value names."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        """A name that no value has yet: the one that is asked for, or with a number behind it."""
-        found = name
-        while found in self._taken:
+        """Return `name`, with a number appended if it is taken."""
+        candidate = name
+        while candidate in self._taken:
             self._taken[name] += 1
-            found = f"{name}_{self._taken[name]}"
-        self._taken[found] = 0
-        return found
+            candidate = f"{name}_{self._taken[name]}"
+        self._taken[candidate] = 0
+        return candidate
 
 
 def producer(nodes: Iterable[Node], name: str) -> Node | None:
-    """The first node that has the output `name`."""
+    """Return the first node with the output `name`, or None."""
     return next((node for node in nodes if name in node.outputs), None)
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A value that is kept from run to run: input `source` of a network is `initial` in the first run, and afterwards
-    what output `target`, of the same type and shape, was in the run before."""
+    """A value that persists between runs.
+
+    Input `source` of a network is `initial` in the first run, and afterwards the previous run's output `target`, of
+    equal type and shape.
+    """
 
     source: str
     target: str
@@ -135,10 +147,16 @@ class State:
 class Network:
     """Operators in topological order.
 
-    `types` has those of values as far as they are known, constants left out, and `opsets` the version of each
-    operator set. Bodies of control flow have no `opsets`: they are those of the network around them. `states` are kept
-    from run to run; `inputs` and `outputs` have theirs. `largest` has what a calibration found inside nodes, by their
-    names: the largest absolute value of an LSTM's cells, and of the largest scores of rows that a Softmax reads.
+    Attributes
+    ----------
+    types : mapping of str to Type
+        Known types of values, without constants.
+    opsets : mapping of str to int
+        Version of each operator set. Bodies of control flow have none, and use the enclosing network's.
+    states : tuple of State
+        Values that persist between runs; `inputs` and `outputs` include theirs.
+    largest : mapping of str to float
+        Calibrated magnitudes inside nodes, by node name: of an LSTM's cells, or of a Softmax's largest scores per row.
     """
 
     nodes: tuple[Node, ...]
@@ -152,34 +170,34 @@ class Network:
 
     @property
     def opset(self) -> int:
-        """The version of ONNX's own operators."""
+        """Version of ONNX's own operators."""
         return self.opsets.get("", 1)
 
     @property
-    def captured(self) -> tuple[str, ...]:
-        """The values that a body of control flow reads from the networks around it."""
+    def captures(self) -> tuple[str, ...]:
+        """Values that a body of control flow reads from enclosing networks."""
         own = {*self.inputs, *self.constants, *(name for node in self.nodes for name in node.outputs)}
         read = (*(name for node in self.nodes for name in node.reads), *self.outputs)
         return tuple(name for name in dict.fromkeys(read) if name not in own)
 
     def type_of(self, name: str) -> Type | None:
-        """The type of a value or a constant, None if it is not known."""
+        """Return the type of a value or constant, None if unknown."""
         constant = self.constants.get(name)
         return self.types.get(name) if constant is None else type_of(constant)
 
     def part(self, nodes: Iterable[Node], outputs: Iterable[str]) -> Network:
-        """Some of the nodes as a network of their own, which makes `outputs`; inputs are in the order of reading."""
+        """Return some of the nodes as a network that computes `outputs`; its inputs are in the order of first use."""
         nodes, outputs = tuple(nodes), tuple(outputs)
-        made = dict.fromkeys(
+        produced = dict.fromkeys(
             name for node in nodes for name in node.outputs
-        )  # in order, as files are the same then
+        )  # a dict, not a set: order must not vary between runs
         read = dict.fromkeys((*(name for node in nodes for name in node.reads), *outputs))
-        outer = [name for name in read if name not in made]
+        outer = [name for name in read if name not in produced]
         return Network(
             nodes,
             tuple(name for name in outer if name not in self.constants),
             outputs,
-            {name: self.types[name] for name in (*outer, *made) if name in self.types},
+            {name: self.types[name] for name in (*outer, *produced) if name in self.types},
             {name: self.constants[name] for name in outer if name in self.constants},
             self.opsets,
         )
@@ -187,22 +205,22 @@ class Network:
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """A file format of quantised models beside ONNX, and its reader.
+    """File format of quantised models other than ONNX, and its reader.
 
     Attributes
     ----------
     name : str
-        As in "an MLIR model", with its article.
+        Name with article, as in "an MLIR model".
     suffix : str
-        Of file names.
+        Suffix of file names.
     recognises : callable
         Whether a file that begins with these bytes has the format.
     read : callable
-        The network of a file's bytes; the second argument is what messages call the file. Raises `CompileError`.
+        Return the network of a file's bytes; the second argument names the file in messages. Raises `CompileError`.
     states : str
-        Says in messages why no states can be named for a model.
+        Why states cannot be named for such a model, for messages.
     how_to_quantise : str
-        Says in messages how a float model is quantised before it is written in this format.
+        How to quantise a float model before writing this format, for messages.
     """
 
     name: str
@@ -214,9 +232,9 @@ class ModelFormat:
 
 
 _DEPTH = 32
-"""Largest depth of networks inside each other."""
+"""Greatest nesting depth of networks."""
 _SHOWN = 200
-"""Characters of a library's message that are shown."""
+"""Most characters of a library's message to quote."""
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
@@ -224,13 +242,11 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
 
 
 class _Bytes(_Stored, tag="bytes"):
-    """Text that is not UTF-8."""
-
     data: bytes
 
 
 class _Tensor(_Stored, tag="tensor"):
-    """The elements of a tensor in row-major order and little endian; for strings there are `texts` instead."""
+    """Tensor's elements in row-major order, little-endian; strings are in `texts` instead."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -265,17 +281,17 @@ _Value = int | float | str | _Bytes | _Tensor | _Network | _List
 
 
 def encode(network: Network) -> bytes:
-    """The bytes of a network, for `decode`."""
-    return msgspec.msgpack.encode(_stored(network))
+    """Return a network as bytes for `decode`."""
+    return msgspec.msgpack.encode(_to_stored(network))
 
 
 def decode(raw: bytes) -> Network:
-    """The network that some bytes stand for. Whether it makes sense is for `weft.compiler.host.onnx_model.check`.
+    """Return the network that `raw` encodes. Its consistency is checked by `weft.compiler.host.onnx_model.check`.
 
     Raises
     ------
     SchemaError
-        If they stand for none, or for tensors of another size or type than they say.
+        If the bytes are no network, or a tensor's data contradicts its type or shape.
     """
     try:
         stored = msgspec.msgpack.decode(raw, type=_Network)
@@ -288,37 +304,45 @@ def decode(raw: bytes) -> Network:
     return _network(stored, 0)
 
 
-def _stored(value: Any) -> Any:
-    """A network, or a part of one, as it is stored."""
+def _to_stored(value: Any) -> Any:
+    """Return the storable form of a network or of a part of it."""
     if isinstance(value, Network):
         nodes = tuple(map(_node, value.nodes))
-        constants = {name: _stored(array) for name, array in value.constants.items()}
+        constants = {name: _to_stored(array) for name, array in value.constants.items()}
         return _Network(nodes, value.inputs, value.outputs, dict(value.types), constants, dict(value.opsets))
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OSU":
             return _Tensor("object", value.shape, b"", tuple(map(str, value.reshape(-1).tolist())))
         return _Tensor(value.dtype.name, value.shape, value.tobytes())
     if isinstance(value, tuple):
-        return _List(tuple(map(_stored, value)))
+        return _List(tuple(map(_to_stored, value)))
     return _Bytes(value) if isinstance(value, bytes) else value
 
 
 def _node(node: Node) -> _Node:
-    attributes = {name: _stored(value) for name, value in node.attributes.items()}
+    attributes = {name: _to_stored(value) for name, value in node.attributes.items()}
     return _Node(node.operator, node.inputs, node.outputs, attributes, node.domain, node.name, node.index)
 
 
 def _network(stored: _Network, depth: int) -> Network:
     if depth > _DEPTH:
         raise SchemaError("it is nested too deeply")
-    for name, found in stored.types.items():
-        if found.dtype not in DTYPES:
-            raise SchemaError(f"value {short_repr(name)} is of the unknown type {short_repr(found.dtype)}")
+    for name, kind in stored.types.items():
+        if kind.dtype not in DTYPES:
+            raise SchemaError(f"value {short_repr(name)} is of the unknown type {short_repr(kind.dtype)}")
     nodes = (
-        Node(node.operator, node.inputs, node.outputs, _values(node.attributes, depth), node.domain, node.name,
-             node.index)
+        Node(
+            node.operator,
+            node.inputs,
+            node.outputs,
+            _values(node.attributes, depth),
+            node.domain,
+            node.name,
+            node.index,
+        )
         for node in stored.nodes
-    )  # fmt: skip
+    )
+    # Names and types come from a file, which may contain anything.
     constants = _values(stored.constants, depth)
     return Network(tuple(nodes), stored.inputs, stored.outputs, stored.types, constants, stored.opsets)
 
@@ -328,7 +352,6 @@ def _values(stored: Mapping[str, _Value], depth: int) -> dict[str, Any]:
 
 
 def _value(name: str, value: _Value, depth: int) -> Any:
-    """An attribute or a constant as networks have it."""
     if isinstance(value, _Tensor):
         return _array(name, value)
     if isinstance(value, _Network):
@@ -344,8 +367,10 @@ def _array(name: str, tensor: _Tensor) -> np.ndarray:
         raise SchemaError(f"{what} is of the unknown type {short_repr(tensor.dtype)}")
     textual, dtype = tensor.dtype == "object", dtype_of(tensor.dtype)
     count = len(tensor.texts) if textual else len(tensor.data) / dtype.itemsize
+    # `math.prod` of two negative sizes would be positive.
     if min(tensor.shape, default=0) < 0 or count != math.prod(tensor.shape):
         raise SchemaError(f"{what} is not of the shape {short_repr(tensor.shape)} that it is said to have")
+    # numpy takes any byte as a bool, so check that all are 0 or 1.
     if tensor.dtype == "bool" and tensor.data.translate(None, b"\0\1"):
         raise SchemaError(f"{what} is of bool, and holds other numbers than 0 and 1")
     try:

@@ -1,4 +1,4 @@
-"""Products of matrices that are both computed at run time: one of the device's operators."""
+"""Device operators whose second operand is no weight: matrix products of activations, and embeddings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from weft.compiler.ir.scales import causal
 from weft.hdl.isa import PAGE_ENTRY
 
 Counts = tuple[int, int]
-"""Images, and heads of an image."""
+"""Images, and heads per image."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product(DeviceOp):
-    """The product of matrices A and B of activations, for each head of each image::
+    """Matrix product of activations A and B, for each head of each image::
 
         sum = sum_k (a[i, k] - a_zero) * (b[k, j] - b_zero)
         q   = sat(round_half_even(sum * scale) + y_zero), clamped to [low, high]
 
-    With `transposed`, B is given with a row for each column of the result: b[j, k] takes the place of b[k, j]. With
-    `a_transposed`, A is given with a row for each element of the contraction: a[k, i] takes the place of a[i, k].
-    Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
-    images, shape (images * heads, 1, rows, size); each operand as it likes. `counts` are the images and heads of the
-    result. Those of an operand may be fewer: 1 image for all, or a head for several that follow each other.
+    With `transposed`, B is stored as b[j, k]: a row for each column of the result. With `a_transposed`, A is stored
+    as a[k, i]: a row for each element of the contraction.
+
+    Heads lie side by side in the channels, shape (images, 1, rows, heads * size), or one after the other as images,
+    shape (images * heads, 1, rows, size); operands may differ in this. `counts` are the images and heads of the
+    result. An operand may have fewer: 1 image for all, or one head for several consecutive heads.
     """
 
     name: str
@@ -70,12 +71,12 @@ class Product(DeviceOp):
         return prod(self.counts) * self.rows * self.depth * self.columns
 
     def place(self, counts: Counts, image: int, head: int) -> Counts:
-        """The image and head of an operand with `counts` that are those of a matrix of the result."""
+        """Return the image and head of an operand with `counts` that belong to a matrix of the result."""
         return image % counts[0], head * counts[1] // self.counts[1]
 
 
 def _width(view: View, counts: Counts) -> int:
-    """Elements of a row of one matrix of an operand."""
+    """Return the elements in a row of one matrix of an operand."""
     n, h, w, c = view.shape
     return n * h * w * c // (prod(counts) * w)
 
@@ -83,26 +84,29 @@ def _width(view: View, counts: Counts) -> int:
 INDICES = ("int32", "int64")
 """Types of indices."""
 _BLOCK = 1 << 22
-"""Elements of a table that are quantised at a time."""
+"""Elements of a table to quantise at a time."""
 
 
 @dataclass(frozen=True)
 class RowIndices:
-    """What the host stores of a value that has indices of rows: 32-bit byte offsets of rows that are `pitch` bytes
-    long. There are `rows` of them, and indices of type `dtype`; negative ones count from the end."""
+    """Row indices of type `dtype` that the host stores as 32-bit byte offsets of rows.
+
+    The table has `rows` rows of `pitch` bytes; negative indices count from the end.
+    """
 
     dtype: str
     rows: int
     pitch: int
 
     def offsets(self, name: str, value: np.ndarray) -> np.ndarray:
-        """The bytes of the offsets of all indices of a value called `name`, int8 of shape (1, 1, count, 4).
+        """Return the byte offsets of the indices of a value called `name`, int8 (1, 1, count, 4).
 
         Raises
         ------
         CompileError
-            For an index of no row.
+            If an index has no row.
         """
+        # Check here: on the device a wrong index would read other memory.
         wrong = np.argwhere((value < -self.rows) | (value >= self.rows))
         if len(wrong):
             at = tuple(wrong[0].tolist())
@@ -115,11 +119,11 @@ class RowIndices:
 
 @dataclass(frozen=True, eq=False)
 class Embedding(DeviceOp):
-    """For each index a row: q = sat(round_half_even(values[index] * scale) + y_zero), clamped to [low, high].
+    """Row look-up: q = sat(round_half_even(values[index] * scale) + y_zero), clamped to [low, high], for each index.
 
-    `values` are numbers of shape (rows, columns), and `scale` float64 broadcasts to them. All of it is known ahead, so
-    memory has `content`, and the device moves rows. `src` is a buffer of kind "table" of shape (1, 1, count, 4), for
-    each row of `dst`, (1, 1, count, columns), its little-endian 32-bit byte offset in `content`.
+    `values` are numbers (rows, columns), and `scale` float64 broadcasts to them. All rows are known at compile time:
+    memory holds `content`, and the device moves rows. `src` is a buffer of kind "table", shape (1, 1, count, 4). For
+    each row of `dst`, (1, 1, count, columns), it has the little-endian 32-bit byte offset in `content`.
     """
 
     name: str
@@ -131,31 +135,31 @@ class Embedding(DeviceOp):
     low: int = -128
     high: int = 127
 
-    def quantised(self, least: int = -128, most: int = 127) -> np.ndarray:
-        """The rows as integers from `least` to `most`, int16 of shape (rows, columns)."""
+    def quantise(self, least: int = -128, most: int = 127) -> np.ndarray:
+        """Return the rows as integers from `least` to `most`, int16 (rows, columns)."""
         rows, columns = self.values.shape
-        made = np.empty(self.values.shape, np.int16)
+        rows_quantised = np.empty(self.values.shape, np.int16)
         scale = np.broadcast_to(self.scale, self.values.shape)
         low, high = max(self.low, least), min(self.high, most)
         step = max(1, _BLOCK // columns)
         for first in range(0, rows, step):
             part = slice(first, first + step)
-            made[part] = np.clip(np.rint(self.values[part] * scale[part]) + self.y_zero, low, high)
-        return made
+            rows_quantised[part] = np.clip(np.rint(self.values[part] * scale[part]) + self.y_zero, low, high)
+        return rows_quantised
 
     @cached_property
     def content(self) -> np.ndarray:
-        """The rows as they lie in memory, int8."""
-        return self.quantised().astype(np.int8)
+        """Rows as stored in memory, int8."""
+        return self.quantise().astype(np.int8)
 
 
 def attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The output (int8, shape of `op.dst`) of attention whose keys and values are not in pages."""
-    return quantise(op, means(op, q, k, v))
+    """Return the output of attention without pages, int8 of the shape of `op.dst`."""
+    return quantise(op, unrounded_attention(op, q, k, v))
 
 
-def means(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The same before rounding, zero point and clamp: float64, in steps of the output."""
+def unrounded_attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return attention's output before rounding, zero point and clamp: float64, in steps of the output."""
     if op.page:
         raise ValueError(f"{op.name}: pages are only known on the device")
     queries = split_heads(q, op.images, op.heads) - op.q_zero
@@ -168,35 +172,36 @@ def means(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndar
     if op.rounding is not None:
         to = op.rounding
         scores = np.clip(np.rint(scores * to.scale), to.low - to.zero, to.high - to.zero)
-    result = probabilities(scores * op.score_scale, allowed(op)[:, None]) @ values
+    # Softmax in float64: the device's bytes differ by a few levels (`is_exact`).
+    result = probabilities(scores * op.score_scale, visible_keys(op)[:, None]) @ values
     if op.dst.shape[0] == op.images and op.dst.shape[3] == op.heads * op.v_size:
         result = result.transpose(0, 2, 1, 3)
     return (result * op.scale).reshape(op.dst.shape)
 
 
 def softmax(op: Softmax, x: np.ndarray) -> np.ndarray:
-    """The output (int8) of softmax over the channels."""
+    """Return the output of softmax over the channels, int8."""
     scores = (x.astype(np.float64) - op.x_zero) * op.score_scale
     return quantise(op, probabilities(scores, np.ones(1, bool)) * op.scale)
 
 
 def split_heads(array: np.ndarray, images: int, heads: int) -> np.ndarray:
-    """float64 (images, heads, rows, size) of an operand whose heads are channels or images."""
+    """Return an operand, whose heads are channels or images, as float64 (images, heads, rows, size)."""
     rows = array.shape[2]
     if array.shape[0] == images:
         return array.reshape(images, rows, heads, -1).transpose(0, 2, 1, 3).astype(np.float64)
     return array.reshape(images, heads, rows, -1).astype(np.float64)
 
 
-def allowed(op: Attention) -> np.ndarray:
-    """Which keys every query of every image sees: bool (images, queries, keys)."""
+def visible_keys(op: Attention) -> np.ndarray:
+    """Return which keys each query of each image sees: bool (images, queries, keys)."""
     queries, keys = op.q.shape[2], op.k.shape[2]
     below = np.arange(keys) < np.array(op.lengths)[:, None, None]
     return below & (causal(queries, keys, op.offset) if op.causal else np.ones((queries, 1), bool))
 
 
 def probabilities(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis of what `mask` leaves; zeros where that is nothing."""
+    """Return the softmax over the unmasked elements of the last axis; zeros where all are masked."""
     mask = np.broadcast_to(mask, scores.shape)
     most = np.max(scores, axis=-1, keepdims=True, where=mask, initial=-np.inf)
     powers = np.exp(np.where(mask, scores - np.where(np.isfinite(most), most, 0), -np.inf))

@@ -1,4 +1,4 @@
-"""Requantisation scales as the device holds them: an unsigned mantissa and a right shift."""
+"""Requantisation scales in the device's format: an unsigned mantissa and a right shift."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SHIFT_MAX = 63
 
 
 def quantise_scale(scale: float, bits: int = 24) -> tuple[int, int]:
-    """(mantissa, shift) with ``scale`` ~ ``mantissa / 2**shift``, rounded to nearest.
+    """Return (mantissa, shift) with ``scale`` ~ ``mantissa / 2**shift``, rounded to nearest.
 
     The mantissa has its top bit set (it lies in ``[2**(bits-1), 2**bits)``), except for scales so small that the
-    shift would pass `SHIFT_MAX`: those are rounded at that shift, down to a mantissa of 0.
+    shift would exceed `SHIFT_MAX`: these are rounded at that shift, down to a mantissa of 0.
 
     Raises
     ------
     CompileError
-        For a scale that is negative, not finite, or ``2**bits`` and more.
+        If the scale is negative, not finite, or ``2**bits`` and more.
     """
     if not math.isfinite(scale) or scale < 0:
         raise CompileError(f"a requantisation scale must be a finite number of at least 0, not {scale!r}")
@@ -40,39 +40,42 @@ def quantise_scale(scale: float, bits: int = 24) -> tuple[int, int]:
 
 
 def quantise_scales(scales: np.ndarray | float, bits: int = 24) -> tuple[np.ndarray, np.ndarray]:
-    """Mantissas and shifts of float64 `scales` of any shape, int64, as `quantise_scale` has each.
+    """Return int64 mantissas and shifts of float64 `scales` of any shape (see `quantise_scale`).
 
     Raises
     ------
     CompileError
-        As there.
+        If `quantise_scale` would.
     """
-    given = np.asarray(scales, np.float64).reshape(-1)
-    fraction, exponent = np.frexp(given)
+    flat = np.asarray(scales, np.float64).reshape(-1)
+    # As in `quantise_scale`, for arrays; unusual scales go through it one by one, also for its errors.
+    fraction, exponent = np.frexp(flat)
     mantissa, shift = np.rint(np.ldexp(fraction, bits)), bits - exponent.astype(np.int64)
     above = mantissa == 1 << bits
     mantissa, shift = np.where(above, mantissa / 2, mantissa), shift - above
-    usual = (given > 0) & np.isfinite(given) & (shift >= 0) & (shift <= SHIFT_MAX)
-    found = np.where(usual, mantissa, 0).astype(np.int64)
+    # Zero, scales that underflow, and invalid scales.
+    usual = (flat > 0) & np.isfinite(flat) & (shift >= 0) & (shift <= SHIFT_MAX)
+    mantissas = np.where(usual, mantissa, 0).astype(np.int64)
     for at in np.flatnonzero(~usual).tolist():
-        found[at], shift[at] = quantise_scale(float(given[at]), bits)
-    return found.reshape(np.shape(scales)), shift.reshape(np.shape(scales))
+        mantissas[at], shift[at] = quantise_scale(float(flat[at]), bits)
+    return mantissas.reshape(np.shape(scales)), shift.reshape(np.shape(scales))
 
 
-def negated(zero: int) -> list[int]:
-    """The int8 numbers that add up to minus a zero point: none for 0, and two for the one whose negative is no int8."""
+def negative_parts(zero: int) -> list[int]:
+    """Return int8 numbers that add up to minus a zero point: none for 0, and two for -128."""
     if zero == -128:
         return [64, 64]
     return [-zero] if zero else []
 
 
 def score_multiplier(octaves: float, bits: int = 24) -> tuple[int, int]:
-    """(mantissa, shift) of the scores' multiplier: from `octaves` per unit to 1/128 octave (`weft.hdl.isa.Softmax`).
+    """Return the scores' multiplier as (mantissa, shift): from `octaves` per unit to 1/128 octave
+    (`weft.hdl.isa.Softmax`).
 
     Raises
     ------
     CompileError
-        For a scale of the scores that is not positive and finite, or too large.
+        If the scale of the scores is not positive and finite, or is too large.
     """
     if not math.isfinite(octaves) or octaves <= 0:
         raise CompileError(f"the scale of attention scores must be a positive finite number, not {octaves!r}")
@@ -80,12 +83,12 @@ def score_multiplier(octaves: float, bits: int = 24) -> tuple[int, int]:
 
 
 def normaliser(multiplier: float) -> tuple[int, int]:
-    """(scale, exponent) of `weft.hdl.isa.Normalise` for a positive `multiplier`.
+    """Return (scale, exponent) of `weft.hdl.isa.Normalise` for a positive `multiplier`.
 
     Raises
     ------
     CompileError
-        For a multiplier that is not positive and finite, or 2**22 and more.
+        If the multiplier is not positive and finite, or is 2**22 or more.
     """
     if not math.isfinite(multiplier) or not 0 < multiplier < 1 << 22:
         raise CompileError(
@@ -99,7 +102,7 @@ def normaliser(multiplier: float) -> tuple[int, int]:
 
 
 def quantise_pair(a: float, b: float, bits: int = 24) -> tuple[int, int, int]:
-    """(mantissa of a, mantissa of b, shift): one shift for both, at which the larger has a full mantissa."""
+    """Return (mantissa of a, mantissa of b, shift) with one shift, at which the larger scale has a full mantissa."""
     _, shift = quantise_scale(max(a, b), bits)
     mantissas = [round(math.ldexp(scale, shift)) for scale in (a, b)]
     if max(mantissas) >> bits:  # rounding up reached 2**bits only if quantise_scale lowered the shift already
@@ -107,45 +110,45 @@ def quantise_pair(a: float, b: float, bits: int = 24) -> tuple[int, int, int]:
     return mantissas[0], mantissas[1], shift
 
 
-OCTAVES = 256
-"""What a logit reaches, up and down (`weft.hdl.isa.Softmax`); it is clamped there."""
-CLAMP = OCTAVES * math.log(2)
-"""The same in nats, the unit of scores: 177."""
-REACH = 16 * math.log(2)
-"""Nats below the largest from which the device takes probabilities for 0."""
+LOGIT_OCTAVES = 256
+"""Magnitude at which logits are clamped, in octaves (`weft.hdl.isa.Softmax`)."""
+SCORE_CLAMP = LOGIT_OCTAVES * math.log(2)
+"""Magnitude at which scores are clamped, in nats: 177."""
+SCORE_REACH = 16 * math.log(2)
+"""Nats below the largest score at which the device rounds probabilities to 0."""
 SCALE_LIMIT = 1 << 15
-"""What a 16-bit mantissa without a shift could not hold."""
+"""Least scale that a 16-bit mantissa without a shift cannot hold."""
 
 
-HEADROOM = 1.25
-"""How many times as large as in a calibration the largest scores may be."""
-NEGLIGIBLE = 64 * math.log(2)
-"""Nats by which all scores of a row may be moved, of the 177 at which they are clamped."""
+CALIBRATION_HEADROOM = 1.25
+"""Allowed ratio of the largest scores to the largest in a calibration."""
+NEGLIGIBLE_SHIFT = 64 * math.log(2)
+"""Largest shift, in nats, that a zero point of K may add to all scores of a row; they are clamped at 177."""
 
 
 def product_ends(q_zero: int, k_zero: int) -> tuple[int, int]:
-    """The least and the largest product of one element of a query and of a key, int8 less their zero points."""
+    """Return the least and largest product of a query's and a key's element, int8 less their zero points."""
     products = [(q - q_zero) * (k - k_zero) for q in (-128, 127) for k in (-128, 127)]
     return min(products), max(products)
 
 
 def k_zero_shift(k_zero: int, size: int, nats: float) -> float:
-    """The most by which the zero point of K moves all scores of a row; `nats` is the scale of scores of `size`."""
+    """Return the most that K's zero point shifts all scores of a row, in nats; `nats` is the step of scores."""
     return abs(k_zero) * 255 * size * nats
 
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """How large scores may be before the device clamps one that has weight, in nats.
+    """Limits of scores before the device clamps a score with non-zero weight, in nats.
 
     Attributes
     ----------
     most : float
-        The largest magnitude on the device that any int8 queries and keys make.
+        Largest magnitude on the device that any int8 queries and keys produce.
     limit : float
-        The largest magnitude for which nothing with weight is clamped.
+        Largest magnitude on the device at which no score with weight is clamped.
     reach : float
-        The same for scores as the model has them, of the largest of each row.
+        That limit for the model's scores: of the largest score of each row.
     """
 
     most: float
@@ -154,31 +157,33 @@ class ScoreRange:
 
     @classmethod
     def of(cls, q_zero: int, k_zero: int, size: int, nats: float, more: int = 0) -> ScoreRange:
-        """The range for heads of `size`, to which a mask of keys adds `more` elements; `nats` is a step of scores."""
+        """Return the range for heads of `size`, to which a mask of keys adds `more` elements; `nats` is the step of
+        scores."""
         shift = k_zero_shift(k_zero, size + more, nats)
-        left_out = shift <= NEGLIGIBLE
+        # A small common shift of a row is left out on the device; it then narrows the range instead.
+        left_out = shift <= NEGLIGIBLE_SHIFT
         most = max(map(abs, product_ends(q_zero, 0 if left_out else k_zero))) * size * nats
         if left_out:
             most += k_zero_shift(k_zero, more, nats)
         # Masked keys are clamped, and must stay without weight beside the largest of a row.
-        limit = CLAMP - (REACH if more else 0)
-        return cls(most, limit, CLAMP - REACH - (shift if left_out else 0))
+        limit = SCORE_CLAMP - (SCORE_REACH if more else 0)
+        return cls(most, limit, SCORE_CLAMP - SCORE_REACH - (shift if left_out else 0))
 
-    def holds(self, found: float | None) -> bool:
-        """Whether no score with weight is clamped, for any int8 values or by what a calibration `found`."""
-        return self.certain or (found is not None and HEADROOM * found <= self.reach)
+    def holds(self, largest: float | None) -> bool:
+        """Return whether no score with weight is clamped, for any int8 values or given a calibration's `largest`."""
+        return self.certain or (largest is not None and CALIBRATION_HEADROOM * largest <= self.reach)
 
     @property
     def certain(self) -> bool:
-        """Whether no int8 queries and keys make a score that is clamped."""
+        """True if no int8 queries and keys can produce a clamped score."""
         return self.most <= self.limit
 
 
 @dataclass(frozen=True)
 class Pair:
-    """QuantizeLinear and DequantizeLinear with the same parameters; integers are those of the model's type.
+    """QuantizeLinear and DequantizeLinear with equal parameters; integers are of the model's type.
 
-    The quantised value is `factor` times the product of queries and keys, and `masked` if a mask has been added.
+    The quantised value is `factor` times the product of queries and keys; `masked` if a mask has been added.
     """
 
     scale: float
@@ -190,7 +195,7 @@ class Pair:
 
     @property
     def low(self) -> float:
-        """The least value that is left as it is."""
+        """Least value that passes unclipped."""
         return (self.lowest - self.zero) * self.scale
 
     @property
@@ -198,52 +203,53 @@ class Pair:
         return (self.highest - self.zero) * self.scale
 
     def same(self, other: Pair) -> bool:
-        """Whether integers mean the same to both."""
+        """Return whether integers mean the same numbers in both."""
         return (self.scale, self.zero, self.lowest) == (other.scale, other.zero, other.lowest)
 
     def clips(self, low: float, high: float) -> bool:
-        """Whether values from `low` to `high` can be moved by more than the half step that rounding moves them by."""
+        """Return whether values from `low` to `high` can move by more than rounding's half step."""
         return low < self.low - self.scale / 2 or high > self.high + self.scale / 2
 
     @property
-    def whole(self) -> bool:
-        """Whether it leaves probabilities as they are, up to 1; the usual scale of 1/256 is short of that by a step."""
+    def keeps_probabilities(self) -> bool:
+        """True if probabilities up to 1 pass unclipped. The usual scale of 1/256 is allowed to fall one step short."""
         return self.high + self.scale >= 1
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What scores can be, as multiples of the product before any factor; `masked` is the least of a masked score."""
+    """Bounds of scores, in multiples of the product before any factor; `masked` is the least of a masked score."""
 
     low: float
     high: float
     masked: float = -math.inf
 
-    def behind(self, pair: Pair) -> Bounds:
-        """What they can be once they passed a pair."""
+    def after(self, pair: Pair) -> Bounds:
+        """Return the bounds after a pair."""
         low, high, half = pair.low / pair.factor, pair.high / pair.factor, pair.scale / pair.factor / 2
         masked = max(self.masked + half, low) if pair.masked else self.masked
         return Bounds(min(max(self.low - half, low), high), max(min(self.high + half, high), low), masked)
 
 
-def clipping(pairs: tuple[Pair, ...], bounds: Bounds) -> tuple[tuple[Pair, ...], Bounds]:
-    """The pairs whose range scores of `bounds` can leave, and the bounds behind all pairs."""
-    found = []
+def exceeded_pairs(pairs: tuple[Pair, ...], bounds: Bounds) -> tuple[tuple[Pair, ...], Bounds]:
+    """Return the pairs that scores within `bounds` can exceed, and the bounds after all pairs."""
+    exceeded = []
     for pair in pairs:
         if pair.clips(bounds.low * pair.factor, bounds.high * pair.factor):
-            found.append(pair)
-        bounds = bounds.behind(pair)
-    return tuple(found), bounds
+            exceeded.append(pair)
+        bounds = bounds.after(pair)
+    return tuple(exceeded), bounds
 
 
-def followed(
+def common_rounding(
     pairs: tuple[Pair, ...], unit: float, factor: float, bounds: Bounds
 ) -> tuple[Rounding, float] | None:
-    """The requantisation by which the device follows pairs, and the nats of its step; None if it cannot follow them.
+    """Return the requantisation that replaces all pairs on the device, and its step in nats; None if there is none.
 
-    It has the step of the finest pair of 8 bits or less, and the range that all pairs and the `bounds` of scores leave.
-    `unit` is the product of the scales of queries and keys, `factor` that of the logits.
+    It has the step of the finest pair of at most 8 bits, and the range that all pairs and the `bounds` of scores
+    leave. `unit` is the product of the scales of queries and keys, `factor` the factor of the logits.
     """
+    # The device requantises scores to 8 bits, so only pairs of 8 bits or less can be followed.
     bytes_ = [pair for pair in pairs if pair.highest - pair.lowest < 256]
     if not bytes_:
         return None
@@ -253,12 +259,14 @@ def followed(
     high = min(bounds.high, *(other.high / other.factor for other in pairs))
     ends = [min(max(round(value / step) + pair.zero, pair.lowest), pair.highest) for value in (low, high)]
     nats, scale = step * factor, unit / step
-    if (ends[1] - ends[0] + 1) // 2 * nats > CLAMP or scale >= SCALE_LIMIT:
+    # Half the range must stay below the clamp of scores, and the scale must fit a mantissa.
+    if (ends[1] - ends[0] + 1) // 2 * nats > SCORE_CLAMP or scale >= SCALE_LIMIT:
         return None
+    # uint8 values are stored minus 128.
     shift = 128 if pair.lowest == 0 and pair.highest == 255 else 0
     return Rounding(scale, pair.zero - shift, ends[0] - shift, ends[1] - shift), nats
 
 
 def causal(queries: int, keys: int, offset: int | np.ndarray = 0) -> np.ndarray:
-    """bool (..., queries, keys): query i sees the keys up to i + `offset`, an int or an array (..., 1, 1)."""
+    """Return bool (..., queries, keys): query i sees keys up to i + `offset`, an int or an array (..., 1, 1)."""
     return np.arange(keys) <= np.arange(queries)[:, None] + offset

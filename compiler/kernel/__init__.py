@@ -1,1 +1,1 @@
-"""Kernels of the kernel engine, made of expressions on the elements of rows."""
+"""Kernels of the kernel engine, built from expressions on the elements of rows."""

@@ -1,8 +1,8 @@
-"""Expressions on the elements of rows, of which kernels are made.
+"""Expressions on the elements of rows, from which kernels are built.
 
-A kernel is a function of a `Rows`: it reads tensors, combines elements and whole rows, and stores a result. Calling it
-builds expressions on integers, of which each knows the range that its value can have, so that nothing leaves 32 bits.
-`weft.compiler.kernel.code` makes micro-operations of them, and `weft.compiler.kernel.evaluate` says what they mean.
+A kernel is a function of a `Rows`: it reads tensors, combines elements and whole rows, and stores a result. Calling
+it builds integer expressions. Each knows the range of its value, so that no value exceeds 32 bits.
+`weft.compiler.kernel.code` turns them into micro-operations; `weft.compiler.kernel.evaluate` defines their semantics.
 """
 
 from __future__ import annotations
@@ -22,32 +22,42 @@ from weft.hdl.isa.kernel import MULTIPLIER_BITS
 WORD = 1 << 31
 FACTOR = 1 << (MULTIPLIER_BITS - 1)
 IMMEDIATE = 1 << 23
-"""Constants lie below."""
+"""Bound of constants."""
 RECIPROCAL_PLACES = 15
-"""Places behind the point of the reciprocals' factors, beside their exponent."""
+"""Binary places of the mantissas of reciprocals, which have an exponent as well."""
 EXPONENTS = ("reciprocal", "rsqrt", "factor")
-"""Kinds of factors that have an exponent of their own."""
+"""Kinds of factors with an exponent of their own."""
 DIGITS = 32639
-"""The largest number of two digits as `digits` has them."""
+"""Largest number of two digits (see `digits`)."""
 
 
 class KernelError(CompileError):
-    """A kernel that the engine cannot run: one sentence with the line of Python at fault."""
+    """A kernel that the engine cannot run. The message names the line of Python at fault."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A number for each element of a row, or one for all of a row if not `varies`.
+    """A number for each element of a row, or one for the whole row if not `varies`; within `low` to `high`.
 
-    `kind` is what makes it of `operands`, with `value` beside them: "read" (of tensor `value` & 3; & 4: its lower
-    byte, & 8: unsigned), "accumulated" (number `value` of the sums of tensor 0), "number" (the only element that tensor
-    `value` has for a row), "index" (the element's own, from 0), "constant", "add", "subtract", "multiply" (then shifted
-    right by `value` and rounded half to even; by the exponent of the second operand, too, if that has one), "shift" (to
-    the left), "floor" (to the right, rounded down), "table" (the entry of `table`, 256 int8 as bytes), "minimum",
-    "maximum", "less" (a condition), "choose" (by a condition), "sum" and "largest" (over a row), "reciprocal" and
-    "rsqrt", "shared" (what all elements of a row of tensor `value` & 3 are), "neighbour" (the element beside it, 0 and
-    1 exchanged), "low byte" (modulo 256, from -128 to 127), or "known" and "factor", which are their operand. `low` and
-    `high` bound it.
+    `kind` is the operation on `operands`; `value` is its parameter:
+
+    - "read": element of tensor ``value & 3`` (``& 4``: its lower byte, ``& 8``: unsigned)
+    - "accumulated": sum number `value` of tensor 0
+    - "number": the only element per row of tensor `value`
+    - "shared": the number that all elements of a row of tensor ``value & 3`` are
+    - "index": position in the row, from 0
+    - "constant", "add", "subtract", "minimum", "maximum"
+    - "multiply": product, shifted right by `value` (and by the second operand's exponent, if it has one), rounded
+      half to even
+    - "shift": left shift
+    - "floor": right shift, rounded down
+    - "table": entry of `table`, 256 int8 as bytes
+    - "less": a condition, and "choose": selection by a condition
+    - "sum", "largest": over a row
+    - "reciprocal", "rsqrt"
+    - "neighbour": the element beside it, 0 and 1 exchanged
+    - "low byte": modulo 256, from -128 to 127
+    - "known", "factor": the operand itself
     """
 
     kind: str
@@ -71,7 +81,7 @@ class Expression:
         return _as_expression(other) - self
 
     def __lshift__(self, places: int) -> Expression:
-        return _made("shift", (self,), self.low << places, self.high << places, value=places)
+        return _result("shift", (self,), self.low << places, self.high << places, value=places)
 
     def __lt__(self, other: Expression | int) -> Expression:
         return _two("less", self, other, lambda a, b: (0, 1))
@@ -83,15 +93,15 @@ class Expression:
         return _two("maximum", self, other, lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))
 
     def choose(self, yes: Expression | int, no: Expression | int) -> Expression:
-        """`yes` where this condition holds, else `no`."""
-        _check(self.kind == "less", "only a comparison chooses")
+        """Return `yes` where this condition holds, else `no`."""
+        _check(self.kind == "less", "only a comparison can choose between two values")
         a, b = _as_expression(yes), _as_expression(no)
-        return _made("choose", (self, a, b), min(a.low, b.low), max(a.high, b.high))
+        return _result("choose", (self, a, b), min(a.low, b.low), max(a.high, b.high))
 
     def times(self, other: Expression | int, shift: int = 0) -> Expression:
-        """``self * other / 2**shift``, rounded half to even; `other` has 18 bits."""
+        """Return ``self * other / 2**shift``, rounded half to even; `other` has 18 bits."""
         b = _as_expression(other)
-        _check(b.kind not in EXPONENTS, "a reciprocal divides with `over`")
+        _check(b.kind not in EXPONENTS, "multiply by a reciprocal with `over`, not `times`")
         _check(
             b.low >= -FACTOR and b.high < FACTOR,
             f"a second factor has {MULTIPLIER_BITS} bits, but may be {b.low} to {b.high}",
@@ -100,52 +110,58 @@ class Expression:
         ends = [x * y for x in (self.low, self.high) for y in (b.low, b.high)]
         if b is self:
             ends = [0, *ends[::3]]  # a square
-        return _made(
-            "multiply", (self, b), *(_shifted(end, shift) for end in (min(ends), max(ends))), value=shift
+        return _result(
+            "multiply",
+            (self, b),
+            *(_rounded_shift(end, shift) for end in (min(ends), max(ends))),
+            value=shift,
         )
 
-    def scaled(self, scale: float) -> Expression:
-        """``self * scale``, rounded half to even, by a factor of 17 bits."""
+    def scale(self, scale: float) -> Expression:
+        """Return ``self * scale``, rounded half to even; the factor has 17 bits."""
         mantissa, shift = factor_of(scale)
         return self.times(mantissa, shift)
 
     def over(self, reciprocal: Expression, places: int, most: int) -> Expression:
-        """``self`` times a reciprocal, or a `factor`, with `places` binary places behind the point, rounded half to
-        even; it must be known that it is at most `most`."""
+        """Return ``self`` times a reciprocal, or a `factor`, with `places` binary places, rounded half to even.
+
+        The caller guarantees that its magnitude is at most `most`.
+        """
         _check(reciprocal.kind in EXPONENTS, "`over` takes a reciprocal")
+        # A reciprocal's mantissa has `RECIPROCAL_PLACES`; its exponent is added by the engine.
         shift = RECIPROCAL_PLACES - places
         _check(0 <= shift < 64, f"a quotient has at most {RECIPROCAL_PLACES} places, not {places}")
-        return _made("multiply", (self, reciprocal), -most, most, value=shift)
+        return _result("multiply", (self, reciprocal), -most, most, value=shift)
 
-    def floored(self, places: int) -> Expression:
-        """``self / 2**places``, rounded down."""
+    def shift_right(self, places: int) -> Expression:
+        """Return ``self / 2**places``, rounded down."""
         _check(0 <= places < 64, f"a shift is 0 to 63, not {places}")
-        return _made("floor", (self,), self.low >> places, self.high >> places, value=places)
+        return _result("floor", (self,), self.low >> places, self.high >> places, value=places)
 
-    def looked_up(self, table: np.ndarray) -> Expression:
-        """Entry ``self + 128`` of a look-up table, int8 (256,); below -128 and above 127 the entry at that end."""
+    def look_up(self, table: np.ndarray) -> Expression:
+        """Return entry ``self + 128`` of a look-up table, int8 (256,); the end entries below -128 and above 127."""
         _check_table(table, "int8")
         first, last = (min(max(end, -128), 127) + 128 for end in (self.low, self.high))
         reached = table[first : last + 1]
-        return _made("table", (self,), int(reached.min()), int(reached.max()), table=table.tobytes())
+        return _result("table", (self,), int(reached.min()), int(reached.max()), table=table.tobytes())
 
     def neighbour(self) -> Expression:
-        """The element beside it: of each two elements of a row, the first one is exchanged with the second."""
-        _check(self.varies, "only elements, which differ, have neighbours")
-        return _made("neighbour", (self,), self.low, self.high)
+        """Return the other element of each pair of elements of a row: 0 and 1 exchanged, 2 and 3, and so on."""
+        _check(self.varies, "`neighbour` needs elements that vary along the row")
+        return _result("neighbour", (self,), self.low, self.high)
 
     def low_byte(self) -> Expression:
-        """The lowest digit, from -128 to 127."""
-        return _made("low byte", (self,), -128, 127)
+        """Return the lowest digit, from -128 to 127."""
+        return _result("low byte", (self,), -128, 127)
 
     def bits(self) -> Expression:
-        """The number of bits of a number of a row without its sign: 0 for 0, 8 for 128 to 255."""
-        _check(not self.varies, "bits are counted of what is one number for a row")
+        """Return the bit length of a row's number without its sign: 0 for 0, 8 for 128 to 255."""
+        _check(not self.varies, "`bits` needs one number per row")
         most = max(-self.low, self.high).bit_length()
-        return self.reciprocal().floored(MULTIPLIER_BITS).known(0, most)
+        return self.reciprocal().shift_right(MULTIPLIER_BITS).assume(0, most)
 
     def power(self, factor: Expression | int = 1 << RECIPROCAL_PLACES) -> Expression:
-        """``factor / 2**(15 + self)`` for `over`: by default what divides by a power of two; `self` is 0 to 63."""
+        """Return ``factor / 2**(15 + self)`` for `over`, by default a division by ``2**self``; `self` is 0 to 63."""
         _check(
             self.low >= 0 and self.high < 64, f"an exponent is 0 to 63, but may be {self.low} to {self.high}"
         )
@@ -154,52 +170,56 @@ class Expression:
             number.low >= -FACTOR and number.high < FACTOR,
             f"a factor has {MULTIPLIER_BITS} bits, but may be {number.low} to {number.high}",
         )
-        return _made("factor", ((self << MULTIPLIER_BITS) + number,), 0, WORD - 1)
+        return _result("factor", ((self << MULTIPLIER_BITS) + number,), 0, WORD - 1)
 
-    def further(self, places: Expression) -> Expression:
-        """A reciprocal, or a `factor`, divided by ``2**places``; both exponents together are 63 at most."""
-        _check(self.kind in EXPONENTS, "only reciprocals and factors have an exponent")
-        exponent = (places << MULTIPLIER_BITS).known(0, WORD // 2)
-        return _made("factor", (exponent + self.known(0, WORD // 2 - 1),), 0, WORD - 1)
+    def divide_by_power(self, places: Expression) -> Expression:
+        """Return this reciprocal, or `factor`, divided by ``2**places``; the sum of exponents must be at most 63."""
+        _check(self.kind in EXPONENTS, "`divide_by_power` needs a reciprocal or a factor")
+        exponent = (places << MULTIPLIER_BITS).assume(0, WORD // 2)
+        return _result("factor", (exponent + self.assume(0, WORD // 2 - 1),), 0, WORD - 1)
 
-    def interpolated(self, table: np.ndarray, places: int) -> Expression:
-        """What a table, int8 or int16 (256,), has at ``self / 2**places + 128``: linear between its entries and rounded
-        half to even, and beyond its ends the entry there. int16, of at most 32639, takes two look-up tables."""
+    def interpolate(self, table: np.ndarray, places: int) -> Expression:
+        """Return a table's value, int8 or int16 (256,), at ``self / 2**places + 128``, by linear interpolation.
+
+        It is rounded half to even; beyond the ends it is the end entry. int16 entries, at most 32639, take two
+        look-up tables.
+        """
         _check_table(table, "int8", "int16")
         _check(0 < places < MULTIPLIER_BITS, f"between entries there are 1 to 17 binary places, not {places}")
-        place = self.floored(places)
-        rest = (self - (place << places)).known(0, (1 << places) - 1)
-        here, behind = entry(place, table), entry(place + 1, table)
-        found = here + (behind - here).times(rest, places)
-        return found.known(int(table.min()), int(table.max()))
+        place = self.shift_right(places)
+        rest = (self - (place << places)).assume(0, (1 << places) - 1)
+        here, following = entry(place, table), entry(place + 1, table)
+        between = here + (following - here).times(rest, places)
+        return between.assume(int(table.min()), int(table.max()))
 
-    def known(self, low: int, high: int) -> Expression:
-        """The same, of which it is known that it lies from `low` to `high`."""
-        return _made("known", (self,), max(low, self.low), min(high, self.high))
+    def assume(self, low: int, high: int) -> Expression:
+        """Return this value, with the caller's guarantee that it lies from `low` to `high`."""
+        return _result("known", (self,), max(low, self.low), min(high, self.high))
 
     def reciprocal(self) -> Expression:
-        """1 / self, to 15 bits."""
-        return _made("reciprocal", (self,), 0, WORD - 1)
+        """Return 1 / self, to 15 bits."""
+        return _result("reciprocal", (self,), 0, WORD - 1)
 
     def rsqrt(self) -> Expression:
-        """1 / sqrt(self), to 14 bits."""
-        return _made("rsqrt", (self,), 0, WORD - 1)
+        """Return 1 / sqrt(self), to 14 bits."""
+        return _result("rsqrt", (self,), 0, WORD - 1)
 
 
 def digits(values: np.ndarray, count: int) -> list[np.ndarray]:
-    """Whole numbers as `count` digits from -128 to 127 of 256 each, int8, the highest one first."""
-    found: list[np.ndarray] = []
+    """Return integers as `count` int8 digits to base 256, from -128 to 127, the highest first."""
+    result: list[np.ndarray] = []
     rest = values.astype(np.int64)
     for _ in range(count):
+        # Signed digits: subtract before the shift, so that the rest carries.
         digit = ((rest + 128) & 0xFF) - 128
-        found.insert(0, digit.astype(np.int8))
+        result.insert(0, digit.astype(np.int8))
         rest = (rest - digit) >> 8
     _check(not rest.any(), f"{values.flat[int(np.argmax(rest != 0))]} has more than {count} digits")
-    return found
+    return result
 
 
 def factor_of(scale: float) -> tuple[int, int]:
-    """(mantissa, shift) of a factor of about ``mantissa / 2**shift``, with a mantissa of 17 bits and a sign."""
+    """Return (mantissa, shift) of a factor ``mantissa / 2**shift``; the mantissa has 17 bits and a sign."""
     if scale == 0:
         return 0, 0
     fraction, exponent = math.frexp(scale)
@@ -215,12 +235,12 @@ def factor_of(scale: float) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Rows:
-    """What a kernel works on: rows of `columns` elements of `tensors` tensors.
+    """Rows that a kernel works on: `columns` elements each of `tensors` tensors.
 
-    With `lanes`, a power of two, a vector has several rows beside each other, of so many of its elements each: sums and
-    maxima are over these and over the vectors. With `single` the result is one element for each row. There are two
-    results if elements have 16 bits: their upper bytes, and their lower ones less 128. `targets` says where `put` has
-    put results; without it they go to the destinations in turn.
+    With `lanes`, a power of two, a vector has several rows side by side, of `lanes` elements each; sums and maxima
+    are over these lanes and over the vectors. With `single` the result is one element per row. 16-bit elements have
+    two results: upper bytes, and lower bytes less 128. `targets` are the destinations of `put`; without it results go
+    to the destinations in order.
     """
 
     columns: int
@@ -231,116 +251,123 @@ class Rows:
     targets: list[int] = field(default_factory=list)
 
     def read(self, tensor: int) -> Expression:
-        """An int8 element of a tensor."""
+        """Return an int8 element of a tensor."""
         return self._byte(tensor, 0, unsigned=False)
 
     def wide(self, tensor: int, added: Expression | None = None) -> Expression:
-        """An int16 element of a tensor, or what comes of adding it."""
+        """Return an int16 element of a tensor, plus `added` if given."""
         upper, lower = self._byte(tensor, 0, unsigned=False) << 8, self._byte(tensor, 1, unsigned=True)
         return upper + lower if added is None else added + upper + lower
 
     def lower(self, tensor: int) -> Expression:
-        """The lower byte of an int16 element of a tensor, unsigned."""
+        """Return the unsigned lower byte of an int16 element of a tensor."""
         return self._byte(tensor, 1, unsigned=True)
 
     def index(self) -> Expression:
-        """The number of an element in its row, from 0."""
-        _check(not self.lanes, "rows beside each other have no order of elements")
+        """Return the position of an element in its row, from 0."""
+        _check(not self.lanes, "`index` is not available with lanes")
         return Expression("index", (), 0, self.columns - 1, True, 0, _line())
 
     def bytes_of(self, upper: int, lower: int) -> Expression:
-        """An int16 element whose upper byte is an element of one tensor, and the lower one, less 128, of another."""
+        """Return an int16 element from its planes: tensor `upper`, and tensor `lower`, which is less 128."""
         first, second = (self._byte(tensor, 0, unsigned=False) for tensor in (upper, lower))
-        return ((first << 8) + second + 128).known(-1 << 15, (1 << 15) - 1)
+        return ((first << 8) + second + 128).assume(-1 << 15, (1 << 15) - 1)
 
     def digits(self, tensor: int) -> Expression:
-        """An element of two digits of a tensor, the upper one in vector 0: ``256 * upper + lower``, both int8."""
-        return (self.read(tensor) << 8) + self.behind(tensor)
+        """Return a two-digit element of a tensor: ``256 * upper + lower``, both int8, the upper digit in vector 0."""
+        return (self.read(tensor) << 8) + self.second_vector(tensor)
 
-    def behind(self, tensor: int) -> Expression:
-        """The int8 in the second vector of an element of a tensor."""
+    def second_vector(self, tensor: int) -> Expression:
+        """Return the int8 in the second vector of an element of a tensor."""
         return self._byte(tensor, 1, unsigned=False)
 
-    def shared(self, tensor: int, vector: int = 0) -> Expression:
-        """The int8 that all elements of a row of a tensor are: its vector is read in the row's first column."""
+    def row_constant(self, tensor: int, vector: int = 0) -> Expression:
+        """Return the int8 that all elements of a tensor's row are, read from the row's first column."""
         _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
         return Expression("shared", (), -128, 127, False, tensor + 4 * vector, _line())
 
-    def accumulated(self, vector: int, most: int) -> Expression:
-        """A sum of the accumulator, one of two for each element, of which is known that it is at most `most`."""
+    def accumulator(self, vector: int, most: int) -> Expression:
+        """Return a sum of the accumulator, one of two per element; its magnitude is at most `most`."""
         return Expression("accumulated", (), -most, most, True, vector, _line())
 
     def factor(self, mantissa: int, exponent: int) -> Expression:
-        """``m / 2**(15 + e)`` for `over`, of the 16 bits m of constant `mantissa` and the upper byte e, from 0 to 63,
-        of constant `exponent`."""
+        """Return ``m / 2**(15 + e)`` for `over`, from constant tensors.
+
+        m is the 16 bits of tensor `mantissa`; e, from 0 to 63, is the upper byte of tensor `exponent`.
+        """
         upper, lower = (self._byte(mantissa, vector, unsigned=True) for vector in (0, 1))
-        bits = self._byte(exponent, 0, unsigned=False).known(0, 63) << MULTIPLIER_BITS
-        return _made("factor", (bits + ((upper << 8) + lower),), 0, WORD - 1)
+        bits = self._byte(exponent, 0, unsigned=False).assume(0, 63) << MULTIPLIER_BITS
+        return _result("factor", (bits + ((upper << 8) + lower),), 0, WORD - 1)
 
     def number(self, tensor: int) -> Expression:
-        """The int8 element of a tensor that has one for each row."""
+        """Return the int8 of a tensor that has one element per row."""
         _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
-        _check(not self.lanes, "rows beside each other have no number of their own")
+        _check(not self.lanes, "rows with lanes have no number of their own")
         return Expression("number", (), -128, 127, False, tensor, _line())
 
     def operand(self, tensor: int, columns: int) -> Expression:
-        """An int8 element of a tensor of so many columns, or the only one that it has for a row of several."""
+        """Return an int8 element of a tensor of `columns` columns, or its only element per row."""
         return self.number(tensor) if columns < self.columns else self.read(tensor)
 
     def _byte(self, tensor: int, vector: int, *, unsigned: bool) -> Expression:
-        """A byte of an element: the upper one is in vector 0."""
+        """Return a byte of an element; vector 0 has the upper byte."""
         _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
         low, high = (0, 255) if unsigned else (-128, 127)
         return Expression("read", (), low, high, True, tensor + 4 * vector + 8 * unsigned, _line())
 
     def sum(self, element: Expression, *, high: int | None = None) -> Expression:
-        """The sum over a row, for all of it; at most `high`, if that is known, of elements that are not negative."""
-        _check(element.varies, "a sum is over elements, which differ")
+        """Return the sum over a row. `high` bounds it if elements are not negative."""
+        _check(element.varies, "`sum` needs elements that vary along the row")
         least, most = element.low * self.columns, element.high * self.columns
         if high is not None and element.low >= 0:
             most = min(most, high)
-        return _made("sum", (element,), least, most, varies=False)
+        return _result("sum", (element,), least, most, varies=False)
 
     def largest(self, element: Expression) -> Expression:
-        """The largest element of a row, for all of the row."""
-        _check(element.varies, "a maximum is over elements, which differ")
-        return _made("largest", (element,), element.low, element.high, varies=False)
+        """Return the largest element of a row."""
+        _check(element.varies, "`largest` needs elements that vary along the row")
+        return _result("largest", (element,), element.low, element.high, varies=False)
 
     def store(self, element: Expression) -> None:
-        """The result: an element for each of the row, saturated to int8."""
-        _check(not self.result, "a kernel stores one result")
+        """Store the result: an element for each element of the row, saturated to int8."""
+        _check(not self.result, "a kernel can store only one result")
         self.result.append(element)
 
     def store_bytes(self, element: Expression) -> None:
-        """The result: an int16 element for each of the row, saturated."""
+        """Store the result: an int16 element for each element of the row, saturated."""
+        # Saturate first: planes cannot be saturated one by one.
         limited = element.maximum(-1 << 15).minimum((1 << 15) - 1)
-        upper = limited.floored(8)
+        upper = limited.shift_right(8)
         self.store(upper)
-        self.result.append((limited - (upper << 8) - 128).known(-128, 127))
+        self.result.append((limited - (upper << 8) - 128).assume(-128, 127))
 
     def put(self, value: Expression, target: int) -> None:
-        """One of several results, saturated to int8, for destination `target` & 1, in its vector `target` >> 1. What is
-        one number for a row is stored in the row's first column, in all elements of a vector."""
+        """Store one of several results, saturated to int8: destination ``target & 1``, vector ``target >> 1``.
+
+        One number per row is stored in the row's first column, in all elements of a vector.
+        """
         _check(target not in self.targets, f"target {target} is stored twice")
         self.result.append(value)
         self.targets.append(target)
 
     def put_digits(self, value: Expression, target: int) -> None:
-        """A result of two digits, as `digits` reads them, in both vectors of a destination. Beyond their range the
-        upper digit is saturated, and the lower one wraps."""
-        self.put((value + 128).floored(8), target)
+        """Store a two-digit result (see `digits`) in both vectors of a destination.
+
+        Beyond the range the upper digit saturates, and the lower one wraps.
+        """
+        self.put((value + 128).shift_right(8), target)
         self.put(value.low_byte(), target + 2)
 
     def store_number(self, value: Expression, *, wide: bool = False) -> None:
-        """The result: one element for each row, saturated to int8, or with `wide` to int16."""
-        _check(not value.varies, "one element for a row is stored of what is one number for it")
-        _check(not self.lanes, "rows beside each other have no number of their own")
+        """Store the result: one element per row, saturated to int8, or with `wide` to int16."""
+        _check(not value.varies, "`store_number` needs one number per row")
+        _check(not self.lanes, "rows with lanes have no number of their own")
         (self.store_bytes if wide else self.store)(value)
         self.single = True
 
 
 def constant(value: int) -> Expression:
-    """A number of 24 bits."""
+    """Return a 24-bit number."""
     _check(-IMMEDIATE <= value < IMMEDIATE, f"a constant has 24 bits, unlike {value}")
     return Expression("constant", (), value, value, False, value, _line())
 
@@ -351,10 +378,10 @@ def _as_expression(value: Expression | int) -> Expression:
 
 def _two(kind: str, a: Expression, other: Expression | int, ends: Any) -> Expression:
     b = _as_expression(other)
-    return _made(kind, (a, b), *ends((a.low, a.high), (b.low, b.high)))
+    return _result(kind, (a, b), *ends((a.low, a.high), (b.low, b.high)))
 
 
-def _made(
+def _result(
     kind: str,
     operands: tuple[Expression, ...],
     low: int,
@@ -374,21 +401,22 @@ def _made(
 
 def _check_table(table: np.ndarray, *dtypes: str) -> None:
     good = isinstance(table, np.ndarray) and table.dtype.name in dtypes and table.shape == (LOOKUP_ENTRIES,)
-    given = f"{table.dtype} of shape {table.shape}" if isinstance(table, np.ndarray) else repr(table)
-    _check(good, f"a look-up table is {' or '.join(dtypes)} of shape ({LOOKUP_ENTRIES},), not {given}")
+    description = f"{table.dtype} of shape {table.shape}" if isinstance(table, np.ndarray) else repr(table)
+    _check(good, f"a look-up table is {' or '.join(dtypes)} of shape ({LOOKUP_ENTRIES},), not {description}")
 
 
 def entry(place: Expression, table: np.ndarray) -> Expression:
-    """Entry ``place + 128`` of a table of int8, or of int16, of at most 32639, which takes two look-up tables."""
+    """Return entry ``place + 128`` of an int8 table, or of an int16 one, at most 32639, which takes two look-up
+    tables."""
     if table.dtype == np.int8:
-        return place.looked_up(table)
+        return place.look_up(table)
     _check(table.max() <= DIGITS, f"entries of int16 are at most {DIGITS}, not {table.max()}")
     upper, lower = digits(table, 2)
-    return (place.looked_up(upper) << 8) + place.looked_up(lower)
+    return (place.look_up(upper) << 8) + place.look_up(lower)
 
 
-def _shifted(value: int, shift: int) -> int:
-    """`value` / 2**shift, rounded half to even."""
+def _rounded_shift(value: int, shift: int) -> int:
+    """Return `value` / 2**shift, rounded half to even."""
     low, rest = value >> shift, value & ((1 << shift) - 1)
     half = 1 << shift >> 1
     return low + int(shift > 0 and (rest > half or (rest == half and low & 1 == 1)))
@@ -400,7 +428,8 @@ def _check(good: bool, message: str) -> None:
 
 
 def _line() -> str:
-    """The line of Python, outside of this file, that asks for an expression."""
+    """Return the line of Python, outside this file, that builds an expression."""
+    # Skip frames of this file: the user's line is outside.
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

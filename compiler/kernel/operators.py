@@ -1,4 +1,4 @@
-"""Operators that the kernel engine computes row by row: each is a kernel, made of expressions."""
+"""Row operators of the kernel engine: base class, normalisations, and custom kernels."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from weft.compiler.kernel.expressions import (
 
 MEAN_PLACES = 12
 """Binary places of a row's mean."""
-REST = (1 << MEAN_PLACES - 1) + 64
-"""Largest fraction of a mean: a half, and a little for rounding."""
-FINE = 6
-"""Binary places of results until they are rounded."""
+LARGEST_REST = (1 << MEAN_PLACES - 1) + 64
+"""Largest fraction of a mean, with `MEAN_PLACES`: a half, plus an allowance for rounding."""
+FRACTION_PLACES = 6
+"""Binary places of results before they are rounded."""
 
 
 class RowOp(DeviceOp):
-    """An operator whose rows are the channels of a pixel. With `single` it has one result for each.
+    """Base of operators whose rows are the channels of a pixel; with `single` each row has one result.
 
-    Results are int8, or int16 with `wide`: `dst` is then the plane of upper bytes, as `View.planes` has them. Operands
-    of 16 bits are two of the `sources`.
+    Results are int8, or int16 with `wide`: `dst` is then the plane of upper bytes (`View.planes`). 16-bit operands
+    are two of the `sources`.
     """
 
     single: ClassVar[bool] = False
@@ -42,21 +42,21 @@ class RowOp(DeviceOp):
 
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:
-        """Tensors that are the same for all rows, int16 (channels,), behind the first one."""
+        """Constant tensors for all rows, int16 (channels,), which follow the sources."""
         return ()
 
     def rows(self) -> Rows:
-        """Make the kernel, of nothing but fields."""
+        """Build the kernel, from the operator's fields alone."""
         raise NotImplementedError
 
     @cached_property
     def kernel(self) -> Rows:
-        """What `rows` makes. Operators that differ in names and places alone share it."""
+        """Kernel from `rows`, shared by operators that differ only in names and places."""
         return _kernel(_Kind(self))
 
 
 class _Kind:
-    """An operator; equal to others whose fields are the same, but for names, plans, and where operands lie."""
+    """Cache key: equal for operators that differ only in names, plans, and places of operands."""
 
     def __init__(self, op: RowOp) -> None:
         self.op = op
@@ -74,7 +74,7 @@ class _Kind:
 
 
 def _plain(value: object) -> object:
-    """What is equal for values that are alike, and can be hashed."""
+    """Return a hashable form of a field's value."""
     if isinstance(value, View):
         return value.shape
     if isinstance(value, np.ndarray):
@@ -89,13 +89,21 @@ def _kernel(kind: _Kind) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm(RowOp):
-    """Normalise the channels of each pixel: q = sat(round((x - mean) / sqrt(variance + epsilon) * weight + bias)
-    + y_zero), then clamped to [low, high].
+    """Normalisation of each pixel's channels.
 
-    `epsilon` is in units of the squared input, `weight` and `bias` float64 (channels,); `scale`, 1 / the output's, is a
-    factor of both. Without `centre` there is no mean, it is x less `x_zero`, and the mean square takes the place of the
-    variance. With `least` epsilon is not added, but is the least that the variance counts as. Means have 12 binary
-    places, roots 14 bits, weights and biases 16: results are at most one off the exact ones.
+    q = sat(round((x - mean) / sqrt(variance + epsilon) * weight + bias) + y_zero), then clamped to [low, high]. Means
+    have 12 binary places, roots 14 bits, weights and biases 16 bits: results are at most one step off.
+
+    Attributes
+    ----------
+    epsilon : float
+        In units of the squared input.
+    weight, bias : ndarray
+        float64 (channels,); both are multiplied by `scale`, 1 / the output's scale.
+    centre : bool
+        If False there is no mean: x is less `x_zero`, and the mean square replaces the variance.
+    least : bool
+        If True epsilon is a lower bound of the variance, and not added.
     """
 
     name: str
@@ -123,18 +131,18 @@ class LayerNorm(RowOp):
 
     @property
     def elements(self) -> int:
-        """How many are normalised together."""
+        """Elements that are normalised together."""
         return self.src.shape[3]
 
     def rows(self) -> Rows:
         rows = Rows(self.elements, 3)
-        rows.store(_normalised(rows, self))
+        rows.store(_normalise(rows, self))
         return rows
 
 
 @dataclass(frozen=True, eq=False)
 class GroupNorm(LayerNorm):
-    """The same of groups of `group` channels, a power of two, over all pixels of an image."""
+    """Normalisation of groups of `group` channels, a power of two, over all pixels of an image."""
 
     group: int = 1
 
@@ -144,53 +152,56 @@ class GroupNorm(LayerNorm):
 
     def rows(self) -> Rows:
         rows = Rows(self.elements, 3, lanes=self.group)
-        rows.store(_normalised(rows, self))
+        rows.store(_normalise(rows, self))
         return rows
 
 
-def _normalised(rows: Rows, op: LayerNorm) -> Expression:
-    """The result of an element."""
+def _normalise(rows: Rows, op: LayerNorm) -> Expression:
     form, x = op.form, rows.read(0)
-    middle, rest = middle_of(rows, x) if op.centre else (op.x_zero, 0)
+    middle, rest = mean_of(rows, x) if op.centre else (op.x_zero, 0)
     distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
     total = spread_of(rows, x, (middle, rest), form.places, form.squares)
     added = whole_number(form.added)
     root = (total.maximum(added) if op.least else total + added).rsqrt()
     normal = distance.over(root, form.normal_places, FACTOR - 1)
-    result = rows.wide(2, rows.wide(1).times(normal, form.product_shift)).times(1, FINE)
+    result = rows.wide(2, rows.wide(1).times(normal, form.product_shift)).times(1, FRACTION_PLACES)
     if op.low > -128:
         result = result.maximum(op.low)
     return result.minimum(op.high) if op.high < 127 else result
 
 
-def middle_of(
-    rows: Rows, x: Expression, most: int = 128, largest_rest: int = REST
+def mean_of(
+    rows: Rows, x: Expression, most: int = 128, largest_rest: int = LARGEST_REST
 ) -> tuple[Expression, Expression]:
-    """The mean of a row of elements from `-most` to `most - 1`: the nearest whole number, and what the mean is beside
-    it, with `MEAN_PLACES`, at most `largest_rest`: nothing, if all elements are the same."""
+    """Return the mean of a row of elements from `-most` to `most - 1`, as (nearest integer, rest).
+
+    The rest has `MEAN_PLACES` places and is at most `largest_rest`; it is 0 if all elements are equal.
+    """
     total = rows.sum(x)
-    middle = total.scaled(1 / rows.columns).known(-most, most - 1)
-    rest = (total - _times(middle, rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
-    return middle, rest.known(-largest_rest, largest_rest)
+    # Integer part first: it makes the squares of distances exact (`spread_of`).
+    middle = total.scale(1 / rows.columns).assume(-most, most - 1)
+    rest = (total - _times(middle, rows.columns)).scale((1 << MEAN_PLACES) / rows.columns)
+    return middle, rest.assume(-largest_rest, largest_rest)
 
 
 def spread_of(
     rows: Rows, x: Expression, mean: tuple[Expression | int, Expression | int], places: int, most: int
 ) -> Expression:
-    """The sum of squared distances from a mean, with `places`; at most `most` without them.
+    """Return the sum of squared distances from a mean, with `places` places; without them it is at most `most`.
 
-    Squares of whole numbers are exact; what the mean is off the middle is taken off their sum.
+    Squares of integer distances are exact; the effect of the mean's rest is subtracted from their sum.
     """
     middle, rest = mean
     whole = x - middle
     total = rows.sum(whole.times(whole, max(0, -places)), high=most) << max(0, places)
     if isinstance(rest, Expression):
-        total = total - rest.times(rest).scaled(rows.columns * 2.0 ** (places - 2 * MEAN_PLACES))
+        # sum (x - m - r)**2 = sum (x - m)**2 - n * r**2, for the mean m + r.
+        total = total - rest.times(rest).scale(rows.columns * 2.0 ** (places - 2 * MEAN_PLACES))
     return total
 
 
 def _times(value: Expression, number: int) -> Expression:
-    """A whole number of any size as a factor."""
+    """Return `value` times an integer of any size."""
     places = max(0, number.bit_length() - 17)
     product = value.times(number >> places) << places
     return product + value.times(number & ((1 << places) - 1)) if places else product
@@ -198,7 +209,7 @@ def _times(value: Expression, number: int) -> Expression:
 
 @dataclass(frozen=True, eq=False)
 class RowFunction(RowOp):
-    """A kernel of somebody's own: `function` builds it of `inputs` and, behind them, `constants`, int16 (channels,)."""
+    """Custom kernel: `function` builds it from `inputs`, then `constants`, int16 (channels,)."""
 
     name: str
     inputs: tuple[View, ...]
@@ -229,17 +240,25 @@ class RowFunction(RowOp):
 
 
 def whole_number(value: int) -> Expression | int:
-    """A number of 31 bits above zero, of which those beyond 24 are rounded away."""
+    """Return a positive 31-bit number as an operand; bits beyond 24 are rounded away."""
     return value if value < IMMEDIATE else constant(min((value + 128) >> 8, IMMEDIATE - 1)) << 8
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerNormForm:
-    """The integers of a `LayerNorm`.
+    """Integers of a `LayerNorm`.
 
-    The sum of squares has `places` places (negative: so many bits less), is at most `squares` without them, and `added`
-    is epsilon's part of it. A distance from the mean, which has `MEAN_PLACES` places, divided by its root has
-    `normal_places` places, and is the normalised element but for a factor, which is in `weight`.
+    Attributes
+    ----------
+    places : int
+        Binary places of the sum of squares; negative if it drops bits.
+    squares : int
+        Bound of the sum of squares, without places.
+    added : int
+        Epsilon's part of the sum.
+    normal_places : int
+        Places of a distance, which has `MEAN_PLACES`, divided by the root of the sum. That is the normalised element
+        but for a factor, which is in `weight`.
     """
 
     places: int
@@ -253,18 +272,22 @@ class _LayerNormForm:
     @classmethod
     def of(cls, op: LayerNorm) -> _LayerNormForm:
         channels = op.elements
-        # The variance of bytes is at most a quarter of their range squared, and the middle at most a half off the mean.
+        # The variance of bytes is at most a quarter of their range squared; the middle is at most 1/2 from the mean.
         most = channels * (127.5**2 + 0.25 if op.centre else 255.0**2)
         places = min(16, math.floor(30.9 - math.log2(most + op.epsilon * channels)))
-        # No element is further from the mean than root(channels) times the deviation.
+        # |element - mean| <= sqrt(channels) * deviation.
         normal_places = max(0, min(RECIPROCAL_PLACES, 16 - MEAN_PLACES + places // 2))
         weight = op.weight * op.scale * math.sqrt(channels) * 2.0 ** (places / 2 - MEAN_PLACES)
-        weight_places = max(15 - math.frexp(np.abs(weight).max())[1], FINE - normal_places + 3)
+        # As many places as 16-bit weights allow, and enough that products fit.
+        weight_places = max(15 - math.frexp(np.abs(weight).max())[1], FRACTION_PLACES - normal_places + 3)
         weights = np.clip(np.rint(np.ldexp(weight, weight_places)), -(1 << 15), (1 << 15) - 1)
-        biases = np.rint(np.ldexp(op.bias * op.scale + op.y_zero, FINE))
+        biases = np.rint(np.ldexp(op.bias * op.scale + op.y_zero, FRACTION_PLACES))
         return cls(
-            places, math.ceil(most) if places >= 0 else math.ceil(math.ldexp(most, places)) + channels,
-            max(round(math.ldexp(op.epsilon * channels, places)), 1), normal_places,
-            weights.astype(np.int16), min(normal_places + weight_places - FINE, 63),
+            places,
+            math.ceil(most) if places >= 0 else math.ceil(math.ldexp(most, places)) + channels,
+            max(round(math.ldexp(op.epsilon * channels, places)), 1),
+            normal_places,
+            weights.astype(np.int16),
+            min(normal_places + weight_places - FRACTION_PLACES, 63),
             np.clip(biases, -(1 << 15), (1 << 15) - 1).astype(np.int16),
-        )  # fmt: skip
+        )

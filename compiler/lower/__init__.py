@@ -1,1 +1,1 @@
-"""Operators to tasks."""
+"""Lowering: operators with plans to tasks."""

@@ -1,8 +1,8 @@
-"""Fused attention to tasks: scores, probabilities and sums of one step after the other; the scores stay on chip.
+"""Lowering of fused attention: scores, probabilities and sums, step by step; scores stay on chip.
 
-The array computes the scores of step j + 1 and then the sums of step j, while the vector unit turns the scores of step
-j into probabilities: the order in which the tasks are emitted. The algorithm is that of FlashAttention (Dao et al.,
-2022, arXiv:2205.14135) with queries outside and keys inside; grouped heads share a tile as further rows.
+The array computes the scores of step j + 1 and then the sums of step j, while the vector unit turns the scores of
+step j into probabilities. Tasks are emitted in that order. The algorithm is FlashAttention (Dao et al., 2022,
+arXiv:2205.14135) with queries in the outer loop and keys in the inner; grouped heads share a tile as further rows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from weft.compiler.ir.graph import Attention, Rounding
 from weft.compiler.ir.scales import (
-    NEGLIGIBLE,
+    NEGLIGIBLE_SHIFT,
     k_zero_shift,
-    negated,
+    negative_parts,
     normaliser,
     quantise_scale,
     score_multiplier,
@@ -35,14 +35,15 @@ from weft.hdl.isa import config as parameters
 
 
 def lower_attention(op: Attention, site: Site, plan: AttentionPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one attention in sequential order."""
+    """Yield the tasks of one attention in sequential order."""
     return _AttentionLowering(op, site, plan, emit).tasks()
 
 
 def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
-    """LOAD the table of powers of two to `at`, and hand it to the softmax unit; nothing if the program has done so."""
+    """Yield the tasks that load the table of powers of two via `at` into the softmax unit, if the program has not
+    yet."""
     config = emit.config
-    if emit.constants.known(config.exp2_table):
+    if emit.constants.contains(config.exp2_table):
         return
     vectors = config.table_depth // config.n
     yield emit.load_constant(config.exp2_table, at)
@@ -50,7 +51,6 @@ def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
 
 
 def _clip(value: int) -> int:
-    """`value` as a 16-bit bound of columns."""
     return min(max(value, -(1 << 15)), (1 << 15) - 1)
 
 
@@ -70,10 +70,9 @@ class _AttentionLowering:
         self.pending: deque[tuple[int, Task]] = deque()
         self.loaded: set[tuple[str, object]] = set()
 
-    # --- the order of things
+    # --- order of tasks
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks in order."""
         op, chosen = self.op, self.plan
         self.tiles = list(tiles(op, chosen))
         yield from table_tasks(self.emit, chosen.table)
@@ -87,7 +86,7 @@ class _AttentionLowering:
             yield self.pending.popleft()[1]
 
     def _in_pairs(self, order: Iterator[Step]) -> Iterator[Task]:
-        """Two steps at a time, so that the bus brings the keys of both and then the values of both."""
+        """Run two steps at a time, so that the bus brings the keys of both and then the values of both."""
         while pair := list(itertools.islice(order, 2)):
             for part in (self._scores, self._softmax):
                 for step in pair:
@@ -98,7 +97,7 @@ class _AttentionLowering:
                     self._finish(step)
 
     def _ahead(self, order: Iterator[Step]) -> Iterator[Task]:
-        """One step after the other; with room for two, the scores of the next one come before."""
+        """Run steps one by one; if the plan has room for two, emit the next step's scores early."""
         chosen = self.plan
         step: Step | None = next(order)
         assert step is not None
@@ -122,17 +121,17 @@ class _AttentionLowering:
     # --- loads
 
     def _head(self, source: TensorRef, image: int, head: int, heads: int) -> TensorRef:
-        """One head of an operand: its rows as the pixels of one row of an image."""
+        """Return one head of an operand, its rows as the pixels of one image row."""
         return source.matrix(image, head, (source.n if self.op.page else self.op.images, heads))
 
     def _load_parameters(self) -> Iterator[Task]:
-        """LOAD the parameters of softmax, and behind them those by which scores are requantised before."""
+        """LOAD softmax's parameters, and those of the scores' own requantisation after them."""
         bits, to, offset = self.config.mantissa_bits, self.op.rounding, self._offset()
         softmax = score_multiplier(self.octaves, bits)
         if to is None:
             yield self._load_block_of(softmax, offset, self.plan.params)
             return
-        # Softmax does not see what all scores of a row have in common: the middle of their range keeps off the clamp.
+        # Softmax ignores a common offset of a row: centre the range of scores, to stay clear of the clamp.
         yield self._load_block_of(softmax, -((to.low + to.high) // 2), self.plan.params)
         yield self._load_block_of(
             quantise_scale(to.scale, bits), offset, self.plan.params + PARAMETER_VECTORS
@@ -144,20 +143,23 @@ class _AttentionLowering:
         return self.emit.load_constant(block, at)
 
     def _offset(self) -> int:
-        """What all scores lack: the product of both zero points, if the array takes queries with theirs."""
+        """Return the bias of all scores: the zero points' product, if the array multiplies queries with their zero
+        point."""
         op = self.op
         return (
             0 if self.config.wide_activations or not self._k_zero() else op.q_zero * op.k_zero * op.head_size
         )
 
     def _k_zero(self) -> list[int]:
-        """Values of K, in steps of the contraction, that stand for minus its zero point; none if it may be left out.
+        """Return values of K that stand for minus its zero point, as extra steps of the contraction.
 
-        It moves all scores of a row alike, which softmax does not see, unless they come near to a clamp.
+        K's zero point shifts all scores of a row alike, which softmax ignores. So it is left out unless scores come
+        near a clamp.
         """
         op = self.op
-        near = k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE
-        return negated(op.k_zero) if near or op.rounding is not None else []
+        # With rounding the absolute value of a score matters, so the zero point counts.
+        near = k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE_SHIFT
+        return negative_parts(op.k_zero) if near or op.rounding is not None else []
 
     def _load_k_zero(self) -> Iterator[Task]:
         values = self._k_zero()
@@ -173,12 +175,16 @@ class _AttentionLowering:
         for index in range(tile.heads):
             source = self._head(self.q, tile.image, tile.head + index, self.op.heads)
             yield self.emit.load_rows(
-                source, (tile.position, tile.positions), (0, self.op.head_size),
-                slot + index * tile.positions * self.k_vectors, self.k_vectors, self.op.q_zero if wide else 0,
-            )  # fmt: skip
+                source,
+                (tile.position, tile.positions),
+                (0, self.op.head_size),
+                slot + index * tile.positions * self.k_vectors,
+                self.k_vectors,
+                self.op.q_zero if wide else 0,
+            )
 
     def _load_block(self, what: str, step: Step, tile: Tile) -> Iterator[Task]:
-        """LOAD the keys or the values of the block that a step is part of, unless they are there."""
+        """LOAD the keys or values of a step's block, unless they are on chip."""
         op, block = self.op, step.first // self.plan.block
         kv_head = tile.head // (op.heads // op.kv_heads)
         key = (tile.image, kv_head, block)
@@ -203,7 +209,7 @@ class _AttentionLowering:
     def _load_rows(
         self, what: str, source: TensorRef, first: int, count: int, slot: int, page: int | None, at: int = 0
     ) -> Iterator[Task]:
-        """LOAD rows of one head to the places from row `at` of a block on; values transposed."""
+        """LOAD rows of one head to a block's rows from `at` on; values are transposed."""
         block = self.plan.block
         table = None if page is None or self.table is None else (self.table, page)
         if what == "k":
@@ -225,7 +231,7 @@ class _AttentionLowering:
     # --- the array
 
     def _rows(self, step: Step, tile: Tile) -> tuple[int, int]:
-        """Where a step's rows start within the tile, and how many positions they are."""
+        """Return where a step's rows start within the tile, and its number of positions."""
         skipped = step.position - tile.position
         return skipped, tile.positions - skipped
 
@@ -239,24 +245,44 @@ class _AttentionLowering:
         c = self._slot("scores", step)
         rows, groups = tile.heads * positions, step.columns // n
         common = {
-            "nt": groups, "oy": tile.heads, "ox": positions, "a": q + skipped * self.k_vectors,
-            "a_oy": tile.positions * self.k_vectors, "a_ox": self.k_vectors,
-            "c": c, "c_nt": rows, "c_oy": positions, "c_ox": 1,
-        }  # fmt: skip
+            "nt": groups,
+            "oy": tile.heads,
+            "ox": positions,
+            "a": q + skipped * self.k_vectors,
+            "a_oy": tile.positions * self.k_vectors,
+            "a_ox": self.k_vectors,
+            "c": c,
+            "c_nt": rows,
+            "c_oy": positions,
+            "c_ox": 1,
+        }
         zero = self.op.q_zero if self.config.wide_activations else 0
         main = Mm(
-            **common, kc=self.k_vectors, a_kc=1, zero=zero,
-            b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
-        )  # fmt: skip
+            **common,
+            kc=self.k_vectors,
+            a_kc=1,
+            zero=zero,
+            b=k,
+            b_nt=n * self.k_vectors,
+            b_kc=1,
+            b_row=self.k_vectors,
+        )
         yield self._mm(main, rows)
         if not self.config.wide_activations:
-            # Minus the zero point times the keys: rows in the padding, in parts that fit a byte.
+            # Add minus the zero point times the keys: rows in the padding, in parts that fit a byte.
             for part in (-self.op.q_zero // 2, -self.op.q_zero - -self.op.q_zero // 2):
                 if part:
                     rest = Mm(
-                        **common | {"a": 0, "a_oy": 0, "a_ox": 0}, kc=self.k_vectors, accumulate=1, y=-1, pad=part,
-                        b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
-                    )  # fmt: skip
+                        **common | {"a": 0, "a_oy": 0, "a_ox": 0},
+                        kc=self.k_vectors,
+                        accumulate=1,
+                        y=-1,
+                        pad=part,
+                        b=k,
+                        b_nt=n * self.k_vectors,
+                        b_kc=1,
+                        b_row=self.k_vectors,
+                    )
                     yield self._mm(rest, rows)
         for index, _ in enumerate(self._k_zero()):
             rest = Mm(
@@ -279,6 +305,7 @@ class _AttentionLowering:
             yield from self._load_block("v", step, tile)
             yield self._sums_of(step, (0, groups), values + step.first % self.plan.block, self.plan.block)
             return
+        # The last values: multiply each part while the next one loads.
         size = ceil_div(groups, self.plan.last_parts)
         for group in range(0, groups, size):
             part = group, min(size, groups - group)
@@ -287,7 +314,7 @@ class _AttentionLowering:
             yield self._sums_of(step, part, at, panel)
 
     def _is_last(self, step: Step) -> bool:
-        """Whether a step is the very last one, whose values come in parts as they are not there yet."""
+        """Return whether this is the last step of all, and its values are not on chip: they then arrive in parts."""
         if self.plan.last_parts == 1 or self.op.page or not step.end or step.tile < len(self.tiles) - 1:
             return False
         return step.first % self.plan.block == 0 and ("v", self._kv(step, self.tiles[-1])) not in self.loaded
@@ -295,7 +322,7 @@ class _AttentionLowering:
     def _load_part(
         self, step: Step, tile: Tile, part: tuple[int, int], at: int, panel: int
     ) -> Iterator[Task]:
-        """LOAD the values of (first, count) groups of N keys of a step, by themselves."""
+        """LOAD the values of `part` (first, count) groups of N keys of a step."""
         n, kv_head = self.config.n, tile.head // (self.op.heads // self.op.kv_heads)
         first = step.first + part[0] * n
         rows = first, min(part[1] * n, self.op.keys - first)
@@ -303,8 +330,10 @@ class _AttentionLowering:
         yield from self.emit.load_transposed(source, rows, (0, self.op.v_size), at, panel)
 
     def _sums_of(self, step: Step, part: tuple[int, int], v: int, panel: int) -> Task:
-        """MM of the probabilities of (first, count) groups of N keys of a step with their values, which lie at `v`,
-        columns of N of them `panel` addresses apart."""
+        """Return the MM of probabilities and values for `part` (first, count) groups of N keys of a step.
+
+        Values lie at `v`, panels of N columns `panel` addresses apart.
+        """
         tile, n, (group, groups) = self.tiles[step.tile], self.config.n, part
         skipped, positions = self._rows(step, tile)
         rows = tile.heads * positions
@@ -327,8 +356,10 @@ class _AttentionLowering:
     # --- the vector unit
 
     def _softmax(self, step: Step) -> Iterator[Task]:
-        """Probabilities of a step; ahead of the first of a tile, what an earlier tile left in its place."""
+        """Yield the VEC of a step's probabilities, after normalisations of earlier tiles whose sums the tile
+        overwrites."""
         op, tile, n = self.op, self.tiles[step.tile], self.config.n
+        # The tile's sums reuse slots: earlier tiles in them must be normalised first.
         while step.start and self.pending and self.pending[0][0] <= step.tile - self.rings["sums"].count:
             yield self.pending.popleft()[1]
         skipped, positions = self._rows(step, tile)
@@ -340,7 +371,7 @@ class _AttentionLowering:
             rounded = self.plan.rounded[0]
             yield self._requantise(op.rounding, src, rounded, (groups, tile.heads, positions))
             source, src = isa.Source.SCRATCHPAD, rounded
-        # Behind the length of a page table, columns and rows are counted from the register.
+        # With pages, the length register is the origin of columns and rows.
         length = 0 if op.page else op.lengths[tile.image]
         yield Task(
             Softmax(
@@ -359,7 +390,7 @@ class _AttentionLowering:
             yield self.pending.popleft()[1]
 
     def _requantise(self, to: Rounding, src: int, dst: int, loops: tuple[int, int, int]) -> Task:
-        """Scores of (groups, heads, positions) as the 8 bits that the model quantises them to."""
+        """Return the VEC that rounds scores of (groups, heads, positions) to 8 bits, as the model does."""
         groups, heads, positions = loops
         rows, params = heads * positions, self.plan.params + PARAMETER_VECTORS
         return Task(
@@ -373,7 +404,7 @@ class _AttentionLowering:
         )  # fmt: skip
 
     def _finish(self, step: Step) -> None:
-        """Queue the division of a tile's sums, in pieces, and its stores."""
+        """Queue the normalisation of a tile, in pieces, and its stores."""
         op, tile = self.op, self.tiles[step.tile]
         rows = tile.heads * tile.positions
         out, sums, states = (self._slot(ring, step.tile) for ring in ("out", "sums", "states"))
@@ -389,7 +420,7 @@ class _AttentionLowering:
                     zero=op.y_zero, low=op.low, high=op.high,
                 ),
                 self.layer,
-                count * max(target.DIVIDE, self.v_vectors * self.config.groups),
+                count * max(target.NORMALISE_ROW_CYCLES, self.v_vectors * self.config.groups),
             )))  # fmt: skip
         for index in range(tile.heads):
             head = self._head(self.dst, tile.image, tile.head + index, op.heads)

@@ -1,4 +1,4 @@
-"""Convolution to tasks: for every group of output tiles, every spatial tile, every output tile, every chunk."""
+"""Lowering of convolutions: loops over groups of output tiles, spatial tiles, output tiles, and chunks."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from weft.compiler.lower.conv_results import Results
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrapped_stride
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
-from weft.compiler.plan.edges import Part, evenly, first_parts, last_parts, last_rows, row_parts
+from weft.compiler.plan.edges import Part, first_parts, last_parts, last_rows, row_parts, split_evenly
 from weft.hdl.isa import Mm
 
 
 class Inputs:
-    """The inputs of one convolution, in the slots of zone A of its plan."""
+    """Inputs of one convolution, in the slots of zone A of its plan."""
 
     def __init__(self, shape: ConvShape, plan: ConvPlan, emit: Emitter) -> None:
         self.shape, self.plan, self.emit = shape, plan, emit
         self.ring = Ring(plan.zones.a[0], plan.a_slot, plan.a_count)
-        # What spatial tiles have in common is computed once.
+        # Cached because spatial tiles share boxes.
         self._box_of = cache(shape.input_box)
 
     def of(self, image: int, conv: Box, block: range, chunk: Chunk) -> tuple[Box, Place, Iterator[Task]]:
-        """The box of inputs that is on chip for a chunk of a block, where, and the LOADs if it is not there yet."""
+        """Return the box of inputs on chip for a chunk of a block, its place, and the LOADs if it is not there yet."""
         shape = self.shape
         box = self._box_of(conv, chunk) if self.plan.chunked else shape.input_box(conv)
         if shape.src.resident is not None:
@@ -38,6 +38,7 @@ class Inputs:
             place = Place(start, shape.vectors, box.w * shape.vectors)
             return box, place, iter(()) if held else self._load(image, conv, box, start)
         pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
+        # Tiles with pieces of their own need the chunk of each piece.
         vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
         start, held = self.ring.get(("a", image, conv, chunk, pieces[0].at))
         tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
@@ -45,12 +46,18 @@ class Inputs:
         return box, Place(start, pixel, box.w * pixel), tasks
 
     def first(
-        self, image: int, conv: Box, block: range, chunk: Chunk, parts: Sequence[Part], spans: Sequence[tuple[int, int]]
-    ) -> tuple[Box, Place, Iterator[Iterator[Task]]]:  # fmt: skip
-        """The same of the first block, with LOADs for each of the parts of its first chunk, and more behind them.
+        self,
+        image: int,
+        conv: Box,
+        block: range,
+        chunk: Chunk,
+        parts: Sequence[Part],
+        spans: Sequence[tuple[int, int]],
+    ) -> tuple[Box, Place, Iterator[Iterator[Task]]]:
+        """Return `of` for the first block, with separate LOADs for each of the parts of its first chunk.
 
-        If there are several `spans` (first, count) of pixels, the parts need the first one, and the others follow. Else
-        a part needs what rows of the kernel reach, and the rest of the box comes last.
+        With several `spans` (first, count) of pixels, the parts need the first span, and the others follow. Else each
+        part needs the rows that its kernel rows reach, and the rest of the box comes last.
         """
         box, at, whole = self.of(image, conv, block, chunk)
         if self.plan.chunked or self.shape.src.resident is not None:
@@ -63,8 +70,8 @@ class Inputs:
             return box, at, iter([pieces[0], *[iter(())] * (len(parts) - 1), *pieces[1:]])
         if chunk.ky[1] == 1:
             return box, at, iter([whole])
-        reached = [self._box_of(conv, part.chunk) for part in parts]
-        stops = [0, *accumulate((item.y + item.h - box.y for item in reached), max), box.h]
+        boxes = [self._box_of(conv, part.chunk) for part in parts]
+        stops = [0, *accumulate((item.y + item.h - box.y for item in boxes), max), box.h]
         rows = [
             self._load(image, conv, box._replace(y=box.y + have, h=need - have), at.start + have * at.row)
             if need > have
@@ -74,14 +81,14 @@ class Inputs:
         return box, at, iter(rows)
 
     def _load(self, image: int, conv: Box, box: Box, a: int) -> Iterator[Task]:
-        """LOADs of all channels of a box."""
+        """LOAD all channels of a box."""
         shape = self.shape
         if shape.folded:
             yield self._load_windows(image, conv, box, (0, shape.vectors), a)
             return
         whole = [Piece(0, shape.src.c, 0, shape.vectors)] if shape.aligned else shape.pieces
         for plane, fill in enumerate(shape.fills):
-            src, at = shape.src.moved(plane * shape.op.src.plane_pitch), a + plane * shape.plane_vectors
+            src, at = shape.src.advance(plane * shape.op.src.plane_pitch), a + plane * shape.plane_vectors
             for piece in whole:
                 channels, to = (piece.first, piece.count), at + piece.at
                 yield from self.emit.load_box(src, image, box, channels, to, shape.vectors, fill)
@@ -89,7 +96,7 @@ class Inputs:
     def _load_chunk(
         self, image: int, conv: Box, box: Box, pieces: Sequence[Piece], chunk: Chunk, a: int, vectors: int
     ) -> Iterator[Task]:
-        """LOADs of a chunk of the first of `pieces`, or of all of it up to the end of the last."""
+        """LOAD a chunk of the first of `pieces`, or all of it up to the end of the last piece."""
         shape, n = self.shape, self.shape.config.n
         if shape.folded:
             yield self._load_windows(image, conv, box, chunk.kc, a)
@@ -97,11 +104,11 @@ class Inputs:
         start = pieces[0].first + chunk.kc[0] * n
         count = min(vectors * n, pieces[1].first + pieces[1].count - start)
         for plane, fill in enumerate(shape.fills):
-            src, at = shape.src.moved(plane * shape.op.src.plane_pitch), a + plane * vectors
+            src, at = shape.src.advance(plane * shape.op.src.plane_pitch), a + plane * vectors
             yield from self.emit.load_box(src, image, box, (start, count), at, vectors * shape.planes, fill)
 
     def _load_windows(self, image: int, conv: Box, box: Box, kc: tuple[int, int], a: int) -> Task:
-        """LOAD of `kc` (first, count) vectors of the windows of a box."""
+        """LOAD `kc` (first, count) vectors of the windows of a box."""
         shape, n = self.shape, self.shape.config.n
         pitch, (_, sx) = shape.src.pixel_pitch, shape.window.stride
         skip = kc[0] * n
@@ -114,12 +121,12 @@ class Inputs:
 
 
 def lower_conv(shape: ConvShape, plan: ConvPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one convolution in sequential order."""
+    """Yield the tasks of one convolution in sequential order."""
     return _ConvLowering(shape, plan, emit).tasks()
 
 
 class _Part(NamedTuple):
-    """Tiles of outputs that leave together, in a slot that begins with tile `slot`."""
+    """Tiles of outputs that are stored together, in a slot that begins with tile `slot`."""
 
     slot: int
     tiles: range
@@ -142,13 +149,11 @@ class _ConvLowering:
             outputs += chosen.o_count * chosen.o_slot
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
-        self.adds = shape.residual is not None and shape.residual.resident is None
-        """Whether what is added to outputs comes from memory."""
-        self.begins = True
-        """Whether no product has been made yet."""
-        # The same objects again and again, as `Task` tells.
+        self.adds = shape.residual is not None and shape.residual.resident is None  # from DRAM
+        self.begins = True  # until the first product
+        # Cached because `Tasks.of` encodes each instruction object once (see `Task`).
         self._product = cache(self._multiplication)
-        # What spatial tiles have in common is computed once.
+        # Cached because all spatial tiles share it.
         self._weights_of = cache(self._weights)
         self._chunks_of, self._rest_of = cache(shape.chunks), cache(shape.rest)
 
@@ -157,8 +162,10 @@ class _ConvLowering:
         spatial = [(image, box) for image in range(shape.src.n) for box in boxes(shape, self.plan.tile)]
         for first in range(0, len(shape.tiles), group):
             members = range(first, min(first + group, len(shape.tiles)))
+            # Only the last group's last box has nothing after it.
             last = len(spatial) if members.stop < len(shape.tiles) else len(spatial) - 1
             if last < len(spatial):
+                # The very last box may be split, so that little requantisation remains after the array.
                 spatial[-1:] = self._last(*spatial[-1], len(spatial))
             for number, (image, box) in enumerate(spatial):
                 yield from self._block(image, box, self._parts(members, ends=number >= last))
@@ -166,68 +173,70 @@ class _ConvLowering:
         self.emit.ends["weights"] = self.b.end
 
     def _last(self, image: int, box: Box, count: int) -> list[tuple[int, Box]]:
-        """The last of so many boxes, in two if the array is then done when little is left to be requantised."""
+        """Split the last of `count` boxes in two, if the array then leaves less requantisation to the end."""
         shape, plan_ = self.shape, self.plan
         kept = plan_.a_count > count or (plan_.group == len(shape.tiles) and plan_.a_count > 1)
         if not shape.pointwise or shape.parts > 1 or plan_.chunked or not kept:
             return [(image, box)]
         chunks = self._chunks_of(shape.tiles[0].piece, plan_.b_limit)
         if chunks is None or ceil_div(plan_.group, plan_.block) * len(chunks) > plan_.b_count:
-            return [(image, box)]  # weights would come once more
+            return [(image, box)]  # weights would be loaded a second time
         last = int(last_rows(box.w, count, shape))
         halves = box._replace(w=box.w - last), box._replace(x=box.x + box.w - last, w=last)
         return [(image, half) for half in halves if half.w]
 
     def _parts(self, members: range, ends: bool) -> dict[int, _Part]:
-        """For each tile of a group those that leave together with it; if nothing follows them, the last part is several
-        finer ones."""
-        found: dict[int, _Part] = {}
+        """Return, for each tile of a group, the tiles that are stored with it; if nothing follows, the last part is
+        split finer."""
+        part_of: dict[int, _Part] = {}
         for slot in range(members.start, members.stop, self.plan.store):
             size, first = min(self.plan.store, members.stop - slot), slot
             cut = ends and slot + size == members.stop and self.shape.leaves_in_parts
             for count in last_parts(size) if cut else [size]:
                 part = _Part(slot, range(first, first + count))
-                found |= dict.fromkeys(part.tiles, part)
+                part_of |= dict.fromkeys(part.tiles, part)
                 first += count
-        return found
+        return part_of
 
     def _block(self, image: int, box: Box, parts: dict[int, _Part]) -> Iterator[Task]:
-        """One spatial tile for a group of output tiles, summed up `plan.block` and stored a part at a time."""
+        """Compute one spatial tile for a group of output tiles: sums in blocks of `plan.block`, stores in parts."""
         conv = self.shape.conv_box(box)
         size, members = self.plan.block, range(min(parts), max(parts) + 1)
         for first in range(members.start, members.stop, size):
             block = range(first, min(first + size, members.stop))
-            # Ahead of the block's operands, which take longer, unless they would wait behind it for a slot.
-            ahead = self.adds and parts[first].tiles.start == first and not self.r.came_round
-            if ahead:
+            # Load the residual before the block's operands, which take longer, unless it has to wait for a slot.
+            loaded_early = self.adds and parts[first].tiles.start == first and not self.r.next_slot_in_use
+            if loaded_early:
                 yield from self._load_added(image, box, parts[first])
             rows, _ = self.c.get(("c", image, box, first))
             yield from self._multiply(image, conv, block, rows)
             for index in block:
-                if self.adds and parts[index].tiles.start == index and (index > first or not ahead):
+                if self.adds and parts[index].tiles.start == index and (index > first or not loaded_early):
                     yield from self._load_added(image, box, parts[index])
                 sums = rows + (index - first) * self.shape.rows(conv)
                 yield from self._finish(image, box, conv, index, parts[index], sums)
 
     def _channels(self, tiles: range) -> tuple[int, int]:
-        """First output channel of tiles, and how many."""
+        """Return the first output channel of tiles, and their number of channels."""
         first, last = self.shape.tiles[tiles.start], self.shape.tiles[tiles.stop - 1]
         return first.first, last.first + last.count - first.first
 
     def _load_added(self, image: int, box: Box, part: _Part) -> Iterator[Task]:
-        """What is added to the outputs of tiles that leave together."""
+        """LOAD the residual of tiles that are stored together."""
         source = self.shape.residual
         assert source is not None
         at = self._place(source, self.r, image, box, part)
         yield from self.emit.load_box(source, image, box, self._channels(part.tiles), at.start, at.pixel, 0)
 
     def _finish(self, image: int, box: Box, conv: Box, index: int, part: _Part, rows: int) -> Iterator[Task]:
-        """Outputs of a tile from its sums, and the STORE if it is the last of its part."""
+        """Compute a tile's outputs from its sums, and STORE them after the last tile of its part."""
         shape, at = self.shape, index - part.tiles.start
         out = self._place(shape.dst, self.o, image, box, part)
         lower = self._place(shape.dst, self.r, image, box, part) if shape.wide else out
         here = out.tile(at)
-        yield from self.results.made(box, conv, index, rows, (here, lower.tile(at) if shape.wide else here))
+        yield from self.results.outputs(
+            box, conv, index, rows, (here, lower.tile(at) if shape.wide else here)
+        )
         if shape.op.epilogue is not None:
             added = out
             if shape.residual is not None:
@@ -237,11 +246,11 @@ class _ConvLowering:
             channels = self._channels(part.tiles)
             yield from self.emit.store_box(shape.dst, image, box, channels, out.start, out.pixel)
             if shape.wide:
-                dst = shape.dst.moved(shape.op.dst.plane_pitch)
+                dst = shape.dst.advance(shape.op.dst.plane_pitch)
                 yield from self.emit.store_box(dst, image, box, channels, lower.start, lower.pixel)
 
     def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, part: _Part) -> Place:
-        """Where a box of outputs of a part is, or of what is added to them: in a slot, or held."""
+        """Return the place of a part's outputs or residual: in a slot, or where the tensor is resident."""
         first, tiles = part.tiles.start, len(part.tiles)
         if at.resident is None:
             start, _ = ring.get((image, box, part.slot))
@@ -260,7 +269,7 @@ class _ConvLowering:
         for chunk in chunks[begins:]:
             loaded, at, tasks = self.inputs.of(image, conv, block, chunk)
             yield from tasks
-            # Bytes of 16-bit inputs lie behind one another in a pixel, and their sums in the accumulator.
+            # 16-bit inputs have two planes per pixel, side by side, and two sums side by side in the accumulator.
             apart = at.pixel // shape.planes if self.plan.chunked else shape.plane_vectors
             for part in range(shape.parts):
                 for plane in range(shape.planes):
@@ -271,20 +280,20 @@ class _ConvLowering:
                 begun = True
 
     def _begin(self, image: int, conv: Box, block: range, chunk: Chunk, rows: int) -> Iterator[Task]:
-        """The products of the first chunk of all, in parts: inputs as far as a part needs them, weights, products."""
+        """Emit the first chunk of the operator in parts: inputs that a part needs, its weights, its products."""
         shape, n = self.shape, self.config.n
         b, _ = self.b.get(("b", block.start, 0, chunk))
         payload = self._weights_of(block, 0, chunk)
         columns = len(payload) // n // chunk.steps
         cycles = len(block) * chunk.steps * max(shape.rows(conv), n)
         whole = parts = [Part(chunk, 0, columns * chunk.steps)]
-        if columns == n * len(block):  # else the array reads what lies behind the weights of a part as well
+        if columns == n * len(block):  # else the array also reads past the weights of a part
             parts = first_parts(chunk, columns, cycles, shape.target)
         if shape.narrow and not all(self.emit.narrow_part(part.first) for part in parts):
             parts = whole
         spans = [(0, conv.w)]
         if shape.pointwise and shape.src.resident is None and not self.plan.chunked and len(block) == 1:
-            spans = list(evenly(conv.w, int(row_parts(cycles, conv.w, shape.target))))
+            spans = list(split_evenly(conv.w, int(row_parts(cycles, conv.w, shape.target))))
         loaded, at, loads = self.inputs.first(image, conv, block, chunk, parts, spans)
         for number, (part, start, count) in enumerate(parts):
             yield from next(loads, ())
@@ -300,11 +309,21 @@ class _ConvLowering:
             yield from tasks
 
     def _part_of(
-        self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: Place, rows: int, which: tuple[int, int], *,
+        self,
+        conv: Box,
+        loaded: Box,
+        block: range,
+        chunk: Chunk,
+        at: Place,
+        rows: int,
+        which: tuple[int, int],
+        *,
         begun: bool,
-    ) -> Iterator[Task]:  # fmt: skip
-        """The products of a plane of inputs with one part of the weights of a chunk: all at once, or of a later part
-        what is not zero. `which` are part and plane."""
+    ) -> Iterator[Task]:
+        """Multiply a plane of inputs with one part of a chunk's weights; `which` is (part, plane).
+
+        Part 0 is multiplied whole; of later parts, only tiles that are not all zero.
+        """
         part, plane = which
         rest = self._rest_of(block, part, chunk) if part else None
         if rest == []:
@@ -323,8 +342,8 @@ class _ConvLowering:
         for (index, piece), payload in zip(rest, pieces, strict=True):
             here, sums = at, rows + (index - block.start) * self.shape.rows(conv)
             if self.plan.chunked:
-                behind = tiles[index].piece.at - tiles[block.start].piece.at
-                here = at.tile(behind + piece.kc[0] - chunk.kc[0])
+                offset = tiles[index].piece.at - tiles[block.start].piece.at
+                here = at.tile(offset + piece.kc[0] - chunk.kc[0])
             one = range(index, index + 1)
             yield self._mm(conv, loaded, one, piece, here, (b, sums), plane, accumulate=True)
             b += len(payload) // self.config.n
@@ -353,6 +372,7 @@ class _ConvLowering:
         y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
         x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
         if shape.lines is not None:
+            # Lines have extra columns at the start, and `words` vectors of weights per tile.
             x, columns = x - shape.lines.before, count * shape.words
         steps = chunk.steps
         a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
@@ -380,25 +400,40 @@ class _ConvLowering:
         )
 
     def _multiplication(
-        self, accumulate: bool, count: int, chunk: Chunk, oy: int, ox: int, a_nt: int, pitch: int, vectors: int,
-        y: int, x: int, h: int, w: int, columns: int, pad: int,
-    ) -> Mm:  # fmt: skip
-        """An MM without its addresses: `count` tiles, `columns` output channels in all, of (oy, ox) rows of A.
+        self,
+        accumulate: bool,
+        count: int,
+        chunk: Chunk,
+        oy: int,
+        ox: int,
+        a_nt: int,
+        pitch: int,
+        vectors: int,
+        y: int,
+        x: int,
+        h: int,
+        w: int,
+        columns: int,
+        pad: int,
+    ) -> Mm:
+        """Return an MM without addresses: `count` tiles, `columns` output channels in all, of (oy, ox) rows of A.
 
-        The first of these is at (y, x) of the (h, w) pixels that are there, around which is `pad`; `vectors` is from
-        pixel to pixel, `pitch` from row to row.
+        The first row of A is at (y, x) of the (h, w) pixels on chip, which are surrounded by `pad`. `vectors` is the
+        step from pixel to pixel, `pitch` from row to row.
         """
-        window, planes = self.shape.walked, self.shape.planes
+        window, planes = self.shape.loop_window, self.shape.planes
         (sy, sx), (dy, dx) = window.stride, window.dilation
         (_, ky), (_, kx), (_, kc) = chunk.ky, chunk.kx, chunk.kc
         down, across = coordinates(window, 0, y, h), coordinates(window, 1, x, w)
         return Mm(
             accumulate=int(accumulate), nt=count, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox,
-            a_nt=a_nt, a_ky=wrapped(dy * pitch, ky), a_kx=wrapped(dx * vectors, kx), a_kc=1,
-            a_oy=wrapped(sy * pitch, oy), a_ox=wrapped(sx * vectors, ox),
-            y=down.first, x=across.first, y_ky=taken(down.element, ky), y_oy=taken(down.output, oy),
-            x_kx=taken(across.element, kx), x_ox=taken(across.output, ox), h=down.bound, w=across.bound, pad=pad,
-            b_nt=taken(self.shape.words, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
-            b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox * planes, count), c_oy=taken(ox * planes, oy),
-            c_ox=planes, depthwise=int(self.shape.lines is not None),
+            a_nt=a_nt, a_ky=wrapped_stride(dy * pitch, ky), a_kx=wrapped_stride(dx * vectors, kx), a_kc=1,
+            a_oy=wrapped_stride(sy * pitch, oy), a_ox=wrapped_stride(sx * vectors, ox),
+            y=down.first, x=across.first, y_ky=loop_stride(down.element, ky), y_oy=loop_stride(down.output, oy),
+            x_kx=loop_stride(across.element, kx), x_ox=loop_stride(across.output, ox),
+            h=down.bound, w=across.bound, pad=pad,
+            b_nt=loop_stride(self.shape.words, count), b_ky=wrapped_stride(kx * kc * columns, ky),
+            b_kx=wrapped_stride(kc * columns, kx), b_kc=wrapped_stride(columns, kc), b_row=1,
+            c_nt=loop_stride(oy * ox * planes, count), c_oy=loop_stride(ox * planes, oy), c_ox=planes,
+            depthwise=int(self.shape.lines is not None),
         )  # fmt: skip

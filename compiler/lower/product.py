@@ -1,4 +1,4 @@
-"""Products of two activations to tasks: for every tile of the result, every chunk of the contraction."""
+"""Lowering of matrix products of activations, and of softmax: loops over tiles, then over chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.compiler.ir.products import Product
 from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.lower.attention import table_tasks
 from weft.compiler.machine import target
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrapped_stride
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.product_plan import ProductPlan, a_parts, b_parts
@@ -23,11 +23,11 @@ from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Vec, config
 from weft.hdl.isa import config as parameters
 
 Span = tuple[int, int]
-"""The first of some rows, columns or elements, and how many they are."""
+"""First row, column or element, and their number."""
 
 
 def lower_product(op: Product, site: Site, plan: ProductPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one product in sequential order."""
+    """Yield the tasks of one product in sequential order."""
     return _ProductLowering(op, site, plan, emit).tasks()
 
 
@@ -51,7 +51,10 @@ class _ProductLowering:
                         yield from self._tile((image, head), rows, columns)
 
     def _load_parameters(self) -> Task:
-        """LOAD the multiplier of all columns, and what sums lack if the array takes A with its zero point."""
+        """LOAD the parameter block of all columns.
+
+        Its bias is the zero points' product, if the array multiplies A with its zero point.
+        """
         op, n = self.op, self.n
         bias = 0 if self.config.wide_activations else op.a_zero * op.b_zero * op.depth
         mantissa, shift = quantise_scale(op.scale, self.config.mantissa_bits)
@@ -69,7 +72,7 @@ class _ProductLowering:
         yield from self._drain(matrix, rows, columns, sums)
 
     def _operand_a(self, matrix: tuple[int, int], rows: Span, chunk: Span) -> tuple[int, Iterator[Task]]:
-        """Where rows of A are, and the LOAD that brings them if they are not there yet."""
+        """Return the place of rows of A, and the LOADs if they are not on chip."""
         op, vectors = self.op, ceil_div(chunk[1], self.n)
         image, head = op.place(op.a_counts, *matrix)
         slot, held = self.rings["a"].get((image, head, rows, chunk))
@@ -84,11 +87,11 @@ class _ProductLowering:
         return slot, iter([self.emit.load_rows(source, rows, chunk, slot, vectors, fill)])
 
     def _lines(self, rows: Span) -> int:
-        """Vectors from one vector of the contraction of a row of A to the next, if A is transposed."""
+        """Return the step between vectors of the contraction of a row, for a transposed A."""
         return ceil_div(rows[1], self.n) * self.n
 
     def _operand_b(self, matrix: tuple[int, int], columns: Span, chunk: Span) -> tuple[int, Iterator[Task]]:
-        """The same for B; what is given row by row of the contraction is transposed."""
+        """Return the place of columns of B, and the LOADs if they are not on chip."""
         op, n, vectors = self.op, self.n, ceil_div(chunk[1], self.n)
         image, head = op.place(op.b_counts, *matrix)
         slot, held = self.rings["b"].get((image, head, columns, chunk))
@@ -100,23 +103,31 @@ class _ProductLowering:
         return slot, self.emit.load_transposed(source, chunk, (first, count), slot, n * vectors)
 
     def _multiply(self, rows: Span, columns: Span, chunk: Span, at: tuple[int, int, int]) -> Iterator[Task]:
-        """MM of a chunk, and those for what its zero points take off."""
+        """Yield the MM of a chunk, and the MMs that subtract its zero points."""
         op, n, (a, b, sums) = self.op, self.n, at
         vectors, groups, count = ceil_div(chunk[1], n), ceil_div(columns[1], n), rows[1]
         wide = self.config.wide_activations
         common = {
-            "nt": groups, "kc": vectors, "ox": count, "c": sums, "c_nt": taken(count, groups), "c_ox": 1,
+            "nt": groups,
+            "kc": vectors,
+            "ox": count,
+            "c": sums,
+            "c_nt": loop_stride(count, groups),
+            "c_ox": 1,
             "zero": op.a_zero if wide else 0,
-        }  # fmt: skip
-        left = {"a": a, "a_kc": 1, "a_ox": taken(vectors, count)}
+        }
+        left = {"a": a, "a_kc": 1, "a_ox": loop_stride(vectors, count)}
         if op.a_transposed:
-            left |= {"a_kc": taken(self._lines(rows), vectors), "a_ox": taken(1, count)}
+            left |= {"a_kc": loop_stride(self._lines(rows), vectors), "a_ox": loop_stride(1, count)}
         right = {
-            "b": b, "b_nt": wrapped(n * vectors, groups), "b_kc": 1 if op.transposed else n,
+            "b": b,
+            "b_nt": wrapped_stride(n * vectors, groups),
+            "b_kc": 1 if op.transposed else n,
             "b_row": vectors if op.transposed else 1,
-        }  # fmt: skip
+        }
+        # The product itself, then corrections for zero points into the same sums.
         parts = [Mm(**common, **left, **right, accumulate=int(chunk[0] > 0))]
-        # Minus a zero point of A times B: rows in the padding.
+        # Add minus A's zero point times B: rows in the padding.
         parts += [Mm(**common, **right, accumulate=1, y=-1, pad=part) for part in a_parts(op, self.config)]
         constants = (self.plan.constants + index for index in range(len(b_parts(op))))
         parts += [Mm(**common, **left, accumulate=1, b=constant) for constant in constants]
@@ -129,8 +140,8 @@ class _ProductLowering:
         out, _ = self.rings["out"].get((matrix, rows, columns))
         yield Task(
             Vec(
-                ob=groups, ox=count, src=sums, src_ob=taken(count, groups), src_ox=1, dst=out, dst_ob=1,
-                dst_ox=taken(groups, count), params=self.plan.params, zero=op.y_zero, low=op.low, high=op.high,
+                ob=groups, ox=count, src=sums, src_ob=loop_stride(count, groups), src_ox=1, dst=out, dst_ob=1,
+                dst_ox=loop_stride(groups, count), params=self.plan.params, zero=op.y_zero, low=op.low, high=op.high,
             ),
             self.layer,
             groups * count * self.config.groups,
@@ -145,7 +156,7 @@ def _spans(size: int, step: int) -> Iterator[Span]:
 
 
 def lower_softmax(op: Softmax, site: Site, plan: SoftmaxPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one softmax in sequential order."""
+    """Yield the tasks of one softmax in sequential order."""
     return _SoftmaxLowering(op, site, plan, emit).tasks()
 
 
@@ -173,6 +184,7 @@ class _SoftmaxLowering:
     def _tile(self, image: int, box: Box) -> Iterator[Task]:
         step = self.tile.vectors * self.config.n
         chunks = [(first, min(step, self.src.c - first)) for first in range(0, self.src.c, step)]
+        # First pass: largest score and sum of each row. Second pass: probabilities.
         for final in (0, 1):
             for chunk in chunks:
                 yield from self._chunk(image, box, chunk, final)
@@ -209,7 +221,7 @@ class _SoftmaxLowering:
                 alignment_oy=vectors, alignment_ox=1, zero=op.y_zero, low=op.low, high=op.high,
             ),
             self.layer,
-            rows * max(target.DIVIDE, vectors * self.config.groups),
+            rows * max(target.NORMALISE_ROW_CYCLES, vectors * self.config.groups),
             paces=True,
         )  # fmt: skip
         yield from self.emit.store_box(self.dst, image, box, chunk, out, vectors)

@@ -1,4 +1,4 @@
-"""Operators of the kernel engine to tasks: LOAD rows, KERNEL, STORE, in rings of up to three."""
+"""Lowering of kernel-engine operators and embeddings: LOAD rows, KERNEL, STORE, in rings of up to three."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import SERIAL, STRIP_ROWS, Op
 from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 
-BYTES = 2
-"""Vectors of a column of a tensor that is the same for all rows."""
+VECTORS_PER_CONSTANT = 2
+"""Vectors per N columns of a constant tensor: upper bytes, then lower bytes."""
 ROW_OPERANDS = ("b", "c", "d")
-"""The operands of KERNEL behind the first."""
+"""Operands of KERNEL after the first."""
 
 
 def lower_rows(op: RowOp, site: Site, plan: RowPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one operator in sequential order."""
+    """Yield the tasks of one operator in sequential order."""
     return _RowLowering(op, site, plan, emit).tasks()
 
 
-def interleaved(tensor: np.ndarray, n: int) -> bytes:
-    """The vectors of an int16 tensor (columns,): of each N elements the upper bytes, then the lower ones."""
+def interleave_bytes(tensor: np.ndarray, n: int) -> bytes:
+    """Return an int16 tensor (columns,) as vectors: for each N elements the upper bytes, then the lower bytes."""
     padded = np.zeros(ceil_div(len(tensor), n) * n, np.int16)
     padded[: len(tensor)] = tensor
     upper, lower = (padded >> 8).astype(np.int8), (padded & 0xFF).astype(np.uint8).view(np.int8)
@@ -44,18 +44,17 @@ def interleaved(tensor: np.ndarray, n: int) -> bytes:
 
 
 def kernel_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Config) -> int:
-    """What the engine takes for so many rows of `columns` vectors, by itself."""
+    """Return the engine's cycles for `rows` rows of `columns` vectors."""
     return sum(
         _strip_cycles(ops, min(STRIP_ROWS, rows - first), columns, config) for first in _strips(rows)
     ) + kernel_min_cycles(config.groups)
 
 
 class Loops(NamedTuple):
-    """How rows of vectors are the loops ``ob``, ``oy`` and ``ox`` of KERNEL, which works on ``oy`` side by side.
+    """Loop counts ``ob``, ``oy`` and ``ox`` of a KERNEL, which works on the ``oy`` rows side by side.
 
-    Rows are rows; or each vector is, where a kernel makes every element of those in its place alone: with few rows
-    that takes a fraction of the time. `whole` tells that all operands have their rows one behind the other, so
-    that all vectors are one loop.
+    If a kernel computes each element from its position alone, each vector can be a row: with few rows that takes a
+    fraction of the time. `whole` is set if all operands have adjacent rows, so that all vectors are one loop.
     """
 
     outer: int
@@ -64,26 +63,34 @@ class Loops(NamedTuple):
     whole: bool = False
 
     def strides(self, row: int, column: int) -> tuple[int, int, int]:
-        """Those of an operand whose rows and columns are so many vectors apart."""
+        """Return the strides of an operand whose rows and columns are `row` and `column` vectors apart."""
         if self.whole:
             return 0, column, 0
         return (0, row, column) if self.outer == 1 else (row, column, 0)
 
     def cycles(self, ops: tuple[MicroOp, ...], config: Config) -> int:
-        """What the engine takes, by itself."""
+        """Return the engine's cycles."""
         return self.outer * kernel_cycles(ops, self.rows, self.columns, config)
 
 
 def loops_of(
     ops: tuple[MicroOp, ...], rows: int, vectors: int, config: Config, *, apart: bool, whole: bool
 ) -> Loops:
-    """The quickest loops over rows of so many vectors, which the kernel may work on each by itself if `apart`."""
-    found = [Loops(1, rows, vectors)]
+    """Return the fastest loops over rows of `vectors` vectors.
+
+    Parameters
+    ----------
+    apart : bool
+        Whether the kernel may process each vector independently.
+    whole : bool
+        Whether all operands have adjacent rows.
+    """
+    choices = [Loops(1, rows, vectors)]
     if apart and whole and rows * vectors <= COUNT_MAX:
-        found.append(Loops(1, rows * vectors, 1, whole=True))
+        choices.append(Loops(1, rows * vectors, 1, whole=True))
     elif apart and rows > 1:
-        found.append(Loops(rows, vectors, 1))
-    return min(found, key=lambda loops: loops.cycles(ops, config))
+        choices.append(Loops(rows, vectors, 1))
+    return min(choices, key=lambda loops: loops.cycles(ops, config))
 
 
 def _strips(rows: int) -> range:
@@ -93,6 +100,7 @@ def _strips(rows: int) -> range:
 def _strip_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Config) -> int:
     groups, total = config.groups, 0
     for index, op in enumerate(ops):
+        # Target of the loop that the micro-operation is in; those outside run once per row.
         loop = next((item.target for item in ops[index:] if item.again), len(ops))
         if op.op in SERIAL:
             root, lanes = op.op == Op.RSQRT, 1 if op.unsigned else config.lanes
@@ -105,11 +113,11 @@ def _strip_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Con
 
 
 def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of an operator whose rows are channels, over all pixels of an image."""
+    """Yield the tasks of an operator whose rows are channels over all pixels of an image."""
     n, vectors, pixels = site.config.n, plan.vectors, plan.rows
     src, dst = site.sources[0], site.dst
     images = Ring(0, pixels * vectors, plan.slots)
-    constants = site.config.scratchpad_size - BYTES * len(op.vectors) * vectors
+    constants = site.config.scratchpad_size - VECTORS_PER_CONSTANT * len(op.vectors) * vectors
     ops = generate(op.kernel, n)
     start = yield from emit.kernel(ops)
     box = Box(0, 0, dst.h, dst.w)
@@ -118,10 +126,15 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
         count = ceil_div(channels[1], n)
         fields: dict[str, int] = {}
         for index, tensor in enumerate(op.vectors):
-            place = constants + BYTES * index * vectors
-            yield emit.load_constant(interleaved(tensor[first : first + channels[1]], n), place)
+            place = constants + VECTORS_PER_CONSTANT * index * vectors
+            yield emit.load_constant(interleave_bytes(tensor[first : first + channels[1]], n), place)
             name = ROW_OPERANDS[index]
-            fields |= {f"with_{name}": 1, name: place, f"{name}_oy": BYTES, f"{name}_vectors": BYTES}
+            fields |= {
+                f"with_{name}": 1,
+                name: place,
+                f"{name}_oy": VECTORS_PER_CONSTANT,
+                f"{name}_vectors": VECTORS_PER_CONSTANT,
+            }
         for image in range(dst.n):
             x, _ = images.get((image, first))
             yield from emit.load_box(src, image, box, channels, x, count, 0)
@@ -144,7 +157,7 @@ class _RowLowering:
         slots, n = tile.slots, site.config.n
         self.apart = elementwise(op.kernel)
         first, last = site.room
-        self.constants = last - BYTES * len(op.vectors) * tile.vectors
+        self.constants = last - VECTORS_PER_CONSTANT * len(op.vectors) * tile.vectors
         self.vectors = [ceil_div(tensor.c, n) for tensor in (*self.sources, self.dst)]
         at, self.inputs = first, []
         for vectors in self.vectors[:-1]:
@@ -159,8 +172,8 @@ class _RowLowering:
         ops = with_tables(generate(rows, self.config.n), tables)
         start = yield from self.emit.kernel(ops)
         for index, tensor in enumerate(self.op.vectors):
-            at = self.constants + BYTES * index * self.tile.vectors
-            yield self.emit.load_constant(interleaved(tensor, self.config.n), at)
+            at = self.constants + VECTORS_PER_CONSTANT * index * self.tile.vectors
+            yield self.emit.load_constant(interleave_bytes(tensor, self.config.n), at)
         for image in range(self.dst.n):
             for y in range(self.dst.h):
                 for x in range(0, self.dst.w, self.tile.rows):
@@ -168,7 +181,8 @@ class _RowLowering:
                     yield from self._tile(image, box, ops, start)
 
     def _blocks(self) -> Ring:
-        """Where look-up tables come by: in the place of the first rows, which are loaded behind them."""
+        """Return the ring through which look-up tables pass: the space of the first rows, which are loaded
+        afterwards."""
         first = self.inputs[0].start
         return Ring(first, min(self.constants - first, ceil_div(LOOKUP_ENTRIES, self.config.n)), 1)
 
@@ -176,18 +190,20 @@ class _RowLowering:
         rows, (*counts, stored) = box.w, self.vectors
         places = []
         for ring, source, count in zip(self.inputs, self.sources, counts, strict=True):
-            part = _repeated(source, image, box)
+            part = _source_box(source, image, box)
             place, held = ring.get(part)
             if not held:
                 yield from self.emit.load_box(source, *part, (0, source.c), place, count, 0)
-            # Rows that read the same one, or columns that read the same vector.
+            # A step of 0 repeats a row, or a vector, that the source broadcasts.
             places.append((place, count if part[1].w > 1 else 0, 1 if count > 1 else 0))
         out, _ = self.outputs.get((image, box))
         vectors, columns = self.tile.vectors, max(self.sources[0].c, self.dst.c)
         places += [
-            (self.constants + BYTES * index * vectors, 0, BYTES) for index in range(len(self.op.vectors))
+            (self.constants + VECTORS_PER_CONSTANT * index * vectors, 0, VECTORS_PER_CONSTANT)
+            for index in range(len(self.op.vectors))
         ]
         lower, ends = out + rows * stored, (stored, 1 if stored > 1 else 0)
+        # All operands, results included, have adjacent rows.
         whole = all(row == column * vectors for _, row, column in (*places, (out, *ends)))
         loops = loops_of(ops, rows, vectors, self.config, apart=self.apart, whole=whole or rows == 1)
         fields = _operand("src", places[0], loops)
@@ -198,49 +214,54 @@ class _RowLowering:
             fields |= {"with_dst2": 1} | _operand("dst2", (lower, *ends), loops)
         yield Task(
             Kernel(
-                source=Source.SCRATCHPAD, start=start, ob=loops.outer, oy=loops.rows, ox=loops.columns,
-                tail=0 if loops.whole or loops.outer > 1 else columns % self.config.n, **fields,
+                source=Source.SCRATCHPAD,
+                start=start,
+                ob=loops.outer,
+                oy=loops.rows,
+                ox=loops.columns,
+                tail=0 if loops.whole or loops.outer > 1 else columns % self.config.n,
+                **fields,
             ),
             self.layer,
             loops.cycles(ops, self.config),
             paces=True,
-        )  # fmt: skip
+        )
         yield from self.emit.store_box(self.dst, image, box, (0, self.dst.c), out, stored)
         if self.op.wide:
-            dst = self.dst.moved(self.op.dst.plane_pitch)
+            dst = self.dst.advance(self.op.dst.plane_pitch)
             yield from self.emit.store_box(dst, image, box, (0, dst.c), lower, stored)
 
 
 def _operand(name: str, place: tuple[int, int, int], loops: Loops) -> dict[str, int]:
-    """The address and strides of an operand whose rows and columns are so many vectors apart."""
+    """Return the address and stride fields of an operand, from (address, row step, column step)."""
     at, row, column = place
     strides = loops.strides(row, column)
     return {name: at} | {f"{name}_{loop}": by for loop, by in zip(("ob", "oy", "ox"), strides, strict=True)}
 
 
-def _repeated(source: TensorRef, image: int, box: Box) -> tuple[int, Box]:
-    """The image and the pixels of it that a source has for those of the result: it may have one for all of them."""
+def _source_box(source: TensorRef, image: int, box: Box) -> tuple[int, Box]:
+    """Return the image and box of a source for those of the result; sources may broadcast images, rows and columns."""
     row, column = (0 if source.h == 1 else box.y), (0 if source.w == 1 else box.x)
     return (image if source.n > 1 else 0), Box(row, column, 1, 1 if source.w == 1 else box.w)
 
 
-ENTRIES = places(Opcode.LOAD)["page"].high + 1
-"""Offsets that the LOADs of a program tell apart."""
+MAX_OFFSETS = places(Opcode.LOAD)["page"].high + 1
+"""Most page-table offsets that LOADs of one program can address."""
 _VECTORS = 2048
-"""Vectors of a slot at most, so that LOADs and STOREs overlap."""
+"""Most vectors of a slot, so that LOADs and STOREs overlap."""
 _SLOTS = 2
 
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Rows that are on chip at a time, and how many of their columns."""
+    """Rows of an embedding on chip at a time, and their columns."""
 
     rows: int
     columns: int
 
 
 def plan(site: Site) -> EmbeddingPlan | None:
-    """As many rows as fit twice, in parts if not even one does."""
+    """Plan as many rows as fit twice; parts of a row if not even one fits."""
     n, (first, last) = site.config.n, site.room
     room = min((last - first) // _SLOTS, _VECTORS, LENGTH_MAX // n)
     if room < 1:
@@ -251,22 +272,23 @@ def plan(site: Site) -> EmbeddingPlan | None:
 
 
 def lower_embedding(op: Embedding, site: Site, plan: EmbeddingPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one operator in sequential order.
+    """Yield the tasks of one embedding in sequential order.
 
     Raises
     ------
     CompileError
-        If a program has more offsets than LOADs can tell apart.
+        If the program then has more offsets than LOADs can address.
     """
     n, dst, (offsets,) = site.config.n, site.dst, site.sources
-    if offsets.offset // PAGE_ENTRY + dst.w > ENTRIES:
+    if offsets.offset // PAGE_ENTRY + dst.w > MAX_OFFSETS:
         raise CompileError(
-            f"{op.name}: with it the program has more than {ENTRIES:,} indices of embeddings, which is as many as LOADs"
-            " tell apart; split the model, or take fewer at once"
+            f"{op.name}: the program has more than {MAX_OFFSETS:,} embedding indices, the most that LOADs can address; "
+            "split the model, or look up fewer indices at once"
         )
     content = op.content
     rows, columns = content.shape
     size = rows * columns
+    # Rows are addressed through the page table: each index is a page offset into the constants.
     table = TensorRef(
         CONSTANTS, emit.constants.add(content.tobytes()), 1, 1, rows, columns, size, size, columns
     )
@@ -283,9 +305,11 @@ def lower_embedding(op: Embedding, site: Site, plan: EmbeddingPlan, emit: Emitte
             yield from emit.store_box(dst, 0, Box(0, row, 1, count), part, place, vectors)
 
 
-def table_ahead(ops: Sequence[DeviceOp], emit: Emitter) -> Tasks:
-    """The tasks that fill the table at the start of a program, when the vector unit has nothing to do yet; none if the
-    first operator that needs it is an attention, which fills it while the array works, or the program's first one.
+def early_table_tasks(ops: Sequence[DeviceOp], emit: Emitter) -> Tasks:
+    """Return tasks that fill the softmax table at the start of a program, while the vector unit is idle.
+
+    There are none if the table's first user is an attention, which fills it while the array works, or the program's
+    first operator.
     """
     config = emit.config
     user = next((op for op in ops if isinstance(op, Softmax | Attention)), None)

@@ -1,6 +1,6 @@
-"""Pooling, addition and requantisation to tasks: LOAD a tile, VEC, STORE, in rings of up to three.
+"""Lowering of pooling, addition and requantisation: LOAD a tile, VEC, STORE, in rings of up to three.
 
-Tensors that are on chip are read and written where they are, without LOAD or STORE.
+Resident tensors are read and written in place, without LOAD or STORE.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
@@ -26,11 +26,19 @@ from weft.hdl.isa.config import Config
 
 @dataclass(frozen=True)
 class Job:
-    """What the vector unit does for an operator: a reduction over windows of the first source, and requantisation.
+    """Vector work of an operator: a reduction over windows of the first source, then requantisation.
 
-    `pad` is what it reads outside the source. `parameters` gives the parameter block for windows of so many elements;
-    elements are counted only for a mean, in the input or, with `include_pad`, in the padding as well. `pairwise` is the
-    operator whose second operand the second source is.
+    Attributes
+    ----------
+    parameters : callable
+        Return the parameter block for windows of a number of elements.
+    pad : int
+        Value outside the source.
+    mean : bool
+        Whether the divisor varies, so that elements are counted: in the input or, with `include_pad`, in the padding
+        as well.
+    pairwise : Add, Multiply or None
+        Operator whose second operand is the second source.
     """
 
     parameters: Callable[[int], bytes]
@@ -43,22 +51,22 @@ class Job:
 
 
 def lower_vector(op: DeviceOp, job: Job, site: Site, plan: VectorPlan, emit: Emitter) -> Iterator[Task]:
-    """Tasks of one operator in sequential order."""
+    """Yield the tasks of one operator in sequential order."""
     return _VectorLowering(op, job, site, plan, emit).tasks()
 
 
-def pointwise(op: Add | Multiply | Rescale, config: Config) -> bytes:
-    """The parameter block of a sum, a product or a requantisation."""
+def pointwise_block(op: Add | Multiply | Rescale, config: Config) -> bytes:
+    """Return the parameter block of a sum, a product or a requantisation."""
     if isinstance(op, Rescale):
-        return uniform(config, -op.x_zero, *quantise_scale(op.scale, config.mantissa_bits))
+        return uniform_block(config, -op.x_zero, *quantise_scale(op.scale, config.mantissa_bits))
     if isinstance(op, Multiply):
-        return uniform(config, 0, *quantise_scale(op.scale, config.mantissa_bits))
+        return uniform_block(config, 0, *quantise_scale(op.scale, config.mantissa_bits))
     mantissa, _, shift = quantise_pair(op.a_scale, abs(op.b_scale), config.mantissa_bits)
-    return uniform(config, -op.a_zero, mantissa, shift)
+    return uniform_block(config, -op.a_zero, mantissa, shift)
 
 
-def uniform(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
-    """A parameter block that is the same for all columns."""
+def uniform_block(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
+    """Return a parameter block with equal values for all columns."""
     n = config.n
     return parameters.parameter_block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
 
@@ -66,8 +74,16 @@ def uniform(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
 def second_operand(
     op: Add | Multiply, config: Config, b: int, rows: int, pitch: int, vectors: int
 ) -> dict[str, int]:
-    """Fields of the `Vec` of a sum or a product: its second operand, from `b` on, in `rows` rows of `pitch` vectors."""
-    place = {"add": 1, "b": b, "b_ob": 1, "b_oy": taken(pitch, rows), "b_ox": vectors, "b_zero": op.b_zero}
+    """Return the `Vec` fields of a sum's or product's second operand, from `b` on, in `rows` rows of `pitch`
+    vectors."""
+    place = {
+        "add": 1,
+        "b": b,
+        "b_ob": 1,
+        "b_oy": loop_stride(pitch, rows),
+        "b_ox": vectors,
+        "b_zero": op.b_zero,
+    }
     if isinstance(op, Multiply):
         return place | {"multiply": 1, "pad": op.a_zero}
     _, mantissa, _ = quantise_pair(op.a_scale, abs(op.b_scale), config.mantissa_bits)
@@ -80,7 +96,7 @@ class _VectorLowering:
         self.config, self.layer = site.config, emit.layer
         self.src, self.dst = site.sources[0], site.dst
         self.other = site.sources[1] if len(site.sources) > 1 else None
-        # Outputs and parameters lie at the top, sources at the bottom, so that they tend to be in different banks.
+        # Outputs and parameters at the top, sources at the bottom: they are then likely to be in different banks.
         bottom, end = site.room
         top = end - tile.params * PARAMETER_VECTORS
         self.p = Ring(top, PARAMETER_VECTORS, tile.params)
@@ -123,7 +139,7 @@ class _VectorLowering:
     def _place(
         self, at: TensorRef, ring: Ring, image: int, box: Box, channels: tuple[int, int], key: Hashable = None
     ) -> Place:
-        """Where channels of a box are, or go: in a slot for that and `key`, or where the tensor is on chip."""
+        """Return the place of a box's channels: in a slot for it and `key`, or where the tensor is resident."""
         if at.resident is not None:
             return at.on_chip(image, box.y, box.x, self.config.n).tile(channels[0] // self.config.n)
         vectors = ceil_div(channels[1], self.config.n)
@@ -131,10 +147,16 @@ class _VectorLowering:
         return Place(start, vectors, box.w * vectors)
 
     def _source(
-        self, at: TensorRef, ring: Ring, image: int, box: Box, channels: tuple[int, int], fill: int,
+        self,
+        at: TensorRef,
+        ring: Ring,
+        image: int,
+        box: Box,
+        channels: tuple[int, int],
+        fill: int,
         key: Hashable = None,
-    ) -> Generator[Task, None, Place]:  # fmt: skip
-        """Where channels of a box are, with the LOADs that bring them."""
+    ) -> Generator[Task, None, Place]:
+        """Return the place of a box's channels, and yield the LOADs that bring them."""
         place = self._place(at, ring, image, box, channels, key)
         if at.resident is None:
             yield from self.emit.load_box(at, image, box, channels, place.start, place.pixel, fill)
@@ -147,21 +169,22 @@ class _VectorLowering:
         return Box(y, x, h, w)
 
     def _around(self, other: TensorRef, box: Box) -> Box:
-        """What of the second operand belongs to a box of the first; it may have one row or column for all."""
+        """Return the second operand's box for a box of the first; it may broadcast a row or column."""
         y, h = (box.y, box.h) if other.h == self.src.h else (0, 1)
         x, w = (box.x, box.w) if other.w == self.src.w else (0, 1)
         return Box(y, x, h, w)
 
     def _parts(self, box: Box) -> list[tuple[Box, int]]:
-        """Boxes of equal divisor, with that divisor: only averages at the edges differ."""
+        """Split a box into boxes of equal divisor; only averages at the edges need it."""
         if not self.job.mean:
             return [(box, 1)]
         rows, columns = self._runs(0, box.y, box.h), self._runs(1, box.x, box.w)
         return [(Box(y, x, h, w), a * b) for y, h, a in rows for x, w, b in columns]
 
     def _runs(self, axis: int, first: int, count: int) -> list[tuple[int, int, int]]:
-        """(first, length, elements) of runs of outputs whose windows count the same number of elements."""
+        """Return (first, length, elements) of runs of outputs whose windows count the same number of elements."""
         window, size = self.job.window, (self.src.h, self.src.w)[axis]
+        # Coordinates that count: the padding too with `include_pad`.
         low, high = (-window.pad[axis], size + window.pad[axis + 2]) if self.job.include_pad else (0, size)
         runs: list[tuple[int, int, int]] = []
         for index in range(first, first + count):
@@ -194,6 +217,7 @@ class _VectorLowering:
         if job.pairwise is not None:
             assert self.other is not None
             around = self._around(self.other, loaded)
+            # A step of 0 repeats a row or column that the operand broadcasts.
             rows, columns = b.row * (around.h > 1), b.pixel * (around.w > 1)
             second = second_operand(job.pairwise, self.config, b.start, part.h, rows, columns)
         return Task(
@@ -201,11 +225,11 @@ class _VectorLowering:
                 source=VecSource.SCRATCHPAD, reduce=job.reduce, ob=vectors, oy=part.h, ox=part.w,
                 ry=window.kernel[0], rx=window.kernel[1],
                 src=(a.start + y * a.row + x * a.pixel) % (1 << 16), src_ob=1,
-                src_oy=taken(window.stride[0] * a.row, part.h), src_ox=window.stride[1] * a.pixel,
-                src_ry=taken(window.dilation[0] * a.row, window.kernel[0]), src_rx=window.dilation[1] * a.pixel,
+                src_oy=loop_stride(window.stride[0] * a.row, part.h), src_ox=window.stride[1] * a.pixel,
+                src_ry=loop_stride(window.dilation[0] * a.row, window.kernel[0]), src_rx=window.dilation[1] * a.pixel,
                 y=down.first, x=across.first, y_oy=down.output, y_ry=down.element,
                 x_ox=across.output, x_rx=across.element, h=down.bound, w=across.bound,
-                dst=out, dst_ob=1, dst_oy=taken(o.row, part.h), dst_ox=o.pixel,
+                dst=out, dst_ob=1, dst_oy=loop_stride(o.row, part.h), dst_ox=o.pixel,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **{"pad": job.pad, **second, **lookup},
             ),
             self.layer,

@@ -1,1 +1,1 @@
-"""What instructions are made of: memories, LOAD and STORE, tasks and their order."""
+"""Instructions in the making: memory allocation, LOAD and STORE, tasks and their schedule."""

@@ -1,8 +1,8 @@
-"""Where everything of a device program lies in memory: the one place that says so.
+"""Memory map of a device program: where constants, code and every buffer lie.
 
-The areas of the base registers follow one another from address 0. The first holds constants and, behind them, the code;
-the others hold buffers, one kind each. Whoever loads a program puts it there, and the program checker takes what may be
-read and written from here.
+Each base register has an area; areas follow one another from address 0. The first area holds constants, then the
+code; each other area holds the buffers of one kind. Loaders place a program by this map, and the program checker
+takes permitted reads and writes from it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from weft.hdl.checker.program import Extent, Extents
 from weft.hdl.schema import short_repr
 
 _ALIGNMENT = 256
-"""Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
+"""Bytes. A multiple of every bus word; short bursts then cross 4 KiB pages as rarely as possible."""
 _WRITTEN = ("temp", "output", "state")
-"""Kinds of buffers that programs write."""
 
 
 @dataclass(frozen=True)
 class Areas:
-    """The memory of one device program.
+    """Memory areas of one device program.
 
     Parameters
     ----------
     constants, code : int
-        Their bytes; code begins where constants end.
+        Sizes in bytes; code begins where constants end.
     buffers : mapping of str to Buffer
     offsets : mapping of str to int
-        Of the same buffers, in bytes from where the area of their kind starts.
+        Offset of each buffer in bytes from the start of its kind's area.
     compact : bool
-        Inputs and outputs share the area of temporaries, and areas without buffers take nothing.
+        Inputs and outputs share the area of temporaries, and areas without buffers occupy no memory.
     """
 
     constants: int
@@ -55,9 +54,10 @@ class Areas:
 
     @cached_property
     def sizes(self) -> dict[int, int]:
-        """Bytes behind each base register."""
+        """Bytes of each base register's area."""
         ends = {CONSTANTS: self.constants + _up(self.code, ALIGN)} | dict.fromkeys(BASE_OF_KIND.values(), 0)
         if all(buffer.kind != "state" for buffer in self.buffers.values()):
+            # Programs without states have no base register for them.
             del ends[STATES]
         for name, buffer in self.buffers.items():
             base = base_of(buffer.kind, self.compact)
@@ -66,34 +66,36 @@ class Areas:
 
     @cached_property
     def bases(self) -> dict[int, int]:
-        """The address in each base register."""
-        return self.placed()
+        """Address in each base register."""
+        return self.assign_bases()
 
-    def placed(self, kept: int | None = None) -> dict[int, int]:
-        """The address in each base register, if constants and code are `kept` at an address outside memory, or in it
-        like all else."""
-        found, at = {} if kept is None else {CONSTANTS: kept}, 0
-        for base in sorted(self.sizes.keys() - found.keys()):
-            found[base] = at
-            at += self._taken(base)
-        return found
+    def assign_bases(self, constants_at: int | None = None) -> dict[int, int]:
+        """Return the address in each base register.
+
+        `constants_at` is an address outside this memory for constants and code; None puts them in this memory.
+        """
+        bases, address = {} if constants_at is None else {CONSTANTS: constants_at}, 0
+        for base in sorted(self.sizes.keys() - bases.keys()):
+            bases[base] = address
+            address += self._area_bytes(base)
+        return bases
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that a device needs."""
-        return sum(map(self._taken, self.sizes))
+        """Bytes of memory that a device needs."""
+        return sum(map(self._area_bytes, self.sizes))
 
     @property
     def values_bytes(self) -> int:
-        """Memory that a device needs where constants and code are elsewhere."""
-        return self.memory_bytes - self._taken(CONSTANTS)
+        """Bytes of memory that a device needs if constants and code are stored elsewhere."""
+        return self.memory_bytes - self._area_bytes(CONSTANTS)
 
-    def _taken(self, base: int) -> int:
+    def _area_bytes(self, base: int) -> int:
         return _up(max(self.sizes[base], 0 if self.compact else 1), _ALIGNMENT)
 
     @cached_property
     def extents(self) -> Extents:
-        """What instructions may read and write, for the program checker."""
+        """Memory that instructions may read and write, for the program checker."""
         pieces = [
             Extent("the constants", CONSTANTS, 0, self.constants, write=False),
             Extent("the code", CONSTANTS, self.constants, self.code, read=False, write=False),
@@ -115,7 +117,7 @@ class Areas:
         return Extents(pieces, self.bases, frozenset({LENGTH} if "pages" in kinds else ()), paged)
 
     def address(self, name: str, bases: Mapping[int, int] | None = None) -> int:
-        """The address of a buffer, if areas are at `bases`."""
+        """Return the address of a buffer, with areas at `bases` (default: `self.bases`)."""
         return (bases or self.bases)[base_of(self.buffers[name].kind, self.compact)] + self.offsets[name]
 
 

@@ -1,4 +1,4 @@
-"""On-chip and DRAM bookkeeping: slot rings, constants, allocation of buffers."""
+"""Allocation on chip and in DRAM: rings of slots, constants, buffers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def in_place(
     first: Mapping[str, int],
     last: Mapping[str, int],
 ) -> dict[str, str]:
-    """By the name of each such result the operand whose memory it takes, in the order of operators.
+    """Return, for each result that reuses an operand's memory, that operand's name; in the order of operators.
 
-    Additions, by themselves or behind a convolution, load a box of the operand, and store the same box of the result
-    when they have read it, each box once. So a result may take the place of an operand that is a whole buffer of the
-    same shape, if nobody reads that later. `first` and `last` have the operators between which buffers are in use, by
-    their indices; those in `overlapped` and the ones behind them are left alone, as are buffers in `resident`.
+    An addition, alone or as a convolution's epilogue, loads each box of the operand once and then stores the result's
+    box. So the result may overwrite an operand that is a whole buffer of the same shape and has no later reader.
+    `first` and `last` are the indices of the operators between which a buffer is in use. Operators in `overlapped`,
+    the operators after them, and buffers in `resident` are left alone.
     """
-    found: dict[str, str] = {}
+    replaced: dict[str, str] = {}
     for index, op in enumerate(ops):
         if index in overlapped or index - 1 in overlapped or first.get(op.dst.buffer.name) != index:
             continue
-        for view in _added(op):
+        for view in _elementwise_operands(op):
             name = view.buffer.name
-            read = [source for source in op.sources if source.buffer.name == name]
-            if len(read) == 1 and last.get(name) == index and _alike(view, op.dst) and name not in resident:
-                found[op.dst.buffer.name] = name
+            reads = [source for source in op.sources if source.buffer.name == name]
+            if len(reads) == 1 and last.get(name) == index and _alike(view, op.dst) and name not in resident:
+                replaced[op.dst.buffer.name] = name
                 break
-    return found
+    return replaced
 
 
-def _added(op: DeviceOp) -> tuple[View, ...]:
-    """The operands of an addition that are read element by element."""
+def _elementwise_operands(op: DeviceOp) -> tuple[View, ...]:
+    """Return the operands that an addition reads element by element."""
     if isinstance(op, Add):
         return op.sources
     if type(op) is Conv and isinstance(op.epilogue, Add):
@@ -51,7 +51,7 @@ def _added(op: DeviceOp) -> tuple[View, ...]:
 
 
 def _alike(a: View, b: View) -> bool:
-    """Whether both are whole buffers, of the same shape, between operators."""
+    """Return whether both views are whole temporary buffers of one shape."""
     return (
         a.buffer.kind == b.buffer.kind == "temp"
         and a.shape == b.shape == a.buffer.shape == b.buffer.shape
@@ -60,7 +60,7 @@ def _alike(a: View, b: View) -> bool:
 
 
 class _Ranges:
-    """A set of addresses, as ranges that neither meet nor touch."""
+    """Set of addresses, as ranges that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -73,34 +73,38 @@ class _Ranges:
         self.starts[first:last] = [start]
         self.stops[first:last] = [stop]
 
-    def behind(self, start: int, size: int) -> int:
-        """The end of the range that meets `size` addresses from `start` on; `start` if none does."""
+    def end_of_overlap(self, start: int, size: int) -> int:
+        """Return the end of the range that overlaps `size` addresses from `start` on; `start` if no range does."""
         at = bisect_right(self.stops, start)
         meets = at < len(self.starts) and self.starts[at] < start + size
         return self.stops[at] if meets else start
 
 
 class Packing:
-    """Ranges of addresses that are in use from one time to another, of times from 0 to `times` - 1."""
+    """First-fit allocator of address ranges over lifetimes, for times 0 to `times` - 1.
+
+    A segment tree over time: node 1 spans all times, nodes 2n and 2n + 1 the halves of node n.
+    """
 
     def __init__(self, times: int) -> None:
         self._leaves = 1 << max(times - 1, 0).bit_length()
+        # Ranges by node: in use at all of its times, and in use at it or at a node below.
         self._whole: dict[int, _Ranges] = {}
-        """By node, the ranges that are in use at all of its times."""
         self._some: dict[int, _Ranges] = {}
-        """By node, the ranges that are noted there or at a node below."""
 
     def place(self, size: int, first: int, last: int) -> int:
-        """Use `size` addresses from time `first` to `last`: the lowest that are free then, whose start is returned."""
+        """Allocate the lowest `size` addresses that are free from time `first` to `last`; return their start."""
+        # A range conflicts with all ranges noted at or below its nodes, and with whole-interval ranges above them.
         nodes = list(self._nodes(first, last))
         above = {node >> up for node in nodes for up in range(1, node.bit_length())}
         used = [self._some[node] for node in nodes if node in self._some]
         used += [self._whole[node] for node in above if node in self._whole]
         start, before = 0, -1
+        # Every conflict moves the start up, so repeat until no range conflicts.
         while start != before:
             before = start
             for ranges in used:
-                start = ranges.behind(start, size)
+                start = ranges.end_of_overlap(start, size)
         for node in nodes:
             self._whole.setdefault(node, _Ranges()).add(start, start + size)
         for node in above.union(nodes):
@@ -108,7 +112,7 @@ class Packing:
         return start
 
     def _nodes(self, first: int, last: int) -> Iterator[int]:
-        """The nodes that make up an interval; node 1 has all times, and 2n and 2n + 1 are the halves of n."""
+        """Yield the nodes that make up an interval of times."""
         low, high = first + self._leaves, last + self._leaves + 1
         while low < high:
             if low & 1:
@@ -121,67 +125,73 @@ class Packing:
 
 
 CONSTANTS = 0
-"""Base register of weights and parameters (and, before them, of the instructions)."""
+"""Base register of constants and code."""
 TEMPS = 1
 """Base register of buffers between operators."""
 INPUTS = 2
-"""Base register of what the host writes before a program."""
+"""Base register of buffers that the host writes before a program runs."""
 OUTPUTS = 3
-"""Base register of what the host reads after it."""
+"""Base register of buffers that the host reads after a program has run."""
 
 PAGES = 4
-"""Base register of pages of keys and values that the host keeps."""
+"""Base register of the pages of keys and values that the host keeps."""
 TABLES = 5
 """Base register of page tables."""
 LENGTH = 6
-"""Base register that holds no address, but the number of keys in the pages."""
+"""Base register that holds the number of keys in the pages, not an address."""
 
 STATES = 7
-"""Base register of what is kept from run to run."""
+"""Base register of buffers that keep their contents between runs."""
 
 BASE_OF_KIND = {
-    "temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES, "state": STATES,
-}  # fmt: skip
+    "temp": TEMPS,
+    "input": INPUTS,
+    "output": OUTPUTS,
+    "pages": PAGES,
+    "table": TABLES,
+    "state": STATES,
+}
 COMPACT_KINDS = ("temp", "input", "output")
-"""Buffers that share the area of `TEMPS` in compact programs: inputs are there until they are read, outputs once they
-are written."""
+"""Kinds of buffers that share the area of `TEMPS` in compact programs. Inputs occupy it until they are read, outputs
+from when they are written."""
 
 
 def base_of(kind: str, compact: bool) -> int:
-    """The base register of buffers of a kind."""
+    """Return the base register of buffers of a kind."""
     return TEMPS if compact and kind in COMPACT_KINDS else BASE_OF_KIND[kind]
 
 
 ALIGN = 64
-"""Alignment of everything in DRAM, in bytes: a multiple of no more than the widest bus the presets use."""
+"""Alignment in DRAM in bytes: a multiple of the presets' widest bus."""
 
 
 @dataclass
 class Ring:
-    """`count` slots of `size` addresses from `start` on; a key keeps its slot until the ring comes round to it.
+    """Ring of `count` slots of `size` addresses from `start` on.
 
-    The first slot that is taken is the next one behind the address `behind`, where that lies in the ring.
+    A key keeps its slot until the ring wraps around to it. The first slot to be used is the next one at or after
+    address `after`, if that lies in the ring.
     """
 
     start: int
     size: int
     count: int
-    behind: int = 0
+    after: int = 0
     _slots: dict[Hashable, int] = field(default_factory=dict)
     _keys: dict[int, Hashable] = field(default_factory=dict)
     _next: int = 0
 
     def __post_init__(self) -> None:
-        if self.start < self.behind < self.start + self.size * self.count:
-            self._next = -((self.start - self.behind) // self.size) % self.count
+        if self.start < self.after < self.start + self.size * self.count:
+            self._next = -((self.start - self.after) // self.size) % self.count
 
     @property
     def end(self) -> int:
-        """The address behind the slot that was taken last."""
+        """End address of the slot that was assigned last."""
         return self.start + self.size * (self._next or self.count)
 
     def get(self, key: Hashable) -> tuple[int, bool]:
-        """Address of the slot that holds `key`, and whether it held it already (if not, fill it)."""
+        """Return the address of the slot of `key`, and whether the slot holds it already (if not, fill it)."""
         if key in self._slots:
             return self.start + self.size * self._slots[key], True
         slot, self._next = self._next, (self._next + 1) % self.count
@@ -192,27 +202,29 @@ class Ring:
 
     @property
     def state(self) -> tuple[tuple[tuple[Hashable, int], ...], int]:
-        """Which slot each key has, and the next one."""
+        """Slot of each key, and the next slot."""
         return tuple(self._slots.items()), self._next
 
     def restore(self, state: tuple[tuple[tuple[Hashable, int], ...], int]) -> None:
-        """Have the keys and slots of a `state`."""
+        """Restore a `state`."""
         self._slots, self._next = dict(state[0]), state[1]
         self._keys = {slot: key for key, slot in state[0]}
 
     @property
-    def came_round(self) -> bool:
-        """Whether the next key gets a slot that another had."""
+    def next_slot_in_use(self) -> bool:
+        """True if the next key gets a slot that another key had."""
         return self._next in self._keys
 
-    def follows(self, key: Hashable, address: int) -> bool:
-        """Whether `key` is not held, and would get the slot at `address`."""
+    def would_take(self, key: Hashable, address: int) -> bool:
+        """Return whether `key` has no slot, and would get the slot at `address`."""
         return key not in self._slots and self.start + self.size * self._next == address
 
 
 class Kernels:
-    """The kernels in the memory of the kernel engine, `size` micro-operations: one behind the other, from the start
-    again where the next one does not fit."""
+    """Kernels in the engine's memory of `size` micro-operations.
+
+    Kernels follow one another; one that does not fit at the end replaces all of them from the start.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -220,7 +232,7 @@ class Kernels:
         self._next = 0
 
     def get(self, ops: tuple[MicroOp, ...]) -> tuple[int, bool]:
-        """The first entry of a kernel, and whether it is there already (if not, write it).
+        """Return the first entry of a kernel, and whether it is in memory already (if not, write it).
 
         Raises
         ------
@@ -242,24 +254,24 @@ class Kernels:
 
     @property
     def state(self) -> tuple[tuple[tuple[Hashable, int], ...], int]:
-        """Where each kernel begins, and the next one."""
+        """First entry of each kernel, and the next free entry."""
         return tuple(self._starts.items()), self._next
 
     def restore(self, state: tuple[tuple[tuple[Hashable, int], ...], int]) -> None:
-        """Have the kernels of a `state`."""
+        """Restore a `state`."""
         self._starts, self._next = dict(state[0]), state[1]
 
 
 class Ends(dict[str, int]):
-    """Where the last ring of each name ended."""
+    """End address of the last ring of each name."""
 
     @property
     def state(self) -> tuple[tuple[str, int], ...]:
-        """All of them."""
+        """All names and addresses."""
         return tuple(self.items())
 
     def restore(self, state: tuple[tuple[str, int], ...]) -> None:
-        """Have the ends of a `state`."""
+        """Restore a `state`."""
         self.clear()
         self.update(state)
 
@@ -273,14 +285,16 @@ class Constants:
         self._narrow: dict[bytes, int] = {}
 
     def add(self, payload: bytes) -> int:
-        """Offset of `payload` from the constants' base register."""
+        """Store `payload` if it is new; return its offset from the constants' base register."""
         if payload not in self._known:
             self._known[payload] = self._append(payload, ALIGN)
         return self._known[payload]
 
     def add_narrow(self, payload: bytes, bus_bytes: int) -> int:
-        """The same of the int8 values of `payload`, all within 4 bits, packed into half as many bytes; the offset is a
-        multiple of the width of the bus."""
+        """Store the int8 values of `payload`, all within 4 bits, in half as many bytes; return their offset.
+
+        The offset is a multiple of the bus width.
+        """
         if payload not in self._narrow:
             packed = encoding.pack_int4(np.frombuffer(payload, np.int8))
             self._narrow[payload] = self._append(packed, max(ALIGN, bus_bytes))
@@ -294,11 +308,11 @@ class Constants:
 
     @property
     def size(self) -> int:
-        """Bytes that there are so far."""
+        """Bytes stored so far."""
         return len(self._blob)
 
-    def known(self, payload: bytes) -> bool:
-        """Whether `payload` was added before."""
+    def contains(self, payload: bytes) -> bool:
+        """Return whether `payload` is stored."""
         return payload in self._known
 
     def finish(self) -> bytes:
@@ -306,21 +320,23 @@ class Constants:
 
 
 class Place(NamedTuple):
-    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
+    """Vectors of a box on chip: first address, and steps from pixel to pixel and from row to row."""
 
     start: int
     pixel: int
     row: int
 
     def tile(self, index: int) -> Place:
-        """The same for vectors that lie `index` further."""
+        """Return this place, `index` vectors further on."""
         return Place(self.start + index, self.pixel, self.row)
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A view as the lowering sees it: in DRAM, with base register, byte offset, and pitches in bytes; or `resident` in
-    the scratchpad from that address on, pixel after pixel, each in whole vectors.
+    """A view as the lowering sees it.
+
+    In DRAM it has a base register, a byte offset, and pitches in bytes. A `resident` one lies in the scratchpad from
+    that address on, pixel after pixel, each in whole vectors.
     """
 
     base: int
@@ -336,49 +352,58 @@ class TensorRef:
 
     @property
     def kind(self) -> TensorRef:
-        """The same wherever it lies: in DRAM, or on chip."""
+        """This tensor without its address: equal for tensors that lie in DRAM, or on chip, in one form."""
         return TensorRef(
-            0, 0, self.n, self.h, self.w, self.c, self.image_pitch, self.row_pitch, self.pixel_pitch,
+            0,
+            0,
+            self.n,
+            self.h,
+            self.w,
+            self.c,
+            self.image_pitch,
+            self.row_pitch,
+            self.pixel_pitch,
             None if self.resident is None else 0,
-        )  # fmt: skip
+        )
 
     @property
-    def rows_join(self) -> bool:
-        """Whether the end of a row is followed at once by the next row."""
+    def rows_are_adjacent(self) -> bool:
+        """True if each row ends where the next begins."""
         return self.w * self.pixel_pitch == self.row_pitch
 
     def address(self, image: int, y: int, x: int) -> int:
-        """Byte offset of a pixel's first channel."""
+        """Return the byte offset of a pixel's first channel."""
         return self.offset + image * self.image_pitch + y * self.row_pitch + x * self.pixel_pitch
 
     def on_chip(self, image: int, y: int, x: int, n: int) -> Place:
-        """Where the pixels from (y, x) on are, of a tensor that is `resident` in vectors of `n` bytes."""
+        """Return the place of the pixels from (y, x) on, for a `resident` tensor in vectors of `n` bytes."""
         assert self.resident is not None
         vectors = -(-self.c // n)
         return Place(self.resident + ((image * self.h + y) * self.w + x) * vectors, vectors, self.w * vectors)
 
-    def moved(self, size: int) -> TensorRef:
-        """The same so many bytes further."""
+    def advance(self, size: int) -> TensorRef:
+        """Return this tensor `size` bytes further on."""
         return replace(self, offset=self.offset + size)
 
-    def joined(self, rows: int, pixels: int) -> tuple[int, int]:
-        """Rows and pixels of a row of a box, as one row where rows of full width follow one another."""
-        whole = pixels == self.w and self.rows_join and rows * pixels <= PIXELS_MAX
+    def merge_rows(self, rows: int, pixels: int) -> tuple[int, int]:
+        """Return rows of a box, and pixels per row: one row where rows of full width are adjacent."""
+        whole = pixels == self.w and self.rows_are_adjacent and rows * pixels <= PIXELS_MAX
         return (1, rows * pixels) if whole else (rows, pixels)
 
-    def flattened(self) -> TensorRef:
-        """The same bytes as one row of pixels; only if rows and images join."""
+    def flatten(self) -> TensorRef:
+        """Return the bytes as one row of pixels; requires `can_flatten`."""
         pixels = self.n * self.h * self.w
         span = pixels * self.pixel_pitch
         return replace(self, n=1, h=1, w=pixels, image_pitch=span, row_pitch=span)
 
     def matrix(self, image: int, head: int, counts: tuple[int, int]) -> TensorRef:
-        """One of `counts` (images, heads of an image) matrices, its rows as the pixels of one row of an image.
+        """Return one of `counts` (images, heads of an image) matrices, its rows as the pixels of one image row.
 
-        Heads lie beside each other in the channels, or one after the other as images.
+        Heads lie side by side in the channels, or one after the other as images.
         """
         images, heads = counts
         if self.n == images:
+            # Heads side by side in the channels; else each head is an image.
             size, at = self.c // heads, self.address(image, 0, 0)
             at += head * size
         else:
@@ -386,31 +411,43 @@ class TensorRef:
         pitch = self.pixel_pitch
         return TensorRef(self.base, at, 1, 1, self.w, size, self.w * pitch, self.w * pitch, pitch)
 
-    def lying(self) -> TensorRef:
-        """The pixels of images of one column as a row each."""
+    def columns_as_rows(self) -> TensorRef:
+        """Return images of one column as images of one row each."""
         assert self.w == 1
         pitch = self.row_pitch
         return replace(self, h=1, w=self.h, row_pitch=self.h * pitch, pixel_pitch=pitch)
 
     @property
-    def flattens(self) -> bool:
-        return self.rows_join and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)
+    def can_flatten(self) -> bool:
+        return self.rows_are_adjacent and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)
 
-    def subsampled(self, stride: tuple[int, int], h: int, w: int) -> TensorRef:
-        """Every `stride`-th row and column."""
+    def subsample(self, stride: tuple[int, int], h: int, w: int) -> TensorRef:
+        """Return every `stride`-th row and column."""
         return TensorRef(
-            self.base, self.offset, self.n, h, w, self.c,
-            self.image_pitch, self.row_pitch * stride[0], self.pixel_pitch * stride[1],
-        )  # fmt: skip
+            self.base,
+            self.offset,
+            self.n,
+            h,
+            w,
+            self.c,
+            self.image_pitch,
+            self.row_pitch * stride[0],
+            self.pixel_pitch * stride[1],
+        )
 
 
 class Allocation:
-    """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
+    """DRAM offsets of buffers by name; temporaries whose lifetimes do not overlap share memory.
 
-    Those that are `resident` have none: they are in the scratchpad, at these addresses. What operators use that run at
-    the same time, as `overlapped` has them, is in use as long as any of them runs. In `compact` programs inputs and
-    outputs share space with temporaries, and sums take the place of what they are the last to read, as
-    `weft.compiler.machine.memory` has it.
+    Parameters
+    ----------
+    resident : mapping of str to int
+        Scratchpad addresses of buffers that are never in DRAM.
+    overlapped : collection of int
+        Operators that run at the same time as their successors (`DeviceSegment.overlapped`). Their buffers are in use
+        while any of them runs.
+    compact : bool
+        Inputs and outputs share memory with temporaries, and sums may overwrite an operand (`in_place`).
     """
 
     def __init__(
@@ -426,6 +463,7 @@ class Allocation:
         buffers: dict[str, Buffer] = {}
         first: dict[str, int] = {}
         last: dict[str, int] = {}
+        # Buffers of overlapping operators live as long as the whole group.
         together = {index: run for run in runs(overlapped) for index in run}
         for index, op in enumerate(ops):
             run = together.get(index, range(index, index + 1))
@@ -461,15 +499,16 @@ class Allocation:
             self.offsets[name] = self.offsets[source]
 
     def _allocate(self, buffers: Sequence[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
-        """By size, or in `compact` programs in the order that takes least."""
+        """Place buffers by size, or in `compact` programs in the order that needs least memory."""
         orders: list[Callable[[Buffer], int]] = [lambda buffer: -buffer.size]
         if self.compact and first:
             orders += [lambda buffer: first[buffer.name], lambda buffer: -last[buffer.name]]
         packed = [
-            _packed(sorted(buffers, key=lambda item: (order(item), -item.size, item.name)), first, last)
+            _pack(sorted(buffers, key=lambda item: (order(item), -item.size, item.name)), first, last)
             for order in orders
         ]
         sizes = {buffer.name: buffer.size for buffer in buffers}
+        # Keep the order that ends lowest.
         ends = [max((at + sizes[name] for name, at in offsets.items()), default=0) for offsets in packed]
         self.offsets |= packed[ends.index(min(ends))]
 
@@ -482,28 +521,30 @@ class Allocation:
 
 
 def runs(firsts: Iterable[int]) -> list[range]:
-    """Indices of the operators that run at the same time, as `DeviceSegment.overlapped` has them."""
-    found: list[range] = []
+    """Return the ranges of operators that run at the same time, from `DeviceSegment.overlapped`."""
+    ranges: list[range] = []
     for first in sorted(firsts):
-        if found and found[-1].stop == first + 1:
-            found[-1] = range(found[-1].start, first + 2)
+        if ranges and ranges[-1].stop == first + 1:
+            ranges[-1] = range(ranges[-1].start, first + 2)
         else:
-            found.append(range(first, first + 2))
-    return found
+            ranges.append(range(first, first + 2))
+    return ranges
 
 
-def _packed(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
-    """Offsets: of each buffer in turn the lowest that is free over its lifetime, from operator `first` to `last`; in
-    use all the time if these are empty."""
-    found: dict[str, int] = {}
+def _pack(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
+    """Return offsets: for each buffer in turn the lowest that is free from operator `first` to `last`.
+
+    Without lifetimes all buffers are in use all the time.
+    """
+    offsets: dict[str, int] = {}
     if not first:
         at = 0
         for buffer in buffers:
-            found[buffer.name], at = at, at + -(-buffer.size // ALIGN) * ALIGN
-        return found
+            offsets[buffer.name], at = at, at + -(-buffer.size // ALIGN) * ALIGN
+        return offsets
     earliest = min(first.values())
     packing = Packing(max(last.values()) - earliest + 1)
     for buffer in buffers:
         start, stop = first[buffer.name] - earliest, last[buffer.name] - earliest
-        found[buffer.name] = packing.place(-(-buffer.size // ALIGN), start, stop) * ALIGN
-    return found
+        offsets[buffer.name] = packing.place(-(-buffer.size // ALIGN), start, stop) * ALIGN
+    return offsets

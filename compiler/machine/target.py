@@ -1,4 +1,4 @@
-"""What a program is planned for: a configuration, and the memory behind its bus."""
+"""Planning target: a configuration, and the memory behind its bus."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ from weft.hdl.isa import Opcode, Place, places
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import DIVISION_LATENCY, VEC_EARLY_OVERHEAD, vec_overhead
 
-RUN = 2
-"""Of a run of bytes on the bus, beside its beats."""
-ATTENTION_RUN = 1
-"""The same, of rows of keys and values that are no whole beats."""
-LOAD = 8
-"""From a LOAD's last vector to the first one of the next."""
-ATTENTION_VEC = 60
-"""Of an instruction of the vector unit in attention: its start, and the wait for the array, as they take turns."""
-DIVIDE = 2 * DIVISION_LATENCY
-"""The least that a row of Normalise is reckoned with. The divider takes half of that by itself."""
-HANDOVER = 16
-"""From one unit's signal to another's start, and through the accumulator."""
-SWAP = 2
-"""Of a tile of weights of attention, on average, that are lost to other units in a bank."""
-SLOT_LATENCY = 50.0
-"""From the end of a use of a slot to its next content."""
-DRAIN = 60.0
-"""From a block's last product to the next block's first, where they share accumulator rows."""
-ENDS = 100
-"""At the start of a convolution, before anything overlaps, and again at its end."""
-ALONE = 300
-"""Of a pooling, addition or requantisation by itself: both of its ends."""
+RUN_CYCLES = 2
+"""Cycles of a run of bytes on the bus, in addition to its beats."""
+ATTENTION_RUN_CYCLES = 1
+"""Cycles of a run of a key's or value's row that is not a whole number of beats, in addition to its beats."""
+LOAD_GAP_CYCLES = 8
+"""Cycles from a LOAD's last vector to the next LOAD's first."""
+ATTENTION_VEC_CYCLES = 60
+"""Cycles of a vector instruction in attention: its start, and the wait for the array, because the two alternate."""
+NORMALISE_ROW_CYCLES = 2 * DIVISION_LATENCY
+"""Least cycles of a row of Normalise: an allowance of twice the divider's latency."""
+HANDOVER_CYCLES = 16
+"""Cycles from one unit's signal to another unit's start, including the accumulator."""
+WEIGHT_SWAP_CYCLES = 2
+"""Average cycles per tile of attention weights that bank conflicts with other units cost."""
+SLOT_REFILL_CYCLES = 50.0
+"""Cycles from the last use of a slot to its next content."""
+BLOCK_SWITCH_CYCLES = 60.0
+"""Cycles from a block's last product to the next block's first, if they share accumulator rows."""
+RAMP_CYCLES = 100
+"""Cycles at the start of a convolution before anything overlaps, and again at its end."""
+STANDALONE_CYCLES = 300
+"""Cycles at both ends of a pooling, addition or requantisation that is an operator by itself."""
 
 
 @dataclass(frozen=True)
 class SequentialCosts:
-    """Cycles of so many instructions together, fetching included. All counts are numbers or arrays.
+    """Cycle costs of instructions on the sequential core, fetch included. All counts are totals, numbers or arrays.
 
     Parameters
     ----------
     n : int
         Columns of the array, and bytes of a vector.
     mantissa_bits : int
-        Of requantisation, two in a cycle.
+        Mantissa bits of requantisation, two of which take a cycle.
     """
 
     n: int
     mantissa_bits: int
 
     def mm(self, instructions: Any, steps: Any, lines: Any, columns: Any) -> Any:
-        """`steps` of the contraction of tiles, each with weights of its own, and over all of them `lines`, that is
-        values of ``oy``, of `columns` rows each. The next line is got ready while rows enter."""
+        """Return the cycles of MMs.
+
+        `steps` are steps of tiles' contractions, each with weights of its own. `lines` are values of ``oy`` over all
+        steps, of `columns` rows each; the core prepares the next line while rows enter.
+        """
         return instructions * 240 + steps * (32 + 2 * self.n) + lines * np.maximum(21, columns + 13)
 
     def load(self, instructions: Any, rows: Any, pixels: Any, vectors: Any) -> Any:
-        """`rows`, `pixels` and `vectors` over all of them. Pixels of a vector each take no longer than that."""
+        """Return the cycles of LOADs. Pixels of one vector each hide most of their own overhead."""
         beside = np.where(np.asarray(vectors) > pixels, 22, 3)
         return instructions * 165 + rows * 42 + pixels * beside + vectors * (7 + self.n)
 
@@ -67,8 +70,10 @@ class SequentialCosts:
         return instructions * 100 + rows * 15 + pixels * 21 + vectors * (7 + self.n)
 
     def vec(self, instructions: Any, lines: Any, vectors: Any) -> Any:
-        """`lines`, that is values of ``oy``, and `vectors` that are read over all of them: one for an output, or all of
-        a window. Parameters are taken apart for every instruction."""
+        """Return the cycles of VECs, each of which unpacks its parameters.
+
+        `lines` are values of ``oy``. `vectors` are vectors read: one per output, or all of a window.
+        """
         value = 14 + self.mantissa_bits // 2
         return instructions * (300 + 34 * self.n) + lines * 30 + vectors * (16 + value * self.n)
 
@@ -80,10 +85,10 @@ class Target:
     Parameters
     ----------
     config : Config
-    bandwidth : float
-        Bytes that the memory moves in a cycle; as many as the bus is wide if None.
+    bandwidth : float or None
+        Bytes that the memory moves per cycle; None for the width of the bus.
     sequential : bool
-        Whether the core is the sequential one, on which nothing overlaps.
+        Whether the core is the sequential one, on which no instructions overlap.
     """
 
     config: Config
@@ -91,50 +96,53 @@ class Target:
     sequential: bool = False
 
     @cached_property
-    def in_turn(self) -> SequentialCosts | None:
-        """What instructions take where they are carried out one after the other; None where they overlap."""
+    def sequential_costs(self) -> SequentialCosts | None:
+        """Instruction costs of the sequential core; None for the pipelined core."""
         return SequentialCosts(self.config.n, self.config.mantissa_bits) if self.sequential else None
 
     @cached_property
     def beat(self) -> float:
-        """Cycles from one beat of the bus to the next: 1, or more if the memory is slower than the bus."""
+        """Cycles per beat of the bus: 1, or more if the memory is slower than the bus."""
         return max(1.0, self.config.bus_bytes / self.bandwidth) if self.bandwidth else 1.0
 
     def vec_start(self, *, early: bool = False) -> float:
-        """From a VEC to the next one, beside its elements, and one for its semaphores; `early`: this reads sums, and
-        adds nothing to them."""
+        """Return the cycles of a VEC beyond its elements, semaphores included.
+
+        `early` is for a VEC that reads sums and adds no operand to them.
+        """
+        # The parameter block is read while the previous VEC's results leave.
         overlaps = early and not self.sequential
         return (VEC_EARLY_OVERHEAD if overlaps else vec_overhead(self.config)) + 1.0
 
-    def moved(self, size: Any) -> Any:
-        """Cycles of the bus for `size` bytes, by their number alone."""
+    def transfer_cycles(self, size: Any) -> Any:
+        """Return the bus cycles of `size` bytes at full bandwidth, without overheads."""
         return size * self.beat / self.config.bus_bytes
 
-    def run(self, size: int, beside: int = RUN) -> float:
-        """Cycles of the bus for a run of `size` bytes, an estimate: whole beats, and what it takes `beside` them, which
-        a slow memory hides."""
+    def run(self, size: int, overhead: int = RUN_CYCLES) -> float:
+        """Return the estimated bus cycles of a run of `size` bytes: whole beats and `overhead`, which a slow memory
+        hides."""
         beats = -(-size // self.config.bus_bytes)
-        return max(beats * self.beat, beats + beside)
+        return max(beats * self.beat, beats + overhead)
 
     def runs(self, size: np.ndarray) -> np.ndarray:
-        """The same for an array of sizes."""
+        """Return the estimated bus cycles of a run, for an array of sizes."""
         beats = np.ceil(size / self.config.bus_bytes)
-        return np.maximum(beats * self.beat, beats + RUN)
+        return np.maximum(beats * self.beat, beats + RUN_CYCLES)
 
     def span(self, size: Any) -> Any:
-        """The same where runs begin and end anywhere: parts of beats count as such."""
-        return np.maximum(self.moved(size), size / self.config.bus_bytes + RUN)
+        """Return the estimated bus cycles of a run that may start and end within a beat."""
+        return np.maximum(self.transfer_cycles(size), size / self.config.bus_bytes + RUN_CYCLES)
 
 
-def _high(found: Iterable[Place]) -> int:
-    return min(place.high for place in found)
+def _common_limit(fields: Iterable[Place]) -> int:
+    return min(place.high for place in fields)
 
 
-def _named(name: str, *opcodes: Opcode) -> int:
-    return _high(places(opcode)[name] for opcode in opcodes)
+def _field_limit(name: str, *opcodes: Opcode) -> int:
+    return _common_limit(places(opcode)[name] for opcode in opcodes)
 
 
-COUNT_MAX = _high(
+COUNT_MAX = _common_limit(
     places(opcode)[name]
     for opcode, names in {
         Opcode.LOAD: ("rows", "line"),
@@ -144,35 +152,35 @@ COUNT_MAX = _high(
     }.items()
     for name in names
 )
-"""The most that loops of MM and VEC count, and rows of LOAD and STORE."""
-PIXELS_MAX = _named("pixels", Opcode.LOAD, Opcode.STORE)
-"""Pixels of a row of LOAD and STORE."""
-STRIDE_MAX = _high(
+"""Largest count of the loops of MM and VEC, and of the rows of LOAD and STORE."""
+PIXELS_MAX = _field_limit("pixels", Opcode.LOAD, Opcode.STORE)
+"""Most pixels of a row of LOAD and STORE."""
+STRIDE_MAX = _common_limit(
     place
     for opcode in (Opcode.LOAD, Opcode.MM, Opcode.VEC, Opcode.STORE)
     for name, place in places(opcode).items()
     if name.startswith(("a_", "c_", "src_", "dst_"))
 )
 """Largest stride of an address on chip."""
-STEP_MAX = _high(
+STEP_MAX = _common_limit(
     place
     for opcode in (Opcode.MM, Opcode.VEC)
     for name, place in places(opcode).items()
     if name.startswith(("y_", "x_"))
 )
 """Largest step of a coordinate: strides and dilations of windows."""
-LENGTH_MAX = _named("length", Opcode.LOAD, Opcode.STORE)
-"""Bytes of a pixel that LOAD and STORE take."""
-PITCH_MAX = _named("pitch", Opcode.LOAD, Opcode.STORE)
-"""Bytes from one pixel to the next that LOAD and STORE take."""
-BEFORE_MAX = _named("before", Opcode.LOAD)
-"""Fill bytes ahead of a row of LOAD."""
-RUN_MAX = _named("run", Opcode.LOAD)
-"""Bytes of a row that LOAD takes."""
+LENGTH_MAX = _field_limit("length", Opcode.LOAD, Opcode.STORE)
+"""Most bytes of a pixel of LOAD and STORE."""
+PITCH_MAX = _field_limit("pitch", Opcode.LOAD, Opcode.STORE)
+"""Most bytes from one pixel to the next of LOAD and STORE."""
+BEFORE_MAX = _field_limit("before", Opcode.LOAD)
+"""Most fill bytes before a row of LOAD."""
+RUN_MAX = _field_limit("run", Opcode.LOAD)
+"""Most bytes of a row of LOAD."""
 
 
 class Coordinates(NamedTuple):
-    """The coordinate of the first element along one axis, its bound, and its steps per output and per element."""
+    """Coordinate of the first element along one axis, its bound, and its steps per output and per element."""
 
     first: int
     bound: int
@@ -181,21 +189,22 @@ class Coordinates(NamedTuple):
 
 
 _INSIDE = Coordinates(0, 1, 0, 0)
-"""Coordinates of a single element: nothing is outside."""
+"""Coordinates of a single element, which is always in range."""
 
 
 def is_far(window: Window, axis: int) -> bool:
-    """Whether a stride or a dilation along an axis is above `STEP_MAX`."""
+    """Return whether a stride or a dilation along an axis exceeds `STEP_MAX`."""
     return max(window.stride[axis], window.dilation[axis]) > STEP_MAX
 
 
 def has_coordinates(window: Window, axis: int) -> bool:
-    """Whether coordinates along an axis fit their fields, or need not be compared as there is no padding."""
+    """Return whether coordinates along an axis fit their fields, or need no check because there is no padding."""
     return not is_far(window, axis) or max(window.pad[axis], window.pad[axis + 2]) <= 0
 
 
 def coordinates(window: Window, axis: int, first: int, bound: int) -> Coordinates:
-    """Coordinates of the windows along an axis, from `first` on. Constant if the steps do not fit their fields."""
+    """Return the coordinates of windows along an axis, from `first` on; constant if the steps do not fit their
+    fields."""
     if is_far(window, axis):
         return _INSIDE
     return Coordinates(first, bound, window.stride[axis], window.dilation[axis])

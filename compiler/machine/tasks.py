@@ -1,4 +1,4 @@
-"""Tasks: instructions before semaphores are assigned; one by one, and as columns of numbers."""
+"""Tasks: instructions before semaphores are assigned, singly and as columns of numbers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ ADDRESSES = {
     Opcode.MM: ("a", "b", "c"),
     Opcode.VEC: ("src", "dst", "params"),
 }
-"""The fields that `Task.addresses` are for."""
+"""Fields that `Task.addresses` replaces."""
 
 
 class Task(NamedTuple):
-    """One instruction (its semaphores still empty) and the layer it belongs to.
+    """One instruction, its semaphores still empty, and the layer that it belongs to.
 
-    `dram_bytes` is what crosses the bus for the task, `cycles` its time in its unit without stalls, an estimate. Of a
-    layer, the tasks with `paces` set are its compute: what loads are scheduled against.
-
-    `addresses`, if there are any, take the place of what the instruction has in its `ADDRESSES`: tasks that differ in
-    nothing else share one instruction, as making instructions takes long.
+    Attributes
+    ----------
+    cycles : int
+        Estimated cycles in its unit, without stalls.
+    dram_bytes : int
+        Bytes that cross the bus for the task.
+    paces : bool
+        Whether it is a compute task, against which loads are scheduled.
+    addresses : tuple of int
+        Values that replace the instruction's `ADDRESSES`, if not empty. Tasks that differ only in addresses share one
+        instruction, because creating instructions is slow.
     """
 
     instruction: Instruction
@@ -45,9 +51,11 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks in order: the words of their instructions without semaphores, (count, 8) uint64, and a column each of
-    int64 (`paces`: bool) for what `Task` holds besides. `uses` are the addresses that the instructions' operands touch,
-    as if each touched all that its step reaches between its first and its last."""
+    """Tasks in order, as arrays.
+
+    `words` are the instructions without semaphores, uint64 (count, 8). The other columns are int64 (`paces`: bool),
+    as in `Task`. `uses` are the addresses that operands touch, rounded up to all addresses that a step can reach.
+    """
 
     words: np.ndarray
     queue: np.ndarray
@@ -62,38 +70,48 @@ class Tasks:
 
     @classmethod
     def of(cls, tasks: Iterable[Task], config: Config) -> Tasks:
-        """The columns of `tasks`, for a configuration.
+        """Return the columns of `tasks` for a configuration.
 
         Raises
         ------
         IsaError
-            For a value that does not fit its instruction's field.
+            If a value does not fit its instruction's field.
         """
-        given = list(tasks)
+        task_list = list(tasks)
         columns = dict(
-            zip(Task._fields, zip(*given, strict=True) if given else [()] * len(Task._fields), strict=True)
+            zip(
+                Task._fields,
+                zip(*task_list, strict=True) if task_list else [()] * len(Task._fields),
+                strict=True,
+            )
         )
+        # Number the distinct instruction objects: each is encoded once, however many tasks share it.
         known: dict[int, int] = {}
         form = np.array([known.setdefault(id(item), len(known)) for item in columns["instruction"]], np.int64)
         first = np.unique(form, return_index=True)[1].tolist()
         distinct = [columns["instruction"][index] for index in first]
-        moved = _moved(columns["addresses"])
-        words = _words(form, distinct, moved)
+        addresses = _own_addresses(columns["addresses"])
+        words = _words(form, distinct, addresses)
         queue = Code(words).queues.astype(np.int64)
-        uses = _uses(form, distinct, moved, config)
+        uses = _uses(form, distinct, addresses, config)
         layer, cycles, dram_bytes = (
             np.array(columns[name], np.int64) for name in ("layer", "cycles", "dram_bytes")
         )
         return cls(
-            words, queue, layer, cycles, dram_bytes, np.array(columns["paces"], bool),
+            words,
+            queue,
+            layer,
+            cycles,
+            dram_bytes,
+            np.array(columns["paces"], bool),
             dataclasses.replace(uses, kind=2 * queue[uses.task] + uses.kind),
-        )  # fmt: skip
+        )
 
     @classmethod
-    def joined(cls, parts: Sequence[Tasks]) -> Tasks:
-        """Several one behind the other."""
+    def concatenate(cls, parts: Sequence[Tasks]) -> Tasks:
+        """Return all tasks of `parts`, one part after the other."""
         ahead = np.cumsum([0, *map(len, parts)]).tolist()
-        moved = [
+        uses = [
             dataclasses.replace(part.uses, task=part.uses.task + start)
             for part, start in zip(parts, ahead, strict=False)
         ]
@@ -102,27 +120,37 @@ class Tasks:
             return np.concatenate([getattr(part, name) for part in parts])
 
         return cls(
-            column("words"), column("queue"), column("layer"), column("cycles"), column("dram_bytes"), column("paces"),
-            Uses(*(np.concatenate([getattr(use, field.name) for use in moved]) for field in fields(Uses))),
-        )  # fmt: skip
+            column("words"),
+            column("queue"),
+            column("layer"),
+            column("cycles"),
+            column("dram_bytes"),
+            column("paces"),
+            Uses(*(np.concatenate([getattr(use, field.name) for use in uses]) for field in fields(Uses))),
+        )
 
-    def ordered(self, order: np.ndarray) -> Tasks:
-        """The same tasks in another order: `order` has their numbers."""
+    def reorder(self, order: np.ndarray) -> Tasks:
+        """Return the tasks in the order of the indices `order`."""
         return Tasks(
-            self.words[order], self.queue[order], self.layer[order], self.cycles[order], self.dram_bytes[order],
-            self.paces[order], self.uses.reorder(order),
-        )  # fmt: skip
+            self.words[order],
+            self.queue[order],
+            self.layer[order],
+            self.cycles[order],
+            self.dram_bytes[order],
+            self.paces[order],
+            self.uses.reorder(order),
+        )
 
 
-def _moved(addresses: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """What tasks have in place of their instructions' addresses, (tasks, most) int64; -1 is nothing."""
+def _own_addresses(addresses: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Return the tasks' own addresses, int64 (tasks, most); -1 where a task has none."""
     most = max(map(len, addresses), default=0)
     rows = [item + (-1,) * (most - len(item)) for item in addresses]
     return np.array(rows, np.int64).reshape(len(rows), most)
 
 
-def _words(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray) -> np.ndarray:
-    """The words of tasks whose instructions are `distinct` ones, with addresses of their own where they have any."""
+def _words(form: np.ndarray, distinct: Sequence[Instruction], addresses: np.ndarray) -> np.ndarray:
+    """Return the words of tasks: `form` numbers each task's instruction in `distinct`, `moved` has their addresses."""
     opcodes = np.array([int(item.OPCODE) for item in distinct], np.int64)
     words = np.zeros((len(form), WORD_BYTES // 8), "<u8")
     for opcode in map(Opcode, np.unique(opcodes).tolist()):
@@ -130,28 +158,33 @@ def _words(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray)
         rows = np.flatnonzero(opcodes[form] == int(opcode))
         read = attrgetter(*places(opcode))
         values = np.array([read(distinct[index]) for index in mine.tolist()], np.int64).T
+        # Fields of each task from its instruction, then its own addresses on top.
         source = np.searchsorted(mine, form[rows])
         columns = {name: item[source] for name, item in zip(places(opcode), values, strict=True)}
-        for name, own in zip(ADDRESSES.get(opcode, ()), moved[rows].T, strict=False):
+        for name, own in zip(ADDRESSES.get(opcode, ()), addresses[rows].T, strict=False):
             columns[name] = np.where(own < 0, columns[name], own)
         words[rows] = pack(opcode, columns, len(rows))
     return words
 
 
-def _uses(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray, config: Config) -> Uses:
-    """What tasks touch; `kind` only tells writes."""
+def _uses(form: np.ndarray, distinct: Sequence[Instruction], addresses: np.ndarray, config: Config) -> Uses:
+    """Return the addresses that tasks touch; `kind` says only whether it is a write."""
     task, rows = expand_forms(form, [list(_spans(item, config)) for item in distinct], 7)
     write, space, place, first, low, size, step = rows.T
-    if moved.shape[1]:
-        own = np.where(place < 0, -1, moved[task, np.clip(place, 0, moved.shape[1] - 1)])
-        first = np.where((place < moved.shape[1]) & (own >= 0), own, first)
+    if addresses.shape[1]:
+        own = np.where(place < 0, -1, addresses[task, np.clip(place, 0, addresses.shape[1] - 1)])
+        first = np.where((place < addresses.shape[1]) & (own >= 0), own, first)
+    # On-chip addresses wrap, DRAM offsets do not.
     start = np.where(space < DRAM, (first + low) % ADDRESS_WRAP, first + low)
     return Uses(task, write, space, start, start + size, step)
 
 
 def _spans(instruction: Instruction, config: Config) -> Iterator[tuple[int, ...]]:
-    """Of each operand in a memory that more than one queue uses: whether it is written, the space, the place of its
-    first address in `ADDRESSES` or -1, that address, the lowest one and their number relative to it, and their step."""
+    """Yield the use of each operand in a memory that several queues share.
+
+    A use is (is written, space, index of its first address in `ADDRESSES` or -1, that address, offset of the lowest
+    address, number of addresses, step).
+    """
     places_of = ADDRESSES.get(instruction.OPCODE, ())
     for operand in instruction.OPERANDS:
         if operand.applies(instruction) and (space := space_of(operand, instruction)) is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.model import CLAMPED
-from weft.compiler.ir.scales import CLAMP, HEADROOM, ScoreRange, causal
+from weft.compiler.ir.scales import HEADROOM, SCORE_CLAMP, ScoreRange, causal
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, masked_keys, masked_queries
 from weft.compiler.onnx.model import Model
@@ -290,7 +290,7 @@ def scores_scale_fits(context: NodeContext) -> str | None:
     """A step of scores, the product of the scales of queries and keys and the factor, must be below 177."""
     problem = problem_of(context)
     step = problem.q.activation.quant.scale * problem.k.activation.quant.scale * score_factor(context)
-    return None if step < CLAMP else f"it is {step:.4g}"
+    return None if step < SCORE_CLAMP else f"it is {step:.4g}"
 
 
 def mask_kind(context: NodeContext) -> str | None:

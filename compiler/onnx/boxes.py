@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed, refinement, spatial
+from weft.compiler.ir.layout import Layout, Shape4, natural, refinement, row_major_layout, spatial
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import effort, placed
@@ -57,7 +57,12 @@ class Arrangement:
 def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrangement | None:
     """How a value of `shape` and what is taken of it lie on the device; None if its elements have another order."""
     taken = tuple(map(len, indices))
-    kinds: tuple[Callable[[tuple[int, ...]], Layout], ...] = (natural, spatial, packed, _like(tensor, shape))
+    kinds: tuple[Callable[[tuple[int, ...]], Layout], ...] = (
+        natural,
+        spatial,
+        row_major_layout,
+        _like(tensor, shape),
+    )
     for kind in sorted(kinds, key=lambda kind: effort(tensor, kind(shape))):
         found, groups = placed(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
@@ -74,12 +79,12 @@ def _like(tensor: Tensor, shape: tuple[int, ...]) -> Callable[[tuple[int, ...]],
     """Layouts of values with as many axes as `shape` in the order in which a tensor has them; row-major order if its
     layout cuts one of them."""
     if refinement(tensor.layout.shape, shape) != tuple(size for size in shape if size > 1):
-        return packed
+        return row_major_layout
     long = [axis for axis, size in enumerate(shape) if size > 1]
     single = [axis for axis, size in enumerate(shape) if size == 1]
     sizes = tuple(shape[axis] for axis in long)
     perm = (*single, *(long[axis] for axis in tensor.layout.split(sizes).perm))
-    return lambda given: Layout(given, perm, packed(given).nhwc)
+    return lambda given: Layout(given, perm, row_major_layout(given).nhwc)
 
 
 def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[list[int]] | None:

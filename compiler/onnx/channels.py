@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.layout import Layout, packed, spatial
+from weft.compiler.ir.layout import Layout, row_major_layout, spatial
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, is_conv
 from weft.compiler.onnx.reorder import placed
@@ -99,12 +99,16 @@ def channel_layout(context: NodeContext, operand: Symbol, value: Constant | None
 def layouts(shape: tuple[int, ...], operand: Symbol) -> dict[int, Layout]:
     """The layouts of a value of `shape`, by the axis that is then channels on the device."""
     last = len(shape) - 1
-    known = {1: spatial(shape), last: packed(shape)} if len(shape) == 4 else {last: packed(shape)}
+    known = (
+        {1: spatial(shape), last: row_major_layout(shape)}
+        if len(shape) == 4
+        else {last: row_major_layout(shape)}
+    )
     if len(shape) in (3, 5):
         known.setdefault(1, spatial(shape))
     if not isinstance(operand, Pending):
         return known
-    known = {last: packed(shape)} | known
+    known = {last: row_major_layout(shape)} | known
     return {
         axis: layout
         for axis, layout in known.items()

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.graph import Conv, Pad, View, Window
-from weft.compiler.ir.layout import Layout, packed
+from weft.compiler.ir.layout import Layout, row_major_layout
 from weft.compiler.ir.windows import Axis, axes
 from weft.compiler.machine.target import has_coordinates
 from weft.compiler.onnx.channels import channel_layout
@@ -48,7 +48,7 @@ def pad_apart(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Win
     shape = (n, *around.output(h, w), c)
     name = f"{source.storage}:around{'x'.join(map(str, inner))}by{quant.zero}"
     op = Pad(name, source.view(), result_of(name, shape), around, quant.zero)
-    layout = packed(shape)
+    layout = row_major_layout(shape)
     layout = dataclasses.replace(layout, nhwc=shape)
     output = Tensor(name, name, layout, layout, source.unsigned, hosted=False, wide=source.wide)
     ops = moved((op,)) if source.wide else (op,)
@@ -189,7 +189,7 @@ def spatial_axes(context: NodeContext, kernel: tuple[int, ...]) -> tuple[Axis, A
 def window_of(context: NodeContext, kernel: tuple[int, ...]) -> Window:
     """The window of a Conv or pool node, with padding made explicit from auto_pad and ceil_mode."""
     _, y, x = spatial_axes(context, kernel)
-    pad = (y.before, x.before, y.behind, x.behind)
+    pad = (y.before, x.before, y.padding_after, x.padding_after)
     return Window((y.kernel, x.kernel), (y.stride, x.stride), (y.dilation, x.dilation), pad)
 
 
@@ -199,5 +199,5 @@ def depth_tap(context: NodeContext, kernel: tuple[int, ...]) -> int | None:
     if depth.size == depth.count == 1:
         tap, rest = divmod(depth.before, depth.dilation)
         return tap if not rest and tap < depth.kernel else None
-    plain = (depth.kernel, depth.stride, depth.before, depth.behind) == (1, 1, 0, 0)
+    plain = (depth.kernel, depth.stride, depth.before, depth.padding_after) == (1, 1, 0, 0)
     return 0 if plain else None

@@ -80,7 +80,7 @@ def _transposed(context: NodeContext, function: Function) -> Tensor | None:
     if isinstance(symbol, Activation) and key_of(symbol.tensor) == function.key:
         moved = transposed(context)
         return moved if isinstance(moved, Tensor) else None
-    layout = root.layout.transposed(shape, permutation(context))
+    layout = root.layout.transpose(shape, permutation(context))
     return None if layout is None else root.transposed(shape, permutation(context), layout)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir.layout import signed
+from weft.compiler.ir.layout import to_signed
 from weft.compiler.ir.network import Network, Node, type_of
 from weft.compiler.onnx.qdq import Quant, Tensor
 from weft.hdl.isa.config import LOOKUP_ENTRIES
@@ -40,7 +40,7 @@ class Entries:
     @property
     def stored(self) -> np.ndarray:
         """Entries of 8 or 16 bits as the device stores them, signed."""
-        return signed(self.values) if self.values.dtype.kind == "u" else self.values
+        return to_signed(self.values) if self.values.dtype.kind == "u" else self.values
 
 
 def key_of(root: Tensor) -> tuple[object, ...]:

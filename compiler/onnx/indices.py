@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.graph import View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed, slice_indices
+from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, slice_indices
 from weft.compiler.ir.network import Network, Type
 from weft.compiler.onnx.boxes import Indices
 from weft.compiler.onnx.channels import paired
@@ -234,7 +234,8 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
     reason = ""
     tensors = (whole.tensor, context.output), (other.tensor, shape)
     for kind in sorted(
-        (natural, packed), key=lambda kind: sum(effort(tensor, kind(sizes)) for tensor, sizes in tensors)
+        (natural, row_major_layout),
+        key=lambda kind: sum(effort(tensor, kind(sizes)) for tensor, sizes in tensors),
     ):
         layout = kind(context.output)
         first, second = (placed(tensor, kind(sizes)) for tensor, sizes in tensors)

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4
-from weft.compiler.ir.scales import REACH, product_ends
+from weft.compiler.ir.scales import SCORE_REACH, product_ends
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Tensor
 from weft.compiler.onnx.reorder import placed
 
@@ -54,7 +54,7 @@ class KeyMask:
 
 def is_mask(quant: Quant) -> bool:
     """Whether values leave scores as they are or lower them so far that they have no weight: 0 is the largest."""
-    return quant.zero == 127 and quant.bits == 8 and quant.scale >= REACH
+    return quant.zero == 127 and quant.bits == 8 and quant.scale >= SCORE_REACH
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def extension(q: Quant, k: Quant, size: int, nats: float) -> Extension | None:
     query, key = min(ways, key=lambda way: (way[0] - q.zero) * (way[1] - k.zero))
     lowered = -(query - q.zero) * (key - k.zero) * nats
     low, high = product_ends(q.zero, k.zero)
-    apart = (high - low) * size * nats + REACH
+    apart = (high - low) * size * nats + SCORE_REACH
     if lowered <= 0 or apart > MOST * lowered:
         return None
     return Extension(math.ceil(apart / lowered), query, key)

@@ -113,7 +113,7 @@ def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
         buffer = Buffer(name, old.buffer.shape, kind)
         return View(buffer, old.shape, old.y, old.x, old.c, old.step, old.image)
 
-    return op.on(view)
+    return op.map_views(view)
 
 
 def _host(match: Match, made: Plan, index: int, nodes: list[Node]) -> HostSegment:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, Weighted
-from weft.compiler.ir.layout import BITS, natural, packed
+from weft.compiler.ir.layout import BITS, natural, row_major_layout
 from weft.compiler.ir.network import Node
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import elementwise, registry, wide
@@ -254,7 +254,7 @@ def _strange_transpose(found: Match, name: str, symbol: Symbol) -> int | None:
     else:
         return None
     shape = found.model.shapes[name]
-    if layout.same(natural(shape)) or layout.same(packed(shape)):
+    if layout.same(natural(shape)) or layout.same(row_major_layout(shape)):
         return None
     moves = {node.index for node in found.model.nodes if node.op == "Transpose"}
     return max((index for index in nodes if index in moves), default=None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
-from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, packed
+from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, row_major_layout
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.products import RowIndices
 from weft.compiler.ir.scales import Bounds, Pair, product_ends
@@ -87,7 +87,7 @@ class Tensor:
             return self
         if self.layout.same(layout):
             return dataclasses.replace(self, layout=layout)
-        source = None if self.order is None else layout.over(self.order)
+        source = None if self.order is None else layout.in_order_of(self.order)
         if not self.hosted or source is None:
             return None
         storage = f"{self.value}:{'x'.join(map(str, source.shape))}:{''.join(map(str, source.perm))}"
@@ -95,7 +95,7 @@ class Tensor:
 
     def transposed(self, shape: tuple[int, ...], perm: tuple[int, ...], layout: Layout) -> Tensor:
         """The transpose of this value of `shape`, whose bytes lie as `layout` says."""
-        order = None if self.order is None else self.order.transposed(shape, perm)
+        order = None if self.order is None else self.order.transpose(shape, perm)
         return dataclasses.replace(self, layout=layout, order=order)
 
     def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
@@ -402,7 +402,7 @@ def hosted(model: Model, name: str) -> Tensor:
     layout = natural(model.shapes[name])
     shape, dtype = model.shapes[name], model.dtypes[name]
     unsigned, wide = dtype.startswith("u"), BITS[dtype] > 8
-    return Tensor(name, name, layout, layout, unsigned, True, order=packed(shape), wide=wide)
+    return Tensor(name, name, layout, layout, unsigned, True, order=row_major_layout(shape), wide=wide)
 
 
 def integers(tensor: Tensor) -> Quant:

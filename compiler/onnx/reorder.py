@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, View, Window
-from weft.compiler.ir.layout import Layout, packed
+from weft.compiler.ir.layout import Layout, row_major_layout
 from weft.compiler.onnx.qdq import Recipe, Tensor
 from weft.compiler.onnx.runs import WEIGHTS, of_channels, ordered
 from weft.compiler.onnx.wide import moved
@@ -277,8 +277,8 @@ def effort(tensor: Tensor, layout: Layout) -> float:
 
 def row_major(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A value of `shape` in row-major order, if need be by copies."""
-    found = placed(tensor, packed(tensor.layout.shape))
-    return None if found is None else dataclasses.replace(found, layout=packed(shape))
+    found = placed(tensor, row_major_layout(tensor.layout.shape))
+    return None if found is None else dataclasses.replace(found, layout=row_major_layout(shape))
 
 
 def _moved(tensor: Tensor, layout: Layout) -> Tensor | None:

@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.ir.graph import Rounding
 from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.network import Node
-from weft.compiler.ir.scales import REACH, Bounds, Pair, clipping, followed
+from weft.compiler.ir.scales import SCORE_REACH, Bounds, Pair, common_rounding, exceeded_pairs
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.onnx.attention import largest, score_range, scores_reach
@@ -229,7 +229,7 @@ def pairs_constant(context: NodeContext) -> str | None:
 
 def clipping_pairs(scores: Scores) -> tuple[tuple[Pair, ...], Bounds]:
     """Q/DQ pairs that can clip scores, and the bounds of scores behind all pairs."""
-    return clipping(scores.pairs, scores.bounds)
+    return exceeded_pairs(scores.pairs, scores.bounds)
 
 
 def _scores_of(context: NodeContext) -> Scores:
@@ -247,7 +247,7 @@ def rounding_of(context: NodeContext) -> tuple[Rounding, float] | None:
     clipping, _ = clipping_pairs(scores)
     if not clipping and (not scores.pairs or score_range(context).holds(largest(context))):
         return None
-    return followed(clipping or scores.pairs, scores.unit, scores.factor, scores.bounds)
+    return common_rounding(clipping or scores.pairs, scores.unit, scores.factor, scores.bounds)
 
 
 def scores_told_apart(context: NodeContext) -> str | None:
@@ -274,10 +274,10 @@ def masked_apart(context: NodeContext) -> str | None:
     if scores.allowed is None or scores.allowed.all():
         return None
     least, masked = bounds.low * scores.factor, bounds.masked * scores.factor
-    return None if masked <= least - REACH else f"they become {masked:.4g}, others may be {least:.4g}"
+    return None if masked <= least - SCORE_REACH else f"they become {masked:.4g}, others may be {least:.4g}"
 
 
 def probabilities_whole(context: NodeContext) -> str | None:
     """Quantised probabilities must reach from 0 to 1."""
-    short = next((item for item in _scores_of(context).weight_pairs if not item.whole), None)
+    short = next((item for item in _scores_of(context).weight_pairs if not item.keeps_probabilities), None)
     return None if short is None else f"they reach {short.high:.4g}"

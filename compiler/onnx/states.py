@@ -48,7 +48,10 @@ def _alike(source: Transfer, target: Transfer) -> bool:
     layouts = [
         Layout(item.shape, item.perm or tuple(range(len(item.shape))), item.nhwc) for item in (source, target)
     ]
-    return layouts[0].same(layouts[1]) and (source.dtype, source.stored) == (target.dtype, target.stored)
+    return layouts[0].same(layouts[1]) and (source.dtype, source.stored_dtype) == (
+        target.dtype,
+        target.stored_dtype,
+    )
 
 
 def _kept(graph: Graph, segment: DeviceSegment, source: Transfer, target: Transfer) -> Graph:
@@ -62,7 +65,7 @@ def _kept(graph: Graph, segment: DeviceSegment, source: Transfer, target: Transf
             return view
         return dataclasses.replace(view, buffer=Buffer(state.name, view.buffer.shape, "state"))
 
-    ops: tuple[DeviceOp, ...] = tuple(op.on(placed) for op in segment.ops)
+    ops: tuple[DeviceOp, ...] = tuple(op.map_views(placed) for op in segment.ops)
     changed = dataclasses.replace(segment, ops=ops, states={**segment.states, state.name: made})
     entering = (
         dataclasses.replace(item, buffer=state) if item is source else item for item in graph.to_device

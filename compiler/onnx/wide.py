@@ -25,7 +25,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.layout import fills, split
+from weft.compiler.ir.layout import fill_planes, split_planes
 from weft.compiler.ir.products import Embedding
 from weft.compiler.kernel.evaluate import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm, RowOp
@@ -64,15 +64,15 @@ def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
     """Operators that only move bytes, once for each plane. Raises `NarrowError` if one does more."""
     made: list[DeviceOp] = []
     for op in ops:
-        if isinstance(op, Pad) and op.keeps:
+        if isinstance(op, Pad) and op.keeps_values:
             made += _padded(op)
             continue
         if not _moves(op):
             raise NarrowError(_named(op))
-        upper = op.on(doubled)
-        lower = upper.on(lambda view: view.planes[1])
+        upper = op.map_views(doubled)
+        lower = upper.map_views(lambda view: view.planes[1])
         if isinstance(op, Conv):  # channels that are none of the input's
-            high, low = fills(op.y_zero)
+            high, low = fill_planes(op.y_zero)
             upper, lower = upper.replace(x_zero=high, y_zero=high), lower.replace(x_zero=low, y_zero=low)
         made += [upper, lower]
     return tuple(made)
@@ -80,7 +80,7 @@ def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
 
 def _moves(op: DeviceOp) -> bool:
     if isinstance(op, Rescale):
-        return op.unchanged
+        return op.is_identity
     if not isinstance(op, Conv) or op.pool is not None or op.window.kernel != (1, 1):
         return False
     plain = not op.bias.any() and bool((op.scale == 1).all()) and op.x_zero == op.y_zero and op.groups == 1
@@ -175,19 +175,19 @@ def _pad(op: Pad, wide: bool) -> tuple[DeviceOp, ...]:
 
 def _stays(op: Rescale | Pad, wide: bool) -> bool:
     """Whether every value of 16 bits stays as it is."""
-    return wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS
+    return wide and is_wide(op.src) and op.keeps_values and (op.low, op.high) == LIMITS
 
 
 def _padded(op: Pad) -> tuple[DeviceOp, ...]:
     """Each plane with its byte of the number around it."""
-    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).on(doubled)
-    high, low = fills(op.fill)
-    return bytes_only.replace(fill=high), bytes_only.on(lambda view: view.planes[1]).replace(fill=low)
+    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).map_views(doubled)
+    high, low = fill_planes(op.fill)
+    return bytes_only.replace(fill=high), bytes_only.map_views(lambda view: view.planes[1]).replace(fill=low)
 
 
 def _embedding(op: Embedding, wide: bool) -> tuple[DeviceOp, ...]:
     """A table of each plane's bytes."""
-    upper, lower = split(op.quantised(*LIMITS))
+    upper, lower = split_planes(op.quantise(*LIMITS))
     plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=doubled(op.dst))
     return plain.replace(values=upper), plain.replace(values=lower, dst=plain.dst.planes[1])
 

@@ -1,1 +1,1 @@
-"""The device operators: one file describes each, and is found by being here."""
+"""Device operators: one file describes each; `operator_of` finds them by scanning this folder."""

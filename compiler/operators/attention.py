@@ -1,4 +1,4 @@
-"""Fused attention."""
+"""Softmax, fused attention and embeddings."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ def _softmax_shape(op: Softmax) -> Shape4:
     return op.src.shape
 
 
-def _softmax_evaluate(op: Softmax, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    return products.softmax(op, given[0])
+def _softmax_evaluate(op: Softmax, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    return products.softmax(op, inputs[0])
 
 
 def _softmax_plan(op: Softmax, site: Site, choose: Chooser) -> SoftmaxPlan | None:
-    return softmax_plan.plan_softmax(site.flattened().sources[0], site.config)
+    return softmax_plan.plan_softmax(site.flatten().sources[0], site.config)
 
 
 def _softmax_lower(op: Softmax, site: Site, emit: Emitter) -> Iterator[Task]:
-    return lower_softmax(op, site.flattened(), op.plan, emit)
+    return lower_softmax(op, site.flatten(), op.plan, emit)
 
 
 def _softmax_cost(op: Softmax, plan: SoftmaxPlan, target: Target) -> Cost:
-    """Two passes over the scores, and one that normalises; each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
     return Cost(*vector_plan.cycles(op, target, 3 * vectors * target.config.groups, 2 * prod(op.dst.shape)))
 
 
 def no_softmax_unit(op: DeviceOp, config: Config) -> str | None:
-    """What a configuration without the unit says to all who need it."""
+    """Return why an operator that needs the softmax unit cannot run; None if there is a unit."""
     if config.softmax:
         return None
     return "this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
@@ -67,7 +66,7 @@ SOFTMAX = Operator(
     _softmax_cost,
     no_softmax_unit,
     exact=False,
-    looked_up=False,
+    allows_lookup=False,
 )
 
 
@@ -76,8 +75,11 @@ def _shape(op: Attention) -> Shape4:
         raise IrError(
             f"{op.name}: {op.heads} heads on {op.kv_heads}, {len(op.lengths)} lengths of {op.images} images"
         )
-    for view, heads, size in ((op.q, op.heads, op.head_size), (op.k, op.kv_heads, op.head_size),
-                              (op.v, op.kv_heads, op.v_size)):  # fmt: skip
+    for view, heads, size in (
+        (op.q, op.heads, op.head_size),
+        (op.k, op.kv_heads, op.head_size),
+        (op.v, op.kv_heads, op.v_size),
+    ):
         images, rows = (
             (view.shape[0], op.page) if op.page and view is not op.q else (op.images, view.shape[2])
         )
@@ -87,14 +89,15 @@ def _shape(op: Attention) -> Shape4:
             )
     if op.k.shape[2] != op.v.shape[2] or not all(0 <= length <= op.keys for length in op.lengths):
         raise IrError(f"{op.name}: {op.k.shape[2]} keys, {op.v.shape[2]} values, lengths {op.lengths}")
+    # The result's layout is free: heads side by side in the channels, or as images.
     rows = op.q.shape[2]
     if op.dst.shape[0] == op.images and op.dst.shape[3] == op.heads * op.v_size:
         return op.images, 1, rows, op.heads * op.v_size
     return op.images * op.heads, 1, rows, op.v_size
 
 
-def _evaluate(op: Attention, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    return products.attention(op, *given)
+def _evaluate(op: Attention, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    return products.attention(op, *inputs)
 
 
 def _plan(op: Attention, site: Site, choose: Chooser) -> AttentionPlan | None:
@@ -106,15 +109,14 @@ def _lower(op: Attention, site: Site, emit: Emitter) -> Iterator[Task]:
 
 
 def _cost(op: Attention, plan: AttentionPlan, target: Target) -> Cost:
-    """Queries and outputs are moved once, keys and values at least once."""
-    moved = sum(prod(view.shape) for view in (op.q, op.dst)) + op.images * op.keys * op.kv_heads * (
+    size = sum(prod(view.shape) for view in (op.q, op.dst)) + op.images * op.keys * op.kv_heads * (
         op.head_size + op.v_size
     )
-    return Cost(plan.cycles, target.moved(moved))
+    return Cost(plan.cycles, target.transfer_cycles(size))
 
 
 ATTENTION = Operator(
-    Attention, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False, looked_up=False
+    Attention, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False, allows_lookup=False
 )
 
 
@@ -125,8 +127,8 @@ def _embedding_shape(op: Embedding) -> Shape4:
     return 1, 1, w, op.values.shape[1]
 
 
-def _embedding_evaluate(op: Embedding, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    offsets = np.ascontiguousarray(given[0]).view("<u4").reshape(-1)
+def _embedding_evaluate(op: Embedding, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    offsets = np.ascontiguousarray(inputs[0]).view("<u4").reshape(-1)
     return op.content[offsets // op.values.shape[1]][None, None]
 
 
@@ -139,10 +141,9 @@ def _embedding_lower(op: Embedding, site: Site, emit: Emitter) -> Iterator[Task]
 
 
 def _embedding_cost(op: Embedding, plan: EmbeddingPlan, target: Target) -> Cost:
-    """Each row is read and written once, and its offset read."""
     _, _, rows, columns = op.dst.shape
-    moved = 2 * rows * target.run(columns) + rows * overheads.RUN
-    return Cost(moved, moved)
+    cycles = 2 * rows * target.run(columns) + rows * overheads.RUN_CYCLES
+    return Cost(cycles, cycles)
 
 
 EMBEDDING = Operator(
@@ -153,5 +154,5 @@ EMBEDDING = Operator(
     _embedding_lower,
     _embedding_cost,
     no_softmax_unit,
-    looked_up=False,
+    allows_lookup=False,
 )

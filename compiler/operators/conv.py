@@ -1,4 +1,4 @@
-"""Convolution, with what follows it on chip: pooling and an epilogue."""
+"""Convolution with pooling and epilogue, and convolution in 16 bits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from weft.compiler.ir.graph import Conv, IrError
 from weft.compiler.ir.microops import (
     Value,
+    apply_lookup,
     elementwise,
     iota,
-    looked_up,
     product_sum,
     reduce,
     reindex,
@@ -26,7 +26,7 @@ from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.target import Target, has_coordinates
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4, operator_of
-from weft.compiler.operators.rows import lacking, stacked
+from weft.compiler.operators.rows import missing_feature, to_view
 from weft.compiler.plan import vector_plan
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape
@@ -51,7 +51,6 @@ def _shape(op: Conv) -> Shape4:
 
 
 def _check_epilogue(op: Conv, shape: Shape4) -> None:
-    """The epilogue takes a result of `shape`, which has no buffer, and makes the output."""
     assert op.epilogue is not None
     operator_of(op.epilogue).verify(op.epilogue)
     own, dst = op.epilogue.sources[0], op.epilogue.dst
@@ -65,36 +64,38 @@ def _check_epilogue(op: Conv, shape: Shape4) -> None:
 
 
 def sums(op: Conv | WideConv, centred: Value) -> Value:
-    """The sum of products over the window and the channels of a group, of inputs less what padding reads."""
+    """Return sums of products over the window and the channels of a group, from inputs less the padding's value."""
     out, kh, kw, cin = op.weight.shape
     _, h, w, _ = op.src.shape
+    # Axes: g groups, o outputs of a group, y x kernel, i inputs of a group.
     weight = Value(op.weight.astype(np.int64).reshape(op.groups, out // op.groups, kh, kw, cin), "goyxi")
     groups = elementwise(lambda g, i: g * cin + i, iota("g", op.groups), iota("i", cin))
     grouped = reindex(centred, "nhwgi", {"c": groups})
     acc = product_sum(window_of(grouped, op.window, op.window.output(h, w), 0), weight, "yxi")
+    # Channel c of the output is output c % (out / groups) of group c // (out / groups).
     split = {"g": elementwise(lambda c: c // (out // op.groups), iota("c", out))}
     split["o"] = elementwise(lambda c: c % (out // op.groups), iota("c", out))
     return reindex(acc, "nhwc", split)
 
 
-def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, the
-    table, and the epilogue."""
-    acc = sums(op, elementwise(lambda v: v - op.x_zero, Value.image(given[0])))
+def _evaluate(op: Conv, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    acc = sums(op, elementwise(lambda v: v - op.x_zero, Value.image(inputs[0])))
     acc = elementwise(np.add, acc, Value(op.bias.astype(np.int64), "c"))
     q = requantise(acc, op.scale, "c", op, bits)
     if op.pool is not None:
         shape = op.dst.shape[1:3]
         q = reduce("maximum", window_of(q, op.pool, shape, -128), "yx")
-    result = looked_up(q, op).int8()
-    return result if op.epilogue is None else operator_of(op.epilogue).evaluate(
-        op.epilogue, (result, *given[1:]), bits
-    )  # fmt: skip
+    result = apply_lookup(q, op).int8()
+    return (
+        result
+        if op.epilogue is None
+        else operator_of(op.epilogue).evaluate(op.epilogue, (result, *inputs[1:]), bits)
+    )
 
 
 def plan(op: Conv | WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
     shape = ConvShape(op, site)
-    return choose(shape) if all(has_coordinates(shape.walked, axis) for axis in (0, 1)) else None
+    return choose(shape) if all(has_coordinates(shape.loop_window, axis) for axis in (0, 1)) else None
 
 
 def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
@@ -108,12 +109,11 @@ def cost(op: Conv | WideConv, plan: ConvPlan | ChannelPlan, target: Target) -> C
     return Cost(plan.cycles, plan.traffic)
 
 
-def _beside(op: Conv, site: Site) -> ChannelPlan | None:
-    """One weight for each channel needs no array."""
+def _plan_beside(op: Conv, site: Site) -> ChannelPlan | None:
     return vector_plan.plan_channelwise(op, site) if vector_plan.channelwise(op, site.config) else None
 
 
-CONV = Operator(Conv, _shape, _evaluate, plan, lower, cost, beside=_beside, resident=True)
+CONV = Operator(Conv, _shape, _evaluate, plan, lower, cost, plan_beside=_plan_beside, resident=True)
 
 
 def _wide_conv_shape(op: WideConv) -> Shape4:
@@ -125,18 +125,19 @@ def _wide_conv_shape(op: WideConv) -> Shape4:
     return (n, *op.window.output(h, w), out)
 
 
-def _wide_conv_evaluate(op: WideConv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    """Sums of products of each byte of the inputs, and what the kernel makes of them."""
+def _wide_conv_evaluate(op: WideConv, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Sum products of each byte of the inputs, and apply the kernel to the sums."""
     totals = op.weight.astype(np.int64).sum(axis=(1, 2, 3))
-    found = [
+    planes = [
         sums(op, Value.image(plane.astype(np.int64) - fill)).spread("nhwc") + fill * totals
-        for plane, fill in zip(given, op.fills, strict=True)
+        for plane, fill in zip(inputs, op.fills, strict=True)
     ]
-    tensors = [np.stack(found, axis=-1).reshape(-1, len(totals), len(found))]
-    made = evaluate(op.kernel, [*tensors, *(vector[None] for vector in op.vectors)])
-    return stacked(made, op.dst.shape, wide=op.wide)
+    # The kernel reads sums of both bytes side by side, as the accumulator holds them.
+    tensors = [np.stack(planes, axis=-1).reshape(-1, len(totals), len(planes))]
+    outputs = evaluate(op.kernel, [*tensors, *(vector[None] for vector in op.vectors)])
+    return to_view(outputs, op.dst.shape, wide=op.wide)
 
 
 WIDE_CONV = Operator(
-    WideConv, _wide_conv_shape, _wide_conv_evaluate, plan, lower, cost, lacking, looked_up=False
+    WideConv, _wide_conv_shape, _wide_conv_evaluate, plan, lower, cost, missing_feature, allows_lookup=False
 )

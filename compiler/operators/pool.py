@@ -1,4 +1,4 @@
-"""Max and average pooling."""
+"""Max and average pooling, padding, and requantisation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.compiler.ir.graph import ONE, Pad, Pool, Rescale
-from weft.compiler.ir.microops import Value, elementwise, looked_up, reduce, requantise, window_of
+from weft.compiler.ir.microops import Value, apply_lookup, elementwise, reduce, requantise, window_of
 from weft.compiler.ir.scales import quantise_scale
-from weft.compiler.lower.vector import Job, lower_vector, pointwise, uniform
+from weft.compiler.lower.vector import Job, lower_vector, pointwise_block, uniform_block
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
@@ -27,32 +27,32 @@ def _shape(op: Pool | Pad) -> Shape4:
     return n, *op.window.output(h, w), c
 
 
-def _evaluate(op: Pool, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    """Maximum, or sum divided by the number of elements, over each window."""
-    x, out = Value.image(given[0]), op.dst.shape[1:3]
+def _evaluate(op: Pool, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    x, out = Value.image(inputs[0]), op.dst.shape[1:3]
     if op.kind == "max":
+        # Out-of-range elements never win the maximum.
         most = reduce("maximum", window_of(x, op.window, out, -(1 << 31)), "yx")
         centred = elementwise(lambda v: v - op.x_zero, most)
-        return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
+        return apply_lookup(requantise(centred, op.scale, "", op, bits), op).int8()
     centred = elementwise(lambda v: v - op.x_zero, x)
     total = reduce("add", window_of(centred, op.window, out, 0), "yx")
+    # Count elements by pooling ones; padding counts as 1 with `include_pad`.
     ones = elementwise(np.ones_like, centred)
     counts = reduce("add", window_of(ones, op.window, out, int(op.include_pad)), "yx")
     number = np.maximum(counts.array[0, :, :, 0], 1)  # a window may lie in the padding
-    return looked_up(requantise(total, op.scale / number, "hw", op, bits), op).int8()
+    return apply_lookup(requantise(total, op.scale / number, "hw", op, bits), op).int8()
 
 
 def _site(op: Pool, site: Site) -> Site:
-    """A window of one pixel sees rows of pixels, however many of them are a row of the image."""
-    return site.flattened() if op.window == ONE else site
+    return site.flatten() if op.window == ONE else site
 
 
 def _plan(op: Pool, site: Site, choose: Chooser) -> VectorPlan | None:
     return vector_plan.plan(_site(op, site), op.window)
 
 
-def _beside(op: Pool, site: Site) -> VectorPlan | None:
-    return vector_plan.beside(_site(op, site), op.window)
+def _plan_beside(op: Pool, site: Site) -> VectorPlan | None:
+    return vector_plan.plan_beside(_site(op, site), op.window)
 
 
 def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
@@ -61,7 +61,7 @@ def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
     def parameters(count: int) -> bytes:
         elements = math.prod(op.window.kernel) if mean else 1
         bias = -op.x_zero * elements  # out of range reads x_zero, so every element is offset by it
-        return uniform(
+        return uniform_block(
             site.config, bias, *quantise_scale(op.scale / max(count, 1), site.config.mantissa_bits)
         )
 
@@ -71,43 +71,48 @@ def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
 
 
 def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
-    """Every element of a window is read, each tensor moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n) * math.prod(op.window.kernel)
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-POOL = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, beside=_beside, resident=True)
+POOL = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, plan_beside=_plan_beside, resident=True)
 
 
-def _pad_evaluate(op: Pad, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    around = window_of(Value.image(given[0]), op.window, op.dst.shape[1:3], op.fill)
+def _pad_evaluate(op: Pad, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    around = window_of(Value.image(inputs[0]), op.window, op.dst.shape[1:3], op.fill)
     centred = elementwise(lambda v: v - op.x_zero, reduce("add", around, "yx"))
-    return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
+    return apply_lookup(requantise(centred, op.scale, "", op, bits), op).int8()
 
 
 def _pad_plan(op: Pad, site: Site, choose: Chooser) -> VectorPlan | None:
     return vector_plan.plan(site, op.window)
 
 
-def _pad_beside(op: Pad, site: Site) -> VectorPlan | None:
-    return vector_plan.beside(site, op.window)
+def _pad_plan_beside(op: Pad, site: Site) -> VectorPlan | None:
+    return vector_plan.plan_beside(site, op.window)
 
 
 def _pad_lower(op: Pad, site: Site, emit: Emitter) -> Iterator[Task]:
-    block = uniform(site.config, -op.x_zero, *quantise_scale(op.scale, site.config.mantissa_bits))
+    block = uniform_block(site.config, -op.x_zero, *quantise_scale(op.scale, site.config.mantissa_bits))
     return lower_vector(op, Job(lambda _: block, op.fill, op.window), site, op.plan, emit)
 
 
 def _pad_cost(op: Pad, plan: VectorPlan, target: Target) -> Cost:
-    """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
 PAD = Operator(
-    Pad, _shape, _pad_evaluate, _pad_plan, _pad_lower, _pad_cost, beside=_pad_beside, resident=True
+    Pad,
+    _shape,
+    _pad_evaluate,
+    _pad_plan,
+    _pad_lower,
+    _pad_cost,
+    plan_beside=_pad_plan_beside,
+    resident=True,
 )
 
 
@@ -115,26 +120,25 @@ def _rescale_shape(op: Rescale) -> Shape4:
     return op.src.shape
 
 
-def _rescale_evaluate(op: Rescale, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    centred = elementwise(lambda v: v - op.x_zero, Value.image(given[0]))
-    return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
+def _rescale_evaluate(op: Rescale, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    centred = elementwise(lambda v: v - op.x_zero, Value.image(inputs[0]))
+    return apply_lookup(requantise(centred, op.scale, "", op, bits), op).int8()
 
 
 def _rescale_plan(op: Rescale, site: Site, choose: Chooser) -> VectorPlan | None:
-    return vector_plan.plan(site.flattened(), ONE)
+    return vector_plan.plan(site.flatten(), ONE)
 
 
-def _rescale_beside(op: Rescale, site: Site) -> VectorPlan | None:
-    return vector_plan.beside(site.flattened(), ONE)
+def _rescale_plan_beside(op: Rescale, site: Site) -> VectorPlan | None:
+    return vector_plan.plan_beside(site.flatten(), ONE)
 
 
 def _rescale_lower(op: Rescale, site: Site, emit: Emitter) -> Iterator[Task]:
-    job = Job(lambda _: pointwise(op, site.config), op.x_zero)
-    return lower_vector(op, job, site.flattened(), op.plan, emit)
+    job = Job(lambda _: pointwise_block(op, site.config), op.x_zero)
+    return lower_vector(op, job, site.flatten(), op.plan, emit)
 
 
 def _rescale_cost(op: Rescale, plan: VectorPlan, target: Target) -> Cost:
-    """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
@@ -147,6 +151,6 @@ RESCALE = Operator(
     _rescale_plan,
     _rescale_lower,
     _rescale_cost,
-    beside=_rescale_beside,
+    plan_beside=_rescale_plan_beside,
     resident=True,
 )

@@ -1,4 +1,4 @@
-"""Products of two activations, matrix by matrix."""
+"""Matrix products of two activations."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ def _shape(op: Product) -> Shape4:
             raise IrError(f"{op.name}: operand {view.shape} as {counts} matrices for {op.counts}")
     if inner != op.depth:
         raise IrError(f"{op.name}: rows of {op.depth} elements times columns of {inner}")
-    found = _shapes(op.counts, op.rows, op.columns)
-    return op.dst.shape if op.dst.shape in found else found[0]
+    shapes = _shapes(op.counts, op.rows, op.columns)
+    return op.dst.shape if op.dst.shape in shapes else shapes[0]
 
 
 def _shapes(counts: Counts, rows: int, size: int) -> tuple[Shape4, Shape4]:
-    """How so many matrices may lie: as images, or as channels."""
+    """Return the two shapes of a tensor of matrices: heads as images, or heads as channels."""
     images, heads = counts
     return (images * heads, 1, rows, size), (images, 1, rows, heads * size)
 
 
-def matrices(view_shape: Shape4, counts: Counts, given: np.ndarray) -> np.ndarray:
-    """The matrices of an operand: (images, heads, rows, size)."""
+def matrices(view_shape: Shape4, counts: Counts, array: np.ndarray) -> np.ndarray:
+    """Return the matrices of an operand: (images, heads, rows, size)."""
     images, heads = counts
     if view_shape[0] == images:
-        return given.reshape(images, view_shape[2], heads, -1).swapaxes(1, 2)
-    return given.reshape(images, heads, view_shape[2], -1)
+        return array.reshape(images, view_shape[2], heads, -1).swapaxes(1, 2)
+    return array.reshape(images, heads, view_shape[2], -1)
 
 
-def _evaluate(op: Product, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    """Sum of products of what is above the zero points, and requantisation."""
+def _evaluate(op: Product, inputs: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     operands = []
     for view, counts, zero, tensor in zip(
-        (op.a, op.b), (op.a_counts, op.b_counts), (op.a_zero, op.b_zero), given, strict=True
+        (op.a, op.b), (op.a_counts, op.b_counts), (op.a_zero, op.b_zero), inputs, strict=True
     ):
-        found = matrices(view.shape, counts, tensor.astype(np.int64)) - zero
-        found = np.broadcast_to(found, (op.counts[0], *found.shape[1:]))
-        operands.append(np.repeat(found, op.counts[1] // counts[1], axis=1))
+        heads = matrices(view.shape, counts, tensor.astype(np.int64)) - zero
+        # Operands may have one image for all, and one head for several.
+        heads = np.broadcast_to(heads, (op.counts[0], *heads.shape[1:]))
+        operands.append(np.repeat(heads, op.counts[1] // counts[1], axis=1))
     a = Value(operands[0], "nhiw" if op.a_transposed else "nhwi")
     b = Value(operands[1], "nhci" if op.transposed else "nhic")
     result = requantise(product_sum(a, b, "i"), op.scale, "", op, bits).int8()
-    beside = op.dst.shape[0] == op.counts[0]
-    return (result.swapaxes(1, 2) if beside else result).reshape(op.dst.shape)
+    heads_in_channels = op.dst.shape[0] == op.counts[0]
+    return (result.swapaxes(1, 2) if heads_in_channels else result).reshape(op.dst.shape)
 
 
 def _plan(op: Product, site: Site, choose: Chooser) -> ProductPlan | None:
@@ -77,7 +77,7 @@ def _cost(op: Product, plan: ProductPlan, target: Target) -> Cost:
     return Cost(plan.cycles, plan.traffic)
 
 
-def _unsupported(op: Product, config: Config) -> str | None:
+def _missing_feature(op: Product, config: Config) -> str | None:
     if (op.transposed and not op.a_transposed) or config.softmax:
         return None
     return (
@@ -86,4 +86,4 @@ def _unsupported(op: Product, config: Config) -> str | None:
     )
 
 
-OPERATOR = Operator(Product, _shape, _evaluate, _plan, _lower, _cost, _unsupported, looked_up=False)
+OPERATOR = Operator(Product, _shape, _evaluate, _plan, _lower, _cost, _missing_feature, allows_lookup=False)

@@ -1,4 +1,4 @@
-"""What the compiler knows of a kind of device operator, and where it finds that."""
+"""Record of a kind of device operator, and the registry of all kinds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Shape4 = tuple[int, int, int, int]
 
 
 class Cost(NamedTuple):
-    """Estimates for an operator by itself: its cycles, and those in which the bus moves its data."""
+    """Estimates for an operator that runs alone: its cycles, and the cycles in which the bus moves its data."""
 
     cycles: float
     traffic: float
 
 
-def supported(op: DeviceOp, config: Config) -> str | None:
-    """Nothing is missing in any configuration."""
+def always_supported(op: DeviceOp, config: Config) -> str | None:
+    """Default of `Operator.unsupported`: every configuration supports the operator."""
     return None
 
 
@@ -43,28 +43,29 @@ class Operator:
     kind : type
         Its dataclass in a graph.
     shape : function
-        The shape (n, h, w, c) of an operator's output by its operands; raises `IrError` if these do not fit together.
+        Return an operator's output shape (n, h, w, c), from its operands. Raises `IrError` if these do not fit
+        together.
     evaluate : function
-        The output (int8) for the contents of the sources (int8) and the width of mantissas in bits: its meaning. Of
-        results of 16 bits the planes are one behind the other along the images.
+        Return the output (int8) for the sources' contents (int8) and the mantissas' width in bits. This defines the
+        operator. Planes of 16-bit results are concatenated along the images.
     plan : function
-        The plan for a site, or None if not even the smallest part fits on chip. Convolutions are planned by the
-        function that is given.
+        Return the plan for a site, or None if not even the smallest tiling fits on chip. Convolutions are planned by
+        the function in the third argument.
     lower : function
-        The tasks of a planned operator, in sequential order.
+        Yield the tasks of a planned operator, in sequential order.
     cost : function
-        By an operator, its plan and the target.
+        Return the estimated cost of an operator with its plan, for a target.
     unsupported : function
-        What a configuration lacks for an operator, as a sentence; None if nothing.
+        Return what a configuration lacks for an operator, as a sentence; None if nothing.
     exact : bool
         Whether `evaluate` gives the device's bytes.
-    looked_up : bool
-        Whether results may pass a look-up table.
-    beside : function
-        The plan for a site in small parts, so that a convolution can run at the same time; None if none fits. None
-        for kinds that do not run so.
+    allows_lookup : bool
+        Whether results may pass through a look-up table.
+    plan_beside : function
+        Return a plan in small parts, so that a convolution can run at the same time; None if none fits. None for
+        kinds that cannot run beside a convolution.
     resident : bool
-        Whether operands and results may lie whole in the scratchpad, from one operator to another.
+        Whether operands and results may stay whole in the scratchpad between operators.
     """
 
     kind: type[DeviceOp]
@@ -73,16 +74,23 @@ class Operator:
     plan: Callable[[Any, Site, Chooser], Any]
     lower: Callable[[Any, Site, Emitter], Iterator[Task]]
     cost: Callable[[Any, Any, Target], Cost]
-    unsupported: Callable[[Any, Config], str | None] = supported
+    unsupported: Callable[[Any, Config], str | None] = always_supported
     exact: bool = True
-    looked_up: bool = True
-    beside: Callable[[Any, Site], Any] | None = None
+    allows_lookup: bool = True
+    plan_beside: Callable[[Any, Site], Any] | None = None
     resident: bool = False
 
     def verify(self, op: DeviceOp) -> None:
-        """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""
+        """Check an operator's views, ranges and dtypes.
+
+        Raises
+        ------
+        IrError
+            If they disagree.
+        """
         for view in (*op.sources, op.dst):
             n, whole = view.buffer.shape[0], zip(view.ends, view.buffer.shape, strict=True)
+            # A view is a whole buffer along the images, or one plane of 16-bit elements.
             half = 2 * view.shape[0] == n and view.image in (0, view.shape[0])
             if not (half or view.shape[0] == n) or any(end > size for end, size in whole):
                 raise IrError(
@@ -98,7 +106,7 @@ class Operator:
             raise IrError(
                 f"{op.name}: the look-up table is {op.lookup.dtype} {op.lookup.shape}, not int8 ({LOOKUP_ENTRIES},)"
             )
-        if op.lookup is not None and not self.looked_up:
+        if op.lookup is not None and not self.allows_lookup:
             raise IrError(f"{op.name}: results of this operator pass no look-up table")
         expected = self.shape(op)
         if op.dst.shape != expected:
@@ -114,5 +122,5 @@ def _operators() -> dict[type[DeviceOp], Operator]:
 
 
 def operator_of(op: DeviceOp) -> Operator:
-    """The record of an operator's kind."""
+    """Return the record of an operator's kind."""
     return _operators()[type(op)]

@@ -1,1 +1,1 @@
-"""Rewrites of the graph."""
+"""Graph passes."""

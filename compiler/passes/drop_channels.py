@@ -1,7 +1,7 @@
-"""Channels that nothing depends on are not computed: those that are always the same byte, and those nobody reads.
+"""Removal of channels that are constant, or that nothing reads.
 
-Training leaves such channels behind: filters whose weights are all zero, or that ReLU cuts off for all inputs. What a
-constant channel adds to the sums of the next convolution goes into its bias.
+Training leaves such channels behind: filters whose weights are all zero, or that ReLU cuts off for all inputs. The
+contribution of a constant channel to the next convolution's sums goes into its bias.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ from weft.hdl.isa.config import Config
 
 _LARGEST = (1 << 31) - 1
 _CHUNK = 1 << 18
-"""Weights at a time."""
+"""Weights to process at a time."""
 
 
 class Ranges(NamedTuple):
-    """The least and the greatest byte of each channel: int64 (channels,)."""
+    """Least and greatest byte of each channel: int64 (channels,)."""
 
     low: np.ndarray
     high: np.ndarray
 
     @property
     def constant(self) -> np.ndarray:
-        """Which channels hold the same byte everywhere, whatever the inputs are: bool (channels,)."""
+        """Channels that are constant for all inputs: bool (channels,)."""
         return np.asarray(self.low == self.high)
 
 
 def channel_ranges(ops: Sequence[DeviceOp], bits: int) -> dict[str, Ranges]:
-    """The ranges of buffers by name, as far as they are less than all bytes, with mantissas of so many `bits`.
+    """Return the known ranges of buffers by name, for mantissas of `bits` bits.
 
-    Of buffers that several operators write, or of which one writes a part, nothing is known.
+    Buffers that several operators write, or that an operator writes in part, are unknown.
     """
     writers = Counter(op.dst.buffer.name for op in ops)
-    found: dict[str, Ranges] = {}
+    ranges: dict[str, Ranges] = {}
     for op in ops:
-        made = _made(op, found, bits)
-        if made is not None and op.dst.contiguous and writers[op.dst.buffer.name] == 1:
-            found[op.dst.buffer.name] = made
-    return found
+        produced = _result_ranges(op, ranges, bits)
+        if produced is not None and op.dst.contiguous and writers[op.dst.buffer.name] == 1:
+            ranges[op.dst.buffer.name] = produced
+    return ranges
 
 
 def range_of(view: View, known: Mapping[str, Ranges]) -> Ranges:
-    """The ranges of the channels of a view."""
-    found, channels = known.get(view.buffer.name), view.shape[3]
-    if found is None or len(found.low) != view.buffer.shape[3]:
+    """Return the ranges of a view's channels."""
+    ranges, channels = known.get(view.buffer.name), view.shape[3]
+    if ranges is None or len(ranges.low) != view.buffer.shape[3]:
         return Ranges(np.full(channels, -128, np.int64), np.full(channels, 127, np.int64))
     part = slice(view.c, view.c + channels)
-    return Ranges(found.low[part], found.high[part])
+    return Ranges(ranges.low[part], ranges.high[part])
 
 
-def _made(op: DeviceOp, known: Mapping[str, Ranges], bits: int) -> Ranges | None:
-    """The ranges of an operator's results; None if it does not matter what it reads."""
+def _result_ranges(op: DeviceOp, known: Mapping[str, Ranges], bits: int) -> Ranges | None:
+    """Return the ranges of an operator's results; None if they do not depend on its inputs' ranges."""
     if isinstance(op, Conv):
         return _of_conv(op, range_of(op.src, known), bits)
     if isinstance(op, Add | Multiply):
@@ -80,33 +80,34 @@ def _made(op: DeviceOp, known: Mapping[str, Ranges], bits: int) -> Ranges | None
     if isinstance(op, Pool):
         return _of_pool(op, range_of(op.src, known), bits)
     if isinstance(op, Rescale | Pad):
-        given = range_of(op.src, known)
-        if isinstance(op, Rescale) and op.unchanged:
-            return given
+        source = range_of(op.src, known)
+        if isinstance(op, Rescale) and op.is_identity:
+            return source
         if isinstance(op, Pad):
-            given = Ranges(np.minimum(given.low, op.fill), np.maximum(given.high, op.fill))
-        return _requantised(op, given.low - op.x_zero, given.high - op.x_zero, op.scale, bits)
+            source = Ranges(np.minimum(source.low, op.fill), np.maximum(source.high, op.fill))
+        return _requantised_ranges(op, source.low - op.x_zero, source.high - op.x_zero, op.scale, bits)
     return None
 
 
-def _of_conv(op: Conv, given: Ranges, bits: int) -> Ranges | None:
+def _of_conv(op: Conv, source: Ranges, bits: int) -> Ranges | None:
     if op.pool is not None or op.epilogue is not None:
         return None
-    low, high = given.low - op.x_zero, given.high - op.x_zero
+    low, high = source.low - op.x_zero, source.high - op.x_zero
     if any(op.window.pad):  # a product with padding is 0
         low, high = np.minimum(low, 0), np.maximum(high, 0)
     least, most = _sums(op, low, high)
-    return _requantised(op, least, most, op.scale, bits)
+    return _requantised_ranges(op, least, most, op.scale, bits)
 
 
 def _sums(op: Conv, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest sum of products, with the bias, for inputs between two ends (channels,).
+    """Return the least and greatest sum of products, with bias, for inputs between `low` and `high` (channels,).
 
-    Both are sums of products with the middle of the ends, less and plus those of absolute values with half of what is
-    between them. float64 has these integers exactly.
+    Both are the sum for the middle of the range, minus and plus the sum of absolute weights times half the range.
+    float64 represents these integers exactly.
     """
     out, inner = len(op.weight), op.weight.shape[3]
     weight = op.weight.reshape(op.groups, out // op.groups, -1)
+    # Twice the middle and twice half the range: integers, halved at the end.
     ends = np.stack([low + high, high - low], axis=1).astype(np.float64).reshape(op.groups, inner, 2)
     ends = np.tile(ends, (1, weight.shape[2] // inner, 1))
     twice = np.empty((out, 2))
@@ -121,48 +122,51 @@ def _sums(op: Conv, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.n
     return least, most
 
 
-def _of_pool(op: Pool, given: Ranges, bits: int) -> Ranges | None:
+def _of_pool(op: Pool, source: Ranges, bits: int) -> Ranges | None:
     if op.kind == "max":
         if not _reaches(op.window):
             return None
-        return _requantised(op, given.low - op.x_zero, given.high - op.x_zero, op.scale, bits)
-    zero = given.constant & (given.low == op.x_zero)  # whatever the divisor is
+        return _requantised_ranges(op, source.low - op.x_zero, source.high - op.x_zero, op.scale, bits)
+    zero = source.constant & (source.low == op.x_zero)  # then the average is zero, whatever the divisor
     end = np.where(zero, 0, _LARGEST)
-    return _requantised(op, -end, end, op.scale, bits)
+    return _requantised_ranges(op, -end, end, op.scale, bits)
 
 
 def _reaches(window: Window) -> bool:
-    """Whether each window has an element that is not padding."""
+    """Return whether each window covers an element that is not padding."""
     inside = all(pad < kernel for pad, kernel in zip(window.pad, window.kernel * 2, strict=True))
     return not any(window.pad) or (inside and window.dilation == (1, 1))
 
 
 def _of_pair(op: Add | Multiply, a: Ranges, b: Ranges, bits: int) -> Ranges:
-    """Results of two constants, by the operator itself; others are anything in its clamp."""
+    """Return the ranges of an addition or product: exact for two constants, else the operator's clamp."""
     shape = (1, 1, 1, len(a.low))
     pixel = View(Buffer("pixel", shape), shape)
-    given = tuple(item.low.astype(np.int8).reshape(shape) for item in (a, b))
-    made = operator_of(op).evaluate(op.on(lambda _: pixel), given, bits).reshape(-1).astype(np.int64)
+    values = tuple(item.low.astype(np.int8).reshape(shape) for item in (a, b))
+    results = (
+        operator_of(op).evaluate(op.map_views(lambda _: pixel), values, bits).reshape(-1).astype(np.int64)
+    )
     fixed = a.constant & b.constant
     low, high = _ends(op)
-    return Ranges(np.where(fixed, made, low), np.where(fixed, made, high))
+    return Ranges(np.where(fixed, results, low), np.where(fixed, results, high))
 
 
 def _ends(op: DeviceOp) -> tuple[int, int]:
-    """The least and the greatest result that an operator can have at all."""
+    """Return the least and greatest result that an operator can have at all."""
     if op.lookup is None:
         return op.low, op.high
     entries = op.lookup[op.low + 128 : op.high + 129]
     return int(entries.min()), int(entries.max())
 
 
-def _requantised(
+def _requantised_ranges(
     op: DeviceOp, least: np.ndarray, most: np.ndarray, scale: np.ndarray | float, bits: int
 ) -> Ranges | None:
-    """Sums between two ends (channels,), requantised as the operator does it."""
+    """Return the ranges of sums from `least` to `most` (channels,) after the operator's requantisation."""
     if np.any(np.asarray(scale) <= 0):
         return None
     axes = "c" if np.ndim(scale) else ""
+    # Sums beyond 32 bits wrap on the device, so nothing is known about them.
     known = (least >= -_LARGEST) & (most <= _LARGEST)
     least, most = (np.where(known, end, 0) for end in (least, most))
     low, high = (requantise(Value(end, "c"), scale, axes, op, bits).array for end in (least, most))
@@ -177,49 +181,52 @@ _CHANNELWISE = (Add, Multiply, Pad, Pool, Rescale)
 _INT32 = 1 << 31
 
 Kept = Mapping[str, np.ndarray]
-"""By the names of buffers the channels that stay, in order."""
+"""Channels to keep, in order, by buffer name."""
 
 
 def drop_channels(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Channels that are the same byte for all inputs, or that no operator depends on, are left out, where fewer vectors
-    of channels are left.
+    """Remove channels that are constant or that nothing depends on, where that leaves fewer vectors of channels.
 
-    Only convolutions make and take other channels; operators between them that work on each channel by itself keep the
-    same ones.
+    Only convolutions can change channels; elementwise operators between them keep the channels of their operands.
     """
-    kept, ranges = _kept(segment.ops, planner.config)
+    kept, ranges = _channels_to_keep(segment.ops, planner.config)
     if not kept:
         return segment
-    return dataclasses.replace(segment, ops=tuple(_narrowed(op, kept, ranges) for op in segment.ops))
+    return dataclasses.replace(segment, ops=tuple(_narrow(op, kept, ranges) for op in segment.ops))
 
 
 def channels_left_out(segment: DeviceSegment, config: Config) -> tuple[int, int]:
-    """How many channels of convolutions `drop_channels` leaves out, of all that there are."""
-    kept, _ = _kept(segment.ops, config)
-    made = {op.dst.buffer.name: op.dst.shape[3] for op in segment.ops if isinstance(op, Conv)}
-    return sum(size - len(kept[name]) for name, size in made.items() if name in kept), sum(made.values())
+    """Return the number of convolution channels that `drop_channels` removes, and the total."""
+    kept, _ = _channels_to_keep(segment.ops, config)
+    sizes = {op.dst.buffer.name: op.dst.shape[3] for op in segment.ops if isinstance(op, Conv)}
+    return sum(size - len(kept[name]) for name, size in sizes.items() if name in kept), sum(sizes.values())
 
 
-def _kept(ops: Sequence[DeviceOp], config: Config) -> tuple[dict[str, np.ndarray], dict[str, Ranges]]:
-    """The channels that stay of buffers that lose some: full vectors of N, or all that are needed; and the ranges of
-    all."""
+def _channels_to_keep(
+    ops: Sequence[DeviceOp], config: Config
+) -> tuple[dict[str, np.ndarray], dict[str, Ranges]]:
+    """Return the channels to keep, for buffers that lose some, and the ranges of all buffers.
+
+    Kept channels fill whole vectors of N, or are all that are needed.
+    """
     ranges, n = channel_ranges(ops, config.mantissa_bits), config.n
     groups = _Groups(ops)
     for op in ops:
         groups.need(op, ranges)
     kept = {}
-    for name, needed in groups.needed():
+    for name, needed in groups.needed_channels():
         most = min(len(needed), -(-max(int(needed.sum()), 1) // n) * n)
         if most < len(needed):
-            order = np.argsort(~needed, kind="stable")  # those that are needed come first
+            # Fill the last vector with channels that are not needed: that costs nothing.
+            order = np.argsort(~needed, kind="stable")  # needed channels first
             kept[name] = np.sort(order[:most])
     return kept, ranges
 
 
 class _Groups:
-    """Buffers that have to keep the same channels, and which of these are needed.
+    """Union-find of buffers that must keep the same channels, with the channels that each group needs.
 
-    All views of such buffers are whole; of other buffers all channels are needed.
+    All views of such buffers are whole; other buffers need all channels.
     """
 
     def __init__(self, ops: Sequence[DeviceOp]) -> None:
@@ -234,7 +241,7 @@ class _Groups:
                 needed[:] = True
 
     def need(self, op: DeviceOp, ranges: Mapping[str, Ranges]) -> None:
-        """Note what an operator needs."""
+        """Record the channels that an operator needs."""
         if isinstance(op, Conv) and op.pool is None and op.epilogue is None:
             if op.groups == 1:
                 self._add(op.src, ~_foldable(op, range_of(op.src, ranges)))
@@ -249,8 +256,8 @@ class _Groups:
         for view in (*op.sources, op.dst):
             self._add(view, np.ones(view.shape[3], bool))
 
-    def needed(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Names of buffers, and which of their channels are needed."""
+    def needed_channels(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield buffer names and their needed channels."""
         for name in self._parent:
             yield name, self._needed[self._root(name)]
 
@@ -278,26 +285,29 @@ class _Groups:
         self._needed[a] |= self._needed.pop(b)
 
 
-def _folded(op: Conv, given: Ranges, gone: np.ndarray) -> np.ndarray:
-    """What channels that are `gone` (channels,) add to each sum of a convolution, unless nothing: int64 (outputs,)."""
-    some = gone & given.constant
-    values = (given.low - op.x_zero)[some]
+def _folded_bias(op: Conv, source: Ranges, gone: np.ndarray) -> np.ndarray:
+    """Return the contribution of the removed channels `gone` (channels,) to each sum of a convolution: int64
+    (outputs,)."""
+    # Removed channels that are not constant have zero weights.
+    some = gone & source.constant
+    values = (source.low - op.x_zero)[some]
     return np.asarray((op.weight[..., some].sum(axis=(1, 2), dtype=np.int64) * values).sum(axis=1))
 
 
-def _foldable(op: Conv, given: Ranges) -> np.ndarray:
-    """Which channels a convolution can do without: bool (channels,).
+def _foldable(op: Conv, source: Ranges) -> np.ndarray:
+    """Return the input channels that a convolution can do without: bool (channels,).
 
-    Constants add the same to all sums, unless a part of them reads padding, which adds nothing.
+    A constant channel adds the same to all sums, unless some windows read padding, which adds nothing.
     """
-    same = given.constant & ((given.low == op.x_zero) | (not any(op.window.pad)))
-    found = same | ~op.weight.any(axis=(0, 1, 2))
-    fits = (np.abs(op.bias + _folded(op, given, found)) < _INT32).all()
-    return np.asarray(found if bool(fits) else np.zeros_like(found))
+    # A constant that equals the padding adds nothing anywhere.
+    same = source.constant & ((source.low == op.x_zero) | (not any(op.window.pad)))
+    removable = same | ~op.weight.any(axis=(0, 1, 2))
+    fits = (np.abs(op.bias + _folded_bias(op, source, removable)) < _INT32).all()
+    return np.asarray(removable if bool(fits) else np.zeros_like(removable))
 
 
-def _narrowed(op: DeviceOp, kept: Kept, ranges: Mapping[str, Ranges]) -> DeviceOp:
-    """An operator on buffers with the channels that stay."""
+def _narrow(op: DeviceOp, kept: Kept, ranges: Mapping[str, Ranges]) -> DeviceOp:
+    """Return an operator on buffers with fewer channels."""
 
     def view_of(view: View) -> View:
         if view.buffer.name not in kept:
@@ -307,17 +317,19 @@ def _narrowed(op: DeviceOp, kept: Kept, ranges: Mapping[str, Ranges]) -> DeviceO
         return dataclasses.replace(view, shape=shape, buffer=dataclasses.replace(view.buffer, shape=whole))
 
     if isinstance(op, Conv):
-        op = _fewer(op, kept.get(op.src.buffer.name), kept.get(op.dst.buffer.name), range_of(op.src, ranges))
-    return op.on(view_of)
+        op = _select_channels(
+            op, kept.get(op.src.buffer.name), kept.get(op.dst.buffer.name), range_of(op.src, ranges)
+        )
+    return op.map_views(view_of)
 
 
-def _fewer(op: Conv, inputs: np.ndarray | None, outputs: np.ndarray | None, given: Ranges) -> Conv:
-    """The weights of a convolution with fewer inputs or outputs."""
+def _select_channels(op: Conv, inputs: np.ndarray | None, outputs: np.ndarray | None, source: Ranges) -> Conv:
+    """Return a convolution with fewer input or output channels."""
     weight, bias, scale, groups = op.weight, op.bias, op.scale, op.groups
     if inputs is not None and groups == 1:
         gone = np.ones(weight.shape[3], bool)
         gone[inputs] = False
-        bias = (bias + _folded(op, given, gone)).astype(np.int32)
+        bias = (bias + _folded_bias(op, source, gone)).astype(np.int32)
         weight = weight[..., inputs]
     if outputs is not None:
         weight, bias, scale = weight[outputs], bias[outputs], scale[outputs]

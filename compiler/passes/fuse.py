@@ -1,4 +1,4 @@
-"""Sums, products and requantisations of a convolution's result become its epilogue: the result stays on chip."""
+"""Operator fusion: epilogues, look-up tables, padding and pooling become part of the operator next to them."""
 
 from __future__ import annotations
 
@@ -28,163 +28,166 @@ from weft.compiler.planner import Planner
 
 
 def keeps_fitting(op: DeviceOp, changed: DeviceOp, planner: Planner) -> bool:
-    """Whether an operator that takes on the work of another still fits on chip, if it did before."""
+    """Return whether an operator with additional work fits on chip, or did not fit before either."""
     return fits(changed, planner) or not fits(op, planner)
 
 
 def fused_or_apart(
     fused: DeviceOp, first: DeviceOp, second: DeviceOp, planner: Planner, *, traffic: bool
 ) -> tuple[DeviceOp, ...]:
-    """`fused` if it has a plan and takes no longer, by estimate, than `first` and `second` after it, or if one of these
-    has no plan. Else these two: a later pass may split an operator that does not fit.
+    """Return `fused` if it is at most as slow as `first` and `second`, by estimate, or if these have no plan; else
+    these two.
 
-    With `traffic` it must not move more data either: a second operand on chip may cost weights their place.
+    A later pass may split an operator that does not fit. With `traffic` the fused operator must not move more data
+    either: a second operand on chip may displace weights.
     """
     one, *apart = (planner.cost(op) for op in (fused, first, second))
-    before, behind = apart
+    before, after = apart
     if one is None:
         return first, second
-    if before is None or behind is None:
+    if before is None or after is None:
         return (fused,)
-    if one.cycles > before.cycles + behind.cycles:
+    if one.cycles > before.cycles + after.cycles:
         return first, second
-    return (first, second) if traffic and one.traffic > before.traffic + behind.traffic else (fused,)
+    return (first, second) if traffic and one.traffic > before.traffic + after.traffic else (fused,)
 
 
 def fuse_epilogue(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Sums, products and requantisations become part of a convolution before them, where that takes no longer and
-    moves no more data, or where memory is short.
+    """Fuse additions, products and requantisations into the preceding convolution as its epilogue.
 
-    Nobody else may read the convolution's result; of two convolutions it is the later one. Where they stay apart, one
-    follows the other.
+    That happens where it is no slower and moves no more data, or where memory is short. The convolution's result must
+    have no other reader; of two convolutions the later one takes the epilogue. Unfused operators follow their
+    convolution directly.
     """
     reads = readers(segment.ops)
     writers = Counter(op.dst.buffer.name for op in segment.ops)
     convs = {op.dst.buffer.name: (index, op) for index, op in enumerate(segment.ops) if isinstance(op, Conv)}
-    made: list[tuple[DeviceOp, ...]] = [(op,) for op in segment.ops]
+    replacements: list[tuple[DeviceOp, ...]] = [(op,) for op in segment.ops]
     for index, op in enumerate(segment.ops):
         if not isinstance(op, Add | Multiply | Rescale):
             continue
         names = [view.buffer.name for view in op.sources]
-        found = [convs[name] for name in names if name in convs and reads[name] == writers[name] == 1]
-        fusible = [(at, conv) for at, conv in found if _fusible(conv, op)]
+        producers = [convs[name] for name in names if name in convs and reads[name] == writers[name] == 1]
+        fusible = [(at, conv) for at, conv in producers if _can_fuse(conv, op)]
         if fusible:
             at, conv = max(fusible, key=lambda item: item[0])
-            made[at], made[index] = (), _joined(conv, op, planner)
+            replacements[at], replacements[index] = (), _fuse(conv, op, planner)
             continue
         for view in op.sources:
             if reads[view.buffer.name] > 1:
                 continue
             parts = {at: segment.ops[at] for at in segment.index.writers.get(view.buffer.name, ())}
             joined = _in_parts([*parts.values()], view, op, planner)
-            if joined and all(made[at] == (item,) for at, item in parts.items()):
+            if joined and all(replacements[at] == (item,) for at, item in parts.items()):
                 for at in parts:
-                    made[at] = ()
-                made[index] = joined
+                    replacements[at] = ()
+                replacements[index] = joined
                 break
-    return dataclasses.replace(segment, ops=tuple(op for part in made for op in part))
+    return dataclasses.replace(segment, ops=tuple(op for part in replacements for op in part))
 
 
 _Epilogue = Add | Multiply | Rescale
 
 
-def _joined(conv: Conv, op: _Epilogue, planner: Planner) -> tuple[DeviceOp, ...]:
-    """Both as one operator or as two; the convolution's result is the first operand."""
+def _fuse(conv: Conv, op: _Epilogue, planner: Planner) -> tuple[DeviceOp, ...]:
+    """Return convolution and epilogue as one operator or as two; the convolution's result is the epilogue's first
+    operand."""
     op = _own_first(op, conv.dst.buffer.name)
     fused = dataclasses.replace(conv, name=f"{conv.name}+{op.name}", dst=op.dst, epilogue=op)
     if planner.tight and planner.plan(fused) is not None:
-        return (fused,)  # the convolution's own result takes no memory
+        return (fused,)  # the convolution's own result then needs no memory
     return fused_or_apart(fused, conv, op, planner, traffic=True)
 
 
 def _own_first(op: _Epilogue, name: str) -> _Epilogue:
-    """The same with buffer `name` as its first operand."""
+    """Return the operator with buffer `name` as its first operand."""
     if isinstance(op, Rescale) or op.a.buffer.name == name:
         return op
+    # Multiplication is commutative; an addition also swaps its scales.
     scales = {"a_scale": op.b_scale, "b_scale": op.a_scale} if isinstance(op, Add) else {}
     return op.replace(a=op.b, b=op.a, a_zero=op.b_zero, b_zero=op.a_zero, **scales)
 
 
 def _in_parts(convs: list[DeviceOp], own: View, op: _Epilogue, planner: Planner) -> tuple[DeviceOp, ...]:
-    """Convolutions that write `own` in parts, as those of ConvTranspose do, each with its part of an operator behind
-    them; none if they are better apart.
+    """Fuse parts of an operator into the convolutions that write parts of its operand `own`, as in ConvTranspose.
+
+    Returns no operators if fusion is not possible or slower.
     """
     views = {*op.sources, op.dst}
     alike = own.contiguous and len({(view.shape, view.buffer.shape, view.step) for view in views}) == 1
     if (
         not alike
         or len(convs) < 2
-        or not all(isinstance(conv, Conv) and _fusible_part(conv, op) for conv in convs)
+        or not all(isinstance(conv, Conv) and _can_fuse_part(conv, op) for conv in convs)
     ):
         return ()
     if isinstance(op, Add) and op.b_scale < 0 and op.a != own:
         return ()
-    op, made = _own_first(op, own.buffer.name), list[DeviceOp]()
+    op, parts = _own_first(op, own.buffer.name), list[DeviceOp]()
     for index, conv in enumerate(convs):
         box = conv.dst
         place = View(
             dataclasses.replace(own.buffer, name=f"{own.buffer.name}/{index}", shape=box.shape), box.shape
         )
-        part = op.on(
+        part = op.map_views(
             lambda view, box=box, place=place: (  # type: ignore[misc]
-                # Parts may be written in another shape of the buffer than it is read in.
+                # The buffer's writers may use another shape of it than its readers.
                 place
                 if view == own
                 else dataclasses.replace(box, buffer=dataclasses.replace(view.buffer, shape=box.buffer.shape))
             )
         ).replace(name=f"{op.name}.{index}")
-        made.append(conv.replace(name=f"{conv.name}+{op.name}", dst=part.dst, epilogue=part))
-    joined, apart = ([planner.cost(item) for item in items] for items in (made, [*convs, op]))
+        parts.append(conv.replace(name=f"{conv.name}+{op.name}", dst=part.dst, epilogue=part))
+    joined, apart = ([planner.cost(item) for item in items] for items in (parts, [*convs, op]))
     if None in joined or None in apart:
         return ()
     slower = any(
         sum(cost[at] for cost in joined if cost) > sum(cost[at] for cost in apart if cost) for at in range(2)
     )
-    return () if slower else tuple(made)
+    return () if slower else tuple(parts)
 
 
-def _fusible_part(conv: Conv, op: _Epilogue) -> bool:
+def _can_fuse_part(conv: Conv, op: _Epilogue) -> bool:
     apart = op.dst.buffer.name not in {view.buffer.name for view in (conv.src, *op.sources)}
     return conv.epilogue is None and conv.dst.buffer.kind == "temp" and apart
 
 
-def _fusible(conv: Conv, op: _Epilogue) -> bool:
+def _can_fuse(conv: Conv, op: _Epilogue) -> bool:
     whole = conv.dst.contiguous and View(conv.dst.buffer, conv.dst.shape) in op.sources
-    # A convolution must not write into a buffer that it reads, which the other operators may.
+    # A convolution must not write into a buffer that it reads; other operators may.
     apart = op.dst.buffer.name not in {view.buffer.name for view in (conv.src, *op.sources)}
     if len({view.shape for view in op.sources}) > 1:
-        return False  # one image, row or column for all
+        return False  # an operand that broadcasts
     if isinstance(op, Add) and op.b_scale < 0 and op.a.buffer.name != conv.dst.buffer.name:
         return False  # only the second operand can be subtracted
     return conv.epilogue is None and conv.dst.buffer.kind == "temp" and whole and apart
 
 
 BYTES = np.arange(-128, 128, dtype=np.int8)
-"""What a look-up table has entries for, in order."""
+"""Inputs of a look-up table's entries, in order."""
 
 
-def composed(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
-    """One look-up table for two, the second of which takes results of the first."""
+def compose_tables(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    """Return one look-up table for `first`, then `second`."""
     if first is None or second is None:
         return second if first is None else first
     return second[first.astype(np.int64) + 128]
 
 
-def rising(lookup: np.ndarray) -> bool:
-    """Whether a table never falls, so that the maximum of what it gives is what it gives for the maximum."""
+def is_monotonic(lookup: np.ndarray) -> bool:
+    """Return whether a table is monotonic, so that it commutes with the maximum."""
     return bool((lookup[1:] >= lookup[:-1]).all())
 
 
 def table_of(op: Rescale, bits: int) -> np.ndarray:
-    """What a requantisation makes of all bytes, int8 (256,), with mantissas of so many `bits`."""
+    """Return a requantisation as a table of all bytes, int8 (256,), for mantissas of `bits` bits."""
     return operator_of(op).evaluate(_on_bytes(op), (BYTES.reshape(1, 1, 1, -1),), bits).reshape(-1)
 
 
 def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Requantisations, and functions of single values, become a look-up table of the operators before them, where that
-    takes no longer.
+    """Fuse requantisations and functions of single values into the preceding operators, as look-up tables.
 
-    Nobody else may read what these make.
+    That happens where it is no slower and the preceding results have no other reader.
     """
     if not planner.config.lookup_tables:
         return segment
@@ -195,11 +198,9 @@ def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         writers = written.get(op.sources[0].buffer.name, [])
         joined: list[DeviceOp | None] = [None]
         if isinstance(op, Rescale) and all(
-            _fuse_lookup_fusible(ops[at], op, reads[op.src.buffer.name]) for at in writers
+            _can_fuse_table(ops[at], op, reads[op.src.buffer.name]) for at in writers
         ):
-            joined = [
-                _fuse_lookup_joined(ops[at], op, planner, alone=len(writers) == 1) for at in writers
-            ] or [None]
+            joined = [_fuse_table(ops[at], op, planner, alone=len(writers) == 1) for at in writers] or [None]
         name = op.dst.buffer.name
         if None in joined:
             written.setdefault(name, []).append(len(ops))
@@ -208,58 +209,60 @@ def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         for at, fused in zip(writers, joined, strict=True):
             assert fused is not None
             ops[at] = fused
+        # The writers now write the requantised buffer.
         del written[op.sources[0].buffer.name]
         written[name] = sorted((*written.get(name, ()), *writers))
     return dataclasses.replace(segment, ops=tuple(ops))
 
 
-def _fuse_lookup_joined(before: DeviceOp, op: Rescale, planner: Planner, *, alone: bool) -> DeviceOp | None:
-    """Both as one operator, which writes what it did before; None if they are better apart.
+def _fuse_table(before: DeviceOp, op: Rescale, planner: Planner, *, alone: bool) -> DeviceOp | None:
+    """Return both as one operator, or None if they are better apart.
 
-    Several that write parts of a buffer each have the table: that is never slower than to read all of it again.
+    Several writers of parts of a buffer each get the table: that is never slower than reading the buffer again.
     """
     name, dst = f"{before.name}+{op.name}", dataclasses.replace(before.dst, buffer=op.dst.buffer)
-    if before.lookup is None and op.lookup is None and op.keeps:
+    if before.lookup is None and op.lookup is None and op.keeps_values:
+        # A requantisation that keeps values is only a clamp.
         low, high = max(before.low, op.low), min(before.high, op.high)
         if low <= high:  # nothing but a clamp
             return before.replace(name=name, dst=dst, low=low, high=high)
     table = table_of(op, planner.config.mantissa_bits)
-    fused = before.replace(name=name, dst=dst, lookup=composed(before.lookup, table))
+    fused = before.replace(name=name, dst=dst, lookup=compose_tables(before.lookup, table))
     if not alone:
         return fused if planner.plan(fused) is not None else None
     return fused if fused_or_apart(fused, before, op, planner, traffic=False) == (fused,) else None
 
 
 def _on_bytes(op: Rescale) -> Rescale:
-    """The same of an image of all bytes."""
+    """Return the operator on an image of all bytes."""
     view = dataclasses.replace(op.src, shape=(1, 1, 1, BYTES.size))
     return op.replace(src=view, dst=view)
 
 
-def _fuse_lookup_fusible(before: DeviceOp, op: Rescale, reads: int) -> bool:
-    if op.unchanged:
-        return False  # a copy, which `write_views` or `read_views` takes away
+def _can_fuse_table(before: DeviceOp, op: Rescale, reads: int) -> bool:
+    if op.is_identity:
+        return False  # a copy, which `write_views` or `read_views` removes
     same = op.src.buffer == before.dst.buffer and op.dst.contiguous and op.dst.shape == op.src.shape
     whole = op.src.contiguous and same and before.dst.buffer.kind == "temp"
     apart = op.dst.buffer.name not in {view.buffer.name for view in before.sources}
     alone = getattr(before, "epilogue", None) is None
-    return operator_of(before).looked_up and whole and apart and alone and reads == 1
+    return operator_of(before).allows_lookup and whole and apart and alone and reads == 1
 
 
 def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Padding becomes that of the convolutions and pools behind it, if nobody else reads what is padded."""
+    """Fuse padding into the convolutions and pools that read it, if all readers can take it."""
     ops: dict[int, DeviceOp] = dict(enumerate(segment.ops))
     readers = {name: {at for at, _ in reads} for name, reads in segment.index.reads.items()}
     for at, pad in enumerate(segment.ops):
-        if not isinstance(pad, Pad) or not _plain(pad):
+        if not isinstance(pad, Pad) or not _copies_unchanged(pad):
             continue
-        found = {place: _padded(pad, ops[place]) for place in readers.get(pad.dst.buffer.name, ())}
+        padded = {place: _with_padding(pad, ops[place]) for place in readers.get(pad.dst.buffer.name, ())}
         joined = {
             place: op
-            for place, op in found.items()
+            for place, op in padded.items()
             if op is not None and keeps_fitting(ops[place], op, planner)
         }
-        if found and len(joined) == len(found):
+        if padded and len(joined) == len(padded):
             ops |= joined
             readers.setdefault(pad.src.buffer.name, set()).update(joined)
             readers[pad.src.buffer.name].discard(at)
@@ -267,13 +270,13 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     return dataclasses.replace(segment, ops=tuple(ops.values()))
 
 
-def _plain(pad: Pad) -> bool:
-    """Whether it changes no byte of what it pads, in a temporary of its own."""
-    return pad.unchanged and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
+def _copies_unchanged(pad: Pad) -> bool:
+    """Return whether padding copies its input unchanged, into a temporary of its own."""
+    return pad.is_identity and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
 
 
-def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:
-    """An operator that reads what is padded, with the padding as its own; None if that is not the same."""
+def _with_padding(pad: Pad, op: DeviceOp) -> DeviceOp | None:
+    """Return the reader of padding with the padding as its own; None if that changes results."""
     if not isinstance(op, Conv | Pool) or op.src != pad.dst or len(op.sources) > 1:
         return None
     (a, b, c, d), (e, f, g, h) = op.window.pad, pad.window.pad
@@ -281,8 +284,13 @@ def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:
     if isinstance(op, Conv):
         return op.replace(src=pad.src, window=window) if pad.fill == op.x_zero else None
     if op.kind == "max":
-        # The least byte is never above another: to leave it out is the same.
-        return op.replace(src=pad.src, window=window) if pad.fill == -128 and _filled(pad, window) else None
+        # Padding with the least byte never changes a maximum.
+        return (
+            op.replace(src=pad.src, window=window)
+            if pad.fill == -128 and _windows_touch_input(pad, window)
+            else None
+        )
+    # The fused average counts padding, so the pool's own padding must be counted as well, or absent.
     counted = op.include_pad or not any(op.window.pad)
     return (
         op.replace(src=pad.src, window=window, include_pad=True)
@@ -291,53 +299,62 @@ def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:
     )
 
 
-def _filled(pad: Pad, window: Window) -> bool:
-    """Whether every window holds an element of the input."""
+def _windows_touch_input(pad: Pad, window: Window) -> bool:
+    """Return whether every window covers an element of the input."""
     _, h, w, _ = pad.src.shape
     return all(
-        Axis(size, count, window.kernel[axis], window.stride[axis], window.dilation[axis], window.pad[axis],
-             window.pad[axis + 2]).inside().all()
+        Axis(
+            size,
+            count,
+            window.kernel[axis],
+            window.stride[axis],
+            window.dilation[axis],
+            window.pad[axis],
+            window.pad[axis + 2],
+        )
+        .count_inside()
+        .all()
         for axis, (size, count) in enumerate(zip((h, w), window.output(h, w), strict=True))
-    )  # fmt: skip
-
-
-def fuse_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Max pooling becomes part of the convolution before it, where that takes no longer.
-
-    Nobody else may read the convolution's result. Where they stay apart, one follows the other.
-    """
-    reads = readers(segment.ops)
-    writers = {op.dst.buffer.name: op for op in segment.ops}
-    made: dict[int, tuple[DeviceOp, ...]] = {}
-    for op in segment.ops:
-        conv = writers.get(op.src.buffer.name) if isinstance(op, Pool) else None
-        if isinstance(conv, Conv) and isinstance(op, Pool) and _fuse_pool_fusible(conv, op, reads):
-            made |= {id(conv): _fuse_pool_joined(conv, op, planner), id(op): ()}
-    return dataclasses.replace(
-        segment, ops=tuple(part for op in segment.ops for part in made.get(id(op), (op,)))
     )
 
 
-def _fuse_pool_joined(conv: Conv, pool: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
-    """Both as one operator or, with the same clamp and a buffer between them, as two."""
+def fuse_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Fuse max pooling into the preceding convolution, where that is no slower.
+
+    The convolution's result must have no other reader. An unfused pool follows its convolution directly.
+    """
+    reads = readers(segment.ops)
+    writers = {op.dst.buffer.name: op for op in segment.ops}
+    replacements: dict[int, tuple[DeviceOp, ...]] = {}
+    for op in segment.ops:
+        conv = writers.get(op.src.buffer.name) if isinstance(op, Pool) else None
+        if isinstance(conv, Conv) and isinstance(op, Pool) and _can_fuse_pool(conv, op, reads):
+            replacements |= {id(conv): _fuse_conv_pool(conv, op, planner), id(op): ()}
+    return dataclasses.replace(
+        segment, ops=tuple(part for op in segment.ops for part in replacements.get(id(op), (op,)))
+    )
+
+
+def _fuse_conv_pool(conv: Conv, pool: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
+    """Return both as one operator, or as two with a buffer between them and the combined clamp."""
     name, low, high = f"{conv.name}+{pool.name}", max(conv.low, pool.low), min(conv.high, pool.high)
     between = View(dataclasses.replace(conv.dst.buffer, name=f"{name}/unpooled"), conv.dst.shape)
     alone = dataclasses.replace(conv, name=name, dst=between, low=low, high=high)
     fused = dataclasses.replace(
-        alone, dst=pool.dst, pool=pool.window, lookup=composed(conv.lookup, pool.lookup)
+        alone, dst=pool.dst, pool=pool.window, lookup=compose_tables(conv.lookup, pool.lookup)
     )
-    behind = dataclasses.replace(pool, name=f"{name}/pool", src=between, low=low, high=high)
-    return fused_or_apart(fused, alone, behind, planner, traffic=False)
+    after = dataclasses.replace(pool, name=f"{name}/pool", src=between, low=low, high=high)
+    return fused_or_apart(fused, alone, after, planner, traffic=False)
 
 
-def _fuse_pool_fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
+def _can_fuse_pool(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
     if conv.pool is not None or conv.epilogue is not None:
         return False
     if pool.kind != "max" or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
         return False
     if max(conv.low, pool.low) > min(conv.high, pool.high):
         return False
-    if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not rising(conv.lookup)):
+    if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not is_monotonic(conv.lookup)):
         return False
     if is_far(pool.window, 0) or is_far(pool.window, 1):
         return False

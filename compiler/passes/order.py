@@ -1,7 +1,7 @@
-"""Where operators of the vector unit come: next to convolutions that need nothing of them, and run beside them.
+"""Order of operators: reorder branches and vector-unit operators, and assign plans.
 
-What an operator may pass is told by buffers, and whether it is worth it by estimates of a part of the segment, as the
-later passes make it: with results that stay on chip, and with all that runs at the same time.
+Buffers determine which operators may pass each other. Estimates of a part of the segment, after the later passes
+(residency, overlap), determine whether that is worthwhile.
 """
 
 from __future__ import annotations
@@ -14,60 +14,68 @@ from math import prod
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Region
-from weft.compiler.ir.views import overlapping
+from weft.compiler.ir.views import may_overlap
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.fuse import fuse_epilogue
-from weft.compiler.passes.groups import Groups, halves, linked, partner, vector_cycles
+from weft.compiler.passes.groups import Groups, are_split_pool, can_run_beside, is_dependent, vector_cycles
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
-from weft.compiler.passes.rows import best
+from weft.compiler.passes.rows import best_disjoint
 from weft.compiler.passes.trial import part_of
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
 
 _ORDER_BRANCHES_AROUND = 2
-"""Operators before and behind that are looked at: whether results stay on chip depends on the neighbours."""
+"""Operators before and after to include in estimates: whether results stay on chip depends on neighbours."""
 _GAIN = 0.98
-"""Share of the cycles at which it is done."""
+"""Most cycles of the new order, as a fraction of the old order's."""
 _ORDER_BRANCHES_MOST = 40
-"""Operators that may lie between two convolutions and their sum."""
+"""Most operators between two convolutions and their sum."""
 
 
 def order_branches(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Of two convolutions whose results meet in a sum or product, the first moves behind the second where that is
-    quicker.
+    """Move the first of two convolutions whose results meet in a sum or product after the second, where that is faster.
 
-    That is by estimate, of these operators and their neighbours, once epilogues are fused and results stay on chip.
+    Estimates are of these operators and their neighbours, with epilogues fused and results on chip.
     """
     ops = list(segment.ops)
-    for at, joint in enumerate(segment.ops):  # all that moves stays ahead of the operator at which it meets
-        found = _moved(ops, at) if isinstance(joint, Add | Multiply) else None
-        if found is None:
+    for at, joint in enumerate(segment.ops):  # all that moves stays before the joint
+        move = _move_first_conv(ops, at) if isinstance(joint, Add | Multiply) else None
+        if move is None:
             continue
-        first, other = found
-        ahead, behind = (
+        first, other = move
+        preceding, following = (
             ops[max(first - _ORDER_BRANCHES_AROUND, 0) : first],
             ops[at : at + 1 + _ORDER_BRANCHES_AROUND],
         )
-        before, after = (_cost([*ahead, *part, *behind], segment, planner) for part in (ops[first:at], other))
+        before, after = (
+            _cost([*preceding, *part, *following], segment, planner) for part in (ops[first:at], other)
+        )
         if before is not None and after is not None and after < _GAIN * before:
             ops[first:at] = other
     return dataclasses.replace(segment, ops=tuple(ops))
 
 
-def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | None:
-    """The place of the earlier of two convolutions that operator `at` reads, and all from there to `at` with that one
-    last; None if there are none, or it has to stay."""
+def _move_first_conv(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | None:
+    """Return the index of the earlier convolution that operator `at` reads, and the operators up to `at` with it
+    moved last.
+
+    None if there are not two convolutions, or if it must stay.
+    """
     names = [view.buffer.name for view in ops[at].sources]
-    found = [
+    producers = [
         index for index in range(max(at - _ORDER_BRANCHES_MOST, 0), at) if ops[index].dst.buffer.name in names
     ]
-    if len(set(names)) < 2 or len(found) != 2 or not all(isinstance(ops[index], Conv) for index in found):
+    if (
+        len(set(names)) < 2
+        or len(producers) != 2
+        or not all(isinstance(ops[index], Conv) for index in producers)
+    ):
         return None
-    first, moving = found[0], ops[found[0]]
+    first, moving = producers[0], ops[producers[0]]
     touched = {view.buffer.name for view in (*moving.sources, moving.dst)}
     between = ops[first + 1 : at]
-    # What it reads must not be written, and its result not be touched, by those that it passes.
+    # The operators that it passes must not write what it reads, nor touch its result.
     reads = {view.buffer.name for op in between for view in op.sources}
     if moving.dst.buffer.name in reads or any(op.dst.buffer.name in touched for op in between):
         return None
@@ -75,27 +83,28 @@ def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | Non
 
 
 def _cost(ops: Sequence[DeviceOp], segment: DeviceSegment, planner: Planner) -> float | None:
-    """Cycles of some operators by estimate, as the later passes make them; None if one cannot be planned."""
+    """Return the estimated cycles of some operators after the later passes; None if one cannot be planned."""
+    # Trial of the passes that follow: an epilogue or residency can reverse the gain.
     trial = fuse_epilogue(part_of(ops, segment), planner)
     trial = keep_resident(trial, planner)
-    found = cost_of(trial, range(len(trial.ops)), planner)
-    return None if found is None else found.cycles
+    cost = cost_of(trial, range(len(trial.ops)), planner)
+    return None if cost is None else cost.cycles
 
 
 def choose_plans(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Every operator gets the plan by which it is lowered.
+    """Assign every operator the plan by which it is lowered.
 
     Raises
     ------
     CompileError
-        If the configuration lacks a unit for an operator, or an operator cannot be cut small enough for its memories.
+        If the configuration lacks a unit for an operator, or an operator cannot be tiled for its memories.
     """
     regions = segment.regions or (None,) * len(segment.ops)
-    ops = (_planned(op, segment, planner, region) for op, region in zip(segment.ops, regions, strict=True))
+    ops = (_with_plan(op, segment, planner, region) for op, region in zip(segment.ops, regions, strict=True))
     return dataclasses.replace(segment, ops=tuple(ops))
 
 
-def _planned(op: DeviceOp, segment: DeviceSegment, planner: Planner, region: Region | None) -> DeviceOp:
+def _with_plan(op: DeviceOp, segment: DeviceSegment, planner: Planner, region: Region | None) -> DeviceOp:
     unsupported = operator_of(op).unsupported(op, planner.config)
     if op.lookup is not None and not planner.config.lookup_tables:
         unsupported = "this configuration has no look-up tables; set 'lookup_tables' to 1, 2, 4 or 8"
@@ -116,59 +125,60 @@ def _too_large(op: DeviceOp, config: Config) -> str:
 
 
 _AROUND = 1
-"""Operators before and behind that are looked at: whether results stay on chip depends on the neighbours."""
+"""Operators before and after to include in estimates: whether results stay on chip depends on neighbours."""
 _MOST = 12
-"""Operators that one passes at most."""
+"""Most operators that an operator may pass."""
 _TRIED = 2
-"""Places that are tried for an operator."""
+"""Positions to try for an operator."""
 _SHARE = 0.3
-"""Of an operator's cycles so many must be saved, and that many of a convolution's array be idle otherwise."""
+"""Least fraction of an operator's cycles that must be saved, and that a convolution must have idle in the vector
+unit."""
 
 
 def order_beside(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Operators of the vector unit move next to convolutions that they can run beside where that is quicker.
+    """Move vector-unit operators next to convolutions that they can run beside, where that is faster.
 
-    That is by estimate, of these operators and their neighbours, once results stay on chip.
+    Estimates are of these operators and their neighbours, with results on chip.
     """
     if planner.target.sequential:
         return segment
     order = _Order(segment, planner)
     for op in segment.ops:
-        if partner(op, planner):
+        if can_run_beside(op, planner):
             order.place(op)
     return dataclasses.replace(segment, ops=tuple(order.ops))
 
 
 class _Part(NamedTuple):
-    """Another order of the operators from place `start` on."""
+    """Another order of the operators from index `start` on."""
 
     start: int
     ops: list[DeviceOp]
 
 
 class _Order:
-    """Operators in an order that is changed step by step."""
+    """Operators in an order that changes step by step."""
 
     def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
         self.segment, self.planner = segment, planner
         self.ops = list(segment.ops)
         self.places = {op: at for at, op in enumerate(self.ops)}
-        self.taken: Counter[str] = Counter()
-        """Of convolutions what others take the vector unit meanwhile."""
+        self.taken: Counter[str] = Counter()  # vector cycles of operators placed beside each convolution
 
     def place(self, op: DeviceOp) -> None:
-        """Move an operator, or a convolution to it, if that is worth it."""
+        """Move an operator next to a convolution, or a convolution to it, if that is worthwhile."""
         at = self.places[op]
         block = range(at, at + 1)
-        if at and _halved(self.ops[at - 1], op):
-            return  # it went with the first half
-        if at + 1 < len(self.ops) and _halved(op, self.ops[at + 1]):
+        if at and _are_one_pool(self.ops[at - 1], op):
+            return  # it moved with its first half
+        if at + 1 < len(self.ops) and _are_one_pool(op, self.ops[at + 1]):
             block = range(at, at + 2)
         if not any(isinstance(self.ops[index], Conv) for index in self._around(block)):
             return
         work = sum(self._cycles(self.ops[index]) for index in block)
-        # An operator without a plan has no work; it is refused later.
+        # An operator without a plan has no work; `choose_plans` rejects it.
         beside = (index for index in (block.start - 1, block.stop) if 0 <= index < len(self.ops))
+        # A neighbouring convolution with enough idle time needs no move.
         near = [index for index in beside if self._idle(index) >= work]
         if near:
             self.taken[self.ops[near[0]].name] += round(work)
@@ -182,14 +192,15 @@ class _Order:
                 return
 
     def _cycles(self, op: DeviceOp) -> float:
-        """Of an operator of the vector unit by itself; none if it cannot be planned."""
+        """Return the cycles of a vector-unit operator that runs alone; 0 if it cannot be planned."""
         if isinstance(op, Conv):
             return vector_cycles(op, self.planner)
         cost = self.planner.cost(op)
         return 0.0 if cost is None else cost.cycles
 
     def _idle(self, index: int) -> float:
-        """Cycles, about, in which the vector unit is idle while a convolution runs; 0 for other operators."""
+        """Return the approximate cycles for which the vector unit is idle during a convolution; 0 for other
+        operators."""
         op = self.ops[index] if 0 <= index < len(self.ops) else None
         if not isinstance(op, Conv) or op.groups > 1:
             return 0.0
@@ -199,65 +210,72 @@ class _Order:
         return array - vector_cycles(op, self.planner) - self.taken[op.name]
 
     def _around(self, block: range) -> range:
-        """The places that some operators may move to, and their own."""
+        """Return the positions that operators may move to, their own included."""
         return range(max(0, block.start - _MOST), min(len(self.ops), block.stop + _MOST))
 
     def _orders(self, block: range, work: float) -> Iterator[tuple[Conv, _Part]]:
-        """Orders with some operators next to a convolution, those first that promise most."""
+        """Yield orders with some operators next to a convolution, most promising first."""
         convs = [at for at in self._around(block) if at not in block and isinstance(self.ops[at], Conv)]
         idle = {index: self._idle(index) for index in convs}
         wanted = [index for index in idle if idle[index] > _SHARE * work]
         for index in sorted(wanted, key=lambda at: (-min(idle[at], work), abs(at - block.start))):
             conv = self.ops[index]
             assert isinstance(conv, Conv)
-            if any(linked(conv, self.ops[other]) for other in block):
+            if any(is_dependent(conv, self.ops[other]) for other in block):
                 continue
             order = next(filter(None, self._moves(block, index)), None)
             if order is not None:
                 yield conv, order
 
     def _moves(self, block: range, conv: int) -> Iterator[_Part | None]:
-        """Orders with a block right behind a convolution, right ahead of it, or with the convolution next to it; None
-        where that passes what it depends on."""
+        """Yield orders with the block just after or before a convolution, or the convolution moved to it.
+
+        None stands for an order that violates a dependency.
+        """
         own, one = (list(block), [conv])
         between = list(range(block.stop, conv) if conv >= block.stop else range(conv + 1, block.start))
         later = conv >= block.stop
         if later:
-            yield self._moved(own, [*between, conv])
-            yield self._moved(own, between)
-            yield self._moved(between, one)
+            yield self._swap(own, [*between, conv])
+            yield self._swap(own, between)
+            yield self._swap(between, one)
         else:
-            yield self._moved(between, own)
-            yield self._moved([conv, *between], own)
-            yield self._moved(one, between)
+            yield self._swap(between, own)
+            yield self._swap([conv, *between], own)
+            yield self._swap(one, between)
 
-    def _moved(self, first: Sequence[int], second: Sequence[int]) -> _Part | None:
-        """The order with operators `second`, which follow `first`, ahead of these; None if one of them depends on one
-        of these, or the other way round."""
+    def _swap(self, first: Sequence[int], second: Sequence[int]) -> _Part | None:
+        """Return the order with operators `second` moved before `first`; None if that violates a dependency."""
         ops = self.ops
-        if not first or not second or any(bound(ops[a], ops[b]) for a in first for b in second):
+        if not first or not second or any(must_keep_order(ops[a], ops[b]) for a in first for b in second):
             return None
         return _Part(first[0], [ops[at] for at in (*second, *first)])
 
     def _saves(self, order: _Part, work: float, names: Sequence[str]) -> bool:
-        """Whether another order saves enough of the cycles of operators that take so much."""
+        """Return whether another order saves enough cycles, relative to the moved operators' `work`."""
         start, stop = order.start, order.start + len(order.ops)
-        ahead, after = self.ops[max(start - _AROUND, 0) : start], self.ops[stop : stop + _AROUND]
-        before, behind = (self._alone([*ahead, *part, *after]) for part in (self.ops[start:stop], order.ops))
-        if before is None or behind is None:
+        preceding, after = self.ops[max(start - _AROUND, 0) : start], self.ops[stop : stop + _AROUND]
+        before, changed = (
+            self._alone([*preceding, *part, *after]) for part in (self.ops[start:stop], order.ops)
+        )
+        if before is None or changed is None:
             return False
-        found = [Groups(trial, self.planner, names) for trial, _ in (before, behind)]
-        least = behind[1] + _SHARE * work - before[1]
-        saved = _saved(found[1])
+        groups = [Groups(trial, self.planner, names) for trial, _ in (before, changed)]
+        # Cycles that the new order's groups must save to pay for the longer sequence and the effort.
+        least = changed[1] + _SHARE * work - before[1]
+        saved = _total_savings(groups[1])
         if (
-            not least < saved <= least + found[0].bound()
+            not least < saved <= least + groups[0].bound()
         ):  # else it does not matter what exactly is saved before
             return saved > least
-        return saved > least + _saved(found[0])
+        return saved > least + _total_savings(groups[0])
 
     def _alone(self, ops: Sequence[DeviceOp]) -> tuple[DeviceSegment, float] | None:
-        """Some operators as the later passes make them, but one after the other, and their cycles by estimate; those of
-        the bus as well if memory is slower than that. None if one cannot be planned."""
+        """Return operators after the later passes but without overlap, and their estimated cycles; None if one has no
+        plan.
+
+        If memory is slower than the bus, bus cycles are added.
+        """
         trial = keep_resident(part_of(ops, self.segment), self.planner)
         cost = cost_of(trial, range(len(trial.ops)), self.planner)
         if cost is None:
@@ -266,16 +284,16 @@ class _Order:
         return choose_plans(trial, self.planner), cost.cycles + slow * cost.traffic
 
 
-def _saved(groups: Groups) -> float:
-    """What those of the groups save that save most together."""
-    return sum(group.saved for group in best(groups.found(), len(groups.segment.ops)))
+def _total_savings(groups: Groups) -> float:
+    """Return the cycles that the best disjoint groups save."""
+    return sum(group.saved for group in best_disjoint(groups.list_groups(), len(groups.segment.ops)))
 
 
-def _halved(first: DeviceOp, second: DeviceOp) -> bool:
-    """Whether two operators are one pool."""
-    return isinstance(first, Pool) and isinstance(second, Pool) and halves(first, second)
+def _are_one_pool(first: DeviceOp, second: DeviceOp) -> bool:
+    """Return whether two operators are the two parts of one pool."""
+    return isinstance(first, Pool) and isinstance(second, Pool) and are_split_pool(first, second)
 
 
-def bound(first: DeviceOp, second: DeviceOp) -> bool:
-    """Whether two operators must stay in order."""
-    return linked(first, second) or overlapping(first.dst, second.dst)
+def must_keep_order(first: DeviceOp, second: DeviceOp) -> bool:
+    """Return whether two operators must stay in order."""
+    return is_dependent(first, second) or may_overlap(first.dst, second.dst)

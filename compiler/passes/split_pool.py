@@ -1,4 +1,4 @@
-"""Pooling over more than the scratchpad holds twice, in forms that can be cut, and over windows that overlap."""
+"""Splitting of pools that are too large for the scratchpad, or faster in two steps."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Pool, 
 from weft.compiler.planner import Planner
 
 _GAIN = 0.9
-"""Share of the cycles at which a maximum of both axes becomes two: what is between them may go to memory."""
+"""Most cycles of a maximum in two steps, as a fraction of one step's: the buffer between them may go to memory."""
 
 
 def split_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Pooling over more than the scratchpad holds becomes sums on the array, and maxima of one axis after the other;
-    these are so of windows that overlap, too, where that is quicker.
+    """Split pools that do not fit the scratchpad: averages become sums on the array, maxima one pool per axis.
 
-    If it has room for one window at a time, averages stay as they are where that takes no longer by estimate.
+    Maxima over overlapping windows are also split where that is faster. Averages with room for one window at a time
+    stay if that is no slower by estimate.
     """
     parts = (_split(op, planner) if isinstance(op, Pool) else (op,) for op in segment.ops)
     return dataclasses.replace(segment, ops=tuple(op for part in parts for op in part))
 
 
 def fits(op: DeviceOp, planner: Planner) -> bool:
-    """Whether an operator has a plan, after this pass."""
+    """Return whether an operator has a plan after this pass."""
     parts = _split(op, planner) if isinstance(op, Pool) else (op,)
     return all(planner.plan(part) is not None for part in parts)
 
 
 def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     kh, kw = op.window.kernel
+    # Pixels under one window; two of them and parameters must fit the scratchpad.
     spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
     held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
     if held * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
@@ -43,8 +44,7 @@ def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
 
 
 def _quicker(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
-    """A maximum over rows and columns as that over columns and then over rows, where it is quicker by estimate: of
-    windows that overlap much, fewer elements are read."""
+    """Split a maximum into columns, then rows, if that is faster: with overlapping windows it reads fewer elements."""
     if op.kind != "max" or 1 in op.window.kernel:
         return (op,)
     parts = _maxima(op)
@@ -58,7 +58,7 @@ def _cycles(op: DeviceOp, planner: Planner) -> float:
 
 
 def _sums(op: Pool) -> Conv:
-    """An average without padding as a depthwise convolution with weights of one."""
+    """Return an average without padding as a depthwise convolution with weights of one."""
     (kh, kw), channels = op.window.kernel, op.src.shape[3]
     return Conv(
         op.name, op.src, op.dst, np.ones((channels, kh, kw, 1), np.int16), np.zeros(channels, np.int32),
@@ -68,7 +68,7 @@ def _sums(op: Pool) -> Conv:
 
 
 def _maxima(op: Pool) -> tuple[Pool, Pool]:
-    """The maximum over columns, and then that over rows."""
+    """Return the maximum over columns, and the maximum over rows of its result."""
     (kh, kw), (sy, sx), (dy, dx) = op.window.kernel, op.window.stride, op.window.dilation
     top, left, bottom, right = op.window.pad
     n, h, _, c = op.src.shape

@@ -1,7 +1,6 @@
-"""Chains of operators in strips of rows: each strip of the last one's output with all that it needs of the others.
+"""Chains of operators in strips of rows: a strip of the last output, with all rows that it needs of earlier ones.
 
-An operator ahead of the last computes, of its result, the rows that the others need for the strip. Where their windows
-overlap, rows are computed again for the next strip.
+Rows that windows of two strips both need are computed twice.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from weft.compiler.ir.graph import (
     Strips,
     View,
     Window,
-)  # fmt: skip
+)
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.keep_resident import cost_of, with_resident
 from weft.compiler.planner import Planner
 
 Rows = tuple[int, int]
-"""The first row, and the one behind the last."""
+"""First row, and the row after the last."""
 
 
 class Part(NamedTuple):
-    """An operator for the rows `made` of its output: it reads rows `read`, and has windows of its own there."""
+    """An operator restricted to rows `computed` of its output: it reads rows `read`, with adapted windows."""
 
-    made: Rows
+    computed: Rows
     read: Rows
     window: Window
     pool: Window | None
 
 
-class Laid(NamedTuple):
-    """The operators of all strips of a chain, with what stays on chip and what is left of the scratchpad for each."""
+class StripLayout(NamedTuple):
+    """Operators of all strips of a chain, with resident results, and the rest of the scratchpad for each operator."""
 
     ops: tuple[DeviceOp, ...]
     resident: Mapping[str, int]
@@ -54,67 +53,73 @@ class Laid(NamedTuple):
 
 
 def in_strips(chain: Sequence[DeviceOp], height: int) -> list[tuple[DeviceOp, ...]] | None:
-    """The chain for every `height` rows of its last output; None if a strip would need nothing but padding.
+    """Return the chain for every `height` rows of its last output; None if a strip would read only padding.
 
-    Results but the last must be temporaries that are written by one operator of the chain and read by later ones of it
-    alone, whole.
+    All results but the last must be temporaries with one writer in the chain, and be read whole by later operators of
+    the chain only.
     """
-    made = []
+    strips = []
     for index, first in enumerate(range(0, chain[-1].dst.shape[1], height)):
         last = min(first + height, chain[-1].dst.shape[1])
         parts = parts_of(chain, (first, last))
         if parts is None:
             return None
-        made.append(_strip(chain, parts, index))
-    return made
+        strips.append(_strip(chain, parts, index))
+    return strips
 
 
 def _strip(chain: Sequence[DeviceOp], parts: Sequence[Part], index: int) -> tuple[DeviceOp, ...]:
-    needed = {op.dst.buffer.name: part.made for op, part in zip(chain[:-1], parts, strict=False)}
+    needed = {op.dst.buffer.name: part.computed for op, part in zip(chain[:-1], parts, strict=False)}
     return tuple(_cut(op, part, needed, index) for op, part in zip(chain, parts, strict=True))
 
 
 def parts_of(chain: Sequence[DeviceOp], rows: Rows) -> list[Part] | None:
-    """What each operator of a chain does for some rows of its last output; None as `in_strips`."""
+    """Return each operator's part for some rows of the chain's last output; None if a part would read only padding."""
     inner = {op.dst.buffer.name for op in chain[:-1]}
     needed = {chain[-1].dst.buffer.name: rows}
-    found: list[Part] = []
+    parts: list[Part] = []
+    # Backwards: the rows that an operator must compute are those that its readers need.
     for op in reversed(chain):
         part = _part(op, needed[op.dst.buffer.name])
         if part is None:
             return None
-        found.append(part)
+        parts.append(part)
         for view, read in rows_read(op, part):
             name = view.buffer.name
             if name in inner:
+                # Several readers: the union of their rows.
                 first, last = needed.get(name, read)
                 needed[name] = min(first, read[0]), max(last, read[1])
-    return found[::-1]
+    return parts[::-1]
 
 
 def rows_read(op: DeviceOp, part: Part) -> list[tuple[View, Rows]]:
-    """The operands of an operator, each with the rows that it reads of them: all, where one row is for all of another
-    operand."""
+    """Return an operator's operands, each with the rows that it reads; all rows of an operand that broadcasts one
+    row."""
     first, *others = op.sources
     whole = first.shape[1] if not isinstance(op, Conv) else 0
-    return [(first, part.read), *((view, part.made if view.shape[1] >= whole else (0, 1)) for view in others)]
+    return [
+        (first, part.read),
+        *((view, part.computed if view.shape[1] >= whole else (0, 1)) for view in others),
+    ]
 
 
 def _part(op: DeviceOp, wanted: Rows) -> Part | None:
-    """What an operator reads for some rows of its output; None if that is nothing but padding."""
-    window, made, pool = getattr(op, "window", ONE), wanted, getattr(op, "pool", None)
+    """Return an operator's part for some rows of its output; None if it would read only padding."""
+    window, computed, pool = getattr(op, "window", ONE), wanted, getattr(op, "pool", None)
     _, height, width, _ = op.sources[0].shape
     if pool is not None:
-        found = _behind(pool, wanted, window.output(height, width)[0])
-        if found is None:
+        reach = _input_rows(pool, wanted, window.output(height, width)[0])
+        if reach is None:
             return None
-        wanted, pool = found
-    behind = _behind(window, wanted, height)
-    return None if behind is None else Part(made, *behind, pool)
+        wanted, pool = reach
+    read = _input_rows(window, wanted, height)
+    return None if read is None else Part(computed, *read, pool)
 
 
-def _behind(window: Window, wanted: Rows, height: int) -> tuple[Rows, Window] | None:
-    """The rows that a window reads for some outputs, and the window there: what it lacks of them is padding."""
+def _input_rows(window: Window, wanted: Rows, height: int) -> tuple[Rows, Window] | None:
+    """Return the rows that a window reads for some outputs, and the window for these rows; missing rows become
+    padding."""
     first = wanted[0] * window.stride[0] - window.pad[0]
     last = (
         (wanted[1] - 1) * window.stride[0] - window.pad[0] + (window.kernel[0] - 1) * window.dilation[0] + 1
@@ -127,8 +132,8 @@ def _behind(window: Window, wanted: Rows, height: int) -> tuple[Rows, Window] | 
 
 
 def _cut(op: DeviceOp, part: Part, inner: Mapping[str, Rows], index: int) -> DeviceOp:
-    """An operator of strip `index`. Of results between operators of the chain there are only the rows `inner`."""
-    wanted = part.made
+    """Return an operator of strip `index`; results inside the chain have only the rows `inner`."""
+    wanted = part.computed
 
     def view(old: View, rows: Rows) -> View:
         name = old.buffer.name
@@ -143,15 +148,15 @@ def _cut(op: DeviceOp, part: Part, inner: Mapping[str, Rows], index: int) -> Dev
     dst = view(op.dst, wanted)
     if not isinstance(op, Conv):
         places = {old: view(old, rows) for old, rows in rows_read(op, part)} | {op.dst: dst}
-        made = op.on(lambda old: places[old])
-        return made.replace(window=part.window) if isinstance(made, Pool | Pad) else made
+        narrowed = op.map_views(lambda old: places[old])
+        return narrowed.replace(window=part.window) if isinstance(narrowed, Pool | Pad) else narrowed
     epilogue = op.epilogue
     if epilogue is not None:
         own = epilogue.sources[0]
         n, _, w, c = own.shape
         shape = (n, wanted[1] - wanted[0], w, c)
         place = View(Buffer(f"{own.buffer.name}/{index}", shape), shape)
-        epilogue = epilogue.on(
+        epilogue = epilogue.map_views(
             lambda old: place if old == own else dst if old == op.dst else view(old, wanted)
         )
     return op.replace(
@@ -160,7 +165,7 @@ def _cut(op: DeviceOp, part: Part, inner: Mapping[str, Rows], index: int) -> Dev
 
 
 def as_images(ops: Sequence[DeviceOp]) -> tuple[DeviceOp, ...]:
-    """The same operators, those that take element by element with the rows that convolutions see in their operands."""
+    """Return the operators, with elementwise ones on the image shapes that convolutions use for their operands."""
     images = {
         view.buffer.name: view.shape for op in ops if isinstance(op, Conv | Pool) for view in (op.src, op.dst)
     }
@@ -168,7 +173,7 @@ def as_images(ops: Sequence[DeviceOp]) -> tuple[DeviceOp, ...]:
 
 
 def _as_image(op: Add | Multiply | Rescale, images: Mapping[str, tuple[int, int, int, int]]) -> DeviceOp:
-    """An operator on one row of pixels as one on the rows of an image."""
+    """Return an operator on one row of pixels as an operator on an image's rows."""
     views = [view for view in (*op.sources, op.dst) if view.shape == op.dst.shape]
     shapes = {images[view.buffer.name] for view in views if view.buffer.name in images}
     rest = {view.shape[:3] for view in op.sources} - {op.dst.shape[:3], (1, 1, 1)}
@@ -178,20 +183,23 @@ def _as_image(op: Add | Multiply | Rescale, images: Mapping[str, tuple[int, int,
     if math.prod(shape) != op.dst.buffer.size or shape[3] != op.dst.shape[3]:
         return op
     image = {view: View(dataclasses.replace(view.buffer, shape=shape), shape) for view in views}
-    return op.on(lambda view: image.get(view, view))
+    return op.map_views(lambda view: image.get(view, view))
 
 
-def lay(chain: Sequence[DeviceOp], height: int, planner: Planner) -> Laid | None:
-    """A chain in strips of `height` rows with all that is between its operators on chip, whatever that costs; None
-    if it does not fit, or `in_strips` finds none."""
+def lay_out_strips(chain: Sequence[DeviceOp], height: int, planner: Planner) -> StripLayout | None:
+    """Return a chain in strips of `height` rows with all intermediate results on chip, at any cost.
+
+    None if it does not fit, or `in_strips` returns None.
+    """
     strips = in_strips(chain, height)
     if strips is None:
         return None
     known: dict[str, tuple[DeviceSegment, Cost] | None] = {}
     resident, regions, cost = dict[str, int](), list[Region](), Cost(0.0, 0.0)
     for strip in strips:
-        kind = _kind(strip)
-        held = known[kind] if kind in known else known.setdefault(kind, _held(strip, planner))
+        # Inner strips have equal plans, so plan each kind once.
+        kind = _plan_key(strip)
+        held = known[kind] if kind in known else known.setdefault(kind, _resident_strip(strip, planner))
         if held is None:
             return None
         alike, estimate = held
@@ -199,11 +207,11 @@ def lay(chain: Sequence[DeviceOp], height: int, planner: Planner) -> Laid | None
         for own, other in zip(strip[:-1], alike.ops, strict=False):
             resident[own.dst.buffer.name] = alike.resident[other.dst.buffer.name]
         cost = Cost(cost.cycles + estimate.cycles, cost.traffic + estimate.traffic)
-    return Laid(tuple(op for strip in strips for op in strip), resident, tuple(regions), cost)
+    return StripLayout(tuple(op for strip in strips for op in strip), resident, tuple(regions), cost)
 
 
-def _kind(strip: Sequence[DeviceOp]) -> str:
-    """What plans of a strip depend on: where it is in what lies in memory does not matter."""
+def _plan_key(strip: Sequence[DeviceOp]) -> str:
+    """Return a key of what a strip's plans depend on: all but its position in buffers in memory."""
     inner = {op.dst.buffer.name for op in strip[:-1]}
     return repr(
         [
@@ -217,8 +225,8 @@ def _kind(strip: Sequence[DeviceOp]) -> str:
     )
 
 
-def _held(strip: tuple[DeviceOp, ...], planner: Planner) -> tuple[DeviceSegment, Cost] | None:
-    """One strip with all that is between its operators on chip, and estimates for it; None if it does not fit."""
+def _resident_strip(strip: tuple[DeviceOp, ...], planner: Planner) -> tuple[DeviceSegment, Cost] | None:
+    """Return a strip with all intermediate results on chip, and its estimate; None if it does not fit."""
     segment = DeviceSegment("strip", strip)
     for index in range(len(strip) - 1):
         kept = with_resident(segment, index, planner)
@@ -229,8 +237,10 @@ def _held(strip: tuple[DeviceOp, ...], planner: Planner) -> tuple[DeviceSegment,
     return None if cost is None else (segment, cost)
 
 
-def replaced(segment: DeviceSegment, laid: Mapping[tuple[int, int], Laid], planner: Planner) -> DeviceSegment:
-    """The segment with strips in the place of chains, by their first and last operators."""
+def replace_chains(
+    segment: DeviceSegment, laid: Mapping[tuple[int, int], StripLayout], planner: Planner
+) -> DeviceSegment:
+    """Return the segment with chains, given by first and last operators, replaced by their strips."""
     ops: list[DeviceOp] = []
     regions, strips = list[Region](), list[Strips]()
     resident, at = dict(segment.resident), 0

@@ -1,4 +1,4 @@
-"""Copies of views disappear: who reads a copy of a part of a buffer reads that part itself."""
+"""Removal of copies: readers of a copied part of a buffer read the part itself; and update of states."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from weft.compiler.planner import Planner
 
 
 def read_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Who reads a copy of unchanged bytes reads the view that was copied, where that takes no longer.
+    """Remove copies of unchanged bytes: readers read the view that was copied, where that is no slower.
 
-    The copy disappears, if all who read it can do that.
+    A copy is removed if all its readers can do that.
     """
-    made = _Views(segment.index)
-    for at, copy in enumerate(made.ops):
-        reading = made.reading(copy) if isinstance(copy, Rescale) and _removable(copy) else {}
-        changes = [(made.ops[place], op) for place, op in reading.items()]
-        if changes and made.alone(at) and _no_longer(copy, changes, planner):
-            made.remove(at, reading)
-    return dataclasses.replace(segment, ops=tuple(made.left()))
+    views = _Views(segment.index)
+    for at, copy in enumerate(views.ops):
+        reading = views.rewritten_readers(copy) if isinstance(copy, Rescale) and _removable(copy) else {}
+        changes = [(views.ops[place], op) for place, op in reading.items()]
+        if changes and views.is_sole_writer(at) and _no_longer(copy, changes, planner):
+            views.remove(at, reading)
+    return dataclasses.replace(segment, ops=tuple(views.remaining()))
 
 
 class _Views:
-    """Operators of which some copies are removed, with the places of those that read and write each buffer."""
+    """Operators with some copies removed, and the indices of each buffer's readers and writers."""
 
     def __init__(self, ops: Ops) -> None:
         self.ops: list[DeviceOp] = list(ops)
@@ -34,27 +34,25 @@ class _Views:
         self._writers = {name: list(places) for name, places in ops.writers.items()}
         self._readers = {name: {at for at, _ in reads} for name, reads in ops.reads.items()}
 
-    def left(self) -> Iterator[DeviceOp]:
-        """The operators that are not removed."""
+    def remaining(self) -> Iterator[DeviceOp]:
+        """Return the operators that are not removed."""
         return (op for at, op in enumerate(self.ops) if at not in self._removed)
 
-    def alone(self, at: int) -> bool:
-        """Whether nothing writes what a copy reads from there on, and nothing else writes where it does."""
+    def is_sole_writer(self, at: int) -> bool:
+        """Return whether nothing writes a copy's source afterwards, and nothing else writes its destination."""
         (source,), target = self.ops[at].sources, self.ops[at].dst
         writers = self._writers.get(source.buffer.name, [])
         later = writers[bisect.bisect_left(writers, at) :]
         others = (place for place in self._writers[target.buffer.name] if place != at)
         written = [(source, place) for place in later] + [(target, place) for place in others]
-        return not any(_meet(self.ops[place].dst, view) for view, place in written)
+        return not any(_may_share_bytes(self.ops[place].dst, view) for view, place in written)
 
-    def reading(self, copy: Rescale) -> dict[int, DeviceOp]:
-        """The operators that read what is copied, by their place, as they are without the copy; none if one of them
-        needs it.
-        """
-        found: dict[int, DeviceOp] = {}
+    def rewritten_readers(self, copy: Rescale) -> dict[int, DeviceOp]:
+        """Return the readers of a copy, by index, as they are without it; none if one of them needs it."""
+        rewritten: dict[int, DeviceOp] = {}
         for place in sorted(self._readers.get(copy.dst.buffer.name, ())):
             op = self.ops[place]
-            if not any(_meet(view, copy.dst) for view in op.sources):
+            if not any(_may_share_bytes(view, copy.dst) for view in op.sources):
                 continue
             views = [view for view in op.sources if view.buffer.name == copy.dst.buffer.name]
             # Only some operators may write into a buffer that they read.
@@ -63,11 +61,11 @@ class _Views:
             through = {view: _through(copy, view) for view in views}
             if None in through.values():
                 return {}
-            found[place] = op.on(lambda view, through=through: through.get(view) or view)  # type: ignore[misc]
-        return found
+            rewritten[place] = op.map_views(lambda view, through=through: through.get(view) or view)  # type: ignore[misc]
+        return rewritten
 
     def remove(self, at: int, reading: Mapping[int, DeviceOp]) -> None:
-        """Remove the copy at a place, and put other operators in the place of those that read it."""
+        """Remove the copy at an index, and replace its readers."""
         copy = self.ops[at]
         self._removed.add(at)
         self._writers[copy.dst.buffer.name].remove(at)
@@ -81,16 +79,16 @@ class _Views:
 
 
 def _removable(copy: Rescale) -> bool:
-    """Whether an operator only copies bytes that can be read where they are."""
+    """Return whether an operator only copies bytes that can be read in place."""
     whole = all(view.shape[0] == view.buffer.shape[0] for view in (copy.src, copy.dst))
-    plain = copy.unchanged and copy.dst.buffer.kind == "temp" and copy.dst.step == (1, 1)
+    plain = copy.is_identity and copy.dst.buffer.kind == "temp" and copy.dst.step == (1, 1)
     return plain and whole and all(copy.src.step)
 
 
 def _no_longer(copy: DeviceOp, changes: list[tuple[DeviceOp, DeviceOp]], planner: Planner) -> bool:
-    """Whether operators that read the view take no longer, by estimate, than the copy and what they were before.
+    """Return whether readers of the view are no slower, by estimate, than the copy and its readers.
 
-    What some of them take may not be known, as that of attention.
+    Where a cost is unknown, as for attention, it is enough that they have plans.
     """
     apart = [planner.cost(op) for op in (copy, *(before for before, _ in changes))]
     joined = [planner.cost(after) for _, after in changes]
@@ -99,8 +97,8 @@ def _no_longer(copy: DeviceOp, changes: list[tuple[DeviceOp, DeviceOp]], planner
     return sum(cost.cycles for cost in joined if cost) <= sum(cost.cycles for cost in apart if cost)
 
 
-def _meet(view: View, box: View) -> bool:
-    """Whether views are of one buffer and have bytes in common, as far as their outlines tell."""
+def _may_share_bytes(view: View, box: View) -> bool:
+    """Return whether views of one buffer may share bytes, judged by their bounding boxes."""
     if view.buffer.name != box.buffer.name:
         return False
     if view.buffer.shape != box.buffer.shape:
@@ -112,13 +110,14 @@ def _meet(view: View, box: View) -> bool:
 
 
 def _through(copy: Rescale, view: View) -> View | None:
-    """What a view of the copy is of the copied buffer; None if it is no view of that."""
+    """Return the view of the copied buffer that a view of the copy corresponds to; None if there is none."""
     src, dst = copy.src, copy.dst
     if view.buffer.shape != dst.buffer.shape:
-        reshaped = _reshaped(src, view.buffer.shape) if dst.contiguous else None
+        reshaped = _reshape(src, view.buffer.shape) if dst.contiguous else None
         if reshaped is None:
             return None
         src, dst = reshaped, View(view.buffer, view.buffer.shape)
+    # The view's box relative to the copy, then in the source's steps.
     y, x, c = view.y - dst.y, view.x - dst.x, view.c - dst.c
     if min(y, x, c) < 0 or any(end > most for end, most in zip(view.ends, dst.ends, strict=True)):
         return None
@@ -127,9 +126,10 @@ def _through(copy: Rescale, view: View) -> View | None:
     return View(src.buffer, view.shape, *at, step)
 
 
-def _reshaped(src: View, shape: tuple[int, int, int, int]) -> View | None:
-    """A view in another shape of as many channels; None unless its pixels are equally far from each other."""
+def _reshape(src: View, shape: tuple[int, int, int, int]) -> View | None:
+    """Return a view in another shape with as many channels; None unless its pixels are evenly spaced."""
     n, h, w, c = src.shape
+    # Pixels evenly spaced across rows and images are a single row of pixels.
     even = (h == 1 or src.row_pitch == w * src.pixel_pitch) and (
         n == 1 or src.image_pitch == h * w * src.pixel_pitch
     )
@@ -142,12 +142,13 @@ def _reshaped(src: View, shape: tuple[int, int, int, int]) -> View | None:
 
 
 def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Copies of unchanged bytes disappear: who writes the source, and no other reads, writes the copy."""
+    """Remove copies of unchanged bytes: the only writer of a source that has no other reader writes the copy
+    instead."""
     ops: list[DeviceOp | None] = list(segment.ops)
     reads = readers(segment.ops)
     written = {name: set(places) for name, places in segment.index.writers.items()}
     for at, copy in enumerate(segment.ops):
-        if not isinstance(copy, Rescale) or not copy.unchanged or copy.src.buffer.kind != "temp":
+        if not isinstance(copy, Rescale) or not copy.is_identity or copy.src.buffer.kind != "temp":
             continue
         source, target = copy.src.buffer.name, copy.dst.buffer.name
         if len(written.get(source, ())) != 1 or reads[source] != 1:
@@ -165,59 +166,61 @@ def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
 
 def _reads_destination(writer: DeviceOp, copy: Rescale) -> bool:
-    """A writer must not write into the buffer it reads."""
+    """Return whether a writer would write into a buffer that it reads."""
     return any(view.buffer.name == copy.dst.buffer.name for view in writer.sources)
 
 
 _CHANNELS = 1024
-"""Most channels of what is copied."""
+"""Most channels of a copy."""
 
 
 def store_states(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """New values of states take the place of old ones.
-
-    That is at once where the old one is not read any more then, and else by a copy at the end.
-    """
+    """Store new values of states in place of old ones: at once if the old value is not read later, else by a final
+    copy."""
     if not segment.states:
         return segment
     copied: list[tuple[str, str]] = []
     placed: dict[str, str] = {}
-    for state, made in segment.states.items():
-        if made not in placed and _in_place(segment.index, state, made):
-            placed[made] = state
+    for state, output in segment.states.items():
+        if output not in placed and _in_place(segment.index, state, output):
+            placed[output] = state
         else:
-            copied.append((state, made))
-    buffers = {made: (state, "state") for made, state in placed.items()}
-    buffers |= {made: (made, "temp") for _, made in copied if made not in placed}
-    copies = [_copy(segment.index, state, made) for state, made in copied]
-    every = tuple(_renamed(op, buffers) for op in (*segment.ops, *copies))
+            copied.append((state, output))
+    buffers = {output: (state, "state") for output, state in placed.items()}
+    buffers |= {output: (output, "temp") for _, output in copied if output not in placed}
+    copies = [_copy(segment.index, state, output) for state, output in copied]
+    every = tuple(_rename_buffers(op, buffers) for op in (*segment.ops, *copies))
     whole = (0, planner.config.scratchpad_size)
     regions = segment.regions and (*segment.regions, *(whole for _ in copies))
     return dataclasses.replace(segment, ops=every, regions=regions, states={})
 
 
-def _in_place(ops: Ops, state: str, made: str) -> bool:
-    """Whether the first operator that writes the new value is behind all that read the old one."""
-    return all(at < ops.writers[made][0] for at, _ in ops.reads.get(state, ()))
+def _in_place(ops: Ops, state: str, output: str) -> bool:
+    """Return whether all reads of the old value come before the first write of the new one."""
+    return all(at < ops.writers[output][0] for at, _ in ops.reads.get(state, ()))
 
 
-def _copy(ops: Ops, state: str, made: str) -> Rescale:
-    """What copies the new value, all of it, to the state: as pixels of many channels, which are quick to move."""
-    size = ops[ops.writers[made][0]].dst.buffer.size
+def _copy(ops: Ops, state: str, output: str) -> Rescale:
+    """Return a copy of a state's new value, as pixels of many channels, which move fast."""
+    size = ops[ops.writers[output][0]].dst.buffer.size
     channels = max(count for count in range(1, min(size, _CHANNELS) + 1) if size % count == 0)
     shape = (1, 1, size // channels, channels)
     source, target = (
-        View(Buffer(name, shape, kind), shape) for name, kind in ((made, "output"), (state, "state"))
+        View(Buffer(name, shape, kind), shape) for name, kind in ((output, "output"), (state, "state"))
     )
     return Rescale(f"{state}:kept", source, target)
 
 
-def _renamed(op: DeviceOp, buffers: dict[str, tuple[str, str]]) -> DeviceOp:
-    """The same with other names and kinds of some buffers."""
+def _rename_buffers(op: DeviceOp, buffers: dict[str, tuple[str, str]]) -> DeviceOp:
+    """Return an operator with other names and kinds of some buffers."""
 
     def view(old: View) -> View:
         name, kind = buffers.get(old.buffer.name, (old.buffer.name, old.buffer.kind))
         return dataclasses.replace(old, buffer=Buffer(name, old.buffer.shape, kind))
 
     epilogue = getattr(op, "epilogue", None)
-    return op.on(view) if epilogue is None else op.on(view).replace(epilogue=_renamed(epilogue, buffers))
+    return (
+        op.map_views(view)
+        if epilogue is None
+        else op.map_views(view).replace(epilogue=_rename_buffers(epilogue, buffers))
+    )

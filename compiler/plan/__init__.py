@@ -1,1 +1,1 @@
-"""Sizes of tiles, blocks and chunks, and what stays on chip."""
+"""Planning: sizes of tiles, blocks and chunks, and what stays on chip."""

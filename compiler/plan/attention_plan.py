@@ -1,8 +1,8 @@
-"""Choosing the block sizes of fused attention: how the memories are divided, and in what steps it runs.
+"""Planning of fused attention: division of the memories, and sizes of tiles, blocks and steps.
 
-A *tile* is the rows of Q (positions of one or several heads that share their keys) whose outputs are accumulated
-together; a *block* is the keys and values that are loaded together; a *step* is the part of a block that a tile is
-multiplied with at once: all of it, or, along the diagonal of a causal mask, a few columns and the rows that see them.
+A *tile* is the rows of Q (positions of one or several heads with common keys) whose outputs are accumulated together.
+A *block* is keys and values that are loaded together. A *step* is the part of a block that a tile is multiplied with
+at once: the whole block, or, along the diagonal of a causal mask, a few columns and the rows that see them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import rmw_latency
 
 LAST_PARTS = 4
-"""Parts of the last block's values, where the bus sets the pace: each is multiplied while the next one is loaded."""
+"""Parts of the last block's values if the bus is the bottleneck: each is multiplied while the next is loaded."""
 PIECES = 4
-"""Parts of a tile's last pass through the vector unit, so that the next tile's softmax comes in between."""
+"""Parts of a tile's normalisation, between which the next tile's softmax can run."""
 PIECE_ROWS = 8
-"""Rows of such a part, at least: fewer take no less time."""
-_TILES = 8  # that are looked at, the others taken to be like them
-_ATTENTION_COST_BLOCKS = 12  # of a tile that are looked at, at most
+"""Least rows of such a part: fewer take no less time."""
+_TILES = 8  # tiles to simulate; the others are assumed to be like them
+_ATTENTION_COST_BLOCKS = 12  # most blocks of a tile to simulate
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """What tiles of `heads` x `positions` rows cost, with blocks of `block` keys, `span` of them along the diagonal."""
+    """Cost model of tiles of `heads` x `positions` rows and blocks of `block` keys, `span` of them per step on the
+    diagonal."""
 
     op: Attention
     target: Target
@@ -50,34 +51,51 @@ class AttentionCost:
 
     @cached_property
     def _fewest(self) -> int:
-        """Cycles of a tile at least, however few its rows: to load the next weights, and to add to a row again."""
+        """Least cycles of an array tile: it loads the next weights, and accumulates into a row again."""
         return max(self.config.n, rmw_latency(self.config))
 
     def _scores(self, rows: int, columns: int) -> int:
-        """Cycles of the array for the scores of a step."""
+        """Return the array's cycles for the scores of a step."""
         n = self.config.n
-        return columns // n * ceil_div(self.op.head_size, n) * (max(rows, self._fewest) + overheads.SWAP)
+        return (
+            columns
+            // n
+            * ceil_div(self.op.head_size, n)
+            * (max(rows, self._fewest) + overheads.WEIGHT_SWAP_CYCLES)
+        )
 
     def _sums(self, rows: int, columns: int) -> int:
         n = self.config.n
-        return columns // n * ceil_div(self.op.v_size, n) * (max(rows, self._fewest) + overheads.SWAP)
+        return (
+            columns
+            // n
+            * ceil_div(self.op.v_size, n)
+            * (max(rows, self._fewest) + overheads.WEIGHT_SWAP_CYCLES)
+        )
 
     def _softmax(self, rows: int, columns: int) -> int:
-        """Cycles of the vector unit for the probabilities of a step, and to requantise its scores before."""
+        """Return the vector unit's cycles for a step's probabilities, and for requantising its scores before that."""
         passes = 1 if self.op.rounding is None else 2
-        return passes * (rows * (columns // self.config.n) * self.config.groups + overheads.ATTENTION_VEC)
+        return passes * (
+            rows * (columns // self.config.n) * self.config.groups + overheads.ATTENTION_VEC_CYCLES
+        )
 
     @property
     def _normalise(self) -> int:
         vectors = ceil_div(self.op.v_size, self.config.n) * self.config.groups
-        return self._rows * max(overheads.DIVIDE, vectors) + PIECES * overheads.ATTENTION_VEC
+        return (
+            self._rows * max(overheads.NORMALISE_ROW_CYCLES, vectors)
+            + PIECES * overheads.ATTENTION_VEC_CYCLES
+        )
 
     def _steps(self, start: int) -> tuple[list[tuple[int, int]], int, int]:
-        """(rows, columns) of the steps of the tile from position `start` on; blocks left out; columns altogether."""
+        """Return (rows, columns) of the steps of a tile, the number of blocks left out, and the number of all
+        columns."""
         seen = clear = ceil_div(self.op.keys, self.block) * self.block
         if self.op.causal and not self.op.page:
             clear = min(max(start + self.op.offset + 1, 0), self.op.keys)
             seen = min(max(start + self.positions + self.op.offset, 1), self.op.keys)
+        # Blocks that all rows of the tile see in full; after them come steps along the diagonal.
         whole = clear // self.block
         steps = [(self._rows, self.block)] * min(whole, _ATTENTION_COST_BLOCKS)
         for first in range(whole * self.block, seen, self.span):
@@ -86,11 +104,18 @@ class AttentionCost:
         return steps, max(whole - _ATTENTION_COST_BLOCKS, 0), seen
 
     def cycles(self, resident: bool, ahead: bool, alone: bool) -> tuple[float, bool]:
-        """The slower of array with vector unit, and bus, each with what is not hidden under it; whether the bus has
-        hardly a rest.
+        """Return the estimated cycles, and whether the bus is nearly always busy.
 
-        `resident` says whether the keys and values of a head stay on chip from tile to tile, `ahead` whether those of a
-        block are loaded while others are in use, and `alone` whether a tile waits for the sums of the one before.
+        The estimate is the slower of array (with vector unit) and bus, each with its part that cannot overlap.
+
+        Parameters
+        ----------
+        resident : bool
+            Whether a head's keys and values stay on chip from tile to tile.
+        ahead : bool
+            Whether a block's keys and values are loaded while others are in use.
+        alone : bool
+            Whether a tile waits for the previous tile's sums.
         """
         op, config = self.op, self.config
         starts = range(0, op.q.shape[2], self.positions)
@@ -98,7 +123,7 @@ class AttentionCost:
         groups = op.images * op.kv_heads * ceil_div(op.heads // op.kv_heads, self.heads)
         busy, columns = self._run([self._steps(start) for start in chosen])
         scale = groups * len(starts) / len(chosen)
-        first = self.target.moved((self._rows + self.block) * op.head_size)
+        first = self.target.transfer_cycles((self._rows + self.block) * op.head_size)
         wait = (
             config.table_depth
             + self._softmax(self._rows, self.block)
@@ -111,28 +136,30 @@ class AttentionCost:
         return longer + self._normalise, loads > 0.8 * array
 
     def _loads(self, keys: float) -> float:
-        """Cycles of the bus for so many keys and their values. Behind the values of a block, keys wait until the last
-        group that is transposed has left."""
+        """Return the bus cycles for `keys` keys and their values.
+
+        After a block's values, keys wait until the last transposed group has left.
+        """
         n, op = self.config.n, self.op
         group = min(self.config.transposed_vectors, ceil_div(op.v_size, n)) * n
         beside = [
-            overheads.ATTENTION_RUN if size % self.config.bus_bytes else 0
+            overheads.ATTENTION_RUN_CYCLES if size % self.config.bus_bytes else 0
             for size in (op.head_size, op.v_size)
         ]
         bursts = sum(
             self.target.run(size, more) for size, more in zip((op.head_size, op.v_size), beside, strict=True)
         )
-        return bursts * keys + keys / self.block * (group + 2 * overheads.LOAD)
+        return bursts * keys + keys / self.block * (group + 2 * overheads.LOAD_GAP_CYCLES)
 
     def _run(self, tiles: list[tuple[list[tuple[int, int]], int, int]]) -> tuple[float, int]:
-        """Cycles of the array for the steps of all tiles, in the order in which they are emitted; and all columns.
+        """Return the array's cycles for all tiles' steps, in the order of emission, and the number of all columns.
 
-        The scores of a step wait for their buffer, its sums for its probabilities. Blocks that `_steps` left out take
-        as long as the slower of the two units.
+        A step's scores wait for their buffer, its sums for its probabilities. Blocks that `_steps` left out take as
+        long as the slower of the two units.
         """
         array = vector = 0.0
-        way = 2 * self.config.n + overheads.HANDOVER
-        ready: list[float] = [0.0, 0.0]  # when the probabilities of the last two steps are there
+        way = 2 * self.config.n + overheads.HANDOVER_CYCLES
+        ready: list[float] = [0.0, 0.0]  # times at which the last two steps' probabilities are ready
         earlier: tuple[int, int] | None = None
         total = 0
         for steps, more, columns in tiles:
@@ -157,16 +184,14 @@ class AttentionCost:
 
 _ROWS = (512, 256, 128, 64, 32, 16, 8, 6, 4, 2, 1)
 _BLOCKS, _SPANS = 7, 5  # powers of two of N keys
-_PAIRS = (
-    4  # blocks of keys and values on chip, at least, for two steps together: the next two are being loaded
-)
-_CONSTANTS = 2  # vectors that stand for a zero point of K
-_PACKED = 1.3  # what it costs if the units meet in an accumulator bank, an estimate
+_PAIRS = 4  # least blocks of keys and values on chip to run steps in pairs: two are loading
+_CONSTANTS = 2  # vectors that stand for K's zero point
+_PACKED = 1.3  # estimated slowdown if units share an accumulator bank
 
 
 @dataclass(frozen=True)
 class Step:
-    """Columns ``[first, first + columns)`` of the scores for the positions from `position` to the end of a tile.
+    """Columns ``[first, first + columns)`` of the scores, for the positions from `position` to the end of a tile.
 
     `tile` is the tile's index; `start` and `end` mark its first and its last step.
     """
@@ -192,15 +217,32 @@ class Tile:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Blocks of one attention.
+    """Tiling of one attention.
 
-    `heads` and `positions` are those of a full tile, `block` the keys of a block, `span` the columns of a step along
-    the diagonal. `q`, `kv`, `p`, `out` are (first vector, size of a slot, slots) in the scratchpad, where a slot of
-    `kv` holds the keys and then the values of a block; `scores` and `sums` the same in rows of the accumulator,
-    `states` and `alignments` in theirs; `params`, `constants` and `table` are first vectors (the table only passes).
-    Where scores are requantised, `rounded` is a zone for them, and the parameters for it lie behind those of softmax.
-    The values of the very last block come in `last_parts`. With `pairs`, two steps are carried out together,
-    of which the second may be the first one of the next tile.
+    Attributes
+    ----------
+    heads, positions : int
+        Size of a full tile.
+    block : int
+        Keys of a block.
+    span : int
+        Columns of a step along the diagonal.
+    q, kv, p, out : tuple of int
+        (first vector, size of a slot, slots) in the scratchpad. A slot of `kv` holds a block's keys, then its values.
+    scores, sums : tuple of int
+        Zones of the accumulator, in rows.
+    states, alignments : tuple of int
+        Zones of row states and of alignments.
+    params, constants, table : int
+        First vectors; the table only passes through.
+    cycles : float
+        Estimate.
+    rounded : tuple of int
+        Zone of requantised scores, if the model requantises them; their parameters follow those of softmax.
+    last_parts : int
+        Parts in which the very last block's values arrive.
+    pairs : bool
+        Whether two steps run together; the second may be the next tile's first.
     """
 
     heads: int
@@ -229,25 +271,28 @@ class AttentionPlan:
 
     @property
     def ahead(self) -> bool:
-        """Whether there is room for the scores of the next step beside those of this one."""
+        """True if the next step's scores have room beside this step's."""
         return self.scores[2] > 1 and self.kv[2] > 1
 
 
 def tiles(op: Attention, plan: AttentionPlan) -> Iterator[Tile]:
-    """All tiles, those that share keys one after the other."""
+    """Yield all tiles; those with common keys are consecutive."""
     group = op.heads // op.kv_heads
     for image in range(op.images):
         for kv_head in range(op.kv_heads):
             for position in range(0, op.q.shape[2], plan.positions):
                 for head in range(0, group, plan.heads):
                     yield Tile(
-                        image, kv_head * group + head, min(plan.heads, group - head),
-                        position, min(plan.positions, op.q.shape[2] - position),
-                    )  # fmt: skip
+                        image,
+                        kv_head * group + head,
+                        min(plan.heads, group - head),
+                        position,
+                        min(plan.positions, op.q.shape[2] - position),
+                    )
 
 
 def steps(op: Attention, plan: AttentionPlan, config: Config, tile: Tile, index: int) -> list[Step]:
-    """The steps of one tile, in order of columns. What the mask hides from the whole tile is left out."""
+    """Return the steps of one tile in order of columns, without columns that the mask hides from the whole tile."""
     n, last = config.n, tile.position + tile.positions - 1
     stop = op.lengths[tile.image]
     diagonal = op.causal and not op.page
@@ -255,21 +300,21 @@ def steps(op: Attention, plan: AttentionPlan, config: Config, tile: Tile, index:
         stop = min(stop, last + op.offset + 1)
     stop = max(ceil_div(max(stop, 1), n) * n, n)
     clear = tile.position + op.offset + 1 if diagonal else stop  # columns that every row of the tile sees
-    found: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int]] = []
     for block in range(0, stop, plan.block):
         end = min(block + plan.block, stop)
         width = plan.block if end <= clear else plan.span
         for first in range(block, end, width):
             position = max(tile.position, first - op.offset) if diagonal and first else tile.position
-            found.append((first, min(width, end - first), position))
+            pieces.append((first, min(width, end - first), position))
     return [
-        Step(index, first, columns, position, number == 0, number == len(found) - 1)
-        for number, (first, columns, position) in enumerate(found)
+        Step(index, first, columns, position, number == 0, number == len(pieces) - 1)
+        for number, (first, columns, position) in enumerate(pieces)
     ]
 
 
 def plan(op: Attention, target: Target) -> AttentionPlan | None:
-    """The best plan found, or None if not even the smallest tile fits."""
+    """Return the best plan found; None if not even the smallest tile fits."""
     best: AttentionPlan | None = None
     config = target.config
     group, n = op.heads // op.kv_heads, config.n
@@ -294,8 +339,8 @@ def plan(op: Attention, target: Target) -> AttentionPlan | None:
 def _candidates(
     op: Attention, target: Target, tile: tuple[int, int], block: int, span: int
 ) -> Iterator[AttentionPlan]:
-    """Plans with tiles of (heads, positions) that fit: with room for the scores of two steps and the sums of two tiles,
-    or of one."""
+    """Yield plans with tiles of (heads, positions) that fit: for the scores of two steps or one, the sums of two tiles
+    or one."""
     heads, positions = tile
     config = target.config
     n, rows, groups = config.n, heads * positions, block // config.n
@@ -305,6 +350,7 @@ def _candidates(
     k_vectors, v_vectors = ceil_div(op.head_size, n), ceil_div(op.v_size, n)
     parameters = PARAMETER_VECTORS * (1 if op.rounding is None else 2)
     cost = AttentionCost(op, target, heads, positions, block, span)
+    # Largest buffers first: double-buffered scores, then double-buffered sums.
     for slots, tiles_ in ((2, 2), (2, 1), (1, 2), (1, 1)) if several else ((2, 1), (1, 1)):
         scores, sums = (rows * groups, slots), (rows * v_vectors, tiles_)
         accumulators = _accumulators(config, scores, sums)
@@ -335,8 +381,10 @@ def _candidates(
 def _accumulators(
     config: Config, scores: tuple[int, int], sums: tuple[int, int]
 ) -> tuple[bool, tuple[int, int, int], tuple[int, int, int]] | None:
-    """Whether slots share banks, and where scores and sums lie; None if they do not fit. Sizes are (rows, slots)."""
+    """Return whether slots share banks, and the zones of scores and sums, from (rows, slots); None if they do not
+    fit."""
     depth = config.accumulator_depth
+    # Separate banks if there is room, else share them.
     for unit in (depth, 1):
         size = [ceil_div(rows, unit) * unit for rows, _ in (scores, sums)]
         start = size[0] * scores[1]
@@ -350,7 +398,7 @@ _Zone = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Zones:
-    """Zones of the scratchpad, as in `AttentionPlan`."""
+    """Zones of the scratchpad (see `AttentionPlan`)."""
 
     q: _Zone
     kv: _Zone
@@ -364,11 +412,11 @@ class _Zones:
 def _scratchpad(
     config: Config, q: int, kv: int, p: tuple[int, int], out: int, parameters: int, rounded: int
 ) -> _Zones | None:
-    """Where everything lies; None if it does not fit. `q`, `kv`, `out` are sizes of a slot, `p` size and slots.
+    """Return the zones of the scratchpad; None if they do not fit.
 
-    In banks of their own: what the array reads as rows in every cycle (Q and P), what the vector unit and STORE read
-    meanwhile (parameters, `rounded` scores and outputs), and keys and values, which get all banks that are left. The
-    table waits behind the last of them.
+    `q`, `kv` and `out` are slot sizes, `p` is (slot size, slots). Banks are separate for rows that the array reads in
+    every cycle (Q and P); for what the vector unit and STORE read meanwhile (parameters, `rounded` scores and
+    outputs); and for keys and values, which get all other banks. The table passes through their last vectors.
     """
     size, table = config.scratchpad_size, config.table_depth // config.n
     for slots in (2, 1):
@@ -379,8 +427,12 @@ def _scratchpad(
             count = (size - at_kv) // kv
             if count >= slots:
                 return _Zones(
-                    (0, q, slots), (at_kv, kv, count), (slots * q, p[0], p[1]), (fixed, out, slots),
-                    (fixed + slots * out, rounded, 1), at_params,
+                    (0, q, slots),
+                    (at_kv, kv, count),
+                    (slots * q, p[0], p[1]),
+                    (fixed, out, slots),
+                    (fixed + slots * out, rounded, 1),
+                    at_params,
                     size - table,
-                )  # fmt: skip
+                )
     return None

@@ -1,6 +1,6 @@
-"""What a convolution may be cut into, and what the parts cost: tables for `weft.compiler.plan.conv_search`.
+"""Possible tile, block and chunk sizes of a convolution, and their costs: tables for `weft.compiler.plan.conv_search`.
 
-All cycles are estimates. Arrays have an entry for each size of tiles, or (size of tiles, way to cut the contraction).
+All cycles are estimates. Arrays have an entry for each tile size, or each (tile size, chunk size).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray
 
 
 class Zone(NamedTuple):
-    """Sizes in vectors of zones A, B and O, and the share of B that lies in a bank of A."""
+    """Sizes of zones A, B and O in vectors, and the fraction of B that lies in a bank of A."""
 
     a: int
     b: int
@@ -35,7 +35,7 @@ class Zone(NamedTuple):
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Ways to cut the contraction of a tile: weights in vectors, how many chunks, and their extents, each an array."""
+    """Ways to cut a tile's contraction, as arrays: weights in vectors, number of chunks, and their extents."""
 
     limit: Array
     count: Array
@@ -45,7 +45,7 @@ class _Chunks:
 
 
 class _Distinct(NamedTuple):
-    """A column of few numbers: each of them once, and which of them every row has."""
+    """Column of few distinct numbers: these, and the index of each row's number."""
 
     values: Array
     which: Array
@@ -56,31 +56,31 @@ class _Distinct(NamedTuple):
 
 
 class Parts:
-    """Sizes of tiles, blocks and chunks for one convolution; `zones` are the ways to divide the scratchpad."""
+    """Possible tile, block and chunk sizes of one convolution; `zones` are ways to divide the scratchpad."""
 
     def __init__(self, shape: ConvShape, zones: Sequence[Zone]) -> None:
         self.shape, self.config = shape, shape.config
         self.zones = zones
         self.target = shape.target
-        self.instruction = self.target.moved(WORD_BYTES)
+        self.instruction = self.target.transfer_cycles(WORD_BYTES)
         self.h, self.w = shape.outputs
         self.tiles = len(shape.tiles)
         self.inputs = shape.src.resident is None
         a, b, o, shared = (np.array(column) for column in zip(*zones, strict=True))
         self.zone_a, self.zone_b = _Distinct.of(a), _Distinct.of(b)
-        self.zone_o, self.shared = o, shared
+        self.zone_o, self.shared_fraction = o, shared
 
-    # What there is to choose from.
+    # --- sizes
 
     @cached_property
     def sizes(self) -> Array:
-        """(rows, columns) of tiles of final outputs, one a row, that the accumulator has room for."""
+        """(rows, columns) of tiles of final outputs, one per row, that fit the accumulator."""
         rows = max(1, self.config.accumulator_size // self.shape.planes)
-        found = []
+        pairs = []
         for width in cuts(self.w, min(rows, COUNT_MAX)):
             for height in cuts(self.h, min(max(1, rows // (width + self.shape.more)), COUNT_MAX)):
-                found.append((height, width))
-        sizes = np.array(found, np.int64)
+                pairs.append((height, width))
+        sizes = np.array(pairs, np.int64)
         spatial = -(-self.h // sizes[:, 0]) * -(-self.w // sizes[:, 1])
         least = min(self.shape.tiles_least, self.h * self.w)
         return sizes[spatial >= least]
@@ -122,7 +122,8 @@ class Parts:
         return np.minimum(span, (shape.h, shape.w)[axis])
 
     def reach_back(self, axis: int, count: Array, kernel: Array | int) -> Array:
-        """Input rows or columns that so many convolution outputs read, by so many rows or columns of the kernel."""
+        """Return the input rows or columns that `count` convolution outputs read through `kernel` kernel rows or
+        columns."""
         if axis == 1 and self.shape.lines is not None:
             kernel = self.shape.window.kernel[1]
         window, total = self.shape.window, (self.shape.src.h, self.shape.src.w)[axis]
@@ -130,7 +131,7 @@ class Parts:
             return count
         return np.minimum(total, (count - 1) * window.stride[axis] + (kernel - 1) * window.dilation[axis] + 1)
 
-    # Costs.
+    # --- costs
 
     @cached_property
     def spatial(self) -> Array:
@@ -139,10 +140,11 @@ class Parts:
 
     @cached_property
     def compute(self) -> Array:
-        """Cycles of the array for every tile size, with those at the edges as they are."""
+        """Array cycles for every tile size, including smaller tiles at the edges."""
         totals = []
         for axis, total in enumerate(self.shape.outputs):
             size, inner = self.sizes[:, axis], self.convs[axis]
+            # (outputs of a tile, number of tiles), for full tiles and the rest at the edge.
             full, rest = total // size, total % size
             totals.append(
                 ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
@@ -158,27 +160,27 @@ class Parts:
 
     @cached_property
     def vector(self) -> tuple[float, Array]:
-        """Cycles of the vector unit: reading and writing, and starting instructions."""
+        """Vector unit cycles: for reads and writes, and to start instructions."""
         shape = self.shape
-        reads = shape.requantised(float(self.h * self.w * shape.src.n))
+        reads = shape.vector_reads(float(self.h * self.w * shape.src.n))
         work = self.tiles * reads + shape.lookups * LOOKUP_ENTRIES
         return work, self.tiles * self.spatial * shape.vec_starts
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:
-        """Cycles that LOADs take for `count` bytes, `vectors` vectors, of every pixel of a box, as `Emitter` does."""
+        """Return LOAD cycles for `count` bytes, `vectors` vectors, of every pixel of a box (see `Emitter.load_box`)."""
         src, target = self.shape.src, self.target
-        joined = src.rows_join & (w == src.w)
+        joined = src.rows_are_adjacent & (w == src.w)
         rows, pixels = np.where(joined, 1, h), np.where(joined, h * w, w)
         whole = rows * target.runs((pixels - 1) * float(src.pixel_pitch) + count)
         if src.pixel_pitch > PITCH_MAX:
             whole = np.where(pixels > 1, np.inf, whole)
-        more = -(-rows * pixels // COUNT_MAX) - 1  # about
+        more = -(-rows * pixels // COUNT_MAX) - 1  # approximate number of further instructions
         each = rows * pixels * target.runs(np.asarray(count)) + more * self.instruction
         return np.maximum(np.minimum(whole, each), h * w * vectors)
 
     @cached_property
     def whole_input(self) -> tuple[Array, Array]:
-        """Of every tile size, vectors of all its inputs, and cycles to load them; none if they are on chip."""
+        """Vectors of all inputs of each tile size, and the cycles to load them; zero if they are resident."""
         shape, src = self.shape, self.shape.src
         if not self.inputs:
             return np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes))
@@ -198,7 +200,7 @@ class Parts:
 
     @cached_property
     def chunk_input(self) -> tuple[Array, Array]:
-        """The same for the inputs of one chunk: (tile sizes, ways to cut)."""
+        """Vectors of one chunk's inputs, and the cycles to load them: (tile sizes, chunk sizes)."""
         shape, chunks = self.shape, self.chunks
         h = self.reach_back(0, self.convs[0][:, None], chunks.ky[None, :])
         w = self.reach_back(1, self.convs[1][:, None], chunks.kx[None, :])
@@ -211,30 +213,33 @@ class Parts:
         count = np.minimum(chunks.kc * self.config.n, max(piece.count for piece in shape.pieces))
         return h * w * chunks.kc * shape.planes, self._load(h, w, count, chunks.kc) * shape.planes
 
-    def stored(self, store: Array | np.int64) -> Array:
-        """Cycles of the bus for all outputs, stored so many tiles at a time; 0 if they stay on chip."""
+    def store_cycles(self, store: Array | np.int64) -> Array:
+        """Return the bus cycles for all outputs in STOREs of `store` tiles; 0 if outputs are resident."""
         dst, n = self.shape.dst, self.config.n
         if dst.resident is not None:
             return np.zeros_like(store, float)
         part = -(-self.tiles // store) * self.target.span(store * n) * (1 + self.shape.wide)
-        pixel = np.where(store * n < dst.pixel_pitch, part, self.target.moved(dst.c))
+        pixel = np.where(store * n < dst.pixel_pitch, part, self.target.transfer_cycles(dst.c))
         return np.asarray(self.h * self.w * self.shape.src.n * pixel)
 
-    def added(self, store: Array) -> Array:
-        """Cycles of the bus for what is added to the outputs, as `Emitter.load_box` reads it; 0 if nothing is."""
+    def residual_cycles(self, store: Array) -> Array:
+        """Return the bus cycles for the residual, as `Emitter.load_box` reads it; 0 if there is none in memory."""
         source = self.shape.residual
         if source is None or source.resident is not None:
             return np.zeros_like(store, float)
-        pixel = self.target.moved(source.pixel_pitch)
+        pixel = self.target.transfer_cycles(source.pixel_pitch)
         each = self.target.runs(np.minimum(store * self.config.n, source.c))
         pixel = np.minimum(pixel, each)
         return source.n * source.h * source.w * pixel * -(-self.tiles // store)
 
-    # Frames.
+    # --- frames
 
     def frames(self) -> tuple[Array, Array, Array, Array]:
-        """Indices of tile sizes, blocks, and whether inputs come by chunks, those first that may be best; and what of
-        each and all behind it no plan takes fewer cycles than."""
+        """Return tile size indices, blocks, whether inputs are chunked, and lower bounds of cycles; most promising
+        first.
+
+        The last array bounds the cycles of each frame and all frames after it.
+        """
         shape, config = self.shape, self.config
         rows = self.rows
         blocks = np.array(shape.block_sizes(config.accumulator_size), np.int64)
@@ -242,14 +247,16 @@ class Parts:
         tile, block, chunked = (
             item.ravel() for item in np.meshgrid(np.arange(len(rows)), blocks, ways, indexing="ij")
         )
+        # Sums of a block must fit the accumulator, and loops their counters.
         fits = (rows[tile] * block <= config.accumulator_size) & (
             np.maximum(self.convs[0], self.convs[1])[tile] <= COUNT_MAX
         )
         h, w = (self.reach_back(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
         vectors, load = self.whole_input
-        window = shape.walked if shape.folded else shape.window
+        window = shape.loop_window if shape.folded else shape.window
         steps = max(*window.dilation, *window.stride)
         longest = shape.src.c if shape.aligned else max(piece.count for piece in shape.pieces)
+        # Whole inputs: strides on chip, runs and pixel lengths must fit their fields.
         whole = (w * shape.vectors * steps <= STRIDE_MAX) | ((h == 1) & (shape.vectors * steps <= STRIDE_MAX))
         whole &= ((w - 1) * float(shape.src.pixel_pitch) + longest <= RUN_MAX) & (longest <= LENGTH_MAX)
         fits &= chunked | ((vectors <= max(zone.a for zone in self.zones)) & whole)[tile]
@@ -257,20 +264,20 @@ class Parts:
             fits &= False
         tile, block, chunked = tile[fits], block[fits], chunked[fits]
         size = shape.region[1] - shape.region[0]
-        times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
+        times = np.where(chunked & (vectors[tile] > size) & shape.has_one_piece, -(-self.tiles // block), 1)
         weights = shape.weight_cycles
         again = np.where(block * self.depth * shape.words > size, self.spatial[tile], 1.0)
-        stored = float(self.stored(np.int64(self.tiles)))
+        stored = float(self.store_cycles(np.int64(self.tiles)))
         work, starts = self.vector
         vec = work + starts[tile]
 
         def bound(load: Array) -> Array:
             traffic = load * self.spatial[tile] * times + weights * again + stored
             paced = np.maximum(np.maximum(self.compute[tile], traffic), vec)
-            return np.asarray(paced + near(traffic, vec, 0.0) + 2 * overheads.ENDS)
+            return np.asarray(paced + room_penalty(traffic, vec, 0.0) + 2 * overheads.RAMP_CYCLES)
 
         about = bound(load[tile])
-        # Chunks of windows may take less together than all of a window at once.
+        # Chunks of windows may take fewer cycles together than whole windows.
         chunks = (self.chunk_input[1] * self.chunks.count).min(axis=1) if chunked.any() else load
         sure = bound(np.where(chunked, np.minimum(load, chunks)[tile], load[tile]))
         order = np.argsort(about, kind="stable")
@@ -279,11 +286,12 @@ class Parts:
 
     @cached_property
     def depth(self) -> int:
-        """Vectors of the contraction of a tile, over all parts."""
+        """Vectors of a tile's contraction, over all parts."""
         kernel = self.shape.kernel[0] * self.shape.kernel[1]
         return math.ceil(self.shape.passes * kernel) * max(piece.vectors for piece in self.shape.pieces)
 
 
-def near(traffic: Array, vec: Array, instructions: Array | float) -> Array:
-    """Of plans with the same pace, the one that leaves more room; weights tried on benchmarks/timing_cases.py."""
+def room_penalty(traffic: Array, vec: Array, instructions: Array | float) -> Array:
+    """Return a penalty that prefers plans with more room among equally fast ones; tuned on
+    benchmarks/timing_cases.py."""
     return 0.1 * np.maximum(traffic + instructions, vec) + 0.05 * traffic + 0.15 * instructions

@@ -1,8 +1,8 @@
-"""Choosing the block sizes of a convolution: how SRAM is divided, and what stays resident.
+"""Planning of convolutions: division of the scratchpad, block sizes, and what stays resident.
 
-Every candidate is scored with a closed-form estimate of its cycles; the best one is taken, unless a `Tiling` says
-which. The scratchpad, or what other layers leave of it, is divided by banks into three zones, so that the units do not
-meet in a bank: A (inputs; empty if they are on chip already), B (weights), O (parameters and outputs).
+Each candidate is scored by a closed-form estimate of its cycles; the best is taken, unless a `Tiling` says which. The
+scratchpad, or the part that other layers leave, is divided by banks into three zones, so that units do not conflict
+in a bank: A (inputs; empty if they are resident), B (weights), O (parameters and outputs).
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from itertools import pairwise
 from weft.compiler.ir.graph import Region
 from weft.compiler.machine.emit import Box
 from weft.compiler.plan.conv_parts import Zone
-from weft.compiler.plan.conv_search import Found, Search
+from weft.compiler.plan.conv_search import ScoredPlan, Search
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
 _CANDIDATES = 512
 SLOW = 2.0
-"""Cycles of a beat above which room for weights counts more than that no unit waits for another one in a bank."""
+"""Cycles per beat above which room for weights matters more than freedom from bank conflicts."""
 _ROOM = 1.05
-"""What plans may take by estimate, in parts of the best ones, to leave more room for what comes next."""
-BLOCKS, EPILOGUES = 34, 2
-"""Parameter blocks that a plan leaves room for if it can, so that those of the next operators come early; and how many
-of them are those of epilogues."""
+"""Most cycles of a plan with parameters beside the weights, relative to the best plan: it leaves more room."""
+PARAMETER_BLOCKS = 34
+"""Parameter blocks that a plan leaves room for if it can, so that the next operators' blocks come early."""
+EPILOGUE_BLOCKS = 2
+"""Blocks among `PARAMETER_BLOCKS` that are for epilogues."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,32 @@ class Zones:
 
 
 def unit(config: Config) -> int:
-    """What the scratchpad is divided by: vectors of a bank, or a quarter, if it has fewer than four."""
+    """Return the unit in which the scratchpad is divided, in vectors: a bank, or a quarter if there are fewer than
+    four."""
     return config.scratchpad_size // max(config.scratchpad_banks, 4)
 
 
 def zones(
     config: Config, region: Region | None = None, *, inputs: bool = True, tail: int = 0
 ) -> tuple[Zones, ...]:
-    """All ways to divide the scratchpad, or a part of it; without `inputs` zone A is empty. With a `tail` zone O is
-    only so many vectors, at the end of the last bank of B."""
+    """Return all divisions of the scratchpad, or of a region; without `inputs` zone A is empty.
+
+    With a `tail` zone O is only that many vectors, at the end of B's last bank.
+    """
     size = unit(config)
     first, last = region or (0, config.scratchpad_size)
     units = (last - first) // size
-    found = []
+    divisions = []
     for a in range(1, units - (tail == 0)) if inputs else (0,):
         for b in (units - a,) if tail else range(1, units - a):
             starts = (first, first + a * size, last - tail if tail else first + (a + b) * size, last)
-            found.append(Zones(*((start, stop - start) for start, stop in pairwise(starts))))
-    return tuple(found)
+            divisions.append(Zones(*((start, stop - start) for start, stop in pairwise(starts))))
+    return tuple(divisions)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What is free in a `ConvPlan`; the rest of it follows. `zones` are the first vectors of zones B and O."""
+    """The free choices in a `ConvPlan`, which determine it; `zones` are the first vectors of zones B and O."""
 
     tile: tuple[int, int]
     zones: tuple[int, int]
@@ -73,14 +77,31 @@ class Tiling:
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """Blocks of one convolution.
+    """Tiling of one convolution.
 
-    `tile` is (rows, columns) of final outputs, `block` how many output tiles are summed up together, chunk by chunk;
-    `a_slot`, `b_slot`, `o_slot`, `c_slot` are sizes of ring slots and `a_count`.. their numbers, with a second operand
-    as many more like those of outputs, or instead of them if outputs stay on chip; `params` slots of the parameter
-    ring; `group` the output tiles for which a block of weights stays while the spatial tiles pass; `store` the output
-    tiles that leave in one STORE; `chunked` whether inputs are loaded per chunk of the contraction; `b_limit` the
-    largest chunk in vectors of weights of a tile. Estimates: `cycles`, and `traffic`, those of the bus for data.
+    Attributes
+    ----------
+    zones : Zones
+    tile : tuple of int
+        Rows and columns of final outputs.
+    block : int
+        Output tiles that are accumulated together, chunk by chunk.
+    a_slot, a_count, b_slot, b_count, c_slot, c_count : int
+        Slot sizes and slots of the rings of inputs, weights and sums.
+    o_slot, o_count : int
+        Slot size and slots of outputs. A residual has as many slots in addition, or instead if outputs are resident.
+    b_limit : int
+        Largest chunk, in vectors of a tile's weights.
+    params : int
+        Slots of the parameter ring.
+    group : int
+        Output tiles whose weights stay on chip while all spatial tiles pass.
+    store : int
+        Output tiles per STORE.
+    chunked : bool
+        Whether inputs are loaded per chunk of the contraction.
+    cycles, traffic : float
+        Estimated cycles, and cycles of the bus for data.
     """
 
     zones: Zones
@@ -109,70 +130,74 @@ class ConvPlan:
 
 
 Chooser = Callable[[ConvShape], ConvPlan | None]
-"""Gives the plan to compile a convolution by, or None if not even the smallest tile fits."""
+"""Function that returns the plan for a convolution, or None if not even the smallest tile fits."""
 
 
 def plan(shape: ConvShape) -> ConvPlan | None:
-    """The best plan by estimate, or None if not even the smallest tile fits.
+    """Return the best plan by estimate; None if not even the smallest tile fits.
 
-    One that has its parameters beside the weights is preferred: it leaves more room for weights, also for those of the
-    next operators, which come earlier for it.
+    Plans with parameters beside the weights are preferred: they leave more room for weights, also for the next
+    operators' weights, which then come earlier.
     """
-    found, other = _best(shape, _divided(shape)), _best(shape, _beside(shape))
-    if found is None or (other is not None and other.cycles <= _ROOM * found.cycles):
-        return other
-    return found
+    apart, beside_weights = _best(shape, _separate_zones(shape)), _best(shape, _zones_with_tail(shape))
+    if apart is None or (beside_weights is not None and beside_weights.cycles <= _ROOM * apart.cycles):
+        return beside_weights
+    return apart
 
 
 def plan_apart(shape: ConvShape) -> ConvPlan | None:
-    """The same with parameters in a bank of their own, where no unit waits for another one."""
-    return _best(shape, _divided(shape))
+    """Return the best plan with parameters in a bank of their own, where no unit waits for another."""
+    return _best(shape, _separate_zones(shape))
 
 
 def candidates(shape: ConvShape) -> list[ConvPlan]:
-    """Plans, the best by estimate first: at most 512, half of them the best, the others spread over all."""
-    divided = _divided(shape) + _beside(shape)
-    return [_plan(divided, found) for found in _search(shape, divided).all(_CANDIDATES)] if divided else []
+    """Return at most 512 plans, best first: half are the best by estimate, the others are spread over all."""
+    divided = _separate_zones(shape) + _zones_with_tail(shape)
+    return [_plan(divided, choice) for choice in _search(shape, divided).all(_CANDIDATES)] if divided else []
 
 
 def _best(shape: ConvShape, divided: tuple[Zones, ...]) -> ConvPlan | None:
-    found = _search(shape, divided).best() if divided else None
-    return None if found is None else _plan(divided, found)
+    choice = _search(shape, divided).best() if divided else None
+    return None if choice is None else _plan(divided, choice)
 
 
-def _divided(shape: ConvShape) -> tuple[Zones, ...]:
+def _separate_zones(shape: ConvShape) -> tuple[Zones, ...]:
     return zones(shape.config, shape.region, inputs=shape.src.resident is None)
 
 
-def _beside(shape: ConvShape) -> tuple[Zones, ...]:
-    """The zones behind a slow memory, which is what most operators wait for, if all that zone O holds are parameters:
-    the vector unit seldom reads them, so they need no bank of their own."""
+def _zones_with_tail(shape: ConvShape) -> tuple[Zones, ...]:
+    """Return divisions with parameters beside the weights, for slow memories, if zone O holds only parameters.
+
+    The vector unit seldom reads parameters, so that they need no bank of their own.
+    """
     if shape.slots or shape.target.beat <= SLOW:
         return ()
-    tail = min(unit(shape.config), PARAMETER_VECTORS * max(BLOCKS, 2 * len(shape.tiles) + EPILOGUES))
+    tail = min(
+        unit(shape.config), PARAMETER_VECTORS * max(PARAMETER_BLOCKS, 2 * len(shape.tiles) + EPILOGUE_BLOCKS)
+    )
     return zones(shape.config, shape.region, inputs=shape.src.resident is None, tail=tail)
 
 
 def _search(shape: ConvShape, divided: Sequence[Zones]) -> Search:
-    return Search(shape, [Zone(z.a[1], z.b[1], z.o[1], shared(z, shape.config)) for z in divided])
+    return Search(shape, [Zone(z.a[1], z.b[1], z.o[1], shared_fraction(z, shape.config)) for z in divided])
 
 
-def shared(zones: Zones, config: Config) -> float:
-    """The share of zone B that lies in a bank of zone A."""
+def shared_fraction(zones: Zones, config: Config) -> float:
+    """Return the fraction of zone B that lies in a bank of zone A."""
     end = zones.a[0] + zones.a[1]
     bank = -(-end // config.scratchpad_depth) * config.scratchpad_depth
     return min(bank - end, zones.b[1]) / zones.b[1] if zones.a[1] and zones.b[1] else 0.0
 
 
-def _plan(divided: Sequence[Zones], found: Found) -> ConvPlan:
+def _plan(divided: Sequence[Zones], choice: ScoredPlan) -> ConvPlan:
     return ConvPlan(
-        divided[found.zone], found.tile, found.block, *found.a, found.chunk, *found.b, found.o[0], found.o[1],
-        *found.c, found.params, found.group, found.store, found.chunked, found.cycles, found.traffic,
+        divided[choice.zone], choice.tile, choice.block, *choice.a, choice.chunk, *choice.b, choice.o[0], choice.o[1],
+        *choice.c, choice.params, choice.group, choice.store, choice.chunked, choice.cycles, choice.traffic,
     )  # fmt: skip
 
 
 def boxes(shape: ConvShape, tile: tuple[int, int]) -> list[Box]:
-    """The final output, cut into tiles in row-major order, evenly."""
+    """Cut the final output into tiles, evenly, in row-major order."""
     h, w = shape.outputs
     return [
         Box(y, x, min(tile[0], h - y), min(tile[1], w - x))

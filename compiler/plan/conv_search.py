@@ -1,9 +1,8 @@
-"""The best plan of a convolution: all candidates scored at once, as columns of numbers.
+"""Search for a convolution's best plan: all candidates are scored at once, as columns of numbers.
 
-A *frame* is a tile of outputs, a block of output tiles whose sums are in the accumulator together, and whether inputs
-come chunk by chunk. For each there is a lower bound of the cycles, cheap to tell. Frames are looked at in its order,
-with all that is left to choose (zones, size of chunks, what stays); those whose bound is above what was found cannot
-be better, and are left out.
+A *frame* is a tile of outputs, a block of output tiles whose sums are accumulated together, and whether inputs are
+chunked. Each frame has a cheap lower bound of cycles. Frames are scored in its order, with all other choices (zones,
+chunk sizes, resident data); frames whose bound exceeds the best plan so far are skipped.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ import numpy as np
 
 from weft.compiler.machine import target
 from weft.compiler.machine.target import LENGTH_MAX, STRIDE_MAX, SequentialCosts
-from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
+from weft.compiler.plan.conv_parts import Array, Parts, Zone, room_penalty
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
 from weft.hdl.isa import PARAMETER_VECTORS
 
 _PLANS = 4000
-"""Frames times zones that are scored at a time, about."""
+"""Approximate number of frames times zones to score at a time."""
 _FRAMES = 16, 128
-"""The fewest frames that are scored at a time, and the most."""
+"""Least and most frames to score at a time."""
 _TIMES = np.array([1, 2, 3]).reshape(-1, 1)
 _SLOTS_A, _SLOTS_B = np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2])
-"""Slots that chunks are made for, as places in `_TIMES`."""
-_KEPT = 64  # slots of a ring at most
+"""Numbers of slots for which chunks are sized, as indices of `_TIMES`."""
+_MAX_SLOTS = 64  # of a ring
 
 
-class Found(NamedTuple):
-    """A plan as numbers; `zone` is an index, `a`, `b`, `c` and `o` are (slot size, slots)."""
+class ScoredPlan(NamedTuple):
+    """A plan as numbers; `zone` is an index, and `a`, `b`, `c` and `o` are (slot size, slots)."""
 
     tile: tuple[int, int]
     zone: int
@@ -51,26 +50,26 @@ class Found(NamedTuple):
 
 
 class Search:
-    """The candidates for one convolution, with these zones of the scratchpad to choose from."""
+    """Candidates for one convolution with given divisions of the scratchpad."""
 
     def __init__(self, shape: ConvShape, zones: Sequence[Zone]) -> None:
         self.parts = Parts(shape, zones)
 
-    def best(self) -> Found | None:
-        """The plan with the fewest cycles, or None if not even the smallest tile fits."""
-        found: Found | None = None
+    def best(self) -> ScoredPlan | None:
+        """Return the plan with the fewest cycles; None if not even the smallest tile fits."""
+        best_plan: ScoredPlan | None = None
         for bound, batch in self._batches():
-            if found is not None and bound >= found.cycles:
+            if best_plan is not None and bound >= best_plan.cycles:
                 break
             scored = batch()
             if scored.cycles.size:
                 index = int(np.argmin(scored.cycles))
-                if found is None or scored.cycles[index] < found.cycles:
-                    found = scored.found(index)
-        return found
+                if best_plan is None or scored.cycles[index] < best_plan.cycles:
+                    best_plan = scored.plan_at(index)
+        return best_plan
 
-    def all(self, most: int) -> list[Found]:
-        """At most so many plans, best first: half of them the best, the others spread over the rest."""
+    def all(self, most: int) -> list[ScoredPlan]:
+        """Return at most `most` plans, best first: half are the best, the others are spread over the rest."""
         scored = [item for item in (batch() for _, batch in self._batches()) if item.cycles.size]
         if not scored:
             return []
@@ -78,13 +77,14 @@ class Search:
         starts = np.cumsum([0, *(item.cycles.size for item in scored)])
         order = np.argsort(cycles, kind="stable")
         if order.size > most:
+            # The other half is spread over the ranking, so that tuning sees other kinds of plans.
             rest = np.linspace(most // 2, order.size - 1, most - most // 2).astype(np.int64)
             order = np.concatenate([order[: most // 2], order[rest]])
         which = np.searchsorted(starts, order, side="right") - 1
-        return [scored[at].found(int(index - starts[at])) for at, index in zip(which, order, strict=True)]
+        return [scored[at].plan_at(int(index - starts[at])) for at, index in zip(which, order, strict=True)]
 
     def _batches(self) -> Iterator[tuple[float, Callable[[], _Scored]]]:
-        """Some frames at a time: the least of the bounds of all that are left, and what scores their plans."""
+        """Yield batches of frames: the least bound of all remaining frames, and a function that scores the batch."""
         tile, block, chunked, bound = self.parts.frames()
         least, most = _FRAMES
         size = min(max(_PLANS // len(self.parts.zones), least), most)
@@ -94,16 +94,16 @@ class Search:
 
 
 _CUT = ("size", "block", "chunked", "zone", "chunk", "count", "b_slot", "b_count", "a_slot", "a_load", "a_count",
-        "blocks", "spatial", "shared", "per_block", "c_slot", "c_count", "group")  # fmt: skip
+        "blocks", "spatial", "shared_fraction", "per_block", "c_slot", "c_count", "group")  # fmt: skip
 _ALL = (*_CUT, "params", "store", "o_slot", "o_count")
-"""Numbers of `_Scored` that differ from plan to plan: as soon as groups are chosen, and at the end."""
+"""Columns of `_Scored` at the end; `_CUT` has those before groups are chosen."""
 
 
 class _Scored:
-    """All plans of some frames: `cycles` of those that fit, and what `found` makes a plan of.
+    """All plans of some frames; `cycles` has those of the plans that fit.
 
-    Numbers are columns with a row for each plan. What does not fit is left out as soon as that is known. Plans keep
-    their order: by frame, zones, slots that chunks are made for, and groups.
+    Numbers are columns with a row for each plan. Plans that do not fit are removed as early as possible. Plans keep
+    their order: by frame, zones, slots for which chunks are sized, and groups.
     """
 
     def __init__(self, parts: Parts, size: Array, block: Array, chunked: Array) -> None:
@@ -117,24 +117,24 @@ class _Scored:
         self.cycles, self._traffic = (np.broadcast_to(values, self.size.shape) for values in self._estimate())
 
     def _keep(self, names: Sequence[str], rows: Array) -> None:
-        """Leave some of the plans. What is the same for all of them is no column."""
+        """Keep only the plans `rows`. Values that all plans share are no columns."""
         for name in names:
             values = np.asarray(getattr(self, name))
             if values.ndim:
                 setattr(self, name, values[rows])
 
     def _chunks(self, size: Array, block: Array, chunked: Array) -> tuple[Array, Array, Array]:
-        """Choose the largest chunks of which as many as wanted fit: frames, zones and chunks where there are any."""
+        """Choose the largest chunks of which 1, 2 or 3 fit; return frames, zones and chunks."""
         parts, chunks, n = self.parts, self.parts.chunks, self.parts.config.n
-        pieces = block[:, None] if parts.shape.spread else np.int64(1)
-        # Slots of weights grow with chunks: the last that fits tells how many do.
+        pieces = block[:, None] if parts.shape.has_piece_per_tile else np.int64(1)
+        # Slots of weights grow with chunk sizes, so counting those that fit gives the last that fits.
         slots = chunks.limit * block[:, None] + parts.shape.around
         fits = slots[:, None, None, :] * _TIMES <= parts.zone_b.values[:, None, None]
         last = (fits.sum(axis=-1) - 1)[:, parts.zone_b.which][:, :, _SLOTS_B]
         if chunked.any():
             inputs = parts.chunk_input[0][size] * pieces
             room = chunks.kc * n * pieces <= LENGTH_MAX
-            if parts.shape.spread:  # one LOAD for pieces that lie side by side, with all of their channels
+            if parts.shape.has_piece_per_tile:  # one LOAD for adjacent pieces, with all their channels
                 room = room & ((block[:, None] == 1) | (parts.shape.aligned & (chunks.kc == chunks.kc.max())))
             loads = (inputs[:, None, None, :] * _TIMES <= parts.zone_a.values[:, None, None]) & np.reshape(
                 room, (-1, 1, 1, len(chunks.kc))
@@ -154,12 +154,12 @@ class _Scored:
         return where[0], where[1], chunk[where]
 
     def _hold_inputs(self) -> None:
-        """Slots of inputs in zone A; plans in which not even one has room are left out."""
+        """Choose slots of inputs in zone A; remove plans in which not even one fits."""
         parts = self.parts
         if not parts.inputs:
             self.a_slot, self.a_load, self.a_count = np.int64(0), np.float64(0), np.int64(1)
             return
-        pieces = self.block if parts.shape.spread else np.int64(1)
+        pieces = self.block if parts.shape.has_piece_per_tile else np.int64(1)
         at = self.size, self.chunk
         whole = parts.whole_input[1][self.size]
         self.a_slot, load = (
@@ -168,19 +168,19 @@ class _Scored:
         )
         self.a_load = np.minimum(load, whole)
         zone = parts.zone_a.values[parts.zone_a.which[self.zone]]
-        self.a_count = np.minimum(zone // np.maximum(self.a_slot, 1), _KEPT)
+        self.a_count = np.minimum(zone // np.maximum(self.a_slot, 1), _MAX_SLOTS)
         names = ("size", "block", "chunked", "zone", "chunk", "a_slot", "a_load", "a_count")
         self._keep(names, np.flatnonzero(self.a_slot <= zone))
 
     def _hold_weights(self) -> None:
-        """Slots of weights in zone B."""
+        """Choose slots of weights in zone B."""
         parts, chunks = self.parts, self.parts.chunks
         self.count = chunks.count[self.chunk]
         self.b_slot = chunks.limit[self.chunk] * self.block + parts.shape.around
         self.b_count = parts.zone_b.values[parts.zone_b.which[self.zone]] // self.b_slot
         self.blocks = -(-parts.tiles // self.block)
         self.spatial = parts.spatial[self.size]
-        self.shared = parts.shared[self.zone]
+        self.shared_fraction = parts.shared_fraction[self.zone]
 
     def _divide(self) -> None:
         """Choose groups of output tiles, and slots of the accumulator."""
@@ -191,6 +191,7 @@ class _Scored:
         depth = config.accumulator_depth
         self.c_slot = -(-rows // depth) * depth
         self.c_count = np.minimum(config.accumulator_size // self.c_slot, 4)
+        # Weights of all blocks, of as many as fit, or of half as many for double buffering.
         groups = np.stack([blocks, held, np.maximum(held // 2, np.minimum(held, 1))], axis=1)
         some = held < blocks
         fits = np.stack([np.ones_like(some), some, some & (held > 1)], axis=1) & (groups > 0)
@@ -201,7 +202,7 @@ class _Scored:
         self.group = groups[where]
 
     def _cut_outputs(self) -> Array:
-        """Choose how many tiles leave together; whether they, and what is added, have room."""
+        """Choose the tiles per STORE; return whether outputs and residual fit."""
         shape, n = self.shape, self.parts.config.n
         height, width = self.parts.sizes[self.size].T
         zone = self.parts.zone_o[self.zone]
@@ -216,7 +217,7 @@ class _Scored:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
             most = np.maximum(np.minimum(most, room // slots // 2), 1)
-            # As many with each: a short one in between hides nothing.
+            # Equal sizes: a short STORE in between hides nothing.
             leave = -(-tiles // most)
             self.store = -(-tiles // leave)
         self.o_slot = height * width * self.store
@@ -225,16 +226,16 @@ class _Scored:
         return np.asarray((room >= slots) if buffered else (room >= 0))
 
     def _estimate(self) -> tuple[Array, Array]:
-        """Cycles, and those of the bus for data."""
+        """Return cycles, and cycles of the bus for data."""
         parts, shape, blocks, spatial = self.parts, self.shape, self.blocks, self.spatial
         groups, chunks = -(-blocks // self.group), parts.chunks
-        # Rows and weights that lie in one bank are read one after the other.
-        both = self.shared * shape.weight_values / parts.config.n * spatial
+        # Rows and weights in one bank are read in turn.
+        both = self.shared_fraction * shape.weight_values / parts.config.n * spatial
         compute = parts.compute[self.size] + both
         kept = self.a_count >= np.where(self.chunked, self.count, 1) * spatial
         per_box = np.where(kept, 1, groups)
         if parts.inputs:
-            reused = per_box * len(shape.pieces) if not shape.spread else blocks
+            reused = per_box * len(shape.pieces) if not shape.has_piece_per_tile else blocks
             again = np.where(self.a_count >= self.count, reused, blocks)
             per_box = np.where(self.chunked, again, per_box)
         in_box = np.where(self.chunked, self.count, 1)
@@ -243,7 +244,7 @@ class _Scored:
         b_times = np.where(b_held, 1, spatial)
         b_loads = shape.weight_cycles * b_times
         p_times = np.where(self.params >= np.minimum(self.group * self.block, parts.tiles), 1, spatial)
-        stores, added = parts.stored(self.store), parts.added(self.store)
+        stores, added = parts.store_cycles(self.store), parts.residual_cycles(self.store)
         work, starts = parts.vector
         vec = work + starts[self.size]
         traffic = a_loads + b_loads + parts.tiles * 12.0 * p_times + added + stores
@@ -254,73 +255,78 @@ class _Scored:
             + parts.tiles * (spatial * (1 + (shape.op.epilogue is not None)) + p_times)
             + spatial * -(-parts.tiles // self.store) * (1 + (shape.residual is not None))
         ) * parts.instruction
-        if parts.target.in_turn is not None:
+        if parts.target.sequential_costs is not None:
             a_times = in_box * per_box * spatial, in_slots * per_box * spatial
-            return self._in_turn(parts.target.in_turn, a_times, b_times, p_times), traffic
-        # Inputs of the next box come while this one's are used: as many slots more are needed as are to come.
+            return self._in_turn(parts.target.sequential_costs, a_times, b_times, p_times), traffic
+        # The next box's inputs load while this box's are used, which needs as many further slots.
         used = np.where(self.a_count >= in_slots, in_slots, 1)
         late = 1 - np.clip((self.a_count - used) / used, 0, 1)
         penalty = np.where(kept, 0.0, a_loads * late)
-        # LOADs keep their order: those of whole inputs wait until the last weights of the tile before are on their way.
-        ahead = np.minimum(self.b_count / (self.group * self.per_block), 1.0) * compute / spatial / groups
-        exposed = np.maximum(self.a_load - ahead, 0.0) * spatial * groups
+        # LOADs keep their order: whole inputs wait until the previous tile's last weights are loading.
+        hidden = np.minimum(self.b_count / (self.group * self.per_block), 1.0) * compute / spatial / groups
+        exposed = np.maximum(self.a_load - hidden, 0.0) * spatial * groups
         penalty = penalty + np.where(self.chunked | kept | b_held, 0.0, exposed)
         penalty = penalty + np.where(
             b_held & (groups > 1) & (self.b_count < 2 * self.group * self.per_block), b_loads, 0.0
         )
-        penalty = penalty + np.where(self.c_count < 2, vec + target.DRAIN * spatial * blocks, 0.0)
+        penalty = penalty + np.where(
+            self.c_count < 2, vec + target.BLOCK_SWITCH_CYCLES * spatial * blocks, 0.0
+        )
         penalty = penalty + np.where(self.o_count < 2, stores + added, 0.0)
-        # What is added waits for a slot, and all other LOADs behind it, unless there is room for two blocks.
+        # The residual waits for a slot, and all later LOADs with it, unless there is room for two blocks.
         short = np.clip(2 - self.o_count * self.store / self.block, 0, 1)
         penalty = penalty + np.where((self.o_count > 1) & (added > 0), short * (stores + added), 0.0)
-        # The first block loads what the others use again.
+        # The first block loads inputs that the others reuse.
         first = self.a_load * self.count + shape.weight_cycles / blocks - compute / spatial / blocks
         first = np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
-        # Of two slots, one is free only when the other's use begins: nothing hides the latency then, nor uneven chunks.
+        # With two slots, one is free only when the other is in use: that hides neither latency nor uneven chunks.
         uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
         waits = np.where(
-            close, target.SLOT_LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0
+            close, target.SLOT_REFILL_CYCLES * blocks * self.per_block * b_times + uneven * b_loads, 0.0
         )
-        # One slot is free only when its products have passed the array. Of two, the weights of first parts have but
-        # one if what later parts have, which is small, takes the other.
+        # A single slot is free only after its products have passed the array. With two slots, the first part's weights
+        # effectively have one if the small later parts take the other.
         least = 2 + (shape.passes % 1 > 0)
         alone = ~(b_held & (groups == 1)) & (self.b_count < least)
-        drain = target.SLOT_LATENCY + target.DRAIN + 2 * parts.config.n
+        drain = target.SLOT_REFILL_CYCLES + target.BLOCK_SWITCH_CYCLES + 2 * parts.config.n
         penalty = penalty + np.where(alone, b_loads + drain * blocks * self.per_block * b_times, 0.0)
         waits = waits + np.where(
-            self.chunked & (self.a_count == 2), target.SLOT_LATENCY * in_slots * per_box * spatial, 0.0
+            self.chunked & (self.a_count == 2), target.SLOT_REFILL_CYCLES * in_slots * per_box * spatial, 0.0
         )
-        if (
-            shape.tiles_least > 1
-        ):  # another operator runs beside it, for which small parts matter and not the ends
+        if shape.tiles_least > 1:  # with another operator beside it small parts matter, the ends do not
             paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
             start = self.a_load + shape.weight_cycles / blocks / self.per_block + first
             tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial
-            ends = start + tail + 2 * target.ENDS
-            return paced + ends + near(traffic, vec, instructions) + penalty, traffic
+            ends = start + tail + 2 * target.RAMP_CYCLES
+            return paced + ends + room_penalty(traffic, vec, instructions) + penalty, traffic
         start = self._start(compute / spatial / blocks, instructions) + first
-        # Where the bus sets the pace, the products of what it brings last are still to come; where the vector unit
-        # does, it waits for the first block.
+        # If the bus is the bottleneck, the products of its last data remain; if the vector unit is, it waits for the
+        # first block.
         block = compute / spatial / blocks
-        behind = np.where(b_held & (spatial > 1), compute / spatial / groups, block / self.per_block)
-        moved = traffic + instructions + waits + np.minimum(behind, compute)
-        made, stored = self._tail(vec, stores)
-        paced = np.maximum(np.maximum(compute + start, moved + target.ENDS) + made, vec + start + block)
-        return paced + stored + near(traffic, vec, instructions) + penalty, traffic
+        last_products = np.where(b_held & (spatial > 1), compute / spatial / groups, block / self.per_block)
+        moved = traffic + instructions + waits + np.minimum(last_products, compute)
+        requantise, last_store = self._tail(vec, stores)
+        paced = np.maximum(
+            np.maximum(compute + start, moved + target.RAMP_CYCLES) + requantise, vec + start + block
+        )
+        return paced + last_store + room_penalty(traffic, vec, instructions) + penalty, traffic
 
     def _in_turn(
         self, costs: SequentialCosts, a_times: tuple[Array, Array], b_times: Array, p_times: Array
     ) -> Array:
-        """Cycles where nothing overlaps: `a_times` are LOADs of inputs, and slots that they fill, `b_times` and
-        `p_times` how often weights and parameters are loaded."""
+        """Return cycles on the sequential core, where nothing overlaps.
+
+        `a_times` are LOADs of inputs, and slots that they fill; `b_times` and `p_times` are the numbers of loads of
+        weights and parameters.
+        """
         parts, shape, spatial = self.parts, self.shape, self.spatial
         rows, columns = (item[self.size] for item in parts.convs)
         products, steps = self.blocks * self.per_block, shape.steps * spatial
         total = costs.mm(products * spatial, steps, steps * rows, columns)
         if parts.inputs:
             total = total + self._loads_in_turn(costs, *a_times)
-        # Weights are often in flash, which is slower than the rest.
+        # Weights are often in flash, which is slower than DRAM.
         b_loads, vectors = products * b_times, 2 * shape.weight_values / parts.config.n * b_times
         total = total + costs.load(b_loads, b_loads, b_loads, vectors)
         p_loads = parts.tiles * p_times
@@ -338,22 +344,22 @@ class _Scored:
         return np.asarray(total, float)
 
     def _loads_in_turn(self, costs: SequentialCosts, loads: Array, slots: Array) -> Array:
-        """The same of inputs."""
+        """Return cycles to load inputs on the sequential core."""
         parts, kernel = self.parts, self.shape.kernel
         height, width = (
             parts.reach_back(axis, parts.convs[axis], kernel[axis])[self.size] for axis in (0, 1)
         )
         pixels = loads * height * width
-        # Some of a pixel's channels are a row of their own.
+        # A part of a pixel's channels is a row of its own.
         some = self.chunked & (parts.chunks.kc[self.chunk] * parts.config.n < self.shape.src.c)
         lines = np.where(some, pixels, loads * height)
         return np.asarray(costs.load(loads, lines, pixels, slots * self.a_slot), float)
 
     def _start(self, cycles: Array, instructions: Array) -> Array:
-        """Cycles before the array works without pause; it takes `cycles` for a block."""
+        """Return cycles until the array works without pause; it takes `cycles` for a block."""
         parts, shape = self.parts, self.shape
         weights, chunk = shape.weight_cycles / self.blocks, cycles / self.per_block
-        whole = shape.lines is not None  # their weights come at once
+        whole = shape.lines is not None  # their weights are loaded at once
         most = (
             np.maximum(parts.chunks.limit[self.chunk] // parts.config.n // 2, 1) if not whole else np.int64(1)
         )
@@ -361,16 +367,18 @@ class _Scored:
         by_rows = parts.inputs and shape.pointwise
         rows = np.where((self.block == 1) & ~self.chunked & by_rows, parts.rows[self.size], 0)
         first = self.a_load / row_parts(chunk, rows, parts.target) + weights / self.per_block / cut
-        # What the first box has to load, up to its first block or its last one, beside what the array does meanwhile.
+        # Loads of the first box, up to its first or last block, beyond what the array hides.
         group = np.minimum(self.group, self.blocks)
-        behind = weights - cycles + instructions / self.spatial / self.blocks
-        each = np.where(self.chunked, 0.0, self.a_load) + np.maximum(behind, behind * group)
+        waiting = weights - cycles + instructions / self.spatial / self.blocks
+        each = np.where(self.chunked, 0.0, self.a_load) + np.maximum(waiting, waiting * group)
         each = each + chunk / np.maximum(cut, row_parts(chunk, rows, parts.target))
-        return np.maximum(first, each) + target.ENDS
+        return np.maximum(first, each) + target.RAMP_CYCLES
 
     def _tail(self, vec: Array, stores: Array) -> tuple[Array, Array]:
-        """Cycles behind the last product: requantisation of the last block; and behind that the last STORE, of those of
-        the last part, each of half the tiles that are left, from the middle of their requantisation on."""
+        """Return cycles after the last product: for the last block's requantisation, and then for the last STORE.
+
+        The last part has half of the remaining tiles; its STORE starts when it is requantised.
+        """
         parts, tiles = self.parts, self.parts.tiles
         tile, out = vec / tiles / self.spatial, stores / tiles / self.spatial
         before = np.zeros_like(tile)
@@ -379,29 +387,36 @@ class _Scored:
             apart = ~self.chunked & (self.a_count > 1) & (self.group * self.per_block <= self.b_count)
             last = last_rows(rows, self.spatial, self.shape)
             share = np.where(apart, last, rows) / rows
-            # The other rows of a last tile are not done either when the array is done with few tiles of these.
+            # With few tiles the vector unit is not done with the other rows either when the array finishes.
             array = self.shape.steps * parts.config.n
             before = np.where(share < 1, np.maximum((tile + out) * (1 - share) - array, 0.0), 0.0)
             tile, out = tile * share, out * share
         if not self.shape.leaves_in_parts:
-            return before + tile * self.block, out * self.store + target.ENDS
+            return before + tile * self.block, out * self.store + target.RAMP_CYCLES
         left = out * self.store - tile * self.store / 2
-        return before + tile * self.block, np.maximum(out, left) + target.ENDS
+        return before + tile * self.block, np.maximum(out, left) + target.RAMP_CYCLES
 
-    def found(self, index: int) -> Found:
-        """The plan whose cycles are ``cycles[index]``."""
+    def plan_at(self, index: int) -> ScoredPlan:
+        """Return the plan number `index`."""
 
         def value(values: Array | np.integer[Any] | float) -> int:
             return int(np.broadcast_to(values, self.size.shape)[index])
 
         height, width = self.parts.sizes[self.size[index]]
         chunks = self.parts.chunks
-        return Found(
-            tile=(int(height), int(width)), zone=int(self.zone[index]), block=value(self.block),
-            chunked=bool(value(self.chunked)), chunk=int(chunks.limit[value(self.chunk)]),
+        return ScoredPlan(
+            tile=(int(height), int(width)),
+            zone=int(self.zone[index]),
+            block=value(self.block),
+            chunked=bool(value(self.chunked)),
+            chunk=int(chunks.limit[value(self.chunk)]),
             group=min(value(self.group * self.block), self.parts.tiles),
-            store=value(self.store), params=value(self.params),
-            a=(value(self.a_slot), value(self.a_count)), b=(value(self.b_slot), value(self.b_count)),
-            c=(value(self.c_slot), value(self.c_count)), o=(value(self.o_slot), value(self.o_count)),
-            cycles=float(self.cycles[index]), traffic=float(self._traffic[index]),
-        )  # fmt: skip
+            store=value(self.store),
+            params=value(self.params),
+            a=(value(self.a_slot), value(self.a_count)),
+            b=(value(self.b_slot), value(self.b_count)),
+            c=(value(self.c_slot), value(self.c_count)),
+            o=(value(self.o_slot), value(self.o_count)),
+            cycles=float(self.cycles[index]),
+            traffic=float(self._traffic[index]),
+        )

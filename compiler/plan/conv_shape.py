@@ -1,16 +1,16 @@
-"""A convolution as the array sees it: pieces of input channels, tiles of output columns, and packed weights.
+"""A convolution as the array computes it: pieces of input channels, tiles of output columns, and packed weights.
 
-Two mappings of the contraction onto vectors of N bytes:
+There are two mappings of the contraction onto vectors of N bytes:
 
-- *channels*: a vector holds N channels of one pixel; the loops over the kernel are loops of the instruction.
+- *channels*: a vector holds N channels of one pixel; loops over the kernel are loops of the instruction.
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
-  bytes fill the vectors. Chosen where it needs a tenth fewer vectors, i.e. where a pixel has few channels: LOAD reads
-  a row once for each vector of a window. If the kernel's rows
-  lie side by side in DRAM (`weft.compiler.passes.rows`), a window is all of the contraction.
+  bytes fill the vectors. It is used where it needs a tenth fewer vectors, that is for pixels of few channels: LOAD
+  reads a row once for each vector of a window. If kernel rows lie side by side in DRAM (`weft.compiler.passes.rows`),
+  a window is the whole contraction.
 
-Groups become block-diagonal tiles (`weft.compiler.plan.pieces`). Depthwise convolution is the extreme case, N groups of
-one channel in a tile, and uses 1/N of the array so. Where the array has a path for sums along its rows, which takes
-several columns of the kernel at a time, it is used (`weft.compiler.plan.pieces`).
+Groups become block-diagonal tiles (`weft.compiler.plan.pieces`). Depthwise convolution is the extreme case, N groups
+of one channel per tile, and uses 1/N of the array. If the array can sum along its rows, which takes several kernel
+columns at a time, that path is used (`weft.compiler.plan.pieces.Lines`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from weft.compiler.plan.site import Site
 from weft.hdl.isa import MicroOp, encoding
 
 WEIGHTS = (-128, 127)
-"""Least and largest weight of the array; what goes beyond is split over parts that add in the accumulator."""
+"""Least and largest weight of the array. Larger weights are split into parts that add up in the accumulator."""
 _DENSE = 0.6
-"""Share of the vectors of a part beyond the first from which on all of them are multiplied."""
+"""Fraction of non-zero vectors of a further part from which on all its vectors are multiplied."""
 
 
 class Chunk(NamedTuple):
-    """A part of a tile's contraction: kernel rows, kernel columns and vectors, each (first, count)."""
+    """Part of a tile's contraction: kernel rows, kernel columns and vectors, each (first, count)."""
 
     ky: tuple[int, int]
     kx: tuple[int, int]
@@ -51,17 +51,26 @@ class Chunk(NamedTuple):
 
 
 class ConvShape:
-    """Geometry of one `Conv` where it runs. Sizes are in elements, vectors of N bytes, or rows.
+    """Geometry of one `Conv` at its site. Sizes are in elements, vectors of N bytes, or rows.
 
-    `src` is its input, `residual` what is added to its outputs, if anything is; `region` the part of the scratchpad
-    that is free for it. Its outputs are computed in `tiles_least` tiles of pixels or more, if there are as many; all
-    channels of one before the next, if that is above 1. Its weights are `narrow` if they lie in memory in 4 bits.
-    `planes` are the bytes of an input element, and sums of an output: all products are computed for each. `more` rows
-    of A are in front of those for the outputs of each row.
+    Attributes
+    ----------
+    src, residual : TensorRef
+        Input, and second operand of the epilogue, if any.
+    region : Region
+        Free part of the scratchpad.
+    tiles_least : int
+        Least number of tiles of pixels, if there are as many; above 1, each tile computes all channels before the next.
+    narrow : bool
+        Whether weights are stored in 4 bits.
+    planes : int
+        Bytes of an input element; each has products and a sum of its own.
+    more : int
+        Rows of A before those of each row of outputs.
     """
 
     def __init__(self, op: Conv | WideConv, site: Site, tiles_least: int = 1) -> None:
-        op, site = _lying(op, site)
+        op, site = _as_one_row(op, site)
         self.op, self.target, self.config = op, site.target, site.config
         self.wide = isinstance(op, WideConv) and op.wide
         self.fills = op.fills if isinstance(op, WideConv) else (op.x_zero,)
@@ -74,17 +83,18 @@ class ConvShape:
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
         if pointwise and window.stride != (1, 1) and src.resident is None:
             oh, ow = window.output(src.h, src.w)
-            src, window = src.subsampled(window.stride, oh, ow), Window()
+            src, window = src.subsample(window.stride, oh, ow), Window()
         if (
             pointwise
             and window.stride == (1, 1)
-            and all(item.flattens for item in (src, dst, residual or dst))
+            and all(item.can_flatten for item in (src, dst, residual or dst))
         ):
-            src, dst, residual = src.flattened(), dst.flattened(), residual.flattened() if residual else None
+            src, dst, residual = src.flatten(), dst.flatten(), residual.flatten() if residual else None
         self.src, self.dst, self.residual, self.window = src, dst, residual, window
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
+        # Weights beyond int8 are split into parts that add up.
         ends = op.weight_range
         self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
         self.narrow = bool(self.config.int4 and encoding.INT4_MIN <= ends[0] <= ends[1] <= encoding.INT4_MAX)
@@ -94,7 +104,7 @@ class ConvShape:
         self._split_channels()
 
     def _lines(self) -> Lines | None:
-        """How it is made of sums along rows of the array, if it is."""
+        """Return how sums along rows of the array make the outputs; None if they do not."""
         op = self.op
         single = op.groups > 1 and op.weight.shape[0] == op.groups and op.weight.shape[3] == 1
         if not single or type(op) is not Conv or self.pooled or self.parts > 1:
@@ -114,6 +124,7 @@ class ConvShape:
             self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
             self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
         else:
+            # Sums along rows take N channels per tile; block-diagonal tiles the fastest share.
             share = n if self.lines else share_of(op, self.target)
             self.tiles = tiles_of(op, share, n)
             self.pieces = list(dict.fromkeys(tile.piece for tile in self.tiles))
@@ -123,7 +134,7 @@ class ConvShape:
         self.aligned = all(piece.count % n == 0 for piece in self.pieces[:-1])
 
     def _folds(self) -> bool:
-        """Whether every row of windows touches the row in DRAM, which LOAD requires, and fits its fields."""
+        """Return whether every row of windows overlaps its row in DRAM, which LOAD requires, and fits LOAD's fields."""
         if self.src.resident is not None:
             return False
         pad_left, (kw, sx, dx) = self.window.pad[1], self._x
@@ -143,7 +154,7 @@ class ConvShape:
 
     @cached_property
     def pointwise(self) -> bool:
-        """Whether it is a product: rows of A are pixels of one row, one after the other."""
+        """True for a matrix product: rows of A are consecutive pixels of one row."""
         window = self.window
         return (
             window.kernel == window.stride == (1, 1)
@@ -154,30 +165,30 @@ class ConvShape:
 
     @cached_property
     def kernel_ops(self) -> tuple[MicroOp, ...]:
-        """The micro-operations that make outputs of sums; none where the fixed path does."""
+        """Micro-operations that turn sums into outputs; none on the fixed path."""
         return generate(self.op.kernel, self.config.n) if isinstance(self.op, WideConv) else ()
 
     @property
     def slots(self) -> int:
-        """Slots that a tile of outputs takes at a time: its own, one for what is added, one more for lower bytes."""
+        """Slots per tile of outputs: for outputs, for the residual, and for lower bytes."""
         added = self.residual is not None and self.residual.resident is None
         return (self.dst.resident is None) + added + self.wide
 
     @property
     def uniform(self) -> bool:
-        """Whether output channels fill all vectors but the last of a pixel, so that tiles may lie side by side."""
+        """True if output channels fill all vectors of a pixel but the last, so that tiles can lie side by side."""
         return all(tile.count == self.config.n for tile in self.tiles[:-1])
 
     @property
     def kernel(self) -> tuple[int, int]:
-        """Kernel rows and columns that are loops of the instruction, or passes instead of columns."""
+        """Kernel rows, and kernel columns or passes, that are loops of the instruction."""
         if self.lines is not None:
             return self.window.kernel[0], self.lines.passes
         return self.window.kernel[0], 1 if self.folded else self.window.kernel[1]
 
     @property
-    def walked(self) -> Window:
-        """Steps of the loops over outputs and the kernel, and the padding that their coordinates are compared for."""
+    def loop_window(self) -> Window:
+        """Steps of the loops over outputs and kernel, and the padding against which coordinates are checked."""
         stride, dilation, pad = self.window.stride, self.window.dilation, self.window.pad
         if self.folded:
             return Window((1, 1), (stride[0], 1), (dilation[0], 0), (pad[0], 0, pad[2], 0))
@@ -187,25 +198,25 @@ class ConvShape:
 
     @property
     def words(self) -> int:
-        """Vectors of weights that a step of the contraction takes for a whole tile of outputs."""
+        """Vectors of weights per step of the contraction, for a whole tile of outputs."""
         return self.config.n if self.lines is None else tap_words(self.config)
 
     @property
     def ahead(self) -> int:
-        """Vectors that the array reads as weights in front of those that are loaded, and takes for nothing."""
+        """Vectors before the loaded weights that the array reads and ignores."""
         return 0 if self.lines is None else self.config.n - 2 * self.config.depthwise_taps
 
     @property
     def around(self) -> int:
-        """The same, with those behind what is loaded."""
+        """Vectors before and after the loaded weights that the array reads and ignores."""
         return self.config.n - self.words
 
     def rows(self, conv: Box) -> int:
-        """Rows of the accumulator for a box of outputs of a tile."""
+        """Return the accumulator rows for a box of a tile's outputs."""
         return conv.h * (conv.w + self.more) * self.planes
 
-    def requantised(self, pixels: float) -> float:
-        """What the vector unit reads of a tile of so many final outputs."""
+    def vector_reads(self, pixels: float) -> float:
+        """Return the vector unit's reads for a tile of `pixels` final outputs."""
         groups = self.config.groups
         reads = max(len(self.kernel_ops), 1) * self.pool.kernel[0] * self.pool.kernel[1] * groups
         if self.op.epilogue is not None:
@@ -214,14 +225,17 @@ class ConvShape:
 
     @property
     def vec_starts(self) -> float:
-        """Cycles to start the instructions of the vector unit for a tile."""
+        """Cycles to start the vector instructions of a tile."""
         first = self.target.vec_start(early=not self.kernel_ops)
         return first + (self.target.vec_start() if self.op.epilogue is not None else 0)
 
     @property
     def leaves_in_parts(self) -> bool:
-        """Whether some channels of a pixel at a time may leave: where these are no whole beats of the bus, which takes
-        longer for them than for all at once, only of many and if memory is as fast as the bus."""
+        """True if a pixel's channels may be stored in parts.
+
+        Parts that are not whole beats take the bus longer: then only many tiles are stored in parts, and only if
+        memory is as fast as the bus.
+        """
         bus, beat = self.config.bus_bytes, self.target.beat
         aligned = self.dst.pixel_pitch % bus == 0 == self.config.n % bus
         return self.dst.resident is None and (aligned or (beat == 1.0 and len(self.tiles) > 2))
@@ -233,30 +247,34 @@ class ConvShape:
 
     @cached_property
     def steps(self) -> float:
-        """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles, all parts."""
+        """Array tiles per block of rows: contraction vectors, summed over output tiles and parts."""
         kernel = self.kernel[0] * self.kernel[1]
         return self.planes * self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
 
     @cached_property
     def passes(self) -> float:
-        """How often the array multiplies all weights, about: once, and again what the parts beyond the first have."""
+        """Approximate number of times that the array multiplies all weights: once, plus the fraction in further
+        parts."""
         if self.parts == 1:
             return 1.0
-        found = 0.0
+        fraction = 0.0
         for part in range(1, self.parts):
-            share = self._filled(part)
-            found += 1.0 if share > _DENSE else share
-        return 1 + ceil_div(round(found * 64), 4) / 16  # few values, as plans are known by it
+            share = self._nonzero_fraction(part)
+            fraction += 1.0 if share > _DENSE else share
+        return (
+            1 + ceil_div(round(fraction * 64), 4) / 16
+        )  # rounded to few values, because plans are cached by it
 
-    def _filled(self, part: int) -> float:
-        """The share of the vectors of a part of the weights that are not zero."""
+    def _nonzero_fraction(self, part: int) -> float:
+        """Return the fraction of a part's weight vectors that are not zero."""
         op, n = self.op, self.config.n
         if op.groups > 1 or self.folded:
             tiles = [
-                self._packed(index, part).any(axis=(3, 4)).reshape(-1) for index in range(len(self.tiles))
+                self._packed_weights(index, part).any(axis=(3, 4)).reshape(-1)
+                for index in range(len(self.tiles))
             ]
             return float(np.concatenate(tiles).mean())
-        # The same without packing, as large weights are packed but once.
+        # Count without packing, so that large weights are packed only once.
         beyond = (op.weight < part * WEIGHTS[0]) | (op.weight > part * WEIGHTS[1])
         lanes = np.logical_or.reduceat(beyond, range(0, op.weight.shape[3], n), axis=3)
         return float(np.logical_or.reduceat(lanes, range(0, len(lanes), n), axis=0).mean())
@@ -268,8 +286,8 @@ class ConvShape:
 
     @property
     def weight_cycles(self) -> float:
-        """Cycles that LOAD takes for all packed weights once: the bus's, and it passes on a word of bytes a cycle."""
-        return max(self.target.moved(self.weight_bytes), self.weight_values / self.config.bus_bytes)
+        """Cycles to LOAD all packed weights once: limited by the bus, and by one word of values per cycle."""
+        return max(self.target.transfer_cycles(self.weight_bytes), self.weight_values / self.config.bus_bytes)
 
     @cached_property
     def weight_values(self) -> float:
@@ -280,29 +298,37 @@ class ConvShape:
 
     @property
     def lookups(self) -> int:
-        """Look-up tables that it uses."""
+        """Number of look-up tables that it uses."""
         return sum(op is not None and op.lookup is not None for op in (self.op, self.op.epilogue))
 
     @cached_property
     def key(self) -> str:
-        """A hash of all that plans depend on: equal for layers that are planned alike."""
+        """Hash of all that plans depend on: equal for layers that are planned alike."""
         known = (self.config.to_dict(), self.target.beat, *self.kind)
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 
     @cached_property
     def kind(self) -> tuple[Any, ...]:
-        """What plans depend on, beside configuration and memory: equal for layers that are planned alike."""
+        """All that plans depend on, except configuration and memory."""
         op = self.op
         return (
-            op.weight.shape, op.groups, op.window, op.pool, self.passes, type(op.epilogue).__name__, self.lookups,
-            self.region, self.tiles_least,
+            op.weight.shape,
+            op.groups,
+            op.window,
+            op.pool,
+            self.passes,
+            type(op.epilogue).__name__,
+            self.lookups,
+            self.region,
+            self.tiles_least,
             *(source.kind for source in (self.src, self.dst, self.residual) if source is not None),
             *((self.fills, self.wide) if isinstance(self.op, WideConv) else ()),
-            *(("int4",) if self.narrow else ()), *(("in turn",) if self.target.sequential else ()),
-        )  # fmt: skip
+            *(("int4",) if self.narrow else ()),
+            *(("in turn",) if self.target.sequential else ()),
+        )
 
     def conv_box(self, box: Box) -> Box:
-        """The box of convolution outputs that a box of final outputs needs."""
+        """Return the box of convolution outputs that a box of final outputs needs."""
         if not self.pooled:
             return box
         y, h = self.pool.reach(0, box.y, box.h, self.h)
@@ -310,7 +336,7 @@ class ConvShape:
         return Box(y, x, h, w)
 
     def input_box(self, conv: Box, chunk: Chunk | None = None) -> Box:
-        """The box of input pixels that a box of convolution outputs reads, by all of the kernel or by a chunk.
+        """Return the box of input pixels that a box of convolution outputs reads, through the whole kernel or a chunk.
 
         In the windows mapping columns are convolution outputs: there is one window for each.
         """
@@ -331,18 +357,21 @@ class ConvShape:
         return start, max(min(stop, size) - start, 1)
 
     def cut(self, piece: Piece, limit: int) -> tuple[int, int, int]:
-        """Kernel rows, kernel columns and vectors of the largest chunks of a tile's contraction whose weights take at
-        most `limit` vectors, at least `words`; cut evenly."""
+        """Return kernel rows, kernel columns and vectors of the largest chunks of at most `limit` vectors of weights;
+        cut evenly.
+
+        `limit` is at least `words`.
+        """
         (kh, kw), steps = self.kernel, limit // self.words
         kc = min(piece.vectors, max(1, steps // (kh * kw)), COUNT_MAX)
         ky = min(kh, max(1, steps // (kw * kc)), COUNT_MAX)
         cut = ky == 1 and self.lines is None
         kx = min(kw, max(1, steps // (ky * kc)), COUNT_MAX) if cut else kw
-        # Of two buffers, one is loaded while the other is used: both wait for the longer of their chunks.
+        # Double buffering waits for the longer of two chunks, so cut evenly.
         return _evenly(kh, ky), _evenly(kw, kx), _evenly(piece.vectors, kc)
 
     def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
-        """The chunks of a tile's contraction, cut like that; None if `limit` is too small for any."""
+        """Return the chunks of a tile's contraction (see `cut`); None if `limit` is too small for any."""
         if limit < self.words:
             return None
         (kh, kw), (ky, kx, kc) = self.kernel, self.cut(piece, limit)
@@ -354,62 +383,63 @@ class ConvShape:
         ]
 
     @cached_property
-    def shared(self) -> bool:
-        """Whether all tiles have the same input channels."""
+    def has_one_piece(self) -> bool:
+        """True if all tiles have the same input channels."""
         return len(self.pieces) == 1
 
     @cached_property
-    def spread(self) -> bool:
-        """Whether each tile has input channels of its own, so that those of a block lie side by side."""
+    def has_piece_per_tile(self) -> bool:
+        """True if each tile has input channels of its own, so that a block's channels lie side by side."""
         return 1 < len(self.pieces) == len(self.tiles)
 
     def block_sizes(self, most: int) -> list[int]:
-        """How many tiles one instruction may compute, at most `most`: those of one piece, or of pieces in a row."""
+        """Return possible numbers of tiles per instruction, at most `most`: tiles of one piece, or of consecutive
+        pieces."""
         if not self.uniform or len({piece.vectors for piece in self.pieces}) > 1:
             return [1]
-        if self.shared or self.spread:
+        if self.has_one_piece or self.has_piece_per_tile:
             return cuts(len(self.tiles), most)
         each = len(self.tiles) // len(self.pieces)
         return [size for size in range(min(each, most), 0, -1) if each % size == 0]
 
     def rest(self, block: range, part: int, chunk: Chunk) -> list[tuple[int, Chunk]] | None:
-        """What of a chunk a part beyond the first has: tiles of the block, each with a part of the chunk that is one
-        pixel of the kernel. None if that is nearly all of it.
+        """Return the non-zero pieces of a chunk of a further part, as (tile, chunk of one kernel pixel); None if
+        nearly all.
 
-        Of weights whose zero point is not in the middle few are beyond `WEIGHTS`, so that most vectors of the
-        second part are zero.
+        If the weights' zero point is off centre, few weights exceed `WEIGHTS`, and most vectors of the second part
+        are zero.
         """
-        found, filled, total = [], 0, 0
+        pieces, filled, total = [], 0, 0
         (y, ky), (x, kx), (c, kc) = chunk
         for index in block:
-            weights = self._packed(index, part)[y : y + ky, x : x + kx, c : c + kc]
+            weights = self._packed_weights(index, part)[y : y + ky, x : x + kx, c : c + kc]
             used: np.ndarray = np.any(weights, axis=(3, 4))
             filled, total = filled + int(used.sum()), total + used.size
             for row, column in np.argwhere(used.any(axis=2)).tolist():
                 runs = np.flatnonzero(np.diff(np.pad(used[row, column].astype(np.int8), 1))).reshape(-1, 2)
-                found += [
+                pieces += [
                     (index, Chunk((y + row, 1), (x + column, 1), (c + start, stop - start)))
                     for start, stop in runs.tolist()
                 ]
-        return None if filled > _DENSE * total else found
+        return None if filled > _DENSE * total else pieces
 
     def weights(self, first: int, count: int, part: int, chunk: Chunk) -> bytes:
-        """Packed weights of one chunk of part `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
-        column), N lanes each.
+        """Return packed weights of one chunk of part `part` of `count` tiles: vectors by (ky, kx, kc, column), N
+        lanes each.
 
-        There are as many columns as the tiles have, `words` each with `lines`. What the array reads for the others does
-        not matter: nobody stores their results.
+        There are as many columns as the tiles have; with `lines` there are `words` each. The array reads arbitrary
+        values for the others, whose results are not stored.
         """
         parts = [
-            self._packed(index, part)[
+            self._packed_weights(index, part)[
                 chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] : sum(chunk.kc)
             ]
             for index in range(first, first + count)
         ]
         return (parts[0] if count == 1 else np.concatenate(parts, axis=3)).tobytes()
 
-    def _packed(self, index: int, part: int) -> np.ndarray:
-        """Weights of a tile of a part, int8 (ky, kx, vectors, column, N)."""
+    def _packed_weights(self, index: int, part: int) -> np.ndarray:
+        """Return the weights of a tile's part, int8 (ky, kx, vectors, column, N)."""
         if (index, part) not in self._kept_weights:
             self._kept_weights[index, part] = self._pack(self.tiles[index], part)
         return self._kept_weights[index, part]
@@ -420,6 +450,7 @@ class ConvShape:
             weight = self.op.weight[tile.first : tile.first + tile.count, :, :, 0]
             return self.lines.words(weight, self.window, self.config)
         dense = self._dense(tile)  # (count, kh, kw, lanes)
+        # Part p has what is left of a weight after p clipped parts.
         before = np.clip(dense, part * WEIGHTS[0], part * WEIGHTS[1])
         limited = np.clip(dense - before, *WEIGHTS)
         packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
@@ -444,15 +475,14 @@ class ConvShape:
         return dense
 
     def bias(self, tile: Tile) -> np.ndarray:
-        """Bias of the tile's columns with the input's zero point folded in, modulo 2**32."""
+        """Return the bias of a tile's columns with the input's zero point folded in, modulo 2**32."""
         rows = slice(tile.first, tile.first + tile.count)
         total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
         return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
 
 
-def _lying(op: Conv | WideConv, site: Site) -> tuple[Conv | WideConv, Site]:
-    """A convolution of one column as the same of one row: pixels that follow each other are what rows of A and windows
-    are made of."""
+def _as_one_row(op: Conv | WideConv, site: Site) -> tuple[Conv | WideConv, Site]:
+    """Return a convolution over one column as one over one row: rows of A and windows need pixels of a row."""
     window, tensors = op.window, (*site.sources, site.dst)
     (kh, kw), (top, left, bottom, right) = window.kernel, window.pad
     single = all(tensor.w == 1 for tensor in tensors) and (kw, left, right) == (1, 0, 0)
@@ -462,29 +492,29 @@ def _lying(op: Conv | WideConv, site: Site) -> tuple[Conv | WideConv, Site]:
         return op, site
     turned = Window((1, kh), window.stride[::-1], window.dilation[::-1], (0, top, 0, bottom))
     weight = np.ascontiguousarray(op.weight.transpose(0, 2, 1, 3))
-    sources = tuple(source.lying() for source in site.sources)
+    sources = tuple(source.columns_as_rows() for source in site.sources)
     return (
         op.replace(window=turned, weight=weight),
-        dataclasses.replace(site, sources=sources, dst=site.dst.lying()),
+        dataclasses.replace(site, sources=sources, dst=site.dst.columns_as_rows()),
     )
 
 
 _FINE = 1.12
-"""Sizes that are tried are at least so far apart: a finer cut than that makes no difference of note."""
+"""Least ratio of consecutive sizes to try: finer ones make no notable difference."""
 
 
 def cuts(total: int, most: int) -> list[int]:
-    """Sizes that cut `total` evenly, at most `most`, largest first; where there are many, some of them, down to 1."""
-    found: list[int] = []
+    """Return sizes that cut `total` evenly, at most `most`, largest first; if there are many, a selection down to 1."""
+    sizes: list[int] = []
     parts = ceil_div(total, max(1, most))
     while parts <= total:
         size = ceil_div(total, parts)
-        found.append(size)
-        # The fewest parts whose size is smaller by the step.
+        sizes.append(size)
+        # Fewest parts whose size is smaller by the ratio `_FINE`.
         parts = max(parts + 1, ceil_div(total, max(1, min(size - 1, int(size / _FINE)))))
-    return found
+    return sizes
 
 
 def _evenly(total: int, most: int) -> int:
-    """The size of parts of `total` that are as few as with parts of `most`, and alike."""
+    """Return the size of equal parts of `total`, with as few parts as with `most`."""
     return ceil_div(total, ceil_div(total, most))

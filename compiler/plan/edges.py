@@ -1,7 +1,7 @@
-"""The first products of a convolution and its last outputs, in finer parts: nothing else overlaps there.
+"""Edges of a convolution: first products and last outputs in finer parts, because nothing else overlaps with them.
 
-The array begins with a part of the first chunk's weights and inputs, while the rest is on its way. The last outputs
-leave in parts, each half of what is left, so that few are stored behind the last requantisation.
+The array starts with a part of the first chunk's weights and inputs, while the rest is loading. The last outputs are
+stored in parts, each half of the remainder, so that few are stored after the last requantisation.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from weft.compiler.plan.conv_shape import Chunk, ConvShape
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
 
 _TILE = 4
-"""Instructions of a tile of outputs: LOADs of weights and parameters, MM, VEC."""
+"""Instructions per tile of outputs: LOADs of weights and parameters, MM, VEC."""
 _DEAR = 4
-"""How many times its own time on the bus an instruction of a part counts: it also ends what ran without a pause."""
+"""Weight of a further instruction's bus time: it also interrupts a continuous run."""
 
 
 class Part(NamedTuple):
-    """A part of a chunk whose weights are `vectors` vectors from vector `first` of the chunk's on."""
+    """Part of a chunk: its weights are `vectors` vectors from vector `first` of the chunk's weights on."""
 
     chunk: Chunk
     first: int
@@ -31,40 +31,42 @@ class Part(NamedTuple):
 
 
 def weight_parts(cycles: Any, size: Any, target: Target) -> Any:
-    """How many parts the first chunk's weights come in, at most `size`, if the array takes so many cycles for it.
+    """Return the number of parts of the first chunk's weights, at most `size`; the array takes `cycles` for the chunk.
 
-    Each has two LOADs and a MM. p parts cost p times these, and leave a p-th of the products to wait for the last of
-    them: the square root of the ratio is best.
+    Each part has two LOADs and a MM. p parts cost p times these, and delay a p-th of the products until the last part
+    arrives: the square root of the ratio is best.
     """
     return _parts(cycles, 3, size, target)
 
 
 def row_parts(cycles: Any, rows: Any, target: Target) -> Any:
-    """The same for rows of inputs, N or more at a time, where each has a LOAD and a MM."""
+    """Return the number of parts of the first inputs' rows, N or more rows each, with one LOAD and one MM per part."""
     return _parts(cycles, 2, rows // target.config.n, target)
 
 
 def _parts(cycles: Any, instructions: int, most: Any, target: Target) -> Any:
-    best = np.rint(np.sqrt(cycles / target.moved(_DEAR * instructions * WORD_BYTES)))
+    best = np.rint(np.sqrt(cycles / target.transfer_cycles(_DEAR * instructions * WORD_BYTES)))
     return np.maximum(1, np.minimum(best, most))
 
 
 def first_parts(chunk: Chunk, columns: int, cycles: int, target: Target) -> list[Part]:
-    """The parts of the first chunk of all, whose weights are `columns` vectors a step; `cycles` is what the array takes
-    for it. Weights of a part must lie in a row: it is the outermost loop that is cut."""
+    """Return the parts of the operator's first chunk; its weights are `columns` vectors per step, and take `cycles`.
+
+    A part's weights must be contiguous, so the outermost loop is cut.
+    """
     axis = next((index for index in range(3) if chunk[index][1] > 1), 2)
     first, size = chunk[axis]
     inner = chunk.steps // size
-    found = []
-    for at, count in evenly(size, int(weight_parts(cycles, size if axis < 2 else size // 2, target))):
+    parts = []
+    for at, count in split_evenly(size, int(weight_parts(cycles, size if axis < 2 else size // 2, target))):
         extents = list(chunk)
         extents[axis] = (first + at, count)
-        found.append(Part(Chunk(*extents), at * inner * columns, count * inner * columns))
-    return found
+        parts.append(Part(Chunk(*extents), at * inner * columns, count * inner * columns))
+    return parts
 
 
-def evenly(size: int, parts: int) -> Iterator[tuple[int, int]]:
-    """(first, count) of so many parts of `size`, the longer ones first."""
+def split_evenly(size: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) of `parts` parts of `size`, longer ones first."""
     at = 0
     for left in range(parts, 0, -1):
         count = ceil_div(size - at, left)
@@ -73,24 +75,26 @@ def evenly(size: int, parts: int) -> Iterator[tuple[int, int]]:
 
 
 def last_rows(rows: Any, boxes: Any, shape: ConvShape) -> Any:
-    """How many of the rows of the last inputs of a product are left to products of their own, so that their
-    requantisation is shorter: N, where the array takes longer for these than the vector unit does.
+    """Return the rows of a product's last inputs to leave to products of their own, which shortens the last
+    requantisation.
 
-    Weights must have come by then: of a single box, which brings them, the other rows have to take the array longer.
+    These are N rows, if the array takes longer for them than the vector unit; else all rows. Weights must have
+    arrived by then: with a single box, which brings them, the other rows must take the array long enough.
     """
     n, target = shape.config.n, shape.target
     steps = shape.steps / len(shape.tiles)
-    reads = shape.requantised(n)
+    reads = shape.vector_reads(n)
+    # Splitting pays only if the array, not the vector unit, is the bottleneck.
     slower = steps * n > reads + shape.vec_starts
-    loads = target.moved(n * (n * steps + PARAMETER_VECTORS) + _TILE * WORD_BYTES)
+    loads = target.transfer_cycles(n * (n * steps + PARAMETER_VECTORS) + _TILE * WORD_BYTES)
     there = (boxes > 1) | ((rows - n) * steps >= loads)
     return np.where(slower & there & (rows >= 2 * n), n, rows)
 
 
 def last_parts(tiles: int) -> list[int]:
-    """How many tiles of the last ones leave together, one part after the other."""
-    found = []
+    """Return the numbers of last tiles to store together, part after part."""
+    parts = []
     while tiles:
-        found.append(ceil_div(tiles, 2))
-        tiles -= found[-1]
-    return found
+        parts.append(ceil_div(tiles, 2))
+        tiles -= parts[-1]
+    return parts

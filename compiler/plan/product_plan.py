@@ -1,4 +1,4 @@
-"""Choosing the tiles of products of two activations."""
+"""Planning of matrix products of activations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 
 from weft.compiler.ir.graph import View
 from weft.compiler.ir.products import Counts, Product
-from weft.compiler.ir.scales import negated
+from weft.compiler.ir.scales import negative_parts
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
@@ -19,7 +19,7 @@ from weft.hdl.isa.operands import rmw_latency
 CONSTANTS = 2
 """Vectors that stand for a zero point of B."""
 _MOST = 512
-"""Rows and columns of a tile at most: more of them hide nothing more."""
+"""Most rows and columns of a tile: more hide nothing more."""
 
 Zone = tuple[int, int, int]
 """First address, size of a slot, slots."""
@@ -27,11 +27,11 @@ Zone = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """Tiles of `rows` x `columns` results, of `depth` elements of the contraction at a time.
+    """Tiling of one product: `rows` x `columns` results, `depth` elements of the contraction at a time.
 
-    `columns` and `depth` are whole vectors. `a`, `b` and `out` are zones of the scratchpad for tiles of the operands
-    and of the result, `sums` is one of the accumulator; `params` and `constants` are first vectors. Estimates:
-    `cycles`, and `traffic`, those of the bus.
+    `columns` and `depth` are whole vectors. `a`, `b` and `out` are zones of the scratchpad for tiles of operands and
+    result, `sums` is a zone of the accumulator; `params` and `constants` are first vectors. `cycles`, and `traffic`
+    (cycles of the bus), are estimates.
     """
 
     rows: int
@@ -48,20 +48,20 @@ class ProductPlan:
 
 
 def plan(op: Product, target: Target) -> ProductPlan | None:
-    """The quickest plan by estimate, or None if not even the smallest tile fits."""
+    """Return the fastest plan by estimate; None if not even the smallest tile fits."""
     config = target.config
     n = config.n
-    found = (
+    plans = (
         _candidate(op, target, rows, columns, depth)
         for depth in _sizes(op.depth, n, config.scratchpad_size * n)
         for columns in _sizes(op.columns, n, _MOST)
         for rows in _sizes(op.rows, 1, _MOST)
     )
-    return min((item for item in found if item is not None), key=lambda item: item.cycles, default=None)
+    return min((item for item in plans if item is not None), key=lambda item: item.cycles, default=None)
 
 
 def _sizes(size: int, unit: int, most: int) -> Iterator[int]:
-    """`size` in whole units, and halves of it, none of them above `most`."""
+    """Yield `size` in whole units, and successive halves of it, at most `most`."""
     units = ceil_div(size, unit)
     while True:
         if units * unit <= most:
@@ -72,7 +72,7 @@ def _sizes(size: int, unit: int, most: int) -> Iterator[int]:
 
 
 def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int) -> ProductPlan | None:
-    """The plan for one size of tiles; None if it does not fit."""
+    """Return the plan for one tile size; None if it does not fit."""
     config = target.config
     n = config.n
     vectors, groups = depth // n, columns // n
@@ -84,13 +84,13 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
         return None
     a, b, out, params = zones
     compute = _compute(op, config, (rows, columns), zones)
-    traffic, vector = _around(op, target, (rows, columns, depth), (a[2], b[2]))
-    # What has but one slot is filled and used in turns.
+    traffic, vector = _bus_and_vector(op, target, (rows, columns, depth), (a[2], b[2]))
+    # A zone with a single slot is filled and used in turn.
     turns = compute + (vector if sums[2] == 1 else 0)
     if 1 in (a[2], b[2]):
         tiles = prod(op.counts) * chunks * down * ceil_div(op.columns, columns)
-        turns += traffic + (overheads.SLOT_LATENCY + overheads.DRAIN + 2 * n) * tiles
-    first = target.run(depth * (rows + columns)) + overheads.ALONE
+        turns += traffic + (overheads.SLOT_REFILL_CYCLES + overheads.BLOCK_SWITCH_CYCLES + 2 * n) * tiles
+    first = target.run(depth * (rows + columns)) + overheads.STANDALONE_CYCLES
     return ProductPlan(
         rows, columns, depth, a, b, out, sums, params, params + PARAMETER_VECTORS,
         max(turns, traffic, vector) + 0.05 * (compute + traffic + vector) + first, traffic,
@@ -98,24 +98,24 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
 
 
 def passes(op: Product, config: Config) -> int:
-    """Products of the array for each tile: zero points that it does not subtract take further ones."""
+    """Return the number of products per tile; zero points that the array does not subtract need further products."""
     return 1 + len(a_parts(op, config)) + len(b_parts(op))
 
 
 def a_parts(op: Product, config: Config) -> list[int]:
-    """Values that stand, in rows of the padding, for minus the zero point of A, if the array does not subtract it."""
-    return [] if config.wide_activations else negated(op.a_zero)
+    """Return padding values whose products subtract A's zero point, if the array does not subtract it."""
+    return [] if config.wide_activations else negative_parts(op.a_zero)
 
 
 def b_parts(op: Product) -> list[int]:
-    """Values of B that stand for minus its zero point."""
-    return negated(op.b_zero)
+    """Return values of B whose products subtract B's zero point."""
+    return negative_parts(op.b_zero)
 
 
 def _compute(
     op: Product, config: Config, tile: tuple[int, int], zones: tuple[Zone, Zone, Zone, int]
 ) -> float:
-    """What all matrices take the array: where rows and weights are in one bank, it reads one after the other."""
+    """Return the array's cycles for all matrices; rows and weights in one bank are read in turn."""
     n, (rows, _), (a, b, _, params) = config.n, tile, zones
     last = (a[1] * a[2] - 1) // config.scratchpad_depth
     full, rest = divmod(op.rows, rows)
@@ -125,16 +125,17 @@ def _compute(
         (len(a_parts(op, config)), None),
         (len(b_parts(op)), params + PARAMETER_VECTORS),
     ):
+        # Rows of A and weights in one bank: the array reads them one after the other.
         together = weights is not None and weights // config.scratchpad_depth <= last
         steps = [max(count + n if together else max(count, n), rmw_latency(config)) for count in (rows, rest)]
         total += times * (full * steps[0] + (steps[1] if rest else 0))
     return float(prod(op.counts) * ceil_div(op.depth, n) * ceil_div(op.columns, n) * total)
 
 
-def _around(
+def _bus_and_vector(
     op: Product, target: Target, tile: tuple[int, int, int], slots: tuple[int, int]
 ) -> tuple[float, float]:
-    """What all matrices take the bus, with the instructions that it brings, and the vector unit."""
+    """Return the cycles for all matrices of the bus, with instructions, and of the vector unit."""
     config, (rows, columns, depth), matrices = target.config, tile, prod(op.counts)
     n = config.n
     groups = ceil_div(op.columns, n)
@@ -143,29 +144,31 @@ def _around(
     b_times = _times(op, op.b_counts, chunks, down, slots[1], across)
     split = min(depth, op.depth)
     if op.a_transposed:
-        a, a_loads = _transposed(target, op.a, (op.depth, split), (op.rows, min(rows, op.rows)))
+        a, a_loads = _load_transposed(target, op.a, (op.depth, split), (op.rows, min(rows, op.rows)))
     else:
         a, a_loads = _load(target, op.a, op.rows, rows, (op.depth, split)), down * chunks
     if op.transposed:
         b, b_loads = _load(target, op.b, op.columns, columns, (op.depth, split)), across * chunks
     else:
-        b, b_loads = _transposed(target, op.b, (op.depth, split), (op.columns, min(columns, op.columns)))
+        b, b_loads = _load_transposed(target, op.b, (op.depth, split), (op.columns, min(columns, op.columns)))
     a, b = a * a_times, b * b_times
     out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * target.vec_start(early=True)
     instructions = matrices * down * across * (passes(op, config) * chunks + 2)
     instructions += a_times * a_loads + b_times * b_loads
-    reads, writes = a + b + target.moved(instructions * WORD_BYTES), float(matrices * out)
-    # They have channels of their own, but one memory: the bytes of both take turns, and nothing else.
-    every = reads + target.moved(matrices * op.rows * op.columns)
+    reads, writes = a + b + target.transfer_cycles(instructions * WORD_BYTES), float(matrices * out)
+    # Reads and writes have separate AXI channels, but one memory: only their bytes take turns.
+    every = reads + target.transfer_cycles(matrices * op.rows * op.columns)
     return max(every, writes), matrices * vector
 
 
-def _transposed(
+def _load_transposed(
     target: Target, view: View, depth: tuple[int, int], width: tuple[int, int]
 ) -> tuple[float, int]:
-    """What it takes to LOAD a matrix and transpose it, and in how many LOADs: rows and elements of each, all of them
-    and how many at a time."""
+    """Return the cycles to LOAD and transpose a matrix, and the number of LOADs.
+
+    `depth` is (rows, rows at a time), `width` is (elements, elements at a time).
+    """
     config, (rows, split), (elements, step) = target.config, depth, width
     n = config.n
     part = min(config.transposed_vectors * n, step)
@@ -176,8 +179,10 @@ def _transposed(
 
 
 def _times(op: Product, counts: Counts, parts: int, again: int, slots: int, others: int = 1) -> int:
-    """How often all of a matrix of an operand is loaded, over all of the matrices. For a tile of the result it takes
-    `parts` slots, and is used `again` after that, then `others` follow."""
+    """Return the number of loads of a whole operand matrix, over all matrices.
+
+    A tile of the result takes `parts` slots, is used `again` times afterwards, and `others` tiles follow.
+    """
     images, heads = op.counts
     if slots < parts:
         return images * heads * again
@@ -187,15 +192,17 @@ def _times(op: Product, counts: Counts, parts: int, again: int, slots: int, othe
 
 
 def _load(target: Target, view: View, count: int, step: int, sizes: tuple[int, int]) -> float:
-    """What it takes to LOAD `count` rows of a matrix, `step` at a time: the bus, or to unpack them."""
+    """Return the cycles to LOAD `count` rows of a matrix, `step` at a time: limited by the bus or by unpacking."""
     size, part = sizes
     vectors = ceil_div(size, part) * ceil_div(part, target.config.n)
     return max(_runs(target, view, count, step, sizes), count * vectors)
 
 
 def _runs(target: Target, view: View, count: int, step: int, sizes: tuple[int, int]) -> float:
-    """What `count` rows of a matrix take the bus, `step` and a part of each at a time: those that fill all channels
-    are one run."""
+    """Return the bus cycles for `count` rows of a matrix, `step` rows and a part of each at a time.
+
+    Rows that fill all channels are one run.
+    """
     size, part = sizes
     if part == view.buffer.shape[3] and view.step[1] == 1:
         full, rest = divmod(count, step)
@@ -204,7 +211,7 @@ def _runs(target: Target, view: View, count: int, step: int, sizes: tuple[int, i
 
 
 def _accumulator(config: Config, size: int) -> Zone | None:
-    """Two tiles of sums in banks of their own, or one; None if it does not fit."""
+    """Return a zone for two tiles of sums in separate banks, or for one; None if it does not fit."""
     depth = config.accumulator_depth
     apart = ceil_div(size, depth) * depth
     if 2 * apart <= config.accumulator_size:
@@ -215,11 +222,11 @@ def _accumulator(config: Config, size: int) -> Zone | None:
 def _scratchpad(
     config: Config, a: int, b: int, out: int, wanted: tuple[int, int]
 ) -> tuple[Zone, Zone, Zone, int] | None:
-    """Zones of A, B and the result for slots of these sizes, and the first vector of parameters; None if it does not
-    fit. `wanted` are the slots of A and B with which nothing is loaded twice.
+    """Return zones of A, B and the result for slots of these sizes, and the first vector of parameters; None if none
+    fit.
 
-    In banks of their own, if there are enough: what the array reads as rows in every cycle, what the vector unit and
-    STORE use, and B, which has what is left.
+    `wanted` are slots of A and B with which nothing is loaded twice. If there are enough banks, they are separate for
+    rows that the array reads in every cycle; for what the vector unit and STORE use; and for B, which gets the rest.
     """
     size, fixed = config.scratchpad_size, PARAMETER_VECTORS + CONSTANTS
     for slots in (2, 1):

@@ -1,4 +1,4 @@
-"""What an operator finds where it runs: its tensors, the configuration, and its part of the scratchpad."""
+"""Site of an operator: its tensors, the target, and its part of the scratchpad."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from weft.compiler.machine.memory import Allocation, TensorRef
 from weft.compiler.machine.target import Target
 from weft.hdl.isa.config import Config
 
-Held = tuple[tuple[int, int] | None, ...]
+ResidentPositions = tuple[tuple[int, int] | None, ...]
+"""Position of each operand and of the result on chip, see `resident_positions`."""
 
 
-def held(op: DeviceOp, resident: Mapping[str, int]) -> Held:
-    """Where operands and the result of an operator are that stay on chip: the address of the buffer, and the view's
-    first row; None for those in memory. Empty if nothing stays."""
+def resident_positions(op: DeviceOp, resident: Mapping[str, int]) -> ResidentPositions:
+    """Return where an operator's operands and result are resident.
+
+    Each entry is the buffer's address and the view's first row, or None for a tensor in memory. It is empty if
+    nothing is resident.
+    """
     if not resident:
         return ()
     views = (*op.sources, op.dst)
@@ -27,8 +31,10 @@ def held(op: DeviceOp, resident: Mapping[str, int]) -> Held:
 
 @dataclass(frozen=True)
 class Site:
-    """Where one operator is planned and lowered: `sources` and `dst` are the tensors that it reads and writes, `target`
-    is what the program is for, and `region` the part of the scratchpad that is free for it (all if None).
+    """Site of one operator, where it is planned and lowered.
+
+    `sources` and `dst` are the tensors that it reads and writes. `region` is the free part of the scratchpad (None:
+    all).
     """
 
     sources: tuple[TensorRef, ...]
@@ -38,15 +44,14 @@ class Site:
 
     @classmethod
     def of(cls, op: DeviceOp, allocation: Allocation, target: Target, region: Region | None = None) -> Site:
-        """The site of an operator whose buffers lie as `allocation` has them."""
+        """Return the site of an operator whose buffers are placed by `allocation`."""
 
         def at(view: View) -> TensorRef:
-            """Rows of what is on chip lie as far from its start as their vectors tell."""
-            found = allocation.reference(view)
-            if found.resident is None or not view.y:
-                return found
-            ahead = view.y * view.buffer.shape[2] * ceil_div(view.shape[3], target.config.n)
-            return replace(found, resident=found.resident + ahead)
+            tensor = allocation.reference(view)
+            if tensor.resident is None or not view.y:
+                return tensor
+            offset = view.y * view.buffer.shape[2] * ceil_div(view.shape[3], target.config.n)
+            return replace(tensor, resident=tensor.resident + offset)
 
         return cls(tuple(map(at, op.sources)), at(op.dst), target, region)
 
@@ -56,13 +61,11 @@ class Site:
 
     @property
     def room(self) -> Region:
-        """The part of the scratchpad that is free."""
+        """Free part of the scratchpad."""
         return self.region or (0, self.config.scratchpad_size)
 
-    def flattened(self) -> Site:
-        """The same with all tensors as single rows of pixels, if the rows of each of them join; else as it is."""
-        if not all(item.flattens for item in (*self.sources, self.dst)):
+    def flatten(self) -> Site:
+        """Return the site with all tensors as single rows of pixels, if the rows of each are adjacent; else itself."""
+        if not all(item.can_flatten for item in (*self.sources, self.dst)):
             return self
-        return replace(
-            self, sources=tuple(item.flattened() for item in self.sources), dst=self.dst.flattened()
-        )
+        return replace(self, sources=tuple(item.flatten() for item in self.sources), dst=self.dst.flatten())

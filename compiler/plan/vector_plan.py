@@ -1,4 +1,4 @@
-"""Choosing the tiles of pooling, addition and requantisation, and what these cost."""
+"""Planning of pooling, addition, requantisation and row operators, and their costs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from weft.compiler.plan.site import Site
 from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 
-_BESIDE, _LEAST = 2048, 64
-"""Cycles of the vector unit for a tile at most where a convolution runs at the same time, and vectors that a tile may
-have nevertheless."""
+_BESIDE_CYCLES = 2048
+"""Most vector unit cycles of a tile beside a convolution."""
+_BESIDE_VECTORS = 64
+"""Vectors that such a tile may always have."""
 
 
 @dataclass(frozen=True)
 class VectorPlan:
-    """Rows, columns and channels of a tile of outputs; `src` and `out` are the sizes in vectors of slots for a source
-    and for outputs, of which there are `slots` each, and `params` those for parameter blocks. Tensors that are on chip
-    have no slots. `moved` counts the bytes of those that are not, each once.
+    """Tile of outputs: rows, columns and channels.
+
+    `src` and `out` are slot sizes in vectors for a source and for outputs, with `slots` slots each; `params` is the
+    number of slots for parameter blocks. Resident tensors have no slots. `moved` are the bytes of all others, each
+    counted once.
     """
 
     h: int
@@ -37,24 +40,26 @@ class VectorPlan:
 
 
 def plan(site: Site, window: Window) -> VectorPlan | None:
-    """The largest tile of which three sets fit, else two, else one; whole rows and all channels first.
+    """Return the largest tile of which three sets fit, else two, else one; whole rows and all channels first.
 
     None if not even the smallest tile fits.
     """
-    return _tiled(site, window, 2048, 64, 1)
+    return _largest_tile(site, window, 2048, 64, 1)
 
 
 def _channels(site: Site) -> list[int]:
-    """How many channels of a tile there may be."""
+    """Return possible numbers of channels of a tile."""
     n, c = site.config.n, site.dst.c
     return [c] + [n << k for k in reversed(range(16)) if n << k < c]
 
 
-def _tiled(
+def _largest_tile(
     site: Site, window: Window, most: int, few: int, least: int, only: int | None = None
 ) -> VectorPlan | None:
-    """The same with at least so many sets as `least` says, and with `only` so many channels, if it is given. Of tiles
-    of which three sets fit none has more than `most` vectors, but for `few` pixels of a row."""
+    """Return the largest tile with at least `least` sets, and with `only` channels, if given.
+
+    Where three sets fit, tiles have at most `most` vectors, except that `few` pixels of a row are always allowed.
+    """
     if not (has_coordinates(window, 0) and has_coordinates(window, 1)):
         return None
     n, src, dst = site.config.n, site.sources[0], site.dst
@@ -62,7 +67,7 @@ def _tiled(
     params = _parameter_slots(room)
     room -= params * PARAMETER_VECTORS
     loaded = sum(item.resident is None for item in site.sources)
-    # Rows and pixels of what is on chip are further apart than those of a tile.
+    # Rows and pixels of resident tensors are further apart than those of a tile.
     there = [item.on_chip(0, 0, 0, n) for item in (*site.sources, dst) if item.resident is not None]
     per_pixel = ceil_div(dst.c, n)
     channels = _channels(site) if only is None else [only]
@@ -75,33 +80,39 @@ def _tiled(
                     src_h, src_w = _extent(window, 0, h, src.h), _extent(window, 1, w, src.w)
                     size, out = src_h * src_w * vectors, (dst.resident is None) * h * w * vectors
                     fits = slots * (size * loaded + out) <= room
+                    # Largest row stride among slots and resident tensors.
                     row = max([src_w * vectors, *(place.row for place in there)])
                     pixel = max([vectors, *(place.pixel for place in there)])
                     strides = row * max(window.stride[0], window.dilation[0]) <= STRIDE_MAX
-                    # A few tiles at least, so that the units overlap.
+                    # Several tiles are needed for the units to overlap.
                     large = (
                         h * w * (per_pixel if only is None else vectors) > most
                         and (h > 1 or w > few)
                         and slots == 3
                     )
                     if fits and strides and not large and pixel * across <= STRIDE_MAX:
-                        return VectorPlan(h, w, count, size, out, slots, params, _moved(site))
+                        return VectorPlan(h, w, count, size, out, slots, params, _traffic_bytes(site))
     return None
 
 
-def beside(site: Site, window: Window) -> VectorPlan | None:
-    """Small tiles, of which at least two fit, so that results of a convolution that runs at the same time need not wait
-    long for the vector unit: of as many channels that least is moved. None if there is no such plan."""
+def plan_beside(site: Site, window: Window) -> VectorPlan | None:
+    """Plan small tiles, of which at least two fit, to run beside a convolution; None if there is no such plan.
+
+    Small tiles keep the convolution's results from waiting long for the vector unit. The number of channels is that
+    with the least traffic.
+    """
     reads = window.kernel[0] * window.kernel[1] * site.config.groups
-    most = max(_LEAST, _BESIDE // reads)
-    whole = window.kernel == (1, 1)  # nothing is read twice
-    found = [
+    most = max(_BESIDE_VECTORS, _BESIDE_CYCLES // reads)
+    whole = window.kernel == (1, 1)  # no element is read twice
+    plans = [
         plan
         for count in (None, *([] if whole else _channels(site)[1:4]))
-        if (plan := _tiled(site, window, most, 8, 2, count)) is not None
+        if (plan := _largest_tile(site, window, most, 8, 2, count)) is not None
     ]
     return min(
-        (replace(item, moved=_read(site, window, item)) for item in found), key=_by_moved, default=None
+        (replace(item, moved=_tile_traffic(site, window, item)) for item in plans),
+        key=_by_moved,
+        default=None,
     )
 
 
@@ -109,8 +120,8 @@ def _by_moved(plan: VectorPlan) -> int:
     return plan.moved
 
 
-def _read(site: Site, window: Window, plan: VectorPlan) -> int:
-    """Bytes that tiles move, those that two of them read twice, and what short runs cost counted as bytes."""
+def _tile_traffic(site: Site, window: Window, plan: VectorPlan) -> int:
+    """Return the bytes that tiles move, including bytes read twice and the overhead of short runs as bytes."""
     src, dst, target = site.sources[0], site.dst, site.target
     if src.resident is not None:
         return plan.moved
@@ -119,31 +130,41 @@ def _read(site: Site, window: Window, plan: VectorPlan) -> int:
     again = max(0, rows * columns - src.h * src.w) * src.n * src.c
     if plan.channels >= dst.c:
         return plan.moved + again
-    return round((plan.moved + again) * float(target.run(plan.channels) / target.moved(plan.channels)))
+    return round(
+        (plan.moved + again) * float(target.run(plan.channels) / target.transfer_cycles(plan.channels))
+    )
 
 
 def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float, float]:
-    """What an operator takes by itself, by estimate, and what of that the bus: the `vector` cycles of its unit, to
-    which come those for its look-up table, and `moved` bytes.
+    """Return the estimated cycles of an operator that runs alone, and cycles of the bus.
+
+    Parameters
+    ----------
+    vector : int
+        Cycles of the vector unit, without filling a look-up table.
+    moved : int
+        Bytes that the bus moves.
     """
-    bus = target.moved(moved)
-    if target.in_turn is not None:
+    bus = target.transfer_cycles(moved)
+    if target.sequential_costs is not None:
         vectors = moved / target.config.n
-        work = target.in_turn.vec(1, 1, vector / target.config.groups)
-        return work + target.in_turn.load(2, 2, vectors / 2, vectors) + overheads.ALONE, bus
+        work = target.sequential_costs.vec(1, 1, vector / target.config.groups)
+        return work + target.sequential_costs.load(
+            2, 2, vectors / 2, vectors
+        ) + overheads.STANDALONE_CYCLES, bus
     filling = 0 if op.lookup is None else LOOKUP_ENTRIES
-    return max(vector + filling, bus) + overheads.ALONE, bus
+    return max(vector + filling, bus) + overheads.STANDALONE_CYCLES, bus
 
 
-def _moved(site: Site) -> int:
-    """Bytes of the tensors in memory."""
+def _traffic_bytes(site: Site) -> int:
+    """Return the bytes of the tensors in memory."""
     return sum(
         item.n * item.h * item.w * item.c for item in (*site.sources, site.dst) if item.resident is None
     )
 
 
 def _parameter_slots(room: int) -> int:
-    """Parameter blocks kept at a time: as many as averages at edges need, in at most a sixteenth of the scratchpad."""
+    """Return parameter blocks to keep: as many as averages at edges need, in at most a sixteenth of the scratchpad."""
     return max(2, min(36, room // 16 // PARAMETER_VECTORS))
 
 
@@ -156,18 +177,18 @@ def _halves(size: int) -> Iterator[int]:
 
 
 def _extent(window: Window, axis: int, count: int, size: int) -> int:
-    """Input rows or columns, of `size`, that `count` outputs read."""
+    """Return the input rows or columns, of `size`, that `count` outputs read."""
     span = (count - 1) * window.stride[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1
     return min(size, span)
 
 
 _MOST = 2048
-"""Vectors of a tile at most, so that the units overlap."""
+"""Most vectors of a tile, so that the units overlap."""
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Rows of a tile, the vectors of one, and the slots of rings for sources and results."""
+    """Tile of a row operator: rows, vectors per row, and slots of the rings of sources and results."""
 
     rows: int
     vectors: int
@@ -175,9 +196,11 @@ class RowPlan:
 
 
 def plan_rows(site: Site, constants: int, most: int = COUNT_MAX, *, wide: bool = False) -> RowPlan | None:
-    """As many rows as fit three times, else twice, else once, beside `constants` vectors for each one of a row; a few
-    strips of the engine at least, if that many fit, and at most `most`. None if not even one row fits. With `wide`
-    results have two planes."""
+    """Plan as many rows as fit three times, else twice, else once; None if not even one row fits.
+
+    `constants` vectors are needed for each vector of a row. A tile has a few strips of the engine at least, if they
+    fit, and at most `most` rows. With `wide` results have two planes.
+    """
     counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
     vectors = max(counts)
     counts[-1] *= 1 + wide
@@ -192,9 +215,11 @@ def plan_rows(site: Site, constants: int, most: int = COUNT_MAX, *, wide: bool =
 
 
 def image_plan(site: Site, constants: int) -> RowPlan | None:
-    """As many vectors of channels, with all pixels of an image, as fit three times, else twice, else once, beside
-    `constants` vectors for each: results take the place of what they are made of. None if not even one vector does, or
-    there are too many pixels. `rows` of the plan are pixels."""
+    """Plan as many vectors of channels, with all pixels of an image, as fit three times, else twice, else once.
+
+    `constants` vectors are needed for each; results overwrite their sources. None if not even one vector fits, or
+    there are too many pixels. `rows` of the plan are pixels.
+    """
     pixels, whole = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
     for slots in (3, 2, 1):
         vectors = min(site.config.scratchpad_size // (slots * pixels + constants), whole)
@@ -205,7 +230,8 @@ def image_plan(site: Site, constants: int) -> RowPlan | None:
 
 @dataclass(frozen=True)
 class SoftmaxPlan:
-    """Rows of a tile, vectors of a chunk of a row, and the rings' slots for chunks of the source and of the rest."""
+    """Tile of a softmax: rows, vectors of a chunk of a row, and slots for chunks of the source and of the other
+    rings."""
 
     rows: int
     vectors: int
@@ -214,7 +240,7 @@ class SoftmaxPlan:
 
 
 def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
-    """Whole rows if at least a few fit, else chunks that come twice; as many rows as there are states.
+    """Plan whole rows if a few fit, else chunks that are loaded twice, with at most as many rows as row states.
 
     None if not even one row of one vector fits.
     """
@@ -238,16 +264,18 @@ def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
 
 
 BLOCK = PARAMETER_VECTORS + 1
-"""Vectors of parameters of N channels, and of their weights."""
+"""Vectors of the parameters and weights of N channels."""
 _PIXELS = 512
-"""Of a tile at most, so that a convolution need not wait long for the vector unit."""
+"""Most pixels of a tile, so that a convolution need not wait long for the vector unit."""
 _SLOTS = (3, 2)
 
 
 @dataclass(frozen=True)
 class ChannelPlan:
-    """Pixels and channels of a tile, of which there are `slots` sets on chip; `cycles`, and `traffic`, those of the
-    bus, are estimates."""
+    """Tile of a channelwise convolution: pixels and channels, with `slots` sets on chip.
+
+    `cycles`, and `traffic` (cycles of the bus), are estimates.
+    """
 
     pixels: int
     channels: int
@@ -257,7 +285,7 @@ class ChannelPlan:
 
 
 def channelwise(op: DeviceOp, config: Config) -> bool:
-    """Whether an operator is such a convolution, for a configuration that multiplies elements."""
+    """Return whether an operator is a 1x1 convolution with one weight per channel that the vector unit can compute."""
     return (
         type(op) is Conv
         and bool(config.multiply)
@@ -272,9 +300,9 @@ def channelwise(op: DeviceOp, config: Config) -> bool:
 
 
 def plan_channelwise(op: Conv, site: Site) -> ChannelPlan | None:
-    """All channels if they fit with some pixels, else fewer; None if nothing fits twice, or if rows of pixels do not
-    join."""
-    config, flat = site.config, site.flattened()
+    """Plan all channels if they fit with some pixels, else fewer; None if nothing fits twice, or rows are not
+    adjacent."""
+    config, flat = site.config, site.flatten()
     src, dst = flat.sources[0], flat.dst
     if (src.n, src.h, dst.n, dst.h) != (1, 1, 1, 1):
         return None
@@ -286,17 +314,18 @@ def plan_channelwise(op: Conv, site: Site) -> ChannelPlan | None:
             rest = room - some * BLOCK * (1 + (parts > 1))
             pixels = min(rest // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX)
             if pixels >= min(16, dst.w) and vectors <= STRIDE_MAX:
+                # Equal tiles.
                 pixels = ceil_div(dst.w, ceil_div(dst.w, pixels))
                 return ChannelPlan(pixels, some * config.n, slots, *_cost(op, flat, pixels, parts))
     return None
 
 
 def _cost(op: Conv, site: Site, pixels: int, parts: int) -> tuple[float, float]:
-    """Estimates of cycles, and those of the bus."""
+    """Return estimated cycles, and cycles of the bus."""
     target, dst = site.target, site.dst
     vectors = ceil_div(dst.c, target.config.n)
-    each = target.moved(dst.c) if parts == 1 else parts * float(target.span(dst.c / parts))
-    moved = sum(item.resident is None for item in (site.sources[0], dst)) * dst.w * each
-    bus = moved + target.moved(vectors * BLOCK * target.config.n)
+    each = target.transfer_cycles(dst.c) if parts == 1 else parts * float(target.span(dst.c / parts))
+    traffic = sum(item.resident is None for item in (site.sources[0], dst)) * dst.w * each
+    bus = traffic + target.transfer_cycles(vectors * BLOCK * target.config.n)
     work = vectors * (dst.w * target.config.groups + ceil_div(dst.w, pixels) * target.vec_start())
-    return max(work, bus) + 2 * overheads.ENDS, bus
+    return max(work, bus) + 2 * overheads.RAMP_CYCLES, bus

@@ -16,7 +16,7 @@ from support import float_nets
 
 import weft
 from weft import __main__ as command
-from weft.compiler.ir.model import reasons
+from weft.compiler.ir.model import host_reasons
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
         f"{len(nodes) - 2} of {len(nodes)} nodes run on the device, 2 on the host (configuration small)"
     )
     assert lines[-1] == "int8.onnx: float.onnx quantised to int8 (ranges by minmax)"
-    assert len(lines) == 9 + len(reasons(nodes))
+    assert len(lines) == 9 + len(host_reasons(nodes))
     assert "warning" not in err
     assert call("compile", "int8.onnx", "-o", "program", "--config", "small") == 0
 

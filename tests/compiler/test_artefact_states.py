@@ -34,20 +34,20 @@ def _changed(compiled: Compiled, **changes: Any) -> tuple[State, ...]:
 
 
 CHANGES: dict[str, Callable[[Compiled], dict[str, Any]]] = {
-    "state 'x' is an input as well, or there twice": lambda c: {"states": _changed(c, source="x")},
-    "state 'ring' is an input as well, or there twice": lambda c: {"states": c.states * 2},
-    "what state 'ring' becomes is made by nothing": lambda c: {"states": _changed(c, target="none")},
-    "the device's 'ring' is int8 of shape (1, 3, 5), where int8 of shape (1, 3, 4) is read": lambda c: {
+    "state 'x' is also an input, or is listed twice": lambda c: {"states": _changed(c, source="x")},
+    "state 'ring' is also an input, or is listed twice": lambda c: {"states": c.states * 2},
+    "the new value of state 'ring' is never computed": lambda c: {"states": _changed(c, target="none")},
+    "the device's 'ring' is int8 of shape (1, 3, 5), but int8 of shape (1, 3, 4) is expected": lambda c: {
         "states": _changed(c, initial=np.zeros((1, 3, 5), np.int8))
     },
-    "the device's 'ring' is uint8 of shape (1, 3, 4), where int8 of shape (1, 3, 4) is read": lambda c: {
+    "the device's 'ring' is uint8 of shape (1, 3, 4), but int8 of shape (1, 3, 4) is expected": lambda c: {
         "states": _changed(c, initial=np.zeros((1, 3, 4), np.uint8))
     },
-    "what state 'ring' becomes is int8 of shape (1, 1, 4), where int8 of shape (1, 3, 4) is read": lambda c: {
+    "the new value of state 'ring' is int8 of shape (1, 1, 4), but int8 of shape (1, 3, 4) is expected": lambda c: {
         "states": _changed(c, target="x")
     },
-    "the device's 'ring' is made by nothing": lambda c: {"states": ()},
-    "'device0': no value is in input 'ring'": lambda c: {
+    "the device's 'ring' is never computed": lambda c: {"states": ()},
+    "'device0': no value is transferred for input 'ring'": lambda c: {
         "to_device": tuple(item for item in c.to_device if item.value != "ring")
     },
 }  # fmt: skip

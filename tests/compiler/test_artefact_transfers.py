@@ -75,10 +75,10 @@ def embedded() -> weft.Program:
     ("field", "value", "said"),
     [
         ("rows", {"dtype": "int8", "rows": 50, "pitch": 12}, "has indices of type 'int8', not int32 or int64"),
-        ("rows", {"dtype": "int32", "rows": 50, "pitch": 12}, "is int64 of shape (2, 3), where int32"),
+        ("rows", {"dtype": "int32", "rows": 50, "pitch": 12}, "is int64 of shape (2, 3), but int32"),
         ("rows", {"dtype": "int64", "rows": 0, "pitch": 12}, "has indices of 0 rows of 12 bytes"),
         ("rows", {"dtype": "int64", "rows": 50, "pitch": 1 << 40}, "but constants have"),
-        ("rows", None, "only indices are in tables"),
+        ("rows", None, "tables hold indices, and only tables do"),
         ("shape", [2, 4], "which does not fill"),
         ("nhwc", [1, 1, 6, 3], "which does not fill"),
     ],
@@ -97,4 +97,4 @@ def test_a_table_that_is_an_input(embedded: weft.Program, tmp_path: Path) -> Non
     (name,) = (name for name, item in manifest["segments"][0]["buffers"].items() if item["kind"] == "table")
     manifest["segments"][0]["buffers"][name]["kind"] = "input"
     write(tmp_path, manifest)
-    assert "only indices are in tables" in refusal(tmp_path)
+    assert "tables hold indices, and only tables do" in refusal(tmp_path)

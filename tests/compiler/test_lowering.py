@@ -28,10 +28,10 @@ def programs(cell: Cell, config: Config) -> list[DeviceProgram]:
 def test_shared_tasks_are_those_of_each(cell: Cell, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than half of the operators are lowered, and no byte differs from when all are."""
     lowered = []
-    lower = Lowering._lowered
+    lower = Lowering._lower
     monkeypatch.setattr(
         Lowering,
-        "_lowered",
+        "_lower",
         lambda self, op, *rest, **more: lowered.append(op) or lower(self, op, *rest, **more),
     )
     shared, few = programs(cell, config), len(lowered)

@@ -12,7 +12,13 @@ from support.attention_cases import view
 
 from weft.api import InputError
 from weft.compiler.ir.graph import Attention, CompileError
-from weft.compiler.ir.scales import CLAMP, HEADROOM, NEGLIGIBLE, REACH, ScoreRange
+from weft.compiler.ir.scales import (
+    CALIBRATION_HEADROOM,
+    NEGLIGIBLE_SHIFT,
+    SCORE_CLAMP,
+    SCORE_REACH,
+    ScoreRange,
+)
 from weft.hdl.isa.config import PRESETS
 from weft.run.attention import PagedAttention, Quantisation
 
@@ -74,10 +80,10 @@ def test_any_quantisation_on_every_configuration(name: str) -> None:
         )
         given = {
             "heads": 2, "kv_heads": 1, "head_size": size, "page": page, "pages": 4, "capacity": 3, "rows": rows,
-            "quantisation": quant, "largest": attention_cases.largest_score(op, inputs) / HEADROOM,
+            "quantisation": quant, "largest": attention_cases.largest_score(op, inputs) / CALIBRATION_HEADROOM,
         }  # fmt: skip
         if not ScoreRange.of(quant.q_zero, quant.k_zero, size, op.score_scale).holds(given["largest"]):
-            assert given["largest"] * HEADROOM > CLAMP - REACH - NEGLIGIBLE
+            assert given["largest"] * CALIBRATION_HEADROOM > SCORE_CLAMP - SCORE_REACH - NEGLIGIBLE_SHIFT
             with pytest.raises(CompileError, match="larger scores are clamped"):
                 PagedAttention(config, **given)
             continue

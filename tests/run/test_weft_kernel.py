@@ -27,13 +27,13 @@ def spread(rows: Rows) -> None:
     """Elements less the smallest one of their row, between 0 and 127."""
     x = rows.read(0)
     lowest = 0 - rows.largest(0 - x)
-    rows.store((x - lowest).scaled(127 / 255))
+    rows.store((x - lowest).scale(127 / 255))
 
 
 def mixed(rows: Rows) -> None:
     """The larger of two tensors times a constant, plus a third of the mean."""
     a, b = rows.read(0), rows.read(1)
-    mean = rows.sum(a).scaled(1 / 3 / rows.columns)
+    mean = rows.sum(a).scale(1 / 3 / rows.columns)
     rows.store(a.maximum(b).times(rows.wide(2), 14) + mean)
 
 
@@ -49,8 +49,8 @@ NEAR, FINE = np.clip(np.rint(PLACES), -128, 127).astype(np.int8), np.rint(PLACES
 def curves(rows: Rows) -> None:
     """A sine of elements, and a finer one of products."""
     x = rows.read(0)
-    fine = x.times(rows.read(1)).interpolated(FINE, 7)
-    rows.store(x.looked_up(NEAR).times(3, 2) + fine.times(1, 9))
+    fine = x.times(rows.read(1)).interpolate(FINE, 7)
+    rows.store(x.look_up(NEAR).times(3, 2) + fine.times(1, 9))
 
 
 @pytest.mark.parametrize("function", [spread, mixed, ratio, curves])
@@ -135,7 +135,7 @@ def test_refused() -> None:
     ):
         compiled(curves, tensors=2, config=TINY.replace(lookup_tables=2))
     with pytest.raises(KernelError, match=r"table is int8 of shape \(256,\), not int64 of shape \(2,\)"):
-        compiled(lambda rows: rows.store(rows.read(0).looked_up(np.zeros(2, np.int64))))
+        compiled(lambda rows: rows.store(rows.read(0).look_up(np.zeros(2, np.int64))))
     with pytest.raises(InputError, match="'columns'"):
         compiled(spread, columns=0)
     with pytest.raises(InputError, match="'tensors'"):

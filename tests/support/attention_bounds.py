@@ -13,10 +13,10 @@ import numpy as np
 
 from support import attention_cases as cases
 from weft.compiler.ir.graph import Attention, Softmax
-from weft.compiler.ir.scales import NEGLIGIBLE, k_zero_shift
+from weft.compiler.ir.scales import NEGLIGIBLE_SHIFT, k_zero_shift
 from weft.hdl.isa.config import Config
 
-CLAMP = 256 * math.log(2)
+SCORE_CLAMP = 256 * math.log(2)
 """Nats at which the device clamps scores."""
 
 
@@ -24,7 +24,7 @@ def clamped(op: Attention, inputs: dict[str, np.ndarray]) -> bool:
     """Whether a score could reach the clamp, with the zero point of K or without it."""
     without = {"q": inputs["q"], "k": inputs["k"]}
     plain = cases.largest_score(op, without, k_zero=0)
-    return max(plain, cases.largest_score(op, without)) > 0.999 * CLAMP
+    return max(plain, cases.largest_score(op, without)) > 0.999 * SCORE_CLAMP
 
 
 def moved(op: Attention, query: np.ndarray) -> np.ndarray | float:
@@ -37,7 +37,7 @@ def moved(op: Attention, query: np.ndarray) -> np.ndarray | float:
     if op.rounding is not None:
         to = op.rounding
         return (to.zero - (to.low + to.high) // 2) * op.score_scale
-    if k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE:
+    if k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE_SHIFT:
         return 0.0
     return query.sum(axis=-1, keepdims=True) * op.k_zero * op.score_scale
 

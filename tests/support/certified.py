@@ -39,7 +39,7 @@ def _own(op: DeviceOp, index: int) -> DeviceOp:
             return view
         return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, name=f"unpooled {index}"))
 
-    return op.on(renamed)
+    return op.map_views(renamed)
 
 
 def placed(program: DeviceProgram) -> Placement:

@@ -105,18 +105,18 @@ def _divided(rng: Rng, rows: Rows, a: Expression, b: Expression) -> Expression:
 
 
 def _looked_up(rng: Rng, rows: Rows, a: Expression, b: Expression) -> Expression:
-    return a.looked_up(np.random.default_rng(3).integers(-128, 128, 256).astype(np.int8))
+    return a.look_up(np.random.default_rng(3).integers(-128, 128, 256).astype(np.int8))
 
 
 MAKERS: tuple[Callable[[Rng, Rows, Expression, Expression], Expression], ...] = (
     lambda rng, rows, a, b: a + b,
     lambda rng, rows, a, b: a - b,
     lambda rng, rows, a, b: a.times(b, draw(rng, 0, 9)),
-    lambda rng, rows, a, b: a.scaled(float(rng.uniform(-3, 3))),
+    lambda rng, rows, a, b: a.scale(float(rng.uniform(-3, 3))),
     lambda rng, rows, a, b: a.minimum(b),
     lambda rng, rows, a, b: a.maximum(b),
     lambda rng, rows, a, b: (a < b).choose(a + 3, b),
-    lambda rng, rows, a, b: a.floored(draw(rng, 0, 6)),
+    lambda rng, rows, a, b: a.shift_right(draw(rng, 0, 6)),
     lambda rng, rows, a, b: a << draw(rng, 0, 6),
     lambda rng, rows, a, b: rows.sum(a),
     lambda rng, rows, a, b: rows.largest(a),

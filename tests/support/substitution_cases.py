@@ -157,7 +157,7 @@ class Drawn:
                 return view
             return View(Buffer(view.buffer.name, view.buffer.shape, "output"), view.shape, c=view.c)
 
-        return DeviceSegment("drawn", tuple(op.on(seen) for op in self.ops))
+        return DeviceSegment("drawn", tuple(op.map_views(seen) for op in self.ops))
 
 
 def drawn(seed: int, size: int = 7, tables: bool = True, multiply: bool = True) -> DeviceSegment:

@@ -206,7 +206,8 @@ def attention_errors(
         memory = np.frombuffer(program.run({name: value[None]}).memory, np.int8)
         for op in ops:
             exact = (
-                products.means(op, *(_read(memory, image, view) for view in (op.q, op.k, op.v))) + op.y_zero
+                products.unrounded_attention(op, *(_read(memory, image, view) for view in (op.q, op.k, op.v)))
+                + op.y_zero
             )
             errors.append((_read(memory, image, op.dst) - np.clip(exact, op.low, op.high)).ravel())
     flat = np.concatenate(errors)

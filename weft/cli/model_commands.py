@@ -194,7 +194,7 @@ def check(
 ) -> None:
     """Show which nodes of a model run on the device and which on the host, and why."""
     import weft
-    from weft.compiler.ir.model import reasons
+    from weft.compiler.ir.model import host_reasons
 
     options: dict[str, Any] = {"shapes": shapes_of(shape), "states": states_of(state)}
     nodes = weft.check(files.require_file(model), configuration(config), **options)
@@ -208,16 +208,16 @@ def check(
     else:
         reports.show_assignment(nodes, reports.stdout())
         print(*share_lines(nodes), sep="\n")
-        reports.show_reasons(reasons(nodes), reports.stdout())
+        reports.show_reasons(host_reasons(nodes), reports.stdout())
     warn_of_host(nodes)
     warn_of_clamps(nodes)
 
 
 def warn_of_clamps(nodes: Assignment) -> None:
     """Warn of values that may leave the range that the device has for them."""
-    from weft.compiler.ir.model import clamps
+    from weft.compiler.ir.model import clamp_warnings
 
-    for text in clamps(nodes):
+    for text in clamp_warnings(nodes):
         reports.warn(text)
 
 

@@ -165,11 +165,11 @@ def _weights_json(weights: Sequence[Weights]) -> dict[str, Any]:
 def _show_assignment(nodes: Check, config: str) -> None:
     """Print the summary of `weft check`, without the list of nodes."""
     from weft.cli.model_commands import share_lines, warn_of_host
-    from weft.compiler.ir.model import reasons
+    from weft.compiler.ir.model import host_reasons
 
     first, second = share_lines(nodes)
     reports.say(f"{first} (configuration {config})", second)
-    reports.show_reasons(reasons(nodes), reports.summary())
+    reports.show_reasons(host_reasons(nodes), reports.summary())
     warn_of_host(nodes)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
-from weft.compiler.ir.scales import CLAMP, HEADROOM, SCALE_LIMIT, ScoreRange
+from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCALE_LIMIT, SCORE_CLAMP, ScoreRange
 from weft.compiler.machine.memory import LENGTH
 from weft.compiler.onnx.attention import FOUND, KEYS, ROW, SIZE
 from weft.configurations import configuration, sequential_boards
@@ -153,21 +153,22 @@ class PagedAttention:
             return ()
         if largest is None:
             raise CompileError(
-                f"queries and keys at the ends of their ranges make scores of {known.most:.4g}, and beyond {CLAMP:.0f} "
-                "they are clamped: give the largest that a calibration finds as 'largest', or smaller scales"
+                f"queries and keys at the ends of their ranges make scores of {known.most:.4g}, and beyond "
+                f"{SCORE_CLAMP:.0f} they are clamped: give the largest that a calibration finds as 'largest', or "
+                "smaller scales"
             )
         if not known.holds(largest):
             raise CompileError(
-                f"{HEADROOM} times 'largest', {largest:.4g}, must be at most {known.reach:.0f}: "
+                f"{CALIBRATION_HEADROOM} times 'largest', {largest:.4g}, must be at most {known.reach:.0f}: "
                 "larger scores are clamped"
             )
         return (FOUND.format(reach=known.reach, found=largest),)
 
     def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
         step, ratio = quant.q_scale * quant.k_scale * scale, quant.v_scale / quant.y_scale
-        if step >= CLAMP:
+        if step >= SCORE_CLAMP:
             raise CompileError(
-                f"a step of scores, {step:.4g}, must be below {CLAMP:.0f}, where they are clamped"
+                f"a step of scores, {step:.4g}, must be below {SCORE_CLAMP:.0f}, where they are clamped"
             )
         if ratio >= SCALE_LIMIT:
             raise CompileError(

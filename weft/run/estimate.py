@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.model import reasons
+from weft.compiler.ir.model import host_reasons
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.errors import WeftError
@@ -206,7 +206,7 @@ def _start(board: Board, **fields: Any) -> Estimate:
 def _estimate(program: Program, board: Board) -> Estimate:
     nodes = program.assignment
     on_device = sum(place == "device" for _, _, place, _ in nodes)
-    why = reasons(node for node in nodes if node[1] not in CONVERTING)
+    why = host_reasons(node for node in nodes if node[1] not in CONVERTING)
     counts = {"nodes": len(nodes), "on_device": on_device, "reasons": dict(why.most_common())}
     parts = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
     if not parts:

@@ -43,7 +43,7 @@ def _rows(
     program: DeviceProgram, times: list[int] | None, config: Config, *, in_turn: bool
 ) -> list[dict[str, Any]]:
     rows, previous = [], 0
-    for index, layer in enumerate(program.timed.values()):
+    for index, layer in enumerate(program.timed_layers.values()):
         cycles = None
         if times is not None:
             cycles, previous = times[index] - previous, times[index]

@@ -16,7 +16,7 @@ from weft.arguments import flag
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import from_buffer, prepare, run_host, to_buffer
-from weft.compiler.ir.model import HostSegment, clamps
+from weft.compiler.ir.model import HostSegment, clamp_warnings
 from weft.compiler.passes.drop_channels import channels_left_out
 from weft.errors import InputError
 from weft.files import whole_folder
@@ -171,7 +171,7 @@ class Program:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A warning for each value that the device may clamp, because its range is limited."""
-        return clamps(self.assignment)
+        return clamp_warnings(self.assignment)
 
     @property
     def device_programs(self) -> tuple[DeviceProgram, ...]:

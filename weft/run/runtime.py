@@ -49,7 +49,7 @@ class Image:
     ) -> None:
         self.program, self.flash_address = program, flash_address
         areas = program.areas
-        self.bases = {**areas.placed(flash_address), **(moved or {})}
+        self.bases = {**areas.assign_bases(flash_address), **(moved or {})}
         self.memory_bytes = areas.memory_bytes if flash_address is None else areas.values_bytes
 
     @property
@@ -111,7 +111,9 @@ class Image:
         for base, value in ({**self.bases, **(registers or {})}).items():
             device.set_base(base, value)
         # STOREs are in order: the written bytes so far identify the end of each layer.
-        device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
+        device.mark_writes(
+            np.cumsum([layer.written_bytes for layer in program.timed_layers.values()]).tolist()
+        )
         device.start(self.bases[CONSTANTS] + program.entry)
 
     def input_bytes(self, name: str, array: np.ndarray) -> bytes:

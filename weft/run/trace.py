@@ -178,7 +178,9 @@ def _places(program: DeviceProgram) -> dict[int, tuple[int, int]]:
 
 def _layers(program: DeviceProgram, marks: Sequence[int]) -> Iterator[Slice]:
     """Yield slices of layers that write to memory, each including preceding layers that do not."""
-    for (index, layer), (start, end) in zip(program.timed.items(), pairwise([0, *marks]), strict=False):
+    for (index, layer), (start, end) in zip(
+        program.timed_layers.items(), pairwise([0, *marks]), strict=False
+    ):
         details = {"kind": layer.kind, "macs": layer.macs, "dram_bytes": layer.dram_bytes}
         yield Slice(layer.name, index, None, False, start, end, details)
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, View
-from weft.compiler.ir.layout import BITS, Layout, packed, signed
+from weft.compiler.ir.layout import BITS, Layout, row_major_layout, to_signed
 from weft.compiler.ir.products import INDICES, Embedding, RowIndices
-from weft.compiler.lower.rows import ENTRIES
+from weft.compiler.lower.rows import MAX_OFFSETS
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Quant, Recipe, Tensor, finish, result
@@ -37,7 +37,7 @@ def rows_constant(context: NodeContext) -> str | None:
 def table_size(context: NodeContext) -> str | None:
     """A table of rows must have between 1 and 1073741824 elements, and at most 65536 rows be taken of it."""
     count, size = math.prod(context.shape(1)), math.prod(context.shape())
-    good = 1 <= size <= _LARGEST and 1 <= count <= ENTRIES
+    good = 1 <= size <= _LARGEST and 1 <= count <= MAX_OFFSETS
     return None if good else f"{count:,} rows are taken of shape {context.shape()}"
 
 
@@ -59,7 +59,7 @@ def _table(context: NodeContext) -> _Table | None:
     if given is None or str(given.dtype) not in BITS:
         return None
     unsigned = given.dtype.kind == "u"
-    stored = signed(given) if unsigned else given
+    stored = to_signed(given) if unsigned else given
     return _Table(stored, np.ones((1,) * stored.ndim), Quant(1.0, 0, unsigned, 8 * given.dtype.itemsize))
 
 
@@ -74,7 +74,7 @@ def rows(context: NodeContext) -> Pending | Recipe:
     if scale.size > 1:
         scale = np.broadcast_to(table.scale, shape).reshape(values.shape)
     op = Embedding(node.name, places, result((1, 1, count, width)), values, scale)
-    pending = Pending((op,), packed(context.output), (indices,), (node.index,))
+    pending = Pending((op,), row_major_layout(context.output), (indices,), (node.index,))
     return pending if table.quant is None else finish(pending, node.outputs[0], table.quant, node)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.products import Embedding
-from weft.compiler.kernel.wide import TABLES, Lines, WideFunction, lines
+from weft.compiler.kernel.wide import WIDE_FUNCTION_TABLES, Lines, WideFunction, fit_lines
 from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.elementwise import ARITHMETIC, MOVES, PLAIN
 from weft.compiler.onnx.functions import Entries, Function
@@ -301,7 +301,7 @@ def _fitted(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, int]:
     with np.errstate(all="ignore"):
         values = real.values.astype(np.float64) / quant.scale + quant.zero
     exact = np.nan_to_num(values, nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
-    found = lines(exact, (-half, half - 1))
+    found = fit_lines(exact, (-half, half - 1))
     made = WideFunction(name="", wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **found._asdict())
     return found, int(np.abs(made.results - rounded.stored.astype(np.int64)).max())
 
@@ -327,7 +327,7 @@ def _chosen(context: NodeContext) -> Function | None:
 def _usable(context: NodeContext, function: Function) -> bool:
     """Whether a function is a number for all values of its root, and the device has what it takes."""
     config = context.model.config
-    if function.root.wide and (config.lookup_tables < TABLES or config.kernel < KERNEL):
+    if function.root.wide and (config.lookup_tables < WIDE_FUNCTION_TABLES or config.kernel < KERNEL):
         return False
     return function.entries.defined
 

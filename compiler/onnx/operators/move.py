@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
+from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, spatial
 from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
 from weft.compiler.onnx.indices import taken
 from weft.compiler.onnx.operator import NodeContext, Operator
@@ -58,8 +58,8 @@ def transposed(context: NodeContext) -> Tensor | Pending | None:
         symbol = symbol.tensor
     assert isinstance(symbol, Tensor | Pending)
     back = tuple(np.argsort(perm).tolist())
-    for layout in (natural(output), packed(output)):
-        before = layout.transposed(output, back)
+    for layout in (natural(output), row_major_layout(output)):
+        before = layout.transpose(output, back)
         assert before is not None
         if isinstance(symbol, Pending):
             if symbol.layout.same(before):
@@ -68,10 +68,10 @@ def transposed(context: NodeContext) -> Tensor | Pending | None:
         arranged = symbol.arranged(before)
         if arranged is not None:
             return arranged.transposed(shape, perm, layout)
-    moved = symbol.layout.transposed(shape, perm)
+    moved = symbol.layout.transpose(shape, perm)
     if moved is None and isinstance(symbol, Tensor):
         rows = row_major(symbol, shape)
-        moved = packed(shape).transposed(shape, perm)
+        moved = row_major_layout(shape).transpose(shape, perm)
         return None if rows is None or moved is None else rows.transposed(shape, perm, moved)
     if moved is None:
         return None
@@ -189,7 +189,7 @@ def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | 
     def efforts(kind: Callable[[tuple[int, ...]], Layout]) -> float:
         return sum(effort(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
 
-    for kind in sorted((natural, spatial, packed), key=efforts):
+    for kind in sorted((natural, spatial, row_major_layout), key=efforts):
         arranged = [placed(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
         found = tuple(tensor for tensor in arranged if tensor is not None)
         if len(found) == len(shapes):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.graph import Multiply, Window
-from weft.compiler.ir.layout import packed
+from weft.compiler.ir.layout import row_major_layout
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.onnx.attention import (
     ROW,
@@ -141,7 +141,9 @@ def matrix_product(context: NodeContext) -> Symbol:
     rows = weight.values[:, order] if context.attribute("transB", 0) else weight.values[order].T
     values = np.ascontiguousarray(rows)[:, None, None, :]
     view = tensor.view((1, 1, math.prod(context.shape()[:-1]), context.shape()[-1]))
-    return product_of(context, tensor, view, source.quant, values, weight, Window(), packed(context.output))
+    return product_of(
+        context, tensor, view, source.quant, values, weight, Window(), row_major_layout(context.output)
+    )
 
 
 _MATRIX = (product_input, input_quantised, weights_constant, weights_matrix, weights_per_output, row_order)

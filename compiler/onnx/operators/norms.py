@@ -10,9 +10,9 @@ from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.ir.layout import Layout, spatial
 from weft.compiler.kernel.evaluate import LIMITS, WideElements
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm
-from weft.compiler.kernel.rows import FLAT, WHOLE, RowResponse, tables
+from weft.compiler.kernel.rows import LARGEST_SUM, ONE_TABLE_RATIO, RowResponse, table_count
 from weft.compiler.kernel.wide import WideConv
-from weft.compiler.lower.rows import BYTES
+from weft.compiler.lower.rows import VECTORS_PER_CONSTANT
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX
 from weft.compiler.onnx.channels import channel_layout, same_order, takes_constants
@@ -113,7 +113,7 @@ def group_size(context: NodeContext) -> str | None:
 def group_pixels(context: NodeContext) -> str | None:
     """Images to normalise must have at most 4095 pixels, and those of a vector of channels fit the scratchpad."""
     pixels, config = math.prod(context.shape()[2:]), context.model.config
-    fits = pixels <= COUNT_MAX and pixels + 2 * BYTES <= config.scratchpad_size
+    fits = pixels <= COUNT_MAX and pixels + 2 * VECTORS_PER_CONSTANT <= config.scratchpad_size
     return None if fits else f"there are {pixels}"
 
 
@@ -200,7 +200,7 @@ def normal_length(context: NodeContext) -> str | None:
     config, count = context.model.config, _elements(context)
     vectors = ceil_div(count, config.n)
     fits = (
-        2 + activation(context).tensor.wide + 2 * BYTES
+        2 + activation(context).tensor.wide + 2 * VECTORS_PER_CONSTANT
     ) * vectors <= config.scratchpad_size and count <= PITCH_MAX
     return None if fits else f"there are {count} elements"
 
@@ -281,13 +281,13 @@ def response_power(context: NodeContext) -> str | None:
 def response_range(context: NodeContext) -> str | None:
     """In LRN alpha times the mean square may be 256 times the bias at most."""
     ratio = _ratio(context)
-    return None if ratio <= FLAT**2 else f"it may be {ratio:.4g} times that"
+    return None if ratio <= ONE_TABLE_RATIO**2 else f"it may be {ratio:.4g} times that"
 
 
 def response_tables(context: NodeContext) -> str | None:
     """LRN takes two look-up tables, and four where alpha times the mean square may be above 16 times the bias."""
     count = context.model.config.lookup_tables
-    return None if count >= tables(_ratio(context)) else f"there are {count}"
+    return None if count >= table_count(_ratio(context)) else f"there are {count}"
 
 
 def _constants(context: NodeContext) -> tuple[float, float, float]:
@@ -324,7 +324,15 @@ def response(context: NodeContext) -> Pending:
     shape = found.layout.nhwc
     src, sums = found.tensor.view(), between("sums", shape)
     op = RowResponse(
-        name, src, sums, result(shape), bias, _ratio(context) * bias / WHOLE, beta, quant.scale, quant.zero
+        name,
+        src,
+        sums,
+        result(shape),
+        bias,
+        _ratio(context) * bias / LARGEST_SUM,
+        beta,
+        quant.scale,
+        quant.zero,
     )
 
     def join(to: Quant, value: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
@@ -337,7 +345,7 @@ def response(context: NodeContext) -> Pending:
             ),
             WideConv(
                 name=f"{name}/sums", src=squares, dst=sums, weight=_band(shape[3], _size(context)),
-                bias=np.zeros(shape[3], np.int64), scale=np.full(shape[3], WHOLE / (square * count)), x_zero=zero,
+                bias=np.zeros(shape[3], np.int64), scale=np.full(shape[3], LARGEST_SUM / (square * count)), x_zero=zero,
                 y_zero=zero, x_wide=True, wide=True,
             ),
             quantised(op.replace(sums=sums), to, value, bounds),

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import Add, DeviceOp, View
 from weft.compiler.ir.layout import Layout
-from weft.compiler.kernel.rows import MOST, POWER_TABLES, RowPair, RowPower
+from weft.compiler.kernel.rows import LARGEST_LOGARITHM, POWER_TABLES, RowPair, RowPower
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.onnx.channels import (
@@ -168,7 +168,7 @@ def power_range(context: NodeContext) -> str | None:
     levels = math.log(base.scale), math.log(255 * base.scale)
     steps = max(abs(-128 - exponent.zero), 127 - exponent.zero)
     most = steps * exponent.scale * max(map(abs, levels))
-    return None if most <= MOST else f"they are up to {most:.4g}"
+    return None if most <= LARGEST_LOGARITHM else f"they are up to {most:.4g}"
 
 
 def power_tables(context: NodeContext) -> str | None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from weft.compiler.ir.layout import Layout
-from weft.compiler.kernel.products import OFFSET
+from weft.compiler.kernel.products import LARGEST_OFFSET
 from weft.compiler.kernel.rows import RowPlace, RowTotal
 from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.operator import NodeContext, Operator
@@ -238,7 +238,7 @@ def number_range(context: NodeContext) -> str | None:
     """What is added to a reduction must be at most 4096 steps of the result."""
     number = _number(context)
     steps = abs(number.offset * number.gain) / _scale(context)
-    return None if number.root or steps <= OFFSET else f"it is {steps:.6g}"
+    return None if number.root or steps <= LARGEST_OFFSET else f"it is {steps:.6g}"
 
 
 def _number(context: NodeContext) -> RowNumber:

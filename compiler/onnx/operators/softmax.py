@@ -7,7 +7,7 @@ import math
 
 from weft.compiler.ir.graph import Softmax
 from weft.compiler.ir.layout import Layout
-from weft.compiler.ir.scales import OCTAVES
+from weft.compiler.ir.scales import LOGIT_OCTAVES
 from weft.compiler.kernel.rows import LOGARITHM_TABLES, WHOLE_LOGARITHMS, RowLogSoftmax
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.onnx.conditions import (
@@ -53,7 +53,7 @@ def softmax_zero(context: NodeContext) -> int | None:
     """
     quant = activation(context).quant
     octaves = quant.scale * math.log2(math.e)
-    return next((zero for zero in (quant.zero, 0) if (128 + abs(zero)) * octaves <= OCTAVES), None)
+    return next((zero for zero in (quant.zero, 0) if (128 + abs(zero)) * octaves <= LOGIT_OCTAVES), None)
 
 
 def softmax_rows(context: NodeContext) -> tuple[Tensor, Layout] | None:

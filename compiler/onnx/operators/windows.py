@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, Pad, Pool, View, Window
-from weft.compiler.ir.layout import Layout, Shape4, packed, spatial
+from weft.compiler.ir.layout import Layout, Shape4, row_major_layout, spatial
 from weft.compiler.ir.windows import axes
 from weft.compiler.machine.target import COUNT_MAX, has_coordinates
 from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
@@ -62,7 +62,7 @@ def windows_filled(context: NodeContext) -> str | None:
     """Every window of a pool must hold at least one element of the input."""
     found = axes(context.shape()[2:], context.node.attributes)
     for name, axis in zip(("depth", "height", "width")[-len(found) :], found, strict=True):
-        empty = axis.inside() == 0
+        empty = axis.count_inside() == 0
         if empty.any():
             return f"along {name}, output {int(np.argmax(empty))} has none"
     return None
@@ -161,7 +161,7 @@ def rows(context: NodeContext) -> Symbol:
     assert source is not None
     sides = source.layout.nhwc
     kept = len(context.output) == len(context.shape()) and reduced_axes(context) in ((2, 3), (2,))
-    layout = spatial(context.output) if kept else packed(context.output)
+    layout = spatial(context.output) if kept else row_major_layout(context.output)
     return _pool(context, (source, activation(context).quant), sides, layout, Window(sides[1:3]), False)
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.scales import CLAMP, HEADROOM, REACH
+from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCORE_CLAMP, SCORE_REACH
 from weft.compiler.kernel.expressions import DIGITS
 from weft.extras.language.compiler.form import PRODUCTS, Form, form_of, matrices
 from weft.extras.language.compiler.kernels import (
@@ -271,13 +271,14 @@ def to_integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -
 
 def _check_scores(model: LanguageModel, ranges: Ranges) -> None:
     """Raise `CompileError` if the device could clamp scores."""
-    limit = CLAMP - REACH
+    limit = SCORE_CLAMP - SCORE_REACH
     for index, largest_score in enumerate(ranges.scores):
-        if HEADROOM * largest_score > limit:
+        if CALIBRATION_HEADROOM * largest_score > limit:
             tensors = dict.fromkeys(repr(_tensor_name(model, index, field)) for field in ("query", "key"))
             raise CompileError(
                 f"the scores of block {index} reach {largest_score:.4g} with {' and '.join(tensors)}: "
-                f"{HEADROOM} times that must be at most {limit:.0f}, because the device clamps larger scores"
+                f"{CALIBRATION_HEADROOM} times that must be at most {limit:.0f}, because the device clamps "
+                "larger scores"
             )
 
 

@@ -58,20 +58,20 @@ _GELU_SHARE = np.rint(2 ** (SHARE_PLACES - 1) * (1 + _GELU)).astype(np.int16)
 
 
 def _row_shift(rows: Rows, tensor: int) -> Expression:
-    return rows.shared(tensor).known(0, MAX_ROW_BITS)
+    return rows.row_constant(tensor).assume(0, MAX_ROW_BITS)
 
 
 def _scale_sums(rows: Rows, vector: int, scaled: Scaled, mantissa: int, row: Expression) -> Expression:
     """Scale sums to steps by mantissas and the shift of the row."""
-    factor = row.power(rows.digits(mantissa).known(0, DIGITS))
-    return rows.accumulated(vector, scaled.max_sum).over(
+    factor = row.power(rows.digits(mantissa).assume(0, DIGITS))
+    return rows.accumulator(vector, scaled.max_sum).over(
         factor, RECIPROCAL_PLACES - scaled.shift, scaled.max_result
     )
 
 
 def _add_bias(rows: Rows, steps: Expression, tensor: int, shift: int) -> Expression:
     """Add a bias of two digits times ``2**shift``."""
-    return steps + (rows.read(tensor) << 8 + shift) + (rows.behind(tensor) << shift)
+    return steps + (rows.read(tensor) << 8 + shift) + (rows.second_vector(tensor) << shift)
 
 
 def _read_residual(rows: Rows, upper: int, lowest: int) -> Expression:
@@ -80,12 +80,12 @@ def _read_residual(rows: Rows, upper: int, lowest: int) -> Expression:
 
 def _put_residual(rows: Rows, value: Expression) -> None:
     # The upper digits are rounded, so that the lowest digit is a signed byte.
-    rows.put_digits((value + 128).floored(8), 0)
+    rows.put_digits((value + 128).shift_right(8), 0)
     rows.put(value.low_byte(), 1)
 
 
 def _largest_magnitude(rows: Rows, x: Expression) -> Expression:
-    return rows.largest(x.maximum(0 - x).known(0, WORD - 1))
+    return rows.largest(x.maximum(0 - x).assume(0, WORD - 1))
 
 
 def quantise(columns: int) -> Rows:
@@ -125,12 +125,12 @@ def normalise(
     epsilon_part = _divide_by_square(epsilon_steps, bits)
     root = (square + epsilon_part).maximum(1).rsqrt()
     if gains:
-        scaled = scaled.times(rows.digits(2).known(-DIGITS, DIGITS), GAIN_PLACES)
+        scaled = scaled.times(rows.digits(2).assume(-DIGITS, DIGITS), GAIN_PLACES)
         largest = _largest_magnitude(rows, scaled)
     else:
         largest = largest_value.over(bits.power(), UNIT_PLACES, 1 << UNIT_PLACES)
     normal_bits = largest.over(root, NORMAL_PLACES, 2 << NORMAL_PLACES + (dropped + 1) // 2).bits()
-    rows.put(scaled.over(root.further(normal_bits), NORMAL_PLACES + BYTE_BITS, 1 << 8), 0)
+    rows.put(scaled.over(root.divide_by_power(normal_bits), NORMAL_PLACES + BYTE_BITS, 1 << 8), 0)
     rows.put(MAX_ROW_BITS - normal_bits, 1)
     return rows
 
@@ -138,7 +138,7 @@ def normalise(
 def _mean_of_row(rows: Rows, upper: int, lowest: int) -> Expression:
     """Return the mean of a row of three digits, summed in two parts because one sum would exceed 32 bits."""
     upper_sum, lowest_sum = rows.sum(rows.digits(upper)), rows.sum(rows.read(lowest))
-    return upper_sum.scaled(256 / rows.columns) + lowest_sum.scaled(1 / rows.columns)
+    return upper_sum.scale(256 / rows.columns) + lowest_sum.scale(1 / rows.columns)
 
 
 def _check_epsilon(min_bits: int, epsilon: float, unit: float) -> None:
@@ -174,7 +174,7 @@ def _divide_by_square(value: float, bits: Expression) -> Expression | int:
     quotient = constant(1 << first_shift).over(
         factor, RECIPROCAL_PLACES - places - 2 * exponent_offset, WORD - 1
     )
-    return quotient.known(0, (1 << 30) - 1)
+    return quotient.assume(0, (1 << 30) - 1)
 
 
 def rotate(columns: int, max_sum: int, mantissa: int, shift: int) -> Rows:
@@ -185,8 +185,8 @@ def rotate(columns: int, max_sum: int, mantissa: int, shift: int) -> Rows:
     negated: element j becomes ``x[j] * cosine[j] + x[j ^ 1] * sine[j]``.
     """
     rows = Rows(columns, 4)
-    x, limit = rows.accumulated(0, max_sum), 1 << ANGLE_PLACES
-    cosine, sine = (rows.digits(tensor).known(-limit, limit) for tensor in (1, 2))
+    x, limit = rows.accumulator(0, max_sum), 1 << ANGLE_PLACES
+    cosine, sine = (rows.digits(tensor).assume(-limit, limit) for tensor in (1, 2))
     rotated = x.times(cosine, ANGLE_PLACES) + x.neighbour().times(sine, ANGLE_PLACES)
     factor = _row_shift(rows, 3).power(mantissa)
     rows.put(rotated.over(factor, RECIPROCAL_PLACES - shift, WORD - 1), 0)
@@ -197,7 +197,7 @@ def rotate_digits(columns: int) -> Rows:
     """Rotate a head's query or key, two digits (0) with `BIAS_PLACES`, to int8 (target 0); see `rotate`."""
     rows = Rows(columns, 3)
     limit = 1 << ANGLE_PLACES
-    cosine, sine = (rows.digits(tensor).known(-limit, limit) for tensor in (1, 2))
+    cosine, sine = (rows.digits(tensor).assume(-limit, limit) for tensor in (1, 2))
     x = rows.digits(0)
     rotated = x.times(cosine, ANGLE_PLACES) + x.neighbour().times(sine, ANGLE_PLACES)
     rows.put(rotated.times(1, BIAS_PLACES), 0)
@@ -253,7 +253,7 @@ def add(columns: int, scaled: Scaled) -> Rows:
     """Add sums (0) with mantissas (1) to a row of the residual stream (2 and 3, also targets 0 to 3)."""
     rows = Rows(columns, 4)
     # The shift is kept in a register, because the row must not be read after a part of it is overwritten.
-    shift = (rows.behind(3) + 0).known(0, MAX_ROW_BITS)
+    shift = (rows.second_vector(3) + 0).assume(0, MAX_ROW_BITS)
     _put_residual(rows, _read_residual(rows, 2, 3) + _scale_sums(rows, 0, scaled, 1, shift))
     rows.put(shift, 3)
     return rows
@@ -276,11 +276,11 @@ def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
     rows = Rows(columns, 4)
     shift_of_row = _row_shift(rows, 3)
     x = _scale_sums(rows, 0, gate, 1, shift_of_row)
-    share = x.interpolated(_SIGMOID, TABLE_PLACES)
+    share = x.interpolate(_SIGMOID, TABLE_PLACES)
     limit = FACTOR - 1
     factor = _scale_sums(rows, 1, up, 2, shift_of_row).minimum(limit).maximum(-limit)
     silu = x.times(share, SHARE_PLACES)
-    rows.put_digits(silu.times(factor, GATE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
+    rows.put_digits(silu.times(factor, GATE_PLACES + places).assume(-(1 << 30), 1 << 30), 0)
     return rows
 
 
@@ -291,9 +291,9 @@ def gated_digits(columns: int, gate_places: int, places: int) -> Rows:
     """
     rows = Rows(columns, 2)
     x = rows.digits(0)
-    share = x.interpolated(_SIGMOID, gate_places - ENTRY_PLACES)
+    share = x.interpolate(_SIGMOID, gate_places - ENTRY_PLACES)
     silu = x.times(share, SHARE_PLACES - (GATE_PLACES - gate_places))
-    rows.put_digits(silu.times(rows.digits(1), GATE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
+    rows.put_digits(silu.times(rows.digits(1), GATE_PLACES + places).assume(-(1 << 30), 1 << 30), 0)
     return rows
 
 
@@ -306,6 +306,6 @@ def gelu(columns: int, up: Scaled, places: int, bias: int | None = None) -> Rows
     rows = Rows(columns, 3 if bias is None else 4)
     x = _scale_sums(rows, 0, up, 1, _row_shift(rows, 2))
     x = x if bias is None else _add_bias(rows, x, 3, bias)
-    share = x.interpolated(_GELU_SHARE, TABLE_PLACES)
-    rows.put_digits(x.times(share, SHARE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
+    share = x.interpolate(_GELU_SHARE, TABLE_PLACES)
+    rows.put_digits(x.times(share, SHARE_PLACES + places).assume(-(1 << 30), 1 << 30), 0)
     return rows

@@ -329,8 +329,8 @@ def test_gates_open(config: Config, size: tuple[int, int]) -> None:
 def test_products_saturate() -> None:
     """What leaves 32 bits is the number at that end, in the engine and in what expressions mean."""
     rows = Rows(5, 1)
-    x = rows.accumulated(0, WORD - 1)
-    rows.put(x.over(constant(0).power(1 << 16), 15, WORD - 1).floored(30), 0)
+    x = rows.accumulator(0, WORD - 1)
+    rows.put(x.over(constant(0).power(1 << 16), 15, WORD - 1).shift_right(30), 0)
     sums = np.array([[0, 5, 1 << 20, -(1 << 15), -(1 << 28)]])
     found = run(rows, [sums[:, :, None]], CONFIGS[0])
     assert found[0].tolist() == [[0, 0, 1, -2, -2]]

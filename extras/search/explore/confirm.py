@@ -235,7 +235,7 @@ def _isolate(op: DeviceOp) -> DeviceOp:
             view_of_result, buffer=dataclasses.replace(view_of_result.buffer, kind=kind)
         )
 
-    return op.on(isolate_view)
+    return op.map_views(isolate_view)
 
 
 def _timing(item: Measured, image: Image) -> TimingDevice:

@@ -20,7 +20,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.views import channels, whole
+from weft.compiler.ir.views import channels, whole_view
 from weft.compiler.passes.fuse import table_of
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.functions import Function, Weights
@@ -101,7 +101,7 @@ class Builder:
             adjacent = self._find_adjacent(term)
             if adjacent is not None:
                 return adjacent
-            dst = whole(Buffer(self._name(f"{self._title}/cat"), joined_shape))
+            dst = whole_view(Buffer(self._name(f"{self._title}/cat"), joined_shape))
         if dst.shape != joined_shape:
             raise NotRealisable
         self.build(term.operands[0], channels(dst, 0, shapes[0][3]))
@@ -124,7 +124,7 @@ class Builder:
     def _build_operator(self, term: Term, dst: View | None) -> View:
         shape = self._shape(term)
         images = [self.build(item) for item in term.operands if not is_weights(item)]
-        result = dst or whole(Buffer(self._name(f"{self._title}/{term.operator}"), shape))
+        result = dst or whole_view(Buffer(self._name(f"{self._title}/{term.operator}"), shape))
         if result.shape != shape:
             raise NotRealisable
         name = self._name(f"{self._title}/{term.operator}")
@@ -215,7 +215,7 @@ class Builder:
 
 def evaluate_on_bytes(function: Function, bits: int) -> np.ndarray:
     """Return the int8 (256,) that a requantisation maps all bytes to."""
-    view = whole(Buffer("bytes", (1, 1, 1, 1)))
+    view = whole_view(Buffer("bytes", (1, 1, 1, 1)))
     values: dict[str, Any] = dict(function.values)
     if set(values) != {"scale", "x_zero", "y_zero", "low", "high"}:
         raise NotRealisable

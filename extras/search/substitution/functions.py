@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pool, Rescale, Window
-from weft.compiler.passes.fuse import composed as compose_tables
-from weft.compiler.passes.fuse import rising
+from weft.compiler.passes.fuse import compose_tables, is_monotonic
 
 KINDS = ("conv", "depth", "func", "add", "mul", "max")
 """Operators of rules that are also operators of the device."""
@@ -30,7 +29,7 @@ class Function:
         """Whether the function is non-decreasing."""
         values_by_name = dict(self.values)
         table = self.lookup
-        return values_by_name.get("scale", 1.0) >= 0 and (table is None or rising(table))
+        return values_by_name.get("scale", 1.0) >= 0 and (table is None or is_monotonic(table))
 
     def followed_by(self, table: np.ndarray) -> Function:
         """Return the function followed by a mapping of all bytes, (256,)."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Rescale, View
-from weft.compiler.ir.views import channels, overlapping, whole
+from weft.compiler.ir.views import channels, may_overlap, whole_view
 from weft.extras.search.substitution.borders import find_splits
 from weft.extras.search.substitution.building import Builder, NotRealisable, evaluate_on_bytes
 from weft.extras.search.substitution.functions import KINDS, function_of, kind_of, weights_of
@@ -97,7 +97,7 @@ class Moves:
         roots: list[tuple[str, View]] = []
         if (kind := kind_of(op)) is not None and places.is_plain(op.dst.buffer.name):
             roots.append((kind, op.dst))
-        buffer = whole(op.dst.buffer)
+        buffer = whole_view(op.dst.buffer)
         if op.dst.c == 0 and len(places.parts(buffer)) > 1:
             roots.append(("cat", buffer))
         for operator, view in roots:
@@ -120,7 +120,7 @@ class Moves:
             )
             if not holds_for(rule.left, rule.right, match.windows, sizes):
                 return None
-        if any(overlapping(item, view) for item in match.views.values()):
+        if any(may_overlap(item, view) for item in match.views.values()):
             return None  # a replaced operator would be its own input
         root = [op for op in segment.ops if op.dst.buffer.name == view.buffer.name and _inside(op.dst, view)]
         builder = Builder(
@@ -141,7 +141,7 @@ def _inside(dst: View, view: View) -> bool:
 
 def _write_in_place(segment: DeviceSegment, places: Places, op: DeviceOp) -> Iterator[Move]:
     """Write a value directly to its place in a concatenation, instead of copying it there."""
-    if not isinstance(op, Rescale) or not op.unchanged:
+    if not isinstance(op, Rescale) or not op.is_identity:
         return
     source, dst = op.src, op.dst
     names = source.buffer.name, dst.buffer.name
@@ -160,8 +160,8 @@ def _write_in_place(segment: DeviceSegment, places: Places, op: DeviceOp) -> Ite
             return view
         return dataclasses.replace(view, buffer=dst.buffer, c=view.c + dst.c)
 
-    ops = [item.on(redirect) for item in segment.ops if item is not op]
-    if any(overlapping(view, item.dst) for item in ops for view in item.sources):
+    ops = [item.map_views(redirect) for item in segment.ops if item is not op]
+    if any(may_overlap(view, item.dst) for item in ops for view in item.sources):
         return  # an operator would read the buffer that it writes
     yield Move(_IN_PLACE_RULE.reversed.text, dataclasses.replace(segment, ops=tuple(ops)))
 
@@ -190,7 +190,7 @@ def _join(segment: DeviceSegment, op: Conv, other: Conv) -> DeviceSegment:
     buffer = dataclasses.replace(op.dst.buffer, name=name, shape=(n, h, w, c + other.dst.shape[3]))
     weights = weights_of(op).concatenate(weights_of(other))
     joined = op.replace(
-        name=name, dst=whole(buffer), weight=weights.weight, bias=weights.bias, scale=weights.scale
+        name=name, dst=whole_view(buffer), weight=weights.weight, bias=weights.bias, scale=weights.scale
     )
     offsets = {op.dst.buffer.name: 0, other.dst.buffer.name: c}
 
@@ -198,7 +198,7 @@ def _join(segment: DeviceSegment, op: Conv, other: Conv) -> DeviceSegment:
         at = offsets.get(view.buffer.name)
         return view if at is None else channels(dataclasses.replace(view, buffer=buffer), at, view.shape[3])
 
-    ops = [(joined if item is op else item).on(redirect) for item in segment.ops if item is not other]
+    ops = [(joined if item is op else item).map_views(redirect) for item in segment.ops if item is not other]
     return dataclasses.replace(segment, ops=tuple(ops))
 
 

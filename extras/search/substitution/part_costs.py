@@ -118,7 +118,7 @@ def part_with(segment: DeviceSegment, ops: Sequence[DeviceOp]) -> DeviceSegment:
             return view
         return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind="input"))
 
-    return dataclasses.replace(part, ops=tuple(op.on(as_input) for op in part.ops))
+    return dataclasses.replace(part, ops=tuple(op.map_views(as_input) for op in part.ops))
 
 
 def shape_digest(segment: DeviceSegment) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale, View
 from weft.compiler.ir.network import Names
-from weft.compiler.ir.views import overlapping
+from weft.compiler.ir.views import may_overlap
 
 
 class Places:
@@ -61,7 +61,7 @@ class Places:
         """Return the view from which a view's bytes were copied, or the view itself."""
         source = view
         while (
-            (writer := self.writer(source)) is not None and isinstance(writer, Rescale) and writer.unchanged
+            (writer := self.writer(source)) is not None and isinstance(writer, Rescale) and writer.is_identity
         ):
             source = writer.src
             if not self.is_plain(source.buffer.name):
@@ -114,7 +114,7 @@ def remove_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[Dev
             for op in live
             if op.dst.buffer.kind != "temp"
             or op.dst.buffer.name in state_names
-            or any(overlapping(op.dst, view) for view in read[op.dst.buffer.name])
+            or any(may_overlap(op.dst, view) for view in read[op.dst.buffer.name])
         ]
         if len(alive) == len(live):
             return tuple(live)

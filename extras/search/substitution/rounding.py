@@ -25,7 +25,7 @@ from weft.compiler.ir.graph import (
     Rescale,
     View,
 )
-from weft.compiler.ir.views import whole
+from weft.compiler.ir.views import whole_view
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.places import Places, insert_ops, namer, remove_dead
 
@@ -169,7 +169,7 @@ def _mean_first(segment: DeviceSegment, conv: Conv, pool: Pool) -> list[DeviceOp
         return [None]
     name = namer(segment)
     n, h, w, _ = pool.dst.shape
-    means = whole(Buffer(name(f"{pool.name}/means"), (n, h, w, conv.src.shape[3])))
+    means = whole_view(Buffer(name(f"{pool.name}/means"), (n, h, w, conv.src.shape[3])))
     first = Pool(
         name(f"{pool.name}/mean"), conv.src, means, "average", pool.window,
         x_zero=conv.x_zero, y_zero=conv.x_zero,
@@ -196,7 +196,7 @@ def _mean_last(segment: DeviceSegment, pool: Pool, conv: Conv, steps: int) -> li
     if merged is None or conv.groups > 1 or len(conv.weight) >= conv.src.shape[3]:
         return [None]
     name = namer(segment)
-    dst = whole(Buffer(name(f"{conv.name}/values"), (*pool.src.shape[:3], len(conv.weight))))
+    dst = whole_view(Buffer(name(f"{conv.name}/values"), (*pool.src.shape[:3], len(conv.weight))))
     first = merged.replace(
         name=name(f"{conv.name}/conv"), dst=dst, scale=merged.scale / steps, y_zero=0, low=-128, high=127,
         lookup=None,

@@ -105,7 +105,7 @@ def test_maxima_go_into_the_parts_of_a_concatenation() -> None:
     pools = [op for op in move.segment.ops if isinstance(op, Pool)]
     # The part that was copied is read where it was made; of the other one the requantisation stays in front.
     assert [op.src.shape[3] for op in pools] == [32, 32]
-    assert all(not (isinstance(op, Rescale) and op.unchanged) for op in move.segment.ops)
+    assert all(not (isinstance(op, Rescale) and op.is_identity) for op in move.segment.ops)
     check(segment, move, 1)
 
 

@@ -21,7 +21,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.views import whole
+from weft.compiler.ir.views import whole_view
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.rounding import (
     INTO_PRODUCER,
@@ -38,7 +38,7 @@ PLAIN_POOLS = (Window((2, 2), (2, 2)), Window((3, 3), (1, 1)), Window((6, 8), (1
 
 
 def view(name: str, shape: tuple[int, int, int, int] = SHAPE, kind: str = "temp") -> View:
-    return whole(Buffer(name, shape, kind))
+    return whole_view(Buffer(name, shape, kind))
 
 
 @dataclass
@@ -253,7 +253,7 @@ def test_what_others_read_stays() -> None:
                     "drawn",
                     (
                         ops[0].replace(dst=kept),
-                        ops[1].on(lambda item: kept if item.buffer.name == "m" else item),
+                        ops[1].map_views(lambda item: kept if item.buffer.name == "m" else item),
                     ),
                 )
             )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.repeated import repeated
 
-from weft.compiler.ir.layout import Layout, natural, packed
+from weft.compiler.ir.layout import Layout, natural, row_major_layout
 
 
 def placed(layout: Layout) -> np.ndarray:
@@ -31,7 +31,7 @@ def test_same_exactly_if_all_elements_agree(seed: int) -> None:
     layouts = [
         Layout(shape, tuple(rng.permutation(4).tolist()), (1, 1, 1, int(np.prod(shape)))) for _ in range(8)
     ]
-    layouts.append(packed(shape))
+    layouts.append(row_major_layout(shape))
     for a in layouts:
         for b in layouts:
             assert a.same(b) == np.array_equal(placed(a), placed(b))
@@ -41,7 +41,7 @@ def test_same_exactly_if_all_elements_agree(seed: int) -> None:
 def test_transposed(perm: tuple[int, ...]) -> None:
     shape = (2, 3, 4, 5)
     before = natural(shape)
-    after = before.transposed(shape, perm)
+    after = before.transpose(shape, perm)
     assert after is not None
     value = np.arange(120)
     moved = value.reshape(shape).transpose(perm).reshape(-1)
@@ -53,7 +53,7 @@ def test_transposed(perm: tuple[int, ...]) -> None:
 )
 def test_transposed_after_a_reshape(shape: tuple[int, ...], perm: tuple[int, ...]) -> None:
     before = Layout((2, 3, 2, 2, 5), (0, 3, 1, 4, 2), (1, 1, 1, 120))
-    after = before.transposed(shape, perm)
+    after = before.transpose(shape, perm)
     assert after is not None
     value = np.arange(120)
     moved = value.reshape(shape).transpose(perm).reshape(-1)
@@ -61,7 +61,7 @@ def test_transposed_after_a_reshape(shape: tuple[int, ...], perm: tuple[int, ...
 
 
 def test_transposed_after_a_reshape_that_mixes_axes() -> None:
-    assert natural((2, 3, 4, 5)).transposed((4, 30), (1, 0)) is None
+    assert natural((2, 3, 4, 5)).transpose((4, 30), (1, 0)) is None
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -71,7 +71,7 @@ def test_over_another_value(seed: int) -> None:
     shape = tuple(int(size) for size in rng.integers(1, 4, 4))
     perms = [tuple(int(axis) for axis in rng.permutation(4)) for _ in range(2)]
     order, target = (Layout(shape, perm, (1, 1, 1, int(np.prod(shape)))) for perm in perms)
-    over = target.over(order)
+    over = target.in_order_of(order)
     assert over is not None
     value = rng.permutation(int(np.prod(shape)))
     other = value[placed(order)]
@@ -79,11 +79,11 @@ def test_over_another_value(seed: int) -> None:
 
 
 def test_over_a_value_of_mixed_axes() -> None:
-    assert packed((4, 6)).over(Layout((6, 4), (1, 0), (1, 1, 1, 24))) is None
+    assert row_major_layout((4, 6)).in_order_of(Layout((6, 4), (1, 0), (1, 1, 1, 24))) is None
 
 
 def test_transposed_after_a_reshape_of_a_packed_value() -> None:
-    moved = packed((2, 3, 4)).transposed((6, 4), (1, 0))
+    moved = row_major_layout((2, 3, 4)).transpose((6, 4), (1, 0))
     assert moved is not None
     assert placed(moved).tolist() == [column * 6 + row for row in range(6) for column in range(4)]
 
@@ -93,4 +93,4 @@ def test_row_order() -> None:
     assert order is not None
     assert order.tolist() == np.arange(60).reshape(3, 20).T.reshape(-1).tolist()
     assert natural((2, 3, 4, 5)).row_order(6) is None
-    assert packed((2, 3, 4)).row_order(6).tolist() == [0, 1, 2, 3]
+    assert row_major_layout((2, 3, 4)).row_order(6).tolist() == [0, 1, 2, 3]

@@ -24,7 +24,7 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.ir.microops import Value, divide_half_even, elementwise, reindex
 from weft.compiler.ir.scales import SHIFT_MAX, quantise_pair, quantise_scale
-from weft.compiler.verify import evaluate, exact, run_ops, verify_op
+from weft.compiler.verify import evaluate, is_exact, run_ops, verify_op
 
 Shape = tuple[int, int, int, int]
 
@@ -204,7 +204,7 @@ def test_attention_reference(seed: int) -> None:
     if places[3]:
         made = made.reshape(images, rows, heads, v_size).transpose(0, 2, 1, 3)
     assert np.array_equal(made.reshape(wanted.shape), wanted)
-    assert not exact(DeviceSegment("s", (op,)))
+    assert not is_exact(DeviceSegment("s", (op,)))
 
 
 def test_softmax_reference() -> None:
@@ -215,7 +215,7 @@ def test_softmax_reference() -> None:
     assert np.array_equal(evaluate(op, (x,)), wanted)
     rows = op.dst.shape[:3]
     assert np.abs((evaluate(op, (x,)).astype(int) + 128).sum(3).reshape(rows) - 256).max() <= 2
-    assert exact(DeviceSegment("s", ()))
+    assert is_exact(DeviceSegment("s", ()))
 
 
 def test_accumulator_wraps_as_the_device_does() -> None:

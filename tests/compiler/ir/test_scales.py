@@ -7,7 +7,7 @@ import pytest
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.scales import (
-    negated,
+    negative_parts,
     normaliser,
     quantise_pair,
     quantise_scale,
@@ -71,7 +71,7 @@ def test_the_least_scale_that_is_too_large() -> None:
 
 def test_negated_zero_points_are_bytes() -> None:
     for zero in range(-128, 128):
-        found = negated(zero)
+        found = negative_parts(zero)
         assert sum(found) == -zero
         assert all(item and -128 <= item <= 127 for item in found)
         assert len(found) == (2 if zero == -128 else 1 if zero else 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.repeated import repeated
 
-from weft.compiler.ir.scales import CLAMP, Bounds, Pair, clipping, followed
+from weft.compiler.ir.scales import SCORE_CLAMP, Bounds, Pair, common_rounding, exceeded_pairs
 
 EVERYTHING = Bounds(-math.inf, math.inf)
 
@@ -37,7 +37,7 @@ def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> Non
     wanted = products
     for pair in pairs:
         wanted = passed(pair, wanted)
-    found, behind = clipping(pairs, bounds)
+    found, behind = exceeded_pairs(pairs, bounds)
     half_steps = sum(pair.scale / pair.factor / 2 for pair in pairs)
     slack = 1e-9 * max(-bounds.low, bounds.high)
     assert behind.low - slack <= wanted.min()
@@ -45,7 +45,7 @@ def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> Non
     if not found:
         assert np.abs(products - wanted).max() <= half_steps + slack
         return
-    known = followed(found, unit, 1.0, bounds)
+    known = common_rounding(found, unit, 1.0, bounds)
     if known is None:
         return
     to, step = known
@@ -63,13 +63,13 @@ def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> Non
 ])  # fmt: skip
 def test_what_the_device_can_follow(pair: Pair, possible: bool) -> None:
     """8 bits or less, all of their logits within those of the device, at a scale that it has."""
-    assert (followed((pair,), 1e-4, 1.0, EVERYTHING) is not None) == possible
+    assert (common_rounding((pair,), 1e-4, 1.0, EVERYTHING) is not None) == possible
 
 
 def test_the_finest_pair_is_followed_within_the_range_of_all() -> None:
     """Steps of 0.1 from -12.8 on, of 0.3 up to 4.2 (of logits a quarter of the products), and of 0.5 on either side."""
     pairs = (Pair(0.1, 0, -128, 127), Pair(0.075, 113, -128, 127, 0.25), Pair(0.5, 0, -128, 127))
-    known = followed(pairs, 0.01, 0.25, EVERYTHING)
+    known = common_rounding(pairs, 0.01, 0.25, EVERYTHING)
     assert known is not None
     to, nats = known
     assert (to.scale, to.zero, to.low, to.high, nats) == pytest.approx((0.1, 0, -128, 42, 0.025))
@@ -77,11 +77,11 @@ def test_the_finest_pair_is_followed_within_the_range_of_all() -> None:
 
 def test_masked_scores_are_the_least_of_a_pair_behind_the_mask() -> None:
     before, behind = Pair(0.1, 0, -128, 127), Pair(0.2, 0, -128, 127, masked=True)
-    assert clipping((before,), Bounds(-99, 99))[1].masked == -math.inf
-    found, bounds = clipping((before, behind), Bounds(-99, 99))
+    assert exceeded_pairs((before,), Bounds(-99, 99))[1].masked == -math.inf
+    found, bounds = exceeded_pairs((before, behind), Bounds(-99, 99))
     assert found == (before,)
     assert np.allclose((bounds.low, bounds.high, bounds.masked), (-12.9, 12.8, -25.6))
 
 
 def test_clamp_is_that_of_the_instruction() -> None:
-    assert math.isclose(CLAMP * math.log2(math.e) * 128, 1 << 15)
+    assert math.isclose(SCORE_CLAMP * math.log2(math.e) * 128, 1 << 15)

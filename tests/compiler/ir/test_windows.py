@@ -23,8 +23,8 @@ def test_counts(seed: int) -> None:
     before, after = (int(value) for value in rng.integers(0, 9, 2))
     axis = Axis(size, count, kernel, stride, dilation, before, after)
     read = elements(axis)
-    assert axis.inside().tolist() == [sum(0 <= at < size for at in window) for window in read]
-    assert axis.padded().tolist() == [sum(at < size + after for at in window) for window in read]
+    assert axis.count_inside().tolist() == [sum(0 <= at < size for at in window) for window in read]
+    assert axis.count_padded().tolist() == [sum(at < size + after for at in window) for window in read]
     for tap in range(kernel):
         first, stop, start = axis.tap(tap)
         met = [index for index, window in enumerate(read) if 0 <= window[tap] < size]
@@ -54,5 +54,5 @@ def test_windows_of_attributes(seed: int) -> None:
         assert same.before + same.after == max((same.count - 1) * stride + span - size, 0)
         assert (same.after - same.before) * (1 if auto == "SAME_UPPER" else -1) in (0, 1)
     for axis in (down, up, same):
-        assert (size + axis.before + axis.behind - axis.span) // stride + 1 == axis.count
-    assert (down.behind, same.behind) == (down.after, same.after)
+        assert (size + axis.before + axis.padding_after - axis.span) // stride + 1 == axis.count
+    assert (down.padding_after, same.padding_after) == (down.after, same.after)

@@ -28,10 +28,10 @@ def test_ranges() -> None:
     cases = {
         (-128, 127): x, (-32768, 32767): y, (-255, 255): x - x, (-1024, 1016): x << 3, (-1280, 1270): rows.sum(x),
         (-128, 100): x.minimum(100), (0, 127): x.maximum(0), (0, 1): x < 3, (-8, 0): x.times(x, 11) - 8,
-        (-6144, 6096): x.times(48), (-64, 64): x.scaled(0.5),
-        (0, 9): rows.index(), (-16, 15): x.floored(3),
-        (-125, 127): x.maximum(-125).looked_up(RISING), (-128, 5): (x - 122).looked_up(RISING),
-        (-512, 508): (x << 9).interpolated(RISING.astype(np.int16) * 4, 9),
+        (-6144, 6096): x.times(48), (-64, 64): x.scale(0.5),
+        (0, 9): rows.index(), (-16, 15): x.shift_right(3),
+        (-125, 127): x.maximum(-125).look_up(RISING), (-128, 5): (x - 122).look_up(RISING),
+        (-512, 508): (x << 9).interpolate(RISING.astype(np.int16) * 4, 9),
         (0, 16384): x.times(x), (-128, 32767): (x < y).choose(y.maximum(0), x),
     }  # fmt: skip
     for (low, high), made in cases.items():
@@ -64,32 +64,32 @@ BAD: dict[str, Callable[[Rows, Expression], object]] = {
     "a second factor has 18 bits, but may be -262144 to 260096": lambda rows, x: x.times(x << 11),
     "a shift is 0 to 63, not 64": lambda rows, x: x.times(x, 64),
     "a constant has 24 bits, unlike 8388608": lambda rows, x: x + (1 << 23),
-    "a factor is below 131072, not 200000": lambda rows, x: x.scaled(200000.0),
+    "a factor is below 131072, not 200000": lambda rows, x: x.scale(200000.0),
     "there is no tensor 2: there are 2": lambda rows, x: rows.read(2),
-    "a sum is over elements, which differ": lambda rows, x: rows.sum(constant(3)),
-    "a reciprocal divides with `over`": lambda rows, x: x.times(x.reciprocal()),
+    "`sum` needs elements that vary along the row": lambda rows, x: rows.sum(constant(3)),
+    "multiply by a reciprocal with `over`, not `times`": lambda rows, x: x.times(x.reciprocal()),
     "`over` takes a reciprocal": lambda rows, x: x.over(x, 3, 100),
     "a quotient has at most 15 places, not 16": lambda rows, x: x.over(x.rsqrt(), 16, 100),
-    "a shift is 0 to 63, not -1": lambda rows, x: x.floored(-1),
-    "a look-up table is int8 of shape (256,), not int8 of shape (255,)": lambda rows, x: x.looked_up(
+    "a shift is 0 to 63, not -1": lambda rows, x: x.shift_right(-1),
+    "a look-up table is int8 of shape (256,), not int8 of shape (255,)": lambda rows, x: x.look_up(
         RISING[1:]
     ),
-    "a look-up table is int8 of shape (256,), not int16 of shape (256,)": lambda rows, x: x.looked_up(
+    "a look-up table is int8 of shape (256,), not int16 of shape (256,)": lambda rows, x: x.look_up(
         RISING.astype(np.int16)
     ),
-    "a look-up table is int8 of shape (256,), not [1, 2]": lambda rows, x: x.looked_up([1, 2]),  # type: ignore[arg-type]
+    "a look-up table is int8 of shape (256,), not [1, 2]": lambda rows, x: x.look_up([1, 2]),  # type: ignore[arg-type]
     "a look-up table is int8 or int16 of shape (256,), not int64 of shape (256,)": lambda rows, x: (
-        x.interpolated(RISING.astype(np.int64), 3)
+        x.interpolate(RISING.astype(np.int64), 3)
     ),
-    "between entries there are 1 to 17 binary places, not 18": lambda rows, x: x.interpolated(RISING, 18),
-    "between entries there are 1 to 17 binary places, not 0": lambda rows, x: x.interpolated(RISING, 0),
-    "entries of int16 are at most 32639, not 32640": lambda rows, x: x.interpolated(
+    "between entries there are 1 to 17 binary places, not 18": lambda rows, x: x.interpolate(RISING, 18),
+    "between entries there are 1 to 17 binary places, not 0": lambda rows, x: x.interpolate(RISING, 0),
+    "entries of int16 are at most 32639, not 32640": lambda rows, x: x.interpolate(
         np.full(256, 32640, np.int16), 3
     ),
-    "only a comparison chooses": lambda rows, x: x.choose(1, 2),
+    "only a comparison can choose between two values": lambda rows, x: x.choose(1, 2),
     "there is no tensor 7: there are 2": lambda rows, x: rows.number(7),
-    "one element for a row is stored of what is one number for it": lambda rows, x: rows.store_number(x),
-    "a kernel stores one result": lambda rows, x: [rows.store(x), rows.store(x)],
+    "`store_number` needs one number per row": lambda rows, x: rows.store_number(x),
+    "a kernel can store only one result": lambda rows, x: [rows.store(x), rows.store(x)],
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from weft.compiler.kernel.code import generate, tables_of, with_tables
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
-from weft.compiler.lower.rows import interleaved
+from weft.compiler.lower.rows import interleave_bytes
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Kernel, Microcode, MicroOp
 from weft.hdl.isa.config import PRESETS, Config
@@ -43,7 +43,9 @@ def run(
     for name, tensor in zip(OPERANDS, tensors, strict=False):
         wide = tensor.dtype == np.int16
         if wide:
-            content = np.frombuffer(b"".join(interleaved(row, n) for row in tensor), np.int8).reshape(-1, n)
+            content = np.frombuffer(b"".join(interleave_bytes(row, n) for row in tensor), np.int8).reshape(
+                -1, n
+            )
         else:
             width = vectors if tensor.shape[1] > 1 else 1
             content = np.full((len(tensor), width * n), 77, np.int8)  # what is behind a row is not zero
@@ -107,9 +109,9 @@ def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Exp
     if kind in ("sum", "largest", "shift", "scaled", "floored", "table", "between"):
         made = {
             "sum": lambda: rows.sum(a), "largest": lambda: rows.largest(a), "shift": lambda: a << rng.randrange(1, 4),
-            "scaled": lambda: a.scaled(rng.uniform(-2, 2)), "floored": lambda: a.floored(rng.randrange(12)),
-            "table": lambda: a.looked_up(random_table(rng, np.int8)),
-            "between": lambda: a.interpolated(random_table(rng, rng.choice((np.int8, np.int16))), rng.randrange(1, 8)),
+            "scaled": lambda: a.scale(rng.uniform(-2, 2)), "floored": lambda: a.shift_right(rng.randrange(12)),
+            "table": lambda: a.look_up(random_table(rng, np.int8)),
+            "between": lambda: a.interpolate(random_table(rng, rng.choice((np.int8, np.int16))), rng.randrange(1, 8)),
         }[kind]()  # fmt: skip
     else:
         b = random_expression(rng, rows, depth - 1, pool)
@@ -166,9 +168,9 @@ def test_numbers_of_rows(name: str) -> None:
             rows = Rows(columns, 2)
             x, number = rows.read(0), rows.number(1)
             if single:
-                rows.store_number((rows.largest(x) + number).scaled(0.5))
+                rows.store_number((rows.largest(x) + number).scale(0.5))
             else:
-                rows.store((x + number).scaled(0.5))
+                rows.store((x + number).scale(0.5))
             expected = evaluate(rows, tensors)
             assert expected.shape == (9, 1 if single else columns)
             ops = generate(rows, config.n)
@@ -184,8 +186,8 @@ def test_ends_of_rows_in_several_sums(name: str) -> None:
     rows = Rows(columns, 2)
     x, y = rows.read(0), rows.read(1)
     first, second = (rows.sum((a < b).choose(a + 2, b - 3)) for a, b in ((x, y), (y, x)))
-    third = rows.sum((x + 2).times(3, 1) + first.scaled(0.1))
-    rows.store(x + second.scaled(0.1) + (rows.largest(first.scaled(0.1) - y) + third).scaled(0.05))
+    third = rows.sum((x + 2).times(3, 1) + first.scale(0.1))
+    rows.store(x + second.scale(0.1) + (rows.largest(first.scale(0.1) - y) + third).scale(0.05))
     tensors = [rng.integers(-128, 128, (9, columns)).astype(np.int8) for _ in range(2)]
     ops = generate(rows, config.n)
     assert sum(op.op == Op.INDEX for op in ops) == 3
@@ -224,7 +226,7 @@ def test_squares_are_read_again() -> None:
     """Two loops for a mean and what comes of it."""
     rows = Rows(64, 1)
     x = rows.read(0)
-    rows.store(x - rows.sum(x).scaled(1 / 64))
+    rows.store(x - rows.sum(x).scale(1 / 64))
     ops = generate(rows, 16)
     assert sum(op.again for op in ops) == 2
     assert [op.swap for op in ops if op.swap] == [1, 2, 3, 4]

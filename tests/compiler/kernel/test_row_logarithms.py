@@ -92,10 +92,10 @@ def test_logarithm() -> None:
         x = rows.read(0).maximum(0)
         for tensor in range(1, 4):
             x = (x << 7) + rows.read(tensor).maximum(0)
-        x = ((x << 3) + 5).known(1, (1 << 31) - 1)
+        x = ((x << 3) + 5).assume(1, (1 << 31) - 1)
         log = logarithm(x)
         assert (log.low, log.high) > (-(1 << 22), 0)
-        rows.store((log.floored(8 * byte) - (log.floored(8 * byte + 8) << 8)) - 128)
+        rows.store((log.shift_right(8 * byte) - (log.shift_right(8 * byte + 8) << 8)) - 128)
         bytes_ = evaluate(rows, [part.astype(np.int8).reshape(-1, 1) for part in parts]).reshape(-1)
         found += (bytes_.astype(np.int64) + 128) << (8 * byte)
         exact_of = (numbers >> 3 << 3) + 5

@@ -13,7 +13,7 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.rows import MOST, POWER_TABLES, RowPower
+from weft.compiler.kernel.rows import LARGEST_LOGARITHM, POWER_TABLES, RowPower
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 
@@ -34,7 +34,7 @@ def random_op(rng: np.random.Generator, most: int) -> RowPower:
     b_zero = draw(rng, -128, 127)
     largest = max(abs(math.log(a_step)), abs(math.log(255 * a_step)))
     steps = max(128 + b_zero, 127 - b_zero)
-    b_step = MOST / largest / steps * float(10.0 ** -rng.uniform(0, 2))
+    b_step = LARGEST_LOGARITHM / largest / steps * float(10.0 ** -rng.uniform(0, 2))
     typical = (np.array([1, 20, 255]) * a_step) ** float(rng.uniform(-128 - b_zero, 127 - b_zero) * b_step)
     fields = {"y_zero": draw(rng, -128, 127)}
     if rng.random() < 0.3:

@@ -10,7 +10,7 @@ from support.op_cases import draw, random_inputs, random_source, random_view, wh
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.rows import FLAT, WHOLE, RowResponse, tables
+from weft.compiler.kernel.rows import LARGEST_SUM, ONE_TABLE_RATIO, RowResponse, table_count
 from weft.compiler.onnx.wide import doubled
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
@@ -21,22 +21,25 @@ CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", 
 def random_op(rng: np.random.Generator, most: int) -> RowResponse:
     """Of any gain there may be, whose largest results fill half of the bytes or saturate."""
     shape = draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 20), draw(rng, 1, most)
-    bias, ratio = 10.0 ** rng.uniform(-3, 3), rng.choice([0.0, FLAT, FLAT**2, 10.0 ** rng.uniform(-2, 2.4)])
+    bias, ratio = (
+        10.0 ** rng.uniform(-3, 3),
+        rng.choice([0.0, ONE_TABLE_RATIO, ONE_TABLE_RATIO**2, 10.0 ** rng.uniform(-2, 2.4)]),
+    )
     power = float(rng.choice([0, 0.25, 0.5, 0.75, 1]))
     fields = {"x_zero": draw(rng, -128, 127), "y_zero": draw(rng, -128, 127)}
     if rng.random() < 0.3:
         fields |= {"low": draw(rng, -128, 0), "high": draw(rng, 0, 127)}
     return RowResponse(
         "response", random_source(rng, "x", shape), doubled(whole("s", shape, "input")),
-        random_view(rng, "y", shape, "output"), bias, float(ratio * bias / WHOLE), power,
+        random_view(rng, "y", shape, "output"), bias, float(ratio * bias / LARGEST_SUM), power,
         float(rng.uniform(0.3, 1.5) * bias**power * (1 + ratio * rng.random()) ** power), **fields,
     )  # fmt: skip
 
 
 def random_sums(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Whole numbers from 0 on of every size, and the ends of tables."""
-    sums = WHOLE * 10.0 ** -rng.uniform(0, 5, shape)
-    ends = rng.choice([0, 1, 4079, 4080, 4095, 4096, WHOLE - 1, WHOLE], shape)
+    sums = LARGEST_SUM * 10.0 ** -rng.uniform(0, 5, shape)
+    ends = rng.choice([0, 1, 4079, 4080, 4095, 4096, LARGEST_SUM - 1, LARGEST_SUM], shape)
     return np.where(rng.random(shape) < 0.2, ends, np.rint(sums)).astype(np.int64)
 
 
@@ -62,13 +65,13 @@ def test_meaning() -> None:
     assert wrong < 0.03 * total
 
 
-@pytest.mark.parametrize("ratio", [FLAT, FLAT**2])
-@pytest.mark.parametrize("ends", [(0, 200), (4070, 4100), (WHOLE - 300, WHOLE)])
+@pytest.mark.parametrize("ratio", [ONE_TABLE_RATIO, ONE_TABLE_RATIO**2])
+@pytest.mark.parametrize("ends", [(0, 200), (4070, 4100), (LARGEST_SUM - 300, LARGEST_SUM)])
 def test_ends_of_tables(ratio: float, ends: tuple[int, int]) -> None:
     """Where a table ends, or another begins, results are hardly less exact: 0.2 % of 100 steps."""
     rng, shape = np.random.default_rng(4), (1, 1, 90, 90)
     sums = rng.integers(ends[0], ends[1] + 1, shape)
-    gain = ratio / WHOLE
+    gain = ratio / LARGEST_SUM
     op = RowResponse(
         "response", whole("x", shape, "input"), doubled(whole("s", shape, "input")), whole("y", shape, "output"),
         1.0, gain, 1.0, float(0.8 * (1 + gain * ends[0])),
@@ -97,10 +100,12 @@ def test_on_rtl() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 128])
-@pytest.mark.parametrize("ratio", [FLAT, 2 * FLAT])
+@pytest.mark.parametrize("ratio", [ONE_TABLE_RATIO, 2 * ONE_TABLE_RATIO])
 def test_micro_operations(n: int, ratio: float) -> None:
     """As many as fit a 'kernel' of 64."""
-    op = random_op(np.random.default_rng(3), 9).replace(bias=1.0, gain=ratio / WHOLE, low=-100, high=100)
+    op = random_op(np.random.default_rng(3), 9).replace(
+        bias=1.0, gain=ratio / LARGEST_SUM, low=-100, high=100
+    )
     ops = generate(op.rows(), n)
     assert len(ops) <= 64
-    assert sum(item.op.name == "TABLE" for item in ops) == 2 * tables(ratio)
+    assert sum(item.op.name == "TABLE" for item in ops) == 2 * table_count(ratio)

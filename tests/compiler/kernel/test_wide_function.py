@@ -15,7 +15,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import DIGITS
-from weft.compiler.kernel.wide import TABLES, WideFunction, lines
+from weft.compiler.kernel.wide import WIDE_FUNCTION_TABLES, WideFunction, fit_lines
 from weft.compiler.operators.record import operator_of
 
 X = np.arange(-32768, 32768)
@@ -67,7 +67,7 @@ def made(values: np.ndarray, wide: bool) -> WideFunction:
     shape = (1, 1, 2, 3)
     src = wide_cases.plain("x", shape, "input", wide=True)
     dst = wide_cases.plain("y", shape, "output", wide=wide)
-    found = lines(values, wide_cases.LIMITS[wide])
+    found = fit_lines(values, wide_cases.LIMITS[wide])
     return WideFunction(name="function", src=src, dst=dst, wide=wide, **found._asdict())
 
 
@@ -96,10 +96,10 @@ def test_lines_are_not_near(name: str) -> None:
 def test_lines_with_ends() -> None:
     """Entries are where the function changes: none are lost on what is the same everywhere."""
     narrow = np.tanh(300 * X / 32768) * 32767
-    found = lines(narrow, wide_cases.LIMITS[True])
+    found = fit_lines(narrow, wide_cases.LIMITS[True])
     assert found.spacing < 20
     assert np.abs(made(narrow, True).results - wanted(narrow, True)).max() <= NEAR[True]
-    assert lines(np.full(65536, 12.0), wide_cases.LIMITS[True]).spacing == 1
+    assert fit_lines(np.full(65536, 12.0), wide_cases.LIMITS[True]).spacing == 1
 
 
 def test_random_lines() -> None:
@@ -182,7 +182,7 @@ def test_many_on_rtl(name: str) -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_takes_two_tables(count: int) -> None:
     op = operator("tanh", True)
-    assert TABLES == 2
+    assert WIDE_FUNCTION_TABLES == 2
     assert operator_of(op).unsupported(op, CONFIGS["tiny"].replace(lookup_tables=count)) == (
         f"the kernel reads 2 look-up tables, but the configuration has {count}: set 'lookup_tables' to more"
     )

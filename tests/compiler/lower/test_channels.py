@@ -34,7 +34,7 @@ def in_vector_unit(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     region = (size // 2, size - size // 4)
     ops = []
     for op in segment.ops:
-        beside = operator_of(op).beside
+        beside = operator_of(op).plan_beside
         assert beside is not None
         plan = beside(op, planner.site(op, region=region))
         assert isinstance(plan, ChannelPlan)

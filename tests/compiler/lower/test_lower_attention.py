@@ -23,7 +23,7 @@ from support.repeated import repeated
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import products as reference
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
-from weft.compiler.ir.scales import NEGLIGIBLE, k_zero_shift
+from weft.compiler.ir.scales import NEGLIGIBLE_SHIFT, k_zero_shift
 from weft.compiler.machine.target import Target
 from weft.compiler.plan import attention_plan
 from weft.compiler.plan.attention_plan import plan, steps, tiles
@@ -58,7 +58,7 @@ def error_within_bounds(op: Attention | Softmax, rng: np.random.Generator, confi
     else:
         got = run(op, inputs, config)
         scores = (inputs["x"].astype(float) - op.x_zero) * op.score_scale
-        if np.abs(scores).max() > bounds.CLAMP:
+        if np.abs(scores).max() > bounds.SCORE_CLAMP:
             return None
         exact = reference.probabilities(scores, np.ones(1, bool)) * op.scale + op.y_zero
         bound = bounds.softmax(op, inputs["x"], config)
@@ -105,7 +105,7 @@ def test_zero_points_with_large_scales(name: str) -> None:
             key: np.clip(np.rint(rng.normal(zero, 30, item.shape)), -128, 127).astype(np.int8)
             for key, (item, zero) in zeros.items()
         }
-        assert bounds.CLAMP > attention_cases.largest_score(op, inputs) > 20
+        assert bounds.SCORE_CLAMP > attention_cases.largest_score(op, inputs) > 20
         error = np.abs(run(op, inputs, config) - np.clip(real(op, inputs), -128, 127))
         assert (error <= bounds.attention(op, inputs, config) + 0.5).all()
 
@@ -117,7 +117,7 @@ def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> No
     config, rng = CONFIGS[name], np.random.default_rng(0)
     rounding = Rounding(0.02, 3, -70, 90)
     op = attention(5, 9, 16, q_zero=-100, k_zero=k_zero, score_scale=0.01, rounding=rounding, scale=4.0)
-    assert k_zero_shift(1, 16, op.score_scale) < NEGLIGIBLE
+    assert k_zero_shift(1, 16, op.score_scale) < NEGLIGIBLE_SHIFT
     inputs = {"q": rng.integers(-20, 128, op.q.shape), "k": rng.integers(-30, 31, op.k.shape) + k_zero,
               "v": rng.integers(-20, 21, op.v.shape)}  # fmt: skip
     inputs = {key: value.astype(np.int8) for key, value in inputs.items()}

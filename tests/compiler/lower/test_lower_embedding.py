@@ -13,7 +13,7 @@ from weft.boards.registry import find
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
 from weft.compiler.ir.products import Embedding, RowIndices
-from weft.compiler.lower.rows import ENTRIES, plan
+from weft.compiler.lower.rows import MAX_OFFSETS, plan
 from weft.compiler.machine.memory import TensorRef
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site
@@ -94,10 +94,10 @@ def test_too_many_indices() -> None:
     """One program tells so many apart."""
     rng, config = np.random.default_rng(7), PRESETS["tiny"]
     first = embedding(rng, 2, 1, 100, whole=True)
-    count = ENTRIES - 20
+    count = MAX_OFFSETS - 20
     table, dst = Buffer("other", (1, 1, count, 4), "table"), Buffer("z", (1, 1, count, 1), "output")
     second = first.replace(name="second", src=View(table, table.shape), dst=View(dst, dst.shape))
-    with pytest.raises(CompileError, match=r"the program has more than 65,536 indices of embeddings"):
+    with pytest.raises(CompileError, match=r"the program has more than 65,536 embedding indices"):
         compile_segment(DeviceSegment("both", (first, second)), config)
 
 

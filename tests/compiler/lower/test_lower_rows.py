@@ -139,7 +139,7 @@ def with_tables(
     def function(rows: Rows) -> None:
         x = rows.read(0)
         for table in chosen:
-            x = x.looked_up(table)
+            x = x.look_up(table)
         rows.store(x - 3)
 
     return RowFunction(dst.buffer.name, (src,), dst, function)

@@ -56,7 +56,7 @@ def test_constants_and_code_elsewhere() -> None:
     rng = random.Random(1)
     for _ in range(100):
         areas, kept = random_areas(rng), rng.randrange(1 << 25, 1 << 26, 256)
-        bases, before = areas.placed(kept), areas.bases
+        bases, before = areas.assign_bases(kept), areas.bases
         moved = before[TEMPS]
         assert bases == {base: at - moved for base, at in before.items()} | {CONSTANTS: kept}
         assert min(at for base, at in bases.items() if base != CONSTANTS) == 0

@@ -11,7 +11,7 @@ from support.op_cases import convolution, whole
 from support.repeated import repeated
 
 from weft.compiler.machine.memory import Allocation, runs
-from weft.compiler.machine.schedule import overlapped
+from weft.compiler.machine.schedule import merge_overlapped
 from weft.compiler.machine.tasks import Tasks
 from weft.hdl.checker.conflicts import DRAM, SCRATCHPAD, Uses
 from weft.hdl.isa import Lookup, Mm, Queue, Vec
@@ -36,7 +36,7 @@ def tasks_of(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks:
 
 
 def order_of(tasks: Tasks, firsts: tuple[int, ...]) -> list[int]:
-    return (overlapped(tasks, firsts).words[:, 0] >> np.uint64(11)).astype(int).tolist()
+    return (merge_overlapped(tasks, firsts).words[:, 0] >> np.uint64(11)).astype(int).tolist()
 
 
 def random_rows(rng: np.random.Generator) -> list[tuple[int, int, int, list[tuple[bool, int]]]]:
@@ -84,7 +84,7 @@ def test_kernels_are_spread(first: bool, loads: int) -> None:
     """Between the results of products, about as many ahead of each as there are: one for every four. What is loaded
     for products takes no time of the array."""
     tasks = pair(10, 40, first=first, loads=loads)
-    made = overlapped(tasks, (0,))
+    made = merge_overlapped(tasks, (0,))
     kernels = np.flatnonzero(made.cycles == 150)
     assert np.diff(kernels).max() < 2 * len(tasks) / 10
     assert kernels[0] < 12
@@ -101,14 +101,14 @@ def test_kernels_that_all_wait_for_count_for_nothing() -> None:
         (1, MM, 100, [(False, 93), (True, 10)]),
         *((1, MM, 100, [(True, 10 + at % 2)]) for at in range(39)),
     ]
-    made = overlapped(tasks_of(kernels + products), (0,))
+    made = merge_overlapped(tasks_of(kernels + products), (0,))
     before = np.cumsum(made.queue == MM)[made.cycles == 150]
     assert before.tolist() == [0, 0, 0, 0, 1, 5, 9, 13, 17, 21]
 
 
 def test_nothing_to_merge() -> None:
     tasks = pair(2, 3, first=True)
-    assert overlapped(tasks, ()) is tasks
+    assert merge_overlapped(tasks, ()) is tasks
 
 
 def test_memory_of_what_runs_together() -> None:
@@ -154,7 +154,7 @@ def test_tables_hold_what_they_did(seed: int) -> None:
                 found[task] = held.get(table, -1)
         return found
 
-    order = overlapped(tasks, (0, 1)).dram_bytes.tolist()
+    order = merge_overlapped(tasks, (0, 1)).dram_bytes.tolist()
     assert seen(order) == seen(sorted(order))
 
 
@@ -193,7 +193,7 @@ def test_more_than_two_at_a_time() -> None:
     ]
     own = [(1, queue, cycles, [(write, 10 + at % 2)]) for at in range(40) for queue, cycles, write in (
         (MM, 100, True), (VEC, 5, False))]  # fmt: skip
-    made = overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
+    made = merge_overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
     before = np.cumsum(made.queue == MM)[made.cycles == 150]
     assert made.layer[made.cycles == 150].tolist() == [0] * 5 + [2] * 5
     assert before[-1] < 40

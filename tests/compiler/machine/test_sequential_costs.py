@@ -26,7 +26,7 @@ class Bench:
     """One configuration: how many cycles an instruction adds to a program."""
 
     def __init__(self, name: str) -> None:
-        self.config, self.costs = CONFIGS[name], Target(CONFIGS[name], sequential=True).in_turn
+        self.config, self.costs = CONFIGS[name], Target(CONFIGS[name], sequential=True).sequential_costs
         assert self.costs is not None
         self.n, self.pick = CONFIGS[name].n, random.Random(name)
         self.empty = 0
@@ -92,5 +92,5 @@ def test_costs(name: str, kind: str, one: float, all_: float) -> None:
 
 def test_only_the_sequential_core_takes_turns() -> None:
     config = CONFIGS["icebreaker"]
-    assert Target(config).in_turn is None
-    assert Target(config, sequential=True).in_turn == SequentialCosts(4, 16)
+    assert Target(config).sequential_costs is None
+    assert Target(config, sequential=True).sequential_costs == SequentialCosts(4, 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.compiler.machine.target import RUN, Target
+from weft.compiler.machine.target import RUN_CYCLES, Target
 from weft.hdl.isa.config import PRESETS
 
 DEFAULT = PRESETS["default"]
@@ -18,15 +18,15 @@ def test_beats(bandwidth: float | None, beat: float) -> None:
     """A memory that is faster than the bus is as fast as the bus."""
     target = Target(DEFAULT, bandwidth)
     assert target.beat == beat
-    assert target.moved(160) == 10 * beat
-    assert target.run(1) == max(beat, 1 + RUN)
-    assert target.run(33) == max(3 * beat, 3 + RUN)
+    assert target.transfer_cycles(160) == 10 * beat
+    assert target.run(1) == max(beat, 1 + RUN_CYCLES)
+    assert target.run(33) == max(3 * beat, 3 + RUN_CYCLES)
     assert target.run(33, 0) == 3 * beat
-    assert target.span(24) == max(1.5 * beat, 1.5 + RUN)
+    assert target.span(24) == max(1.5 * beat, 1.5 + RUN_CYCLES)
 
 
 @pytest.mark.parametrize("bandwidth", [None, 3.0])
 def test_arrays(bandwidth: float | None) -> None:
     target, sizes = Target(DEFAULT, bandwidth), np.arange(1, 100)
     assert target.runs(sizes).tolist() == [target.run(int(size)) for size in sizes]
-    assert target.moved(sizes).tolist() == [target.moved(int(size)) for size in sizes]
+    assert target.transfer_cycles(sizes).tolist() == [target.transfer_cycles(int(size)) for size in sizes]

@@ -91,11 +91,11 @@ def test_columns(seed: int) -> None:
     rng = random.Random(seed)
     parts = [drawn(rng) for _ in range(rng.randint(1, 3))]
     wanted = [apart(task) for part in parts for task in part]
-    joined = Tasks.joined([Tasks.of(part, TINY) for part in parts])
+    joined = Tasks.concatenate([Tasks.of(part, TINY) for part in parts])
     compare(joined, wanted)
     order = list(range(len(wanted)))
     rng.shuffle(order)
-    compare(joined.ordered(np.array(order, np.int64)), [wanted[index] for index in order])
+    compare(joined.reorder(np.array(order, np.int64)), [wanted[index] for index in order])
 
 
 @pytest.mark.parametrize(

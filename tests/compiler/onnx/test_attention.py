@@ -24,7 +24,7 @@ from weft.compiler.ir.products import Product
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
 from weft.compiler.onnx.operators.attention import ROUNDING
 from weft.compiler.onnx.reader import LARGEST
-from weft.compiler.verify import exact
+from weft.compiler.verify import is_exact
 from weft.hdl.isa.config import Config
 
 
@@ -76,7 +76,7 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
     notes = [note for name, _, _, note in graph.assignment if note]
     (note,) = [note for note in notes if note.startswith("scores are rounded and clamped to [-1")]
     assert note.endswith("its other roundings within attention are not followed")
-    assert not exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
+    assert not is_exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
 
 
 def test_pairs_that_nothing_can_leave_only_round() -> None:

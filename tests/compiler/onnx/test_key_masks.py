@@ -19,7 +19,7 @@ from support.repeated import repeated
 import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention
-from weft.compiler.ir.scales import REACH
+from weft.compiler.ir.scales import SCORE_REACH
 from weft.compiler.onnx.key_masks import extension, is_mask
 from weft.compiler.onnx.qdq import Quant
 from weft.hdl.isa.config import PRESETS
@@ -153,12 +153,12 @@ def test_masked_scores_are_below_all_others(seed: int) -> None:
     low, high = min(ends) * size * nats, max(ends) * size * nats
     if found is None:
         best = max((127 - q.zero) * (k.zero + 128), (q.zero + 128) * (127 - k.zero))
-        assert best * nats * 1024 < high - low + REACH
+        assert best * nats * 1024 < high - low + SCORE_REACH
         return
     lowered = found.size * (found.query - q.zero) * (found.key - k.zero) * nats
-    slack = 1e-9 * (high - low + REACH)
-    assert lowered + high - low <= slack - REACH
-    assert (found.size - 1) * lowered / found.size + high - low > -slack - REACH
+    slack = 1e-9 * (high - low + SCORE_REACH)
+    assert lowered + high - low <= slack - SCORE_REACH
+    assert (found.size - 1) * lowered / found.size + high - low > -slack - SCORE_REACH
 
 
 def test_what_is_a_mask() -> None:

@@ -56,7 +56,7 @@ def test_orders(seed: int) -> None:
         return
     views = [view for op in moved.made.ops for view in (*op.sources, op.dst)]
     assert all(view.step[1] == 1 for view in views if view.shape[2] == 1)
-    segment = DeviceSegment("orders", tuple(op.on(kind_of) for op in moved.made.ops))
+    segment = DeviceSegment("orders", tuple(op.map_views(kind_of) for op in moved.made.ops))
     memory = run_ops(segment, {"x": values.transpose(before.perm)})
     assert np.array_equal(memory[moved.storage], values.transpose(behind.perm).ravel())
 
@@ -128,7 +128,7 @@ def test_interleavings(seed: int) -> None:
     assert found
     values = rng.integers(-128, 128, shape).astype(np.int8)
     for way in found:
-        ops = tuple(op.on(kind_of) for op in way.ops(total, "x", "y"))
+        ops = tuple(op.map_views(kind_of) for op in way.ops(total, "x", "y"))
         assert len(ops) == way.operators
         assert max(op.weight.size for op in ops if isinstance(op, Conv)) == way.weights
         memory = run_ops(DeviceSegment("orders", ops), {"x": values})
@@ -148,7 +148,7 @@ def shuffles(config: Config) -> list[tuple[DeviceSegment, dict[str, np.ndarray],
     axes = [Axis(pixels, inner * outer, inner * outer), Axis(inner, 1, outer), Axis(outer, inner, 1)]
     found = []
     for way in interleavings(axes, pixels * inner * outer, 256):
-        ops = tuple(op.on(kind_of) for op in way.ops(pixels * inner * outer, "x", "y"))
+        ops = tuple(op.map_views(kind_of) for op in way.ops(pixels * inner * outer, "x", "y"))
         inputs = {"x": rng.integers(-128, 128, ops[0].sources[0].buffer.shape).astype(np.int8)}
         found.append((DeviceSegment("orders", ops), inputs, way.spread))
     return found

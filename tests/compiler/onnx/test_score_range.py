@@ -18,7 +18,7 @@ from support.qdq_models import Builder, Quantised
 import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention
-from weft.compiler.ir.scales import CLAMP
+from weft.compiler.ir.scales import SCORE_CLAMP
 from weft.compiler.onnx.reader import LARGEST
 
 FORMS = ("operator", "written out", "8 bits", "16 bits", "key mask")
@@ -59,7 +59,7 @@ def draw(rng: Rng, form: str, reach: float, calibrated: bool) -> Drawn:
     products = real[0] @ real[1].swapaxes(-1, -2)
     largest = max(np.abs(products.max(-1)).max(), 1)
     # `factor` is a part of what makes a score of a product.
-    nats, factor = reach * CLAMP / largest, float(np.float32(rng.choice([1.0, size**-0.5, 20.0])))
+    nats, factor = reach * SCORE_CLAMP / largest, float(np.float32(rng.choice([1.0, size**-0.5, 20.0])))
     ratio = float(rng.choice([0.1, 1.0, 5.0]))
     scales = [
         float(np.float32(value))
@@ -86,7 +86,7 @@ def draw(rng: Rng, form: str, reach: float, calibrated: bool) -> Drawn:
     )
     model = builder.finish(output)
     if calibrated:
-        model.metadata_props.add(key=f"{LARGEST}{named.name}", value=repr(reach * CLAMP))
+        model.metadata_props.add(key=f"{LARGEST}{named.name}", value=repr(reach * SCORE_CLAMP))
     return Drawn(model, feeds, 0.0301, reach)
 
 

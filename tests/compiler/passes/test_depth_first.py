@@ -74,11 +74,11 @@ def test_a_chain_saves_cycles_and_a_tenth_of_the_traffic() -> None:
     known = chains()
     assert not known.usual.resident
     cycles, traffic = (sum(item[at] for item in known.costs) for at in (0, 1))
-    assert known._saved(0, 2, Cost(cycles - 100, traffic - 50)) == pytest.approx(105)
-    assert known._saved(0, 2, Cost(cycles, traffic - 50)) == pytest.approx(5)
-    assert known._saved(0, 2, Cost(cycles + 1, 0)) == 0
-    assert known._saved(0, 2, Cost(1, traffic)) == 0
-    assert known._saved(0, 2, Cost(cycles + 1, traffic + 1)) == 0
+    assert known._savings(0, 2, Cost(cycles - 100, traffic - 50)) == pytest.approx(105)
+    assert known._savings(0, 2, Cost(cycles, traffic - 50)) == pytest.approx(5)
+    assert known._savings(0, 2, Cost(cycles + 1, 0)) == 0
+    assert known._savings(0, 2, Cost(1, traffic)) == 0
+    assert known._savings(0, 2, Cost(cycles + 1, traffic + 1)) == 0
 
 
 @pytest.mark.parametrize("side", [5, 17, 40])
@@ -90,7 +90,7 @@ def test_each_height_of_strips_is_looked_at_once(side: int, monkeypatch: pytest.
         seen.append(rows)
         return Cost(0, 0)
 
-    monkeypatch.setattr(_Chains, "_roughly", roughly)
+    monkeypatch.setattr(_Chains, "_estimate", roughly)
     found = chains(side)._heights(0, 2)
     assert seen == sorted(set(seen), reverse=True)
     assert (seen[0], seen[-1]) == (-(-side // 2), 1)
@@ -121,7 +121,7 @@ def test_a_chain_is_a_layer() -> None:
     assert layer.written_bytes == 40 * 40 * 8
     assert layer.queued.keys() == {"LOAD", "MM", "VEC", "STORE"}
     assert sum(layer.queued.values()) == len(program.instructions) - 1  # and END
-    assert list(program.timed) == [0]
+    assert list(program.timed_layers) == [0]
 
 
 def test_results_that_are_wanted_in_memory_are_there() -> None:
@@ -233,10 +233,10 @@ def test_results_that_cannot_stay_on_chip_meanwhile_cost_their_bytes() -> None:
     ops = (kept, first, last, again)
     chains = _Chains(DeviceSegment("kept", ops), Planner(Target(SMALL)))
     chains.usual = dataclasses.replace(chains.segment, resident={kept.dst.buffer.name: 0})
-    moved = chains.planner.target.moved(3 * 8 * 8 * 8)
-    assert chains._lost(1, 2) == moved > 0
-    assert chains._lost(3, 3) == moved
-    assert chains._lost(0, 3) == 0.0  # it is a part of the chain
+    moved = chains.planner.target.transfer_cycles(3 * 8 * 8 * 8)
+    assert chains._displaced_traffic(1, 2) == moved > 0
+    assert chains._displaced_traffic(3, 3) == moved
+    assert chains._displaced_traffic(0, 3) == 0.0  # it is a part of the chain
     none = _Chains(chains.segment, chains.planner)
     none.usual = dataclasses.replace(chains.segment, resident={})
-    assert none._lost(1, 2) == 0.0
+    assert none._displaced_traffic(1, 2) == 0.0

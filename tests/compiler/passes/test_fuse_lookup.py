@@ -23,7 +23,7 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
-from weft.compiler.passes.fuse import BYTES, composed, fuse_lookup, fuse_pool
+from weft.compiler.passes.fuse import BYTES, compose_tables, fuse_lookup, fuse_pool
 from weft.compiler.planner import Planner
 from weft.compiler.verify import run_ops
 from weft.hdl.isa.config import PRESETS, Config
@@ -150,8 +150,10 @@ def test_each_writer_of_a_part_has_the_table() -> None:
     ("reason", "ops"),
     [
         ("another reader", (FIRST, TABLE, Rescale("copy", MIDDLE, whole("z", MIDDLE.shape, "output")))),
-        ("the host reads it", tuple(op.on(lambda view: whole("m", view.shape, "output") if view == MIDDLE else view)
-                                    for op in (FIRST, TABLE))),
+        ("the host reads it", tuple(
+            op.map_views(lambda view: whole("m", view.shape, "output") if view == MIDDLE else view)
+            for op in (FIRST, TABLE)
+        )),
         ("no writer", (TABLE.replace(src=X),)),
         ("a writer of pixels in a row", (
             FIRST.replace(src=View(X.buffer, (1, 2, 4, 4)), dst=View(MIDDLE.buffer, (1, 2, 4, 4))),
@@ -166,7 +168,7 @@ def test_what_stays(reason: str, ops: tuple[DeviceOp, ...]) -> None:
 
 def test_only_if_it_takes_no_longer() -> None:
     assert fuse_lookup(segment_of(FIRST, TABLE), LAZY).ops == (FIRST, TABLE)
-    small = segment_of(*(op.on(lambda view: whole(view.buffer.name, (1, 1, 1, 4), view.buffer.kind))
+    small = segment_of(*(op.map_views(lambda view: whole(view.buffer.name, (1, 1, 1, 4), view.buffer.kind))
                          for op in (FIRST, TABLE)))  # fmt: skip
     assert len(fuse_lookup(small, Planner(Target(TINY))).ops) == 1
 
@@ -202,7 +204,7 @@ def test_a_maximum_only_passes_tables_that_rise() -> None:
 def test_tables_are_composed_in_order() -> None:
     rng = np.random.default_rng(2)
     first, second = random_lookup(rng), random_lookup(rng)
-    both = composed(first, second)
+    both = compose_tables(first, second)
     assert both is not None
     assert [int(both[byte + 128]) for byte in range(-128, 128)] == [
         int(second[int(first[byte + 128]) + 128]) for byte in range(-128, 128)

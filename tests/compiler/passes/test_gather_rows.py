@@ -9,7 +9,7 @@ from support.op_cases import random_conv, random_inputs, segment_of
 from support.repeated import repeated
 
 from weft.compiler.ir.layout import Rows
-from weft.compiler.passes.rows import gathered
+from weft.compiler.passes.rows import gather_kernel_rows
 from weft.compiler.verify import run_ops, verify_op
 
 
@@ -44,7 +44,7 @@ def test_convolutions_of_it_are_the_same(seed: int) -> None:
     while op.groups > 1 or not op.src.contiguous:
         op = random_conv(rng)
     inputs = random_inputs(rng, op)
-    other, rows = gathered(op)
+    other, rows = gather_kernel_rows(op)
     verify_op(other)
     assert other.macs == op.macs
     assert other.window.kernel[0] == 1

@@ -15,12 +15,12 @@ from support.op_cases import random_mixture, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment, Pool, Rescale, View, Window
-from weft.compiler.ir.views import overlapping
+from weft.compiler.ir.views import may_overlap
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes import groups, order
-from weft.compiler.passes.groups import joined
+from weft.compiler.passes.groups import merge_split_pools
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.plan.conv_plan import ConvPlan
@@ -151,22 +151,22 @@ def test_pools_in_one_piece() -> None:
     segment = DeviceSegment("pool", (op,))
     parts = split_pool(segment, Planner(Target(PRESETS["default"]))).ops
     assert len(parts) == 2
-    (whole_again,) = joined(parts)
+    (whole_again,) = merge_split_pools(parts)
     assert isinstance(whole_again, Pool)
     assert (whole_again.window, whole_again.src, whole_again.dst) == (op.window, op.src, op.dst)
     assert (whole_again.scale, whole_again.x_zero) == (0.5, 3)
     other = parts[1].replace(name="z")
-    assert joined([parts[0], other]) == [parts[0], other]
+    assert merge_split_pools([parts[0], other]) == [parts[0], other]
 
 
 def test_channels_of_their_own() -> None:
     wide = whole("a", (1, 4, 4, 16), "temp")
     low, high = (View(wide.buffer, (1, 4, 4, 8), c=first) for first in (0, 8))
     flat = whole("a", (1, 1, 16, 16), "temp")
-    assert not overlapping(low, high)
-    assert overlapping(low, wide)
-    assert overlapping(high, flat)
-    assert not overlapping(high, whole("b", (1, 4, 4, 16), "temp"))
+    assert not may_overlap(low, high)
+    assert may_overlap(low, wide)
+    assert may_overlap(high, flat)
+    assert not may_overlap(high, whole("b", (1, 4, 4, 16), "temp"))
 
 
 @pytest.mark.parametrize("first", [0, 48])
@@ -177,7 +177,7 @@ def test_what_writes_the_same_bytes_stays_in_order(first: int) -> None:
     rescale = Rescale("rescale", View(x.buffer, (1, 56, 56, 48)), View(y.buffer, (1, 56, 56, 48)), 0.5)
     conv = Conv("conv", x, View(y.buffer, x.shape, c=first), rng.integers(-9, 9, (64, 3, 3, 64)).astype(np.int16),
                 np.zeros(64, np.int32), np.full(64, 0.01), Window((3, 3), pad=(1, 1, 1, 1)))  # fmt: skip
-    assert order.bound(rescale, conv) is (first == 0)
+    assert order.must_keep_order(rescale, conv) is (first == 0)
     planner = Planner(Target(PRESETS["default"]))
     assert run_passes(PIPELINE, DeviceSegment("pair", (rescale, conv)), planner).overlapped == (0,) * (
         first > 0

@@ -192,7 +192,7 @@ def test_what_is_added_later_stays_as_well() -> None:
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
     compare_outputs(program, ops, DEFAULT)
     assert set(program.buffers) == {"x", "y"}
-    (whole_program,) = program.timed.values()
+    (whole_program,) = program.timed_layers.values()
     assert (whole_program.name, whole_program.written_bytes) == ("c .. y", 14 * 14 * 10)
     assert whole_program.macs == sum(op.macs for op in ops)
     assert whole_program.dram_bytes == sum(layer.dram_bytes for layer in program.layers)

@@ -14,7 +14,7 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, Multiply, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.strips import as_images, in_strips, lay, replaced
+from weft.compiler.passes.strips import as_images, in_strips, lay_out_strips, replace_chains
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
 from weft.compiler.verify import run_ops
@@ -132,8 +132,8 @@ def strips_of(
     """The segment with its last chain in strips, and what is between on chip; None if that cannot be."""
     chain = chain_of(segment.ops)  # type: ignore[arg-type]
     planner = Planner(Target(config, bandwidth))
-    laid = lay(segment.ops[chain.start :], height, planner) if chain else None  # type: ignore[arg-type]
-    return None if laid is None else replaced(segment, {(chain.start, chain.stop - 1): laid}, planner)
+    laid = lay_out_strips(segment.ops[chain.start :], height, planner) if chain else None  # type: ignore[arg-type]
+    return None if laid is None else replace_chains(segment, {(chain.start, chain.stop - 1): laid}, planner)
 
 
 WITHOUT = tuple(item for item in PIPELINE if item.name in ("keep_resident", "choose_plans"))

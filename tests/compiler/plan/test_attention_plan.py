@@ -80,13 +80,13 @@ def test_one_tile_of_one_block_is_counted_by_hand(bandwidth: float | None, round
     target = Target(DEFAULT, bandwidth)
     cost = AttentionCost(op, target, 1, 8, 16, 16)
     n, groups = DEFAULT.n, DEFAULT.groups
-    product = n + overheads.SWAP
-    softmax = (8 * groups + overheads.ATTENTION_VEC) * (2 if rounded else 1)
-    divisions = 8 * max(overheads.DIVIDE, groups) + PIECES * overheads.ATTENTION_VEC
-    array = product + 2 * n + overheads.HANDOVER + softmax + product
-    first = target.moved((8 + 16) * 16)
+    product = n + overheads.WEIGHT_SWAP_CYCLES
+    softmax = (8 * groups + overheads.ATTENTION_VEC_CYCLES) * (2 if rounded else 1)
+    divisions = 8 * max(overheads.NORMALISE_ROW_CYCLES, groups) + PIECES * overheads.ATTENTION_VEC_CYCLES
+    array = product + 2 * n + overheads.HANDOVER_CYCLES + softmax + product
+    first = target.transfer_cycles((8 + 16) * 16)
     wait = DEFAULT.table_depth + softmax - 2 * product
-    loads = 2 * target.beat * 16 + (n + 2 * overheads.LOAD)
+    loads = 2 * target.beat * 16 + (n + 2 * overheads.LOAD_GAP_CYCLES)
     total = array + first + wait
     assert cost.cycles(True, True, False)[0] == max(total, loads + product / 4) + divisions
     assert cost.cycles(True, False, False)[0] == total + loads + divisions
@@ -97,7 +97,7 @@ def test_keys_come_again_for_each_tile_unless_they_stay() -> None:
     """With four tiles of 8 rows, and keys that are all of a tile's columns."""
     op, target = attention(32, 16, 16), Target(DEFAULT)
     cost = AttentionCost(op, target, 1, 8, 16, 16)
-    loads = 2 * 16 + (DEFAULT.n + 2 * overheads.LOAD)
+    loads = 2 * 16 + (DEFAULT.n + 2 * overheads.LOAD_GAP_CYCLES)
     again = cost.cycles(False, False, False)[0] - cost.cycles(True, False, False)[0]
     assert again == 3 * loads
 

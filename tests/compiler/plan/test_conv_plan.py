@@ -14,7 +14,7 @@ from support.op_cases import random_convolutions, random_mixture, whole
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment
-from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart, shared, unit, zones
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart, shared_fraction, unit, zones
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
@@ -44,7 +44,7 @@ def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
                 depth = config.scratchpad_depth
                 rows, weights = (np.arange(at, at + count) // depth for at, count in (item.a, item.b))
                 both = np.isin(weights, rows)
-                assert shared(item, config) == (both.mean() if both.size else 0.0)
+                assert shared_fraction(item, config) == (both.mean() if both.size else 0.0)
 
 
 def seen(

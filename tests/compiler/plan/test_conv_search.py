@@ -9,8 +9,8 @@ from support.op_cases import random_convolutions
 import weft.compiler.plan.conv_search as module
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_parts import Zone
-from weft.compiler.plan.conv_plan import shared, zones
-from weft.compiler.plan.conv_search import Found, Search, _Scored
+from weft.compiler.plan.conv_plan import shared_fraction, zones
+from weft.compiler.plan.conv_search import ScoredPlan, Search, _Scored
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
 from weft.extras.search.explore.space import Space
@@ -46,12 +46,15 @@ def searches(rng: np.random.Generator) -> list[Search]:
         shape = ConvShape(op, Planner(target).site(op, dict.fromkeys(held, 0), region))  # type: ignore[arg-type]
         divided = zones(target.config, shape.region, inputs=shape.src.resident is None)
         if divided:
-            cut = [Zone(item.a[1], item.b[1], item.o[1], shared(item, target.config)) for item in divided]
+            cut = [
+                Zone(item.a[1], item.b[1], item.o[1], shared_fraction(item, target.config))
+                for item in divided
+            ]
             found.append(Search(shape, cut))
     return found
 
 
-def least(search: Search) -> Found | None:
+def least(search: Search) -> ScoredPlan | None:
     """The first of the best among the plans of all frames."""
     tile, block, chunked, bound = search.parts.frames()
     if not len(tile):
@@ -60,7 +63,7 @@ def least(search: Search) -> Found | None:
     for at, size in enumerate(tile.tolist()):
         mine = (scored.size == size) & (scored.block == block[at]) & (scored.chunked == chunked[at])
         assert not mine.any() or scored.cycles[mine].min() >= bound[at]
-    return scored.found(int(np.argmin(scored.cycles))) if scored.cycles.size else None
+    return scored.plan_at(int(np.argmin(scored.cycles))) if scored.cycles.size else None
 
 
 def check(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_pooling_reads_all_of_its_window(kernel: tuple[int, int]) -> None:
     """Of N channels the vector unit takes a group of lanes a cycle."""
     pool = Window(kernel, kernel)
     op = square().replace(dst=whole("y", (1, 12 // kernel[0], 12 // kernel[1], 16), "output"), pool=pool)
-    assert shape_of(op).requantised(7) == 7 * kernel[0] * kernel[1] * DEFAULT.groups
+    assert shape_of(op).vector_reads(7) == 7 * kernel[0] * kernel[1] * DEFAULT.groups
 
 
 def test_epilogues_read_what_they_take() -> None:
@@ -40,7 +40,7 @@ def test_epilogues_read_what_they_take() -> None:
     middle, other = whole("m", op.dst.shape, "temp"), whole("r", op.dst.shape, "input")
     added = op.replace(epilogue=Add("sum", middle, other, op.dst, 0.7, 0.6, 5, 5, 5))
     again = op.replace(epilogue=Rescale("again", middle, op.dst, 0.7, 5, 5))
-    assert [shape_of(item).requantised(10) for item in (op, added, again)] == [
+    assert [shape_of(item).vector_reads(10) for item in (op, added, again)] == [
         10 * groups, 10 * (2 * groups + 1), 10 * 2 * groups,
     ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as best
 from weft.compiler.plan.conv_shape import Chunk, ConvShape
-from weft.compiler.plan.edges import evenly, first_parts, last_parts
+from weft.compiler.plan.edges import first_parts, last_parts, split_evenly
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
@@ -106,7 +106,7 @@ def test_first_parts_are_all_of_a_chunk(chunk: tuple[tuple[int, int], ...], cycl
 
 
 def test_parts_are_even_and_halves() -> None:
-    assert list(evenly(10, 3)) == [(0, 4), (4, 3), (7, 3)]
+    assert list(split_evenly(10, 3)) == [(0, 4), (4, 3), (7, 3)]
     assert last_parts(14) == [7, 4, 2, 1]
     assert last_parts(1) == [1]
     assert all(sum(last_parts(tiles)) == tiles for tiles in range(40))

@@ -100,18 +100,21 @@ def test_cycles_are_those_of_the_slower_unit() -> None:
     op = Rescale("r", whole("x", (1, 8, 8, 16), "input"), whole("y", (1, 8, 8, 16), "output"))
     table = op.replace(lookup=np.zeros(LOOKUP_ENTRIES, np.int8))
     fast, slow = Target(DEFAULT), Target(DEFAULT, 2.0)
-    assert cycles(op, fast, 1000, 3200) == (1000 + overheads.ALONE, 200)
-    assert cycles(op, fast, 100, 3200) == (200 + overheads.ALONE, 200)
-    assert cycles(op, slow, 1000, 3200) == (1600 + overheads.ALONE, 1600)
-    assert cycles(table, fast, 1000, 3200) == (1000 + LOOKUP_ENTRIES + overheads.ALONE, 200)
+    assert cycles(op, fast, 1000, 3200) == (1000 + overheads.STANDALONE_CYCLES, 200)
+    assert cycles(op, fast, 100, 3200) == (200 + overheads.STANDALONE_CYCLES, 200)
+    assert cycles(op, slow, 1000, 3200) == (1600 + overheads.STANDALONE_CYCLES, 1600)
+    assert cycles(table, fast, 1000, 3200) == (1000 + LOOKUP_ENTRIES + overheads.STANDALONE_CYCLES, 200)
 
 
 def test_in_turn_all_units_take_their_time() -> None:
     op = Rescale("r", whole("x", (1, 8, 8, 8), "input"), whole("y", (1, 8, 8, 8), "output"))
     config = PRESETS["small"]
     target = Target(config, sequential=True)
-    costs = target.in_turn
+    costs = target.sequential_costs
     assert costs is not None
     found, bus = cycles(op, target, 640, 1024)
-    assert found == costs.vec(1, 1, 640 / config.groups) + costs.load(2, 2, 64, 128) + overheads.ALONE
+    assert (
+        found
+        == costs.vec(1, 1, 640 / config.groups) + costs.load(2, 2, 64, 128) + overheads.STANDALONE_CYCLES
+    )
     assert bus == 1024 / config.bus_bytes

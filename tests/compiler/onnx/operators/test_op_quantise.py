@@ -13,7 +13,7 @@ from onnx import TensorProto
 from support.fallbacks import Case, builder, check_fallback, ended, source, untried
 from support.op_cases import convolution, whole
 
-from weft.compiler.ir.layout import packed
+from weft.compiler.ir.layout import row_major_layout
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.operators.lookup import (
     QUANTISE_OPERATORS,
@@ -82,7 +82,7 @@ def test_the_largest_sum_is_that_of_the_farthest_input(zero: int, most: int, sig
     weight = np.array([[1, 0, 0], [100, -100, 5]], np.int16).reshape(op.weight.shape)
     for more, told in ((0, None), (1, "conv could reach 2147483648")):
         bias = np.array([0, sign * ((1 << 31) - 1 - 205 * most + more)], np.int32)
-        pending = Pending((op.replace(weight=weight, bias=bias),), packed((1, 2)), (), ())
+        pending = Pending((op.replace(weight=weight, bias=bias),), row_major_layout((1, 2)), (), ())
         context = cast(NodeContext, SimpleNamespace(symbol=lambda _, found=pending: found))
         assert sums_fit(context) == told
 
