@@ -171,7 +171,6 @@ def _set(words: np.ndarray, rows: np.ndarray, opcode: Opcode, fields: dict[str, 
 
 Known = tuple[int, ...]
 
-_QUEUES = len(Queue)
 # A LOAD runs ahead of its consumer by `_MARGIN` times its own cycles plus `_LATENCY` cycles, and by at least `_LEAST`
 # compute tasks.
 _MARGIN = 3

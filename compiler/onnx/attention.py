@@ -12,7 +12,7 @@ import numpy as np
 from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.model import CLAMPED
-from weft.compiler.ir.scales import HEADROOM, SCORE_CLAMP, ScoreRange, causal
+from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCORE_CLAMP, ScoreRange, causal
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, masked_keys, masked_queries
 from weft.compiler.onnx.model import Model
@@ -188,7 +188,7 @@ FOUND = f"scores beyond {{reach:.0f}} {CLAMPED}, and a calibration found them up
 """The note on scores that some int8 queries and keys clamp, but none of a calibration by far."""
 UNKNOWN = "queries and keys at the ends of their ranges make {most:.4g}, and no calibration found less"
 """The reason for which attention is not fused where nothing says that scores stay below the clamp."""
-BEYOND = f"a calibration found {{found:.4g}}, and {HEADROOM} times that is beyond {{reach:.0f}}"
+BEYOND = f"a calibration found {{found:.4g}}, and {CALIBRATION_HEADROOM} times that is beyond {{reach:.0f}}"
 """The same for scores that a calibration found near the clamp."""
 
 
