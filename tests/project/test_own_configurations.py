@@ -52,9 +52,9 @@ def test_gates_run_whole(board: Board) -> None:
 def normal(rows: weft.run.kernel.Rows) -> None:
     """A row less its mean, divided by its root mean square, in steps of 1/32."""
     x = rows.read(0)
-    distance = x - rows.sum(x).scaled(1 / rows.columns)
+    distance = x - rows.sum(x).scale(1 / rows.columns)
     squares = rows.sum(distance.times(distance))
-    rows.store(distance.over((squares + 1).rsqrt(), 12, 1 << 14).scaled(rows.columns**0.5 * 32 / 2**12))
+    rows.store(distance.over((squares + 1).rsqrt(), 12, 1 << 14).scale(rows.columns**0.5 * 32 / 2**12))
 
 
 @pytest.mark.parametrize("name", [name for name, board in BOARDS.items() if board.config.kernel])

@@ -57,7 +57,7 @@ def test_results_are_confirmed_before_any_is_told(
     def opened(*given: Any) -> Iterator[GoldenDevice]:
         yield device
 
-    monkeypatch.setattr(board_run, "opened", opened)
+    monkeypatch.setattr(board_run, "open_board", opened)
     inputs = [feeds(small(), np.random.default_rng(seed)) for seed in range(runs)]
     expected = (
         pytest.raises(DeviceError, match="the weights changed") if forgets else contextlib.nullcontext()
@@ -95,7 +95,7 @@ def test_parts_with_the_host_between_them_leave_each_other_what_is_loaded(
     def opened(*given: Any) -> Iterator[GoldenDevice]:
         yield device
 
-    monkeypatch.setattr(board_run, "opened", opened)
+    monkeypatch.setattr(board_run, "open_board", opened)
     inputs = [feeds(in_two_parts(), np.random.default_rng(seed)) for seed in range(3)]
     found = board_run.run_on_board(program, inputs, None, None, lambda text: None)
     for run, result in zip(inputs, found, strict=True):

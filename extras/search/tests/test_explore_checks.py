@@ -49,7 +49,7 @@ class Here(Workers[Check, Outcome]):
     def add(self, name: Any, job: Check, lives: int = 1) -> None:
         self._added.append((name, job))
 
-    def done(self, seconds: float) -> Iterator[tuple[Any, Outcome]]:
+    def collect(self, seconds: float) -> Iterator[tuple[Any, Outcome]]:
         name, job = self._added.pop()
         yield name, run_check(job)
 

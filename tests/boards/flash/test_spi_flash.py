@@ -121,7 +121,7 @@ def test_ram_and_flash(bus, mhz):
 
 
 def test_limits():
-    with pytest.raises(ValueError, match="have 1 to 16 bytes, not 32"):
+    with pytest.raises(ValueError, match="has 1, 2, 4, 8 or 16 bytes, not 32"):
         SpiFlashReader(32, CHIP, 24e6)
     with pytest.raises(ValueError, match="read at up to 80 MHz, not 81"):
         SpiFlashReader(4, CHIP, 81e6)

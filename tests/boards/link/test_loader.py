@@ -191,5 +191,5 @@ def test_a_copy_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serial_ports.identify_ready(types.SimpleNamespace(name="port")) is failed  # type: ignore[arg-type]
     looking = replace(copying, calibration=Calibration(CalibrationState.BUSY))
     monkeypatch.setattr(serial_ports, "identify", lambda session: looking)
-    with pytest.raises(DeviceError, match=r" has looked for the phase of its SDRAM's clock for 0\.1 s"):
+    with pytest.raises(DeviceError, match=r" has calibrated its SDRAM's clock for 0\.1 s"):
         serial_ports.identify_ready(types.SimpleNamespace(name="port"))  # type: ignore[arg-type]

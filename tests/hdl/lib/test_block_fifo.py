@@ -59,5 +59,5 @@ def test_block_fifo(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 12])
 def test_depth(depth: int) -> None:
-    with pytest.raises(ValueError, match=rf"a power of two from 2 on, not {depth}$"):
+    with pytest.raises(ValueError, match=rf"a power of two, at least 2, not {depth}$"):
         BlockFifo(WIDTH, depth)

@@ -192,7 +192,7 @@ def test_blocks_of_values_of_4_bits_have_factors() -> None:
     factors = np.array([[8, -8, 4, 127, -128, 0, 1, 12], [2, 3, 5, 7, 11, 13, 17, 19]])
     device.write(64, encoding.pack_groups(values, factors))
     op = Load(offset=64, int4=1, blocks=1, run=256, pixels=64, pitch=8, length=8, dst_pixel=1)
-    assert op.taken == 272
+    assert op.row_bytes == 272
     run(device, op)
     for group, word, lane in itertools.product(range(2), range(32), range(8)):
         exact = values[group, word, lane] * factors[group, word % 8] / 8
