@@ -19,7 +19,7 @@ from weft.compiler.kernel.expressions import KernelError
      "1.25 times that must be at most 166, because the device clamps larger scores"),
     ("gpt2", "query", 1e15, r"the scores of block 1 reach [\d.e+]+ with 'blk.1.attn_qkv.weight': 1.25 times .*"),
     ("llama", "value", 1e15, r"tensor 'blk.1.attn_v.weight' has values up to [\d.]+e\+15, while the median over "
-     "matrices is 0.\d+: the device's arithmetic cannot represent both"),
+     r"matrices is 0.\d+: the device's arithmetic cannot represent both"),
     ("gpt2", "attention_output", 1e15, r"tensor 'blk.1.attn_output.weight' has values up to [\d.]+e\+1[45], .*"),
 ])  # fmt: skip
 def test_what_has_no_room(tmp_path: Path, architecture: str, field: str, factor: float, message: str) -> None:
