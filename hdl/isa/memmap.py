@@ -159,7 +159,7 @@ def failure(status: Status, fault: Fault, listed: ListProgress | None = None) ->
     if listed is None:
         return _cause(status, fault)
     if listed.at_descriptor and _cause(status, fault) == _NO_INSTRUCTION:
-        return f"{listed}: what memory holds there is no descriptor"
+        return f"{listed}: a descriptor cannot begin with the word in memory"
     return f"{listed}: {_cause(status, fault)}"
 
 

@@ -333,7 +333,7 @@ def test_a_hole_in_the_checker_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     edits = [["mutant", settings], ["put", [645400777, 141381953, 422613081, 701861202]]]
     refused = run.outcome_of("mutants", edits)
     assert (refused.kind, "reads register 5" in refused.text) == ("refused", True)
-    monkeypatch.setattr(kernels, "_check_filled", lambda ops: None)
+    monkeypatch.setattr(kernels, "_check_initialised", lambda ops: None)
     assert run.outcome_of("mutants", edits).signature == "wrong bytes"
 
 

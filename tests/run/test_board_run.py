@@ -28,7 +28,7 @@ BOARD = find("icebreaker")
 class Forgetful(GoldenDevice):
     """A board that computes all right, and whose memory has lost what was loaded in the end, if it `forgets`."""
 
-    identity, port, repeated = Identity(BOARD.name, 0, 0, int(BOARD.clock), 0), "/dev/board", 0
+    identity, port, retries = Identity(BOARD.name, 0, 0, int(BOARD.clock), 0), "/dev/board", 0
     transfer = Transfer()
 
     def __init__(self, config: Any, memory_bytes: int, *, forgets: bool) -> None:
@@ -70,7 +70,7 @@ def test_results_are_confirmed_before_any_is_told(
 class LookingBoard(Looking):
     """A board in all that `weft run` tells of it."""
 
-    identity, port, repeated, transfer = Forgetful.identity, Forgetful.port, 0, Transfer()
+    identity, port, retries, transfer = Forgetful.identity, Forgetful.port, 0, Transfer()
 
 
 def in_two_parts() -> onnx.ModelProto:

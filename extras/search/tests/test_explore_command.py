@@ -143,7 +143,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
     process.send_signal(signal.SIGINT)
     said, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert error.endswith("what was found is kept, and the same command goes on\nerror: interrupted\n")
+    assert error.endswith("results are kept; the same command resumes the search\nerror: interrupted\n")
     assert "Traceback" not in error
     assert "points measured" in said
     assert len(points(out)) > 2
@@ -202,6 +202,6 @@ def test_a_front_that_is_not_as_it_should_be(
     monkeypatch.setattr(checks, "confirm_all", partial(fails, error=found[1]))
     with pytest.raises(KeyboardInterrupt):
         main.main([str(item) for item in one])
-    assert "what was confirmed is kept, and the same command goes on" in capsys.readouterr().err
+    assert "results are kept; the same command resumes the confirmation" in capsys.readouterr().err
     (best,) = (item for item in points(Path(str(one[3]))) if item["front"])
     assert best["verified"] == {"good": False}

@@ -158,7 +158,10 @@ def test_a_list() -> None:
         assert device.list_progress() == ListProgress(3, at_descriptor=True)
         model.result = Status.DONE | Status.OPCODE_ERROR
         for start, words in (
-            (device.start_list, r"^descriptor 3 of the list: what memory holds there is no descriptor$"),
+            (
+                device.start_list,
+                r"^descriptor 3 of the list: a descriptor cannot begin with the word in memory$",
+            ),
             (device.start, r"^the program holds a word that is no instruction$"),
         ):
             start(0x40)
