@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -195,6 +196,8 @@ def _client(scheduler: str) -> Any:
     try:
         return Client(scheduler, timeout=ANSWER_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise WorkersError(
-            f"no Dask scheduler answers at {scheduler}: {str(error) or 'no time left'}"
-        ) from None
+        cause = str(error) or "no time left"
+    # A garbage collection deletes the failed client, which takes a lock that other clients hold while they start.
+    # Deleted here, it cannot deadlock them.
+    gc.collect()
+    raise WorkersError(f"no Dask scheduler answers at {scheduler}: {cause}")

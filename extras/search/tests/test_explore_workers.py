@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -100,16 +101,15 @@ def test_tools_end_with_what_waits_for_them(tmp_path: Path) -> None:
     """With the workers, and without another job being begun."""
     folder = tmp_path / "numbers"
     folder.mkdir()
-    pool = Workers(1, _start_a_tool, DIED)
-    for name in range(3):
-        pool.add(name, str(folder))
-    _within(30, lambda: any(path.read_text() for path in folder.iterdir()))
-    (process,) = pool.processes
-    (path,) = folder.iterdir()
-    tool = int(path.read_text())
-    assert Path(f"/proc/{tool}").exists()
-    pool.close()
-    _within(30, lambda: not any(_alive(number) for number in (tool, process)))
+    with contextlib.closing(Workers(1, _start_a_tool, DIED)) as pool:
+        for name in range(3):
+            pool.add(name, str(folder))
+        _within(lambda: any(path.read_text() for path in folder.iterdir()))
+        (process,) = pool.processes
+        (path,) = folder.iterdir()
+        tool = int(path.read_text())
+        assert Path(f"/proc/{tool}").exists()
+    _within(lambda: not any(_alive(number) for number in (tool, process)))
     assert list(folder.iterdir()) == [path]
 
 
@@ -119,7 +119,7 @@ def _alive(process: int) -> bool:
     return False
 
 
-def _within(seconds: float, condition: Callable[[], bool]) -> None:
+def _within(condition: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -211,6 +211,21 @@ def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         explore(task(tmp_path, space=SPACE), tmp_path, scheduler=f"tcp://127.0.0.1:{free_port()}")
     with pytest.raises(WorkersError, match="no Dask scheduler answers at nonsense"):
         explore(task(tmp_path, space=SPACE), tmp_path, scheduler="nonsense")
+
+
+def test_a_failed_client_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection that deletes it later could deadlock another client."""
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.2)
+    deleted = []
+    monkeypatch.setattr(distributed.Client, "__del__", lambda client: deleted.append(client.status))
+    gc.disable()
+    try:
+        with pytest.raises(WorkersError):
+            Workers(1, die, DIED, f"tcp://127.0.0.1:{free_port()}")
+        assert len(deleted) == 1
+    finally:
+        gc.enable()
 
 
 def test_a_scheduler_that_dies(tmp_path: Path) -> None:
