@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amaranth.back import rtlil
-from amaranth.hdl import Shape
+from amaranth.hdl import Elaboratable, Fragment, Shape
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,6 +26,7 @@ from weft.hdl.errors import WeftError
 from weft.hdl.isa import BASES, WORD_BYTES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.naming import name_wires
 
 # Runs in a child process because the library logs to the C stdout and aborts the process on an error.
 _SCRIPT = """
@@ -83,13 +84,46 @@ def drop_zero_init(text: str) -> str:
     return _ZERO_INIT.sub("", text)
 
 
+class _Recorded(Elaboratable):
+    """A component that keeps its elaborated fragment, whose submodules are known then."""
+
+    def __init__(self, component: wiring.Component) -> None:
+        self._component = component
+        self.fragment: Fragment | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._component, name)
+
+    def elaborate(self, platform: object) -> Fragment:
+        self.fragment = Fragment.get(self._component, platform)
+        return self.fragment
+
+
+def _units(fragment: Fragment, path: str) -> Iterator[tuple[str, wiring.Component]]:
+    """Yield each module's name and component."""
+    for origin in fragment.origins or ():
+        if isinstance(origin, wiring.Component):
+            yield path, origin
+    for submodule, name, _ in fragment.subfragments:
+        if name is not None:
+            yield from _units(submodule, f"{path}.{name}")
+
+
+def _members(unit: wiring.Component) -> set[str]:
+    return {"__".join(map(str, path)) for path, _, _ in unit.signature.flatten(unit)}
+
+
 def generate(component: wiring.Component, *, name: str) -> str:
     """Convert `component` and its submodules to Verilog-2005 text with the top module `name`.
 
     Ports have the flattened member names of the component's signature; ``clk`` and ``rst`` are added.
     """
     with _pause_garbage_collection():
-        text = drop_zero_init(rtlil.convert(component, name=name, emit_src=False))
+        recorded = _Recorded(component)
+        text = drop_zero_init(rtlil.convert(recorded, name=name, emit_src=False))
+    assert recorded.fragment is not None
+    units = dict(_units(recorded.fragment, name))
+    text = name_wires(text, {path: _members(unit) for path, unit in units.items()})
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)

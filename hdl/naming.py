@@ -1,0 +1,314 @@
+"""Readable names for the wires and ports of RTLIL that Amaranth writes.
+
+Amaranth names a wire after its signal. Where several signals of a module have one name, as the ports of two submodules
+do, it appends ``$`` and a number to all but the first. A port that crosses a module boundary but is no whole signal is
+``port$`` and two numbers. `name_wires` replaces both kinds of names and leaves the logic alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+_NAME = re.compile(r"(?<!\S)\\\S+")
+_NUMBERED = re.compile(r"(?P<base>[^$].*?)\$\d+(?P<field>[.\[].*)?")
+_PORT = re.compile(r"port\$\d+\$\d+")
+# A part of a concatenation: a constant, or a wire with an optional range of bits.
+_PART = re.compile(r"(\d+)'\S+|(\S+)(?: \[(\d+)(?::(\d+))?\])?")
+_MAX_JOINED = 4
+"""Number of signals up to which a port that carries several is named after all of them."""
+
+
+@dataclass
+class _Wire:
+    name: str
+    lines: range
+    width: int
+    port: bool
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Bits `low` to `high` of a wire, or constants if `wire` is empty."""
+
+    wire: str
+    low: int
+    high: int
+
+    @property
+    def width(self) -> int:
+        return self.high - self.low + 1
+
+
+@dataclass
+class _Module:
+    name: str
+    lines: list[str]
+    wires: dict[str, _Wire] = field(default_factory=dict)
+    aliases: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Line and right side of the connection that gives a wire its value; such a wire is never read."""
+    users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Submodules and memories with a port that is the whole wire; those that drive the wire come first."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+
+
+def name_wires(rtlil: str, interfaces: Mapping[str, Collection[str]]) -> str:
+    """Return RTLIL with readable names in place of Amaranth's numbered ones.
+
+    - A port that is a member of its unit's interface gets the member's name. A port that is a part of a signal gets the
+      signal's name and its bits, or the field's name. A port that is several signals gets all their names.
+    - A signal that duplicates the name of another gets the name of the submodule or memory that it belongs to, as in
+      ``load_queue_fetched__valid``. The module's own port keeps its name. A duplicate that nothing reads is removed.
+
+    Parameters
+    ----------
+    rtlil : str
+        RTLIL that Amaranth has written.
+    interfaces : dict of str to collection of str
+        Names of the members of each module's interface, by the module's name.
+    """
+    modules = [_parse(name, lines) for name, lines in _split(rtlil)]
+    outputs = {module.name: _outputs(module) for module in modules}
+    for module in modules:
+        _find_users(module, outputs)
+        _name_members(module, interfaces.get(module.name.removeprefix("\\"), ()))
+        _name_ports(module)
+        _name_duplicates(module)
+    ports = {module.name: module.renamed for module in modules}
+    return "".join(line for module in modules for line in _rewrite(module, ports))
+
+
+def _split(rtlil: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and lines of each module; text between modules belongs to the next one."""
+    lines: list[str] = []
+    name = ""
+    for line in rtlil.splitlines(keepends=True):
+        lines.append(line)
+        if line.startswith("module "):
+            name = line.split()[1]
+        elif line == "end\n":
+            yield name, lines
+            lines, name = [], ""
+    if lines:
+        yield "", lines
+
+
+def _parse(name: str, lines: list[str]) -> _Module:
+    module = _Module(name, lines)
+    first = None
+    for number, line in enumerate(lines):
+        words = line.split()
+        if not words:
+            continue
+        if words[0] == "attribute":
+            first = number if first is None else first
+            continue
+        if words[0] == "wire" and words[-1].startswith("\\"):
+            wire = words[-1][1:]
+            start = number if first is None else first
+            port = "input" in words or "output" in words
+            module.wires[wire] = _Wire(wire, range(start, number + 1), int(words[2]), port)
+        elif words[0] == "connect" and line.startswith("connect \\"):
+            module.aliases[words[1][1:]] = number, line.split(maxsplit=2)[2].strip()
+        first = None
+    return module
+
+
+def _outputs(module: _Module) -> set[str]:
+    return {wire.name for wire in module.wires.values() if " output " in module.lines[wire.lines[-1]]}
+
+
+def _find_users(module: _Module, outputs: dict[str, set[str]]) -> None:
+    readers: list[tuple[str, str]] = []
+    kind = cell = ""
+    for line in module.lines:
+        words = line.split()
+        if line.startswith("  cell "):
+            kind, cell = words[1:3]
+        elif line.startswith("    parameter \\MEMID"):
+            cell = words[2].strip('"').replace("\\\\", "\\")
+        elif line.startswith("    connect ") and kind.startswith(("\\", "$mem")):
+            wire = _whole_wire(line.split(maxsplit=2)[2], module)
+            if wire is None:
+                continue
+            if words[1][1:] in outputs.get(kind, ()):
+                module.users[wire].insert(0, cell[1:])
+            readers.append((wire, cell[1:]))
+        elif line.startswith("  end"):
+            kind = cell = ""
+    for wire, user in readers:
+        if user not in module.users[wire]:
+            module.users[wire].append(user)
+
+
+def _whole_wire(value: str, module: _Module) -> str | None:
+    """Return the name of the wire that a signal specification is, if it is all of one."""
+    parts = _parts(value, module)
+    wire = module.wires.get(parts[0].wire[1:]) if len(parts) == 1 else None
+    return wire.name if wire and parts[0] == _Part(f"\\{wire.name}", 0, wire.width - 1) else None
+
+
+def _contents(module: _Module) -> dict[str, list[_Part]]:
+    return {name: _parts(value, module) for name, (_, value) in module.aliases.items()}
+
+
+def _value(module: _Module, name: str, contents: dict[str, list[_Part]]) -> list[_Part]:
+    # An output may be an alias of another wire.
+    return contents.get(name, [_Part(f"\\{name}", 0, module.wires[name].width - 1)])
+
+
+def _base(name: str) -> str:
+    match = _NUMBERED.fullmatch(name)
+    return match["base"] if match and not match["field"] else name
+
+
+def _name_members(module: _Module, members: Collection[str]) -> None:
+    contents = _contents(module)
+    by_value: dict[tuple[_Part, ...], str] = {}
+    for name, value in contents.items():
+        if _base(name) in members and not module.wires[name].port:
+            by_value.setdefault(tuple(value), name)
+    for port in [wire.name for wire in module.wires.values() if wire.port and _base(wire.name) not in members]:
+        alias = by_value.get(tuple(_value(module, port, contents)))
+        if alias in module.aliases:
+            _drop(module, alias)
+            _rename(module, port, _base(alias))
+
+
+def _name_ports(module: _Module) -> None:
+    contents = _contents(module)
+    for port in [name for name in module.wires if _PORT.fullmatch(name)]:
+        name = _name_of(_value(module, port, contents), {wire: value for wire, value in contents.items() if wire != port})
+        if name is not None:
+            _rename(module, port, name)
+
+
+def _parts(value: str, module: _Module) -> list[_Part]:
+    """Return the parts of a signal specification, least significant first."""
+    parts = []
+    for constant, wire, high, low in _PART.findall(value.strip("{}")):
+        if constant:
+            parts.append(_Part("", 0, int(constant) - 1))
+            continue
+        own = module.wires.get(wire[1:])
+        top = int(high) if high else (own.width - 1 if own else 0)
+        parts.append(_Part(wire, int(low or high or 0), top))
+    return parts[::-1]
+
+
+def _name_of(parts: list[_Part], contents: dict[str, list[_Part]]) -> str | None:
+    """Return a name for a port that consists of `parts`, from the signals that have bits of it."""
+    if len(parts) != 1:
+        return None
+    port = parts[0]
+    inside: dict[int, str] = {}
+    around = None
+    for name, value in contents.items():
+        if name.startswith("$") or _PORT.fullmatch(name):
+            continue
+        if value == parts:
+            return name
+        offset = 0
+        for part in value:
+            if part == port and around is None:
+                around = f"{name}_{offset + port.width - 1}_{offset}"
+            offset += part.width
+        if len(value) == 1 and _contains(port, value[0]) and not re.search(r"[.\[]", name):
+            inside.setdefault(value[0].low, name)
+    if around is not None or not inside:
+        return around
+    names = [inside[low] for low in sorted(inside, reverse=True)]
+    if len(names) > _MAX_JOINED:
+        names = [names[0], "to", names[-1]]
+    return "_".join(names)
+
+
+def _contains(whole: _Part, part: _Part) -> bool:
+    return whole.wire == part.wire and whole.low <= part.low and part.high <= whole.high
+
+
+def _name_duplicates(module: _Module) -> None:
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in module.wires:
+        if _base(name) != name and not _PORT.fullmatch(name):
+            families[_base(name)].append(name)
+    for base, numbered in families.items():
+        members = [name for name in [base, *numbered] if name in module.wires]
+        for name in _drop_aliases(module, members):
+            _rename(module, name, base if module.wires[name].port else _owner(module, name))
+
+
+def _drop_aliases(module: _Module, members: list[str]) -> list[str]:
+    """Remove duplicates that nothing reads; return the others, the module's own ports first."""
+    read = [name for name in members if name not in module.aliases or module.wires[name].port]
+    for name in members:
+        if name not in read and name != (read or members)[0]:
+            _drop(module, name)
+    return sorted(read or members[:1], key=lambda name: not module.wires[name].port)
+
+
+def _owner(module: _Module, name: str) -> str:
+    """Return the name of a signal after the submodule or memory that it belongs to; its own name without any."""
+    users = module.users.get(name)
+    return f"{users[0]}_{_base(name)}" if users else _base(name)
+
+
+def _family(module: _Module, name: str) -> list[str]:
+    """Return a signal's wire and the wires of its fields."""
+    return [wire for wire in module.wires if wire == name or wire.startswith((f"{name}.", f"{name}["))]
+
+
+def _drop(module: _Module, name: str) -> None:
+    for wire in _family(module, name):
+        module.dropped.update(module.wires[wire].lines)
+        if wire in module.aliases:
+            module.dropped.add(module.aliases.pop(wire)[0])
+        del module.wires[wire]
+
+
+def _rename(module: _Module, name: str, wanted: str) -> None:
+    """Rename a signal and its fields, unless another signal of the module has the wanted name."""
+    if wanted == name:
+        return
+    if wanted in module.wires and not module.wires[wanted].port:
+        if wanted in module.aliases:
+            _drop(module, wanted)
+        elif module.users.get(wanted):
+            _rename(module, wanted, _owner(module, wanted))
+    if wanted in module.wires:
+        return
+    for wire in _family(module, name):
+        new = wanted + wire.removeprefix(name)
+        module.renamed[module.wires[wire].name] = new
+        module.wires[new] = module.wires.pop(wire)
+        if wire in module.users:
+            module.users[new] = module.users.pop(wire)
+        if wire in module.aliases:
+            module.aliases[new] = module.aliases.pop(wire)
+
+
+def _rewrite(module: _Module, ports: dict[str, dict[str, str]]) -> Iterator[str]:
+    def rename(match: re.Match[str]) -> str:
+        name = match[0][1:]
+        return f"\\{module.renamed.get(name, name)}"
+
+    kind = ""
+    for number, line in enumerate(module.lines):
+        words = line.split()
+        if number in module.dropped:
+            continue
+        if line.startswith("  cell "):
+            kind = words[1]
+            yield line
+        elif line.startswith("    connect ") and kind:
+            port = words[1][1:]
+            value = _NAME.sub(rename, line.split(maxsplit=2)[2])
+            yield f"    connect \\{ports.get(kind, {}).get(port, port)} {value}"
+        elif not words or words[0] in ("attribute", "parameter", "module", "memory"):
+            yield line
+        else:
+            kind = "" if words[0] == "end" else kind
+            yield _NAME.sub(rename, line)
