@@ -8,7 +8,7 @@ do, it appends ``$`` and a number to all but the first. A port that crosses a mo
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +25,6 @@ _MAX_JOINED = 4
 class _Wire:
     name: str
     lines: range
-    width: int
     port: bool
 
 
@@ -42,15 +41,27 @@ class _Part:
         return self.high - self.low + 1
 
 
+@dataclass(frozen=True)
+class _User:
+    cell: str
+    port: str
+    drives: bool
+
+
 @dataclass
 class _Module:
     name: str
     lines: list[str]
     wires: dict[str, _Wire] = field(default_factory=dict)
+    """By their new names."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """By the wires' old names."""
     aliases: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Line and right side of the connection that gives a wire its value; such a wire is never read."""
-    users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Submodules and memories with a port that is the whole wire; those that drive the wire come first."""
+    members: frozenset[str] = frozenset()
+    """Names of the members of the unit's interface."""
+    users: dict[str, list[_User]] = field(default_factory=lambda: defaultdict(list))
+    """Submodules and memories with a port that is the whole wire."""
     renamed: dict[str, str] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
 
@@ -71,11 +82,13 @@ def name_wires(rtlil: str, interfaces: Mapping[str, Collection[str]]) -> str:
         Names of the members of each module's interface, by the module's name.
     """
     modules = [_parse(name, lines) for name, lines in _split(rtlil)]
-    outputs = {module.name: _outputs(module) for module in modules}
     for module in modules:
-        _find_users(module, outputs)
-        _name_members(module, interfaces.get(module.name.removeprefix("\\"), ()))
+        module.members = frozenset(interfaces.get(module.name.removeprefix("\\"), ()))
+        _name_members(module)
         _name_ports(module)
+    by_name = {module.name: module for module in modules}
+    for module in modules:
+        _find_users(module, by_name)
         _name_duplicates(module)
     ports = {module.name: module.renamed for module in modules}
     return "".join(line for module in modules for line in _rewrite(module, ports))
@@ -110,19 +123,20 @@ def _parse(name: str, lines: list[str]) -> _Module:
             wire = words[-1][1:]
             start = number if first is None else first
             port = "input" in words or "output" in words
-            module.wires[wire] = _Wire(wire, range(start, number + 1), int(words[2]), port)
+            module.wires[wire] = _Wire(wire, range(start, number + 1), port)
+            module.widths[wire] = int(words[2])
         elif words[0] == "connect" and line.startswith("connect \\"):
             module.aliases[words[1][1:]] = number, line.split(maxsplit=2)[2].strip()
         first = None
     return module
 
 
-def _outputs(module: _Module) -> set[str]:
-    return {wire.name for wire in module.wires.values() if " output " in module.lines[wire.lines[-1]]}
+def _is_output(module: _Module, port: str) -> bool:
+    return " output " in module.lines[module.wires[port].lines[-1]]
 
 
-def _find_users(module: _Module, outputs: dict[str, set[str]]) -> None:
-    readers: list[tuple[str, str]] = []
+def _find_users(module: _Module, modules: Mapping[str, _Module]) -> None:
+    current = {wire.name: name for name, wire in module.wires.items()}
     kind = cell = ""
     for line in module.lines:
         words = line.split()
@@ -131,24 +145,28 @@ def _find_users(module: _Module, outputs: dict[str, set[str]]) -> None:
         elif line.startswith("    parameter \\MEMID"):
             cell = words[2].strip('"').replace("\\\\", "\\")
         elif line.startswith("    connect ") and kind.startswith(("\\", "$mem")):
-            wire = _whole_wire(line.split(maxsplit=2)[2], module)
+            wire = current.get(_whole_wire(line.split(maxsplit=2)[2], module))
             if wire is None:
                 continue
-            if words[1][1:] in outputs.get(kind, ()):
-                module.users[wire].insert(0, cell[1:])
-            readers.append((wire, cell[1:]))
+            unit, port = modules.get(kind), words[1][1:]
+            if unit is not None:
+                port = unit.renamed.get(port, port)
+            drives = unit is not None and _is_output(unit, port)
+            module.users[wire].append(_User(cell[1:], port, drives))
         elif line.startswith("  end"):
             kind = cell = ""
-    for wire, user in readers:
-        if user not in module.users[wire]:
-            module.users[wire].append(user)
 
 
 def _whole_wire(value: str, module: _Module) -> str | None:
     """Return the name of the wire that a signal specification is, if it is all of one."""
-    parts = _parts(value, module)
-    wire = module.wires.get(parts[0].wire[1:]) if len(parts) == 1 else None
-    return wire.name if wire and parts[0] == _Part(f"\\{wire.name}", 0, wire.width - 1) else None
+    # A memory's write enable repeats one bit for all bits of a word.
+    parts = list(dict.fromkeys(_parts(value, module)))
+    name = parts[0].wire[1:]
+    return (
+        name
+        if len(parts) == 1 and parts[0].low == 0 and parts[0].high == module.widths.get(name, 0) - 1
+        else None
+    )
 
 
 def _contents(module: _Module) -> dict[str, list[_Part]]:
@@ -157,7 +175,7 @@ def _contents(module: _Module) -> dict[str, list[_Part]]:
 
 def _value(module: _Module, name: str, contents: dict[str, list[_Part]]) -> list[_Part]:
     # An output may be an alias of another wire.
-    return contents.get(name, [_Part(f"\\{name}", 0, module.wires[name].width - 1)])
+    return contents.get(name, [_Part(f"\\{name}", 0, module.widths[module.wires[name].name] - 1)])
 
 
 def _base(name: str) -> str:
@@ -165,25 +183,32 @@ def _base(name: str) -> str:
     return match["base"] if match and not match["field"] else name
 
 
-def _name_members(module: _Module, members: Collection[str]) -> None:
+def _name_members(module: _Module) -> None:
     contents = _contents(module)
-    by_value: dict[tuple[_Part, ...], str] = {}
+    aliases: dict[tuple[_Part, ...], str] = {}
     for name, value in contents.items():
-        if _base(name) in members and not module.wires[name].port:
-            by_value.setdefault(tuple(value), name)
-    for port in [wire.name for wire in module.wires.values() if wire.port and _base(wire.name) not in members]:
-        alias = by_value.get(tuple(_value(module, port, contents)))
+        if _base(name) in module.members and not module.wires[name].port:
+            aliases.setdefault(tuple(value), name)
+    ports = [name for name, wire in module.wires.items() if wire.port]
+    bases = Counter(map(_base, ports))
+    for port in ports:
+        # A port of a submodule may have the name of another member.
+        if _base(port) in module.members and bases[_base(port)] == 1:
+            continue
+        alias = aliases.get(tuple(_value(module, port, contents)))
         if alias in module.aliases:
             _drop(module, alias)
-            _rename(module, port, _base(alias))
+            _rename(module, port, [_base(alias)])
 
 
 def _name_ports(module: _Module) -> None:
     contents = _contents(module)
     for port in [name for name in module.wires if _PORT.fullmatch(name)]:
-        name = _name_of(_value(module, port, contents), {wire: value for wire, value in contents.items() if wire != port})
+        name = _name_of(
+            _value(module, port, contents), {wire: value for wire, value in contents.items() if wire != port}
+        )
         if name is not None:
-            _rename(module, port, name)
+            _rename(module, port, [name])
 
 
 def _parts(value: str, module: _Module) -> list[_Part]:
@@ -193,8 +218,7 @@ def _parts(value: str, module: _Module) -> list[_Part]:
         if constant:
             parts.append(_Part("", 0, int(constant) - 1))
             continue
-        own = module.wires.get(wire[1:])
-        top = int(high) if high else (own.width - 1 if own else 0)
+        top = int(high) if high else module.widths.get(wire[1:], 1) - 1
         parts.append(_Part(wire, int(low or high or 0), top))
     return parts[::-1]
 
@@ -214,7 +238,8 @@ def _name_of(parts: list[_Part], contents: dict[str, list[_Part]]) -> str | None
         offset = 0
         for part in value:
             if part == port and around is None:
-                around = f"{name}_{offset + port.width - 1}_{offset}"
+                bits = (offset + port.width - 1, offset) if port.width > 1 else (offset,)
+                around = "_".join([name, *map(str, bits)])
             offset += part.width
         if len(value) == 1 and _contains(port, value[0]) and not re.search(r"[.\[]", name):
             inside.setdefault(value[0].low, name)
@@ -238,7 +263,7 @@ def _name_duplicates(module: _Module) -> None:
     for base, numbered in families.items():
         members = [name for name in [base, *numbered] if name in module.wires]
         for name in _drop_aliases(module, members):
-            _rename(module, name, base if module.wires[name].port else _owner(module, name))
+            _rename(module, name, _candidates(module, name))
 
 
 def _drop_aliases(module: _Module, members: list[str]) -> list[str]:
@@ -250,10 +275,14 @@ def _drop_aliases(module: _Module, members: list[str]) -> list[str]:
     return sorted(read or members[:1], key=lambda name: not module.wires[name].port)
 
 
-def _owner(module: _Module, name: str) -> str:
-    """Return the name of a signal after the submodule or memory that it belongs to; its own name without any."""
-    users = module.users.get(name)
-    return f"{users[0]}_{_base(name)}" if users else _base(name)
+def _candidates(module: _Module, name: str) -> list[str]:
+    """Return names for a signal: after the submodules and memories that it may belong to, and its own."""
+    base = _base(name)
+    if module.wires[name].port and (base in module.members or not module.members):
+        return [base]
+    # A signal of a submodule has the port's name, unless that is another signal's.
+    users = sorted(module.users.get(name, ()), key=lambda user: (_base(user.port) != base, not user.drives))
+    return [*(f"{user.cell}_{base}" for user in users), base]
 
 
 def _family(module: _Module, name: str) -> list[str]:
@@ -269,17 +298,13 @@ def _drop(module: _Module, name: str) -> None:
         del module.wires[wire]
 
 
-def _rename(module: _Module, name: str, wanted: str) -> None:
-    """Rename a signal and its fields, unless another signal of the module has the wanted name."""
+def _rename(module: _Module, name: str, candidates: list[str]) -> None:
+    """Give a signal and its fields the first of the candidate names that is free."""
+    wanted = next((new for new in candidates if new == name or _is_free(module, new)), name)
     if wanted == name:
         return
-    if wanted in module.wires and not module.wires[wanted].port:
-        if wanted in module.aliases:
-            _drop(module, wanted)
-        elif module.users.get(wanted):
-            _rename(module, wanted, _owner(module, wanted))
     if wanted in module.wires:
-        return
+        _drop(module, wanted)
     for wire in _family(module, name):
         new = wanted + wire.removeprefix(name)
         module.renamed[module.wires[wire].name] = new
@@ -288,6 +313,17 @@ def _rename(module: _Module, name: str, wanted: str) -> None:
             module.users[new] = module.users.pop(wire)
         if wire in module.aliases:
             module.aliases[new] = module.aliases.pop(wire)
+
+
+def _is_free(module: _Module, name: str) -> bool:
+    """Return True if no signal has the name, or only a duplicate that nothing reads; move others away if possible."""
+    wire = module.wires.get(name)
+    if wire is None or (name in module.aliases and not wire.port):
+        return True
+    if wire.port or wire.name != name:
+        return False
+    _rename(module, name, _candidates(module, name)[:-1])
+    return name not in module.wires
 
 
 def _rewrite(module: _Module, ports: dict[str, dict[str, str]]) -> Iterator[str]:
