@@ -159,14 +159,12 @@ def _find_users(module: _Module, modules: Mapping[str, _Module]) -> None:
 
 def _whole_wire(value: str, module: _Module) -> str | None:
     """Return the name of the wire that a signal specification is, if it is all of one."""
-    # A memory's write enable repeats one bit for all bits of a word.
-    parts = list(dict.fromkeys(_parts(value, module)))
-    name = parts[0].wire[1:]
-    return (
-        name
-        if len(parts) == 1 and parts[0].low == 0 and parts[0].high == module.widths.get(name, 0) - 1
-        else None
-    )
+    # A memory's write enable repeats each bit for all bits of a byte or word.
+    parts = _parts(value, module)
+    names = {part.wire[1:] for part in parts}
+    bits = {bit for part in parts for bit in range(part.low, part.high + 1)}
+    name = names.pop() if len(names) == 1 else ""
+    return name if bits == set(range(module.widths.get(name, 0))) else None
 
 
 def _contents(module: _Module) -> dict[str, list[_Part]]:
@@ -214,7 +212,7 @@ def _name_ports(module: _Module) -> None:
 def _parts(value: str, module: _Module) -> list[_Part]:
     """Return the parts of a signal specification, least significant first."""
     parts = []
-    for constant, wire, high, low in _PART.findall(value.strip("{}")):
+    for constant, wire, high, low in _PART.findall(value.strip("{}\n ")):
         if constant:
             parts.append(_Part("", 0, int(constant) - 1))
             continue
@@ -278,11 +276,11 @@ def _drop_aliases(module: _Module, members: list[str]) -> list[str]:
 def _candidates(module: _Module, name: str) -> list[str]:
     """Return names for a signal: after the submodules and memories that it may belong to, and its own."""
     base = _base(name)
-    if module.wires[name].port and (base in module.members or not module.members):
-        return [base]
     # A signal of a submodule has the port's name, unless that is another signal's.
     users = sorted(module.users.get(name, ()), key=lambda user: (_base(user.port) != base, not user.drives))
-    return [*(f"{user.cell}_{base}" for user in users), base]
+    owned = [f"{user.cell}_{base}" for user in users]
+    own = module.wires[name].port and (base in module.members or not module.members)
+    return [base, *owned] if own else [*owned, base]
 
 
 def _family(module: _Module, name: str) -> list[str]:
@@ -322,7 +320,7 @@ def _is_free(module: _Module, name: str) -> bool:
         return True
     if wire.port or wire.name != name:
         return False
-    _rename(module, name, _candidates(module, name)[:-1])
+    _rename(module, name, [new for new in _candidates(module, name) if new != name])
     return name not in module.wires
 
 
