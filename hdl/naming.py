@@ -8,7 +8,7 @@ do, it appends ``$`` and a number to all but the first. A port that crosses a mo
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -182,21 +182,28 @@ def _base(name: str) -> str:
 
 
 def _name_members(module: _Module) -> None:
+    """Name ports after members of the unit's interface: a port may have the name of another signal with its value."""
     contents = _contents(module)
-    aliases: dict[tuple[_Part, ...], str] = {}
+    aliases: dict[tuple[_Part, ...], list[str]] = defaultdict(list)
     for name, value in contents.items():
         if _base(name) in module.members and not module.wires[name].port:
-            aliases.setdefault(tuple(value), name)
-    ports = [name for name, wire in module.wires.items() if wire.port]
-    bases = Counter(map(_base, ports))
-    for port in ports:
-        # A port of a submodule may have the name of another member.
-        if _base(port) in module.members and bases[_base(port)] == 1:
-            continue
-        alias = aliases.get(tuple(_value(module, port, contents)))
-        if alias in module.aliases:
-            _drop(module, alias)
-            _rename(module, port, [_base(alias)])
+            aliases[tuple(value)].append(name)
+    names: dict[str, list[str]] = {}
+    for port in [name for name, wire in module.wires.items() if wire.port]:
+        own = [port] if _base(port) in module.members else []
+        names[port] = own + aliases[tuple(_value(module, port, contents))]
+    chosen: dict[str, str] = {}
+    taken: set[str] = set()
+    for port in sorted(names, key=lambda port: len(names[port])):
+        alias = next((name for name in names[port] if _base(name) not in taken), None)
+        if alias is not None:
+            chosen[port] = alias
+            taken.add(_base(alias))
+    # A port that has a member's name may have to leave it to another port.
+    for port in sorted(chosen, key=lambda port: _base(port) not in module.members):
+        if chosen[port] in module.aliases and chosen[port] != port:
+            _drop(module, chosen[port])
+        _rename(module, port, [_base(chosen[port])])
 
 
 def _name_ports(module: _Module) -> None:

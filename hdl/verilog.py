@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import inspect
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from amaranth.back import rtlil
-from amaranth.hdl import Elaboratable, Fragment, Shape
+from amaranth.hdl import Elaboratable, Fragment, Module, Shape
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -47,6 +49,15 @@ _ZERO_INIT = re.compile(
     r"  cell \$meminit_v2 [^\n]*\n(?:    (?!connect \\DATA)[^\n]*\n)*    connect \\DATA \d+'0+\n"
     r"(?:    [^\n]*\n)*  end\n"
 )
+
+
+_COMMENT_WIDTH = 100
+MAX_PREFIX = 64
+"""Length of the longest prefix for module names. Tools limit identifiers to 1024 characters or more."""
+
+
+class PrefixError(WeftError, ValueError):
+    """A prefix cannot begin the names of Verilog modules."""
 
 
 class YosysError(WeftError, RuntimeError):
@@ -85,7 +96,7 @@ def drop_zero_init(text: str) -> str:
 
 
 class _Recorded(Elaboratable):
-    """A component that keeps its elaborated fragment, whose submodules are known then."""
+    """A component that keeps its elaborated fragment, which lists its submodules."""
 
     def __init__(self, component: wiring.Component) -> None:
         self._component = component
@@ -99,31 +110,59 @@ class _Recorded(Elaboratable):
         return self.fragment
 
 
-def _units(fragment: Fragment, path: str) -> Iterator[tuple[str, wiring.Component]]:
-    """Yield each module's name and component."""
-    for origin in fragment.origins or ():
-        if isinstance(origin, wiring.Component):
-            yield path, origin
+def _units(fragment: Fragment, path: str) -> Iterator[tuple[str, Elaboratable]]:
+    """Yield each module's name, and the object that it was elaborated from."""
+    units = [unit for unit in fragment.origins or () if not isinstance(unit, Module)]
+    if units:
+        yield path, units[-1]
     for submodule, name, _ in fragment.subfragments:
         if name is not None:
             yield from _units(submodule, f"{path}.{name}")
 
 
-def _members(unit: wiring.Component) -> set[str]:
+def _members(unit: Elaboratable) -> set[str]:
+    if not isinstance(unit, wiring.Component):
+        return set()
     return {"__".join(map(str, path)) for path, _, _ in unit.signature.flatten(unit)}
 
 
-def generate(component: wiring.Component, *, name: str) -> str:
-    """Convert `component` and its submodules to Verilog-2005 text with the top module `name`.
+def convert_named(component: wiring.Component, *, name: str) -> tuple[str, dict[str, Elaboratable]]:
+    """Convert `component` and its submodules to RTLIL with the names that `generate` gives.
 
-    Ports have the flattened member names of the component's signature; ``clk`` and ``rst`` are added.
+    Returns the RTLIL, and by module name the objects that the modules were elaborated from.
     """
     with _pause_garbage_collection():
         recorded = _Recorded(component)
         text = drop_zero_init(rtlil.convert(recorded, name=name, emit_src=False))
-    assert recorded.fragment is not None
-    units = dict(_units(recorded.fragment, name))
-    text = name_wires(text, {path: _members(unit) for path, unit in units.items()})
+        assert recorded.fragment is not None
+        units = dict(_units(recorded.fragment, name))
+        return name_wires(text, {path: _members(unit) for path, unit in units.items()}), units
+
+
+def _add_comments(verilog: str, units: Mapping[str, Elaboratable]) -> str:
+    """Write above each module its path, its class, and the first paragraph of the class's docstring."""
+
+    def add(match: re.Match[str]) -> str:
+        unit = units.get(match[1])
+        if unit is None:
+            return match[0]
+        summary = (inspect.getdoc(type(unit)) or "").partition("\n\n")[0].replace("`", "")
+        text = f"{match[1]} ({type(unit).__name__}): {summary}"
+        lines = textwrap.wrap(text, _COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False)
+        return "".join(f"// {line}\n" for line in lines) + match[0]
+
+    return re.sub(r"^module \\?([^\s(]+)", add, verilog, flags=re.M)
+
+
+def generate(component: wiring.Component, *, name: str, comments: bool = False) -> str:
+    """Convert `component` and its submodules to Verilog-2005 text with the top module `name`.
+
+    Ports have the flattened member names of the component's signature; ``clk`` and ``rst`` are added. The name of a
+    submodule's module is its path, as in ``weft.load.splitter``. Wires have the names of signals
+    (`weft.hdl.naming.name_wires`), except for intermediate results of expressions: ``$`` and a number, ``$procmux`` or
+    ``$auto``, and ``_0_`` for registers inside memories. With `comments`, one above each module says what it is.
+    """
+    text, units = convert_named(component, name=name)
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)
@@ -138,11 +177,30 @@ def generate(component: wiring.Component, *, name: str) -> str:
             cwd=path,
         )
         body = (path / "design.v").read_text()
-    return "/* Generated by weft. */\n" + "\n".join(body.splitlines()[1:]) + "\n"
+    body = "\n".join(body.splitlines()[1:]) + "\n"
+    return "/* Generated by weft. */\n" + (_add_comments(body, units) if comments else body)
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise `PrefixError` if `prefix` cannot begin the names of Verilog modules."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]*|", prefix, flags=re.ASCII):
+        raise PrefixError(
+            f"the prefix {prefix!r} does not begin a Verilog identifier: use letters, digits and underscores, "
+            "and no digit at the start"
+        )
+    if len(prefix) > MAX_PREFIX:
+        raise PrefixError(
+            f"the prefix {prefix[:20]!r}... has {len(prefix):,} characters: use at most {MAX_PREFIX}"
+        )
 
 
 def generate_cached(
-    make: Callable[[], wiring.Component], *, name: str, of: str, sources: Iterable[Path] = ()
+    make: Callable[[], wiring.Component],
+    *,
+    name: str,
+    of: str,
+    sources: Iterable[Path] = (),
+    comments: bool = False,
 ) -> Path:
     """Return the path of a component's Verilog file, generating it unless the cache has it.
 
@@ -154,19 +212,21 @@ def generate_cached(
         Name of the top module.
     of : str
         Everything that the component depends on, except for the sources of this package and the files `sources`.
+    comments : bool
+        See `generate`.
 
     Raises
     ------
     weft.hdl.cache.CacheError
         If the cache cannot be used.
     """
-    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {name} {of}".encode())
+    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {name} {comments} {of}".encode())
     package = Path(__file__).parent
     for source in (*sorted(package.rglob("*.py")), *sources):
         digest.update(source.read_bytes())
 
     def fill(folder: Path) -> None:
-        (folder / f"{name}.v").write_text(generate(make(), name=name))
+        (folder / f"{name}.v").write_text(generate(make(), name=name, comments=comments))
 
     return entry(f"verilog-{digest.hexdigest()[:24]}", fill) / f"{name}.v"
 
