@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 _NAME = re.compile(r"(?<!\S)\\\S+")
 _NUMBERED = re.compile(r"(?P<base>[^$].*?)\$\d+(?P<field>[.\[].*)?")
+_FIELD = re.compile(r"[.\[]")
 _PORT = re.compile(r"port\$\d+\$\d+")
 # A part of a concatenation: a constant, or a wire with an optional range of bits.
 _PART = re.compile(r"(\d+)'\S+|(\S+)(?: \[(\d+)(?::(\d+))?\])?")
@@ -54,6 +55,8 @@ class _Module:
     lines: list[str]
     wires: dict[str, _Wire] = field(default_factory=dict)
     """By their new names."""
+    families: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    """By signal the ordered names of its wire and of the wires of its fields."""
     widths: dict[str, int] = field(default_factory=dict)
     """By the wires' old names."""
     aliases: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -124,6 +127,7 @@ def _parse(name: str, lines: list[str]) -> _Module:
             start = number if first is None else first
             port = "input" in words or "output" in words
             module.wires[wire] = _Wire(wire, range(start, number + 1), port)
+            module.families[_signal(wire)][wire] = None
             module.widths[wire] = int(words[2])
         elif words[0] == "connect" and line.startswith("connect \\"):
             module.aliases[words[1][1:]] = number, line.split(maxsplit=2)[2].strip()
@@ -174,6 +178,11 @@ def _contents(module: _Module) -> dict[str, list[_Part]]:
 def _value(module: _Module, name: str, contents: dict[str, list[_Part]]) -> list[_Part]:
     # An output may be an alias of another wire.
     return contents.get(name, [_Part(f"\\{name}", 0, module.widths[module.wires[name].name] - 1)])
+
+
+def _signal(wire: str) -> str:
+    """Return the name of the signal that a wire belongs to, without the name of a field."""
+    return _FIELD.split(wire, maxsplit=1)[0]
 
 
 def _base(name: str) -> str:
@@ -246,7 +255,7 @@ def _name_of(parts: list[_Part], contents: dict[str, list[_Part]]) -> str | None
                 bits = (offset + port.width - 1, offset) if port.width > 1 else (offset,)
                 around = "_".join([name, *map(str, bits)])
             offset += part.width
-        if len(value) == 1 and _contains(port, value[0]) and not re.search(r"[.\[]", name):
+        if len(value) == 1 and _contains(port, value[0]) and _signal(name) == name:
             inside.setdefault(value[0].low, name)
     if around is not None or not inside:
         return around
@@ -292,7 +301,11 @@ def _candidates(module: _Module, name: str) -> list[str]:
 
 def _family(module: _Module, name: str) -> list[str]:
     """Return a signal's wire and the wires of its fields."""
-    return [wire for wire in module.wires if wire == name or wire.startswith((f"{name}.", f"{name}["))]
+    return [
+        wire
+        for wire in module.families[_signal(name)]
+        if wire == name or wire.startswith((f"{name}.", f"{name}["))
+    ]
 
 
 def _drop(module: _Module, name: str) -> None:
@@ -300,7 +313,7 @@ def _drop(module: _Module, name: str) -> None:
         module.dropped.update(module.wires[wire].lines)
         if wire in module.aliases:
             module.dropped.add(module.aliases.pop(wire)[0])
-        del module.wires[wire]
+        del module.wires[wire], module.families[_signal(wire)][wire]
 
 
 def _rename(module: _Module, name: str, candidates: list[str]) -> None:
@@ -314,6 +327,8 @@ def _rename(module: _Module, name: str, candidates: list[str]) -> None:
         new = wanted + wire.removeprefix(name)
         module.renamed[module.wires[wire].name] = new
         module.wires[new] = module.wires.pop(wire)
+        del module.families[_signal(wire)][wire]
+        module.families[_signal(new)][new] = None
         if wire in module.users:
             module.users[new] = module.users.pop(wire)
         if wire in module.aliases:

@@ -183,14 +183,16 @@ def generate(component: wiring.Component, *, name: str, comments: bool = False) 
 
 def check_prefix(prefix: str) -> None:
     """Raise `PrefixError` if `prefix` cannot begin the names of Verilog modules."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]*|", prefix, flags=re.ASCII):
-        raise PrefixError(
-            f"the prefix {prefix!r} does not begin a Verilog identifier: use letters, digits and underscores, "
-            "and no digit at the start"
-        )
+    if not isinstance(prefix, str):
+        raise PrefixError(f"a prefix of module names is a str, not {type(prefix).__name__}")
     if len(prefix) > MAX_PREFIX:
         raise PrefixError(
-            f"the prefix {prefix[:20]!r}... has {len(prefix):,} characters: use at most {MAX_PREFIX}"
+            f"the prefix {prefix[:20]!r}... of module names has {len(prefix):,} characters: use at most {MAX_PREFIX}"
+        )
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)?", prefix):
+        raise PrefixError(
+            f"the prefix {prefix!r} cannot begin a Verilog identifier: use letters, digits and underscores, "
+            "with no digit at the start"
         )
 
 
@@ -231,9 +233,10 @@ def generate_cached(
     return entry(f"verilog-{digest.hexdigest()[:24]}", fill) / f"{name}.v"
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """Return a machine-readable description of the core of `config`.
+def describe(config: Config, module: str) -> dict[str, Any]:
+    """Return a machine-readable description of the core of `config`, whose top module is `module`.
 
+    ``module`` : name of the top module.
     ``parameters`` : fields of `Config`.
     ``ports`` : name, direction seen from the core, and width in bits, in the order of the Verilog module.
     ``window`` : size of the register window in bytes.
@@ -243,6 +246,7 @@ def describe(config: Config) -> dict[str, Any]:
     ``instruction_bytes`` : size of an instruction word in bytes.
     """
     return {
+        "module": module,
         "parameters": config.to_dict(),
         "ports": _ports(config),
         "window": SIZE,
