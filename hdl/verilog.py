@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import inspect
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from amaranth.back import rtlil
-from amaranth.hdl import Shape
+from amaranth.hdl import Elaboratable, Fragment, Module, Shape
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,6 +28,7 @@ from weft.hdl.errors import WeftError
 from weft.hdl.isa import BASES, WORD_BYTES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.naming import name_wires
 
 # Runs in a child process because the library logs to the C stdout and aborts the process on an error.
 _SCRIPT = """
@@ -46,6 +49,15 @@ _ZERO_INIT = re.compile(
     r"  cell \$meminit_v2 [^\n]*\n(?:    (?!connect \\DATA)[^\n]*\n)*    connect \\DATA \d+'0+\n"
     r"(?:    [^\n]*\n)*  end\n"
 )
+
+
+_COMMENT_WIDTH = 100
+MAX_PREFIX = 64
+"""Length of the longest prefix for module names. Tools limit identifiers to 1024 characters or more."""
+
+
+class PrefixError(WeftError, ValueError):
+    """A prefix cannot begin the names of Verilog modules."""
 
 
 class YosysError(WeftError, RuntimeError):
@@ -83,13 +95,74 @@ def drop_zero_init(text: str) -> str:
     return _ZERO_INIT.sub("", text)
 
 
-def generate(component: wiring.Component, *, name: str) -> str:
-    """Convert `component` and its submodules to Verilog-2005 text with the top module `name`.
+class _Recorded(Elaboratable):
+    """A component that keeps its elaborated fragment, which lists its submodules."""
 
-    Ports have the flattened member names of the component's signature; ``clk`` and ``rst`` are added.
+    def __init__(self, component: wiring.Component) -> None:
+        self._component = component
+        self.fragment: Fragment | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._component, name)
+
+    def elaborate(self, platform: object) -> Fragment:
+        self.fragment = Fragment.get(self._component, platform)
+        return self.fragment
+
+
+def _units(fragment: Fragment, path: str) -> Iterator[tuple[str, Elaboratable]]:
+    """Yield each module's name, and the object that it was elaborated from."""
+    units = [unit for unit in fragment.origins or () if not isinstance(unit, Module)]
+    if units:
+        yield path, units[-1]
+    for submodule, name, _ in fragment.subfragments:
+        if name is not None:
+            yield from _units(submodule, f"{path}.{name}")
+
+
+def _members(unit: Elaboratable) -> set[str]:
+    if not isinstance(unit, wiring.Component):
+        return set()
+    return {"__".join(map(str, path)) for path, _, _ in unit.signature.flatten(unit)}
+
+
+def convert_named(component: wiring.Component, *, name: str) -> tuple[str, dict[str, Elaboratable]]:
+    """Convert `component` and its submodules to RTLIL with the names that `generate` gives.
+
+    Returns the RTLIL, and by module name the objects that the modules were elaborated from.
     """
     with _pause_garbage_collection():
-        text = drop_zero_init(rtlil.convert(component, name=name, emit_src=False))
+        recorded = _Recorded(component)
+        text = drop_zero_init(rtlil.convert(recorded, name=name, emit_src=False))
+        assert recorded.fragment is not None
+        units = dict(_units(recorded.fragment, name))
+        return name_wires(text, {path: _members(unit) for path, unit in units.items()}), units
+
+
+def _add_comments(verilog: str, units: Mapping[str, Elaboratable]) -> str:
+    """Write above each module its path, its class, and the first paragraph of the class's docstring."""
+
+    def add(match: re.Match[str]) -> str:
+        unit = units.get(match[1])
+        if unit is None:
+            return match[0]
+        summary = (inspect.getdoc(type(unit)) or "").partition("\n\n")[0].replace("`", "")
+        text = f"{match[1]} ({type(unit).__name__}): {summary}"
+        lines = textwrap.wrap(text, _COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False)
+        return "".join(f"// {line}\n" for line in lines) + match[0]
+
+    return re.sub(r"^module \\?([^\s(]+)", add, verilog, flags=re.M)
+
+
+def generate(component: wiring.Component, *, name: str, comments: bool = False) -> str:
+    """Convert `component` and its submodules to Verilog-2005 text with the top module `name`.
+
+    Ports have the flattened member names of the component's signature; ``clk`` and ``rst`` are added. The name of a
+    submodule's module is its path, as in ``weft.load.splitter``. Wires have the names of signals
+    (`weft.hdl.naming.name_wires`), except for intermediate results of expressions: ``$`` and a number, ``$procmux`` or
+    ``$auto``, and ``_0_`` for registers inside memories. With `comments`, one above each module says what it is.
+    """
+    text, units = convert_named(component, name=name)
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)
@@ -104,11 +177,32 @@ def generate(component: wiring.Component, *, name: str) -> str:
             cwd=path,
         )
         body = (path / "design.v").read_text()
-    return "/* Generated by weft. */\n" + "\n".join(body.splitlines()[1:]) + "\n"
+    body = "\n".join(body.splitlines()[1:]) + "\n"
+    return "/* Generated by weft. */\n" + (_add_comments(body, units) if comments else body)
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise `PrefixError` if `prefix` cannot begin the names of Verilog modules."""
+    if not isinstance(prefix, str):
+        raise PrefixError(f"a prefix of module names is a str, not {type(prefix).__name__}")
+    if len(prefix) > MAX_PREFIX:
+        raise PrefixError(
+            f"the prefix {prefix[:20]!r}... of module names has {len(prefix):,} characters: use at most {MAX_PREFIX}"
+        )
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)?", prefix):
+        raise PrefixError(
+            f"the prefix {prefix!r} cannot begin a Verilog identifier: use letters, digits and underscores, "
+            "with no digit at the start"
+        )
 
 
 def generate_cached(
-    make: Callable[[], wiring.Component], *, name: str, of: str, sources: Iterable[Path] = ()
+    make: Callable[[], wiring.Component],
+    *,
+    name: str,
+    of: str,
+    sources: Iterable[Path] = (),
+    comments: bool = False,
 ) -> Path:
     """Return the path of a component's Verilog file, generating it unless the cache has it.
 
@@ -120,26 +214,29 @@ def generate_cached(
         Name of the top module.
     of : str
         Everything that the component depends on, except for the sources of this package and the files `sources`.
+    comments : bool
+        See `generate`.
 
     Raises
     ------
     weft.hdl.cache.CacheError
         If the cache cannot be used.
     """
-    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {name} {of}".encode())
+    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {name} {comments} {of}".encode())
     package = Path(__file__).parent
     for source in (*sorted(package.rglob("*.py")), *sources):
         digest.update(source.read_bytes())
 
     def fill(folder: Path) -> None:
-        (folder / f"{name}.v").write_text(generate(make(), name=name))
+        (folder / f"{name}.v").write_text(generate(make(), name=name, comments=comments))
 
     return entry(f"verilog-{digest.hexdigest()[:24]}", fill) / f"{name}.v"
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """Return a machine-readable description of the core of `config`.
+def describe(config: Config, module: str) -> dict[str, Any]:
+    """Return a machine-readable description of the core of `config`, whose top module is `module`.
 
+    ``module`` : name of the top module.
     ``parameters`` : fields of `Config`.
     ``ports`` : name, direction seen from the core, and width in bits, in the order of the Verilog module.
     ``window`` : size of the register window in bytes.
@@ -149,6 +246,7 @@ def describe(config: Config) -> dict[str, Any]:
     ``instruction_bytes`` : size of an instruction word in bytes.
     """
     return {
+        "module": module,
         "parameters": config.to_dict(),
         "ports": _ports(config),
         "window": SIZE,

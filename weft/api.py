@@ -309,8 +309,14 @@ def check(
     return Check(graph.assignment, shares(graph))
 
 
-def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, dict[str, Any]]:
+def verilog(
+    config: str | os.PathLike[str] | Config = "default", *, prefix: str = ""
+) -> tuple[str, dict[str, Any]]:
     """Return the accelerator as Verilog, and its description (parameters, ports, register map) as JSON values.
+
+    The top module is ``weft`` and the modules of its units are ``weft.load``, ``weft.vec.softmax`` and so on. Each
+    begins with `prefix`, so that a design can contain several accelerators. A comment above each module says what it
+    is.
 
     The own configuration of a board with the sequential core gives the sequential core
     (`weft.configurations.sequential_boards`), all others give the pipelined core. ``core`` in the description names it.
@@ -319,13 +325,18 @@ def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, d
     ------
     ConfigError, InputError
         See `compile`.
+    weft.hdl.verilog.PrefixError
+        If `prefix` cannot begin a Verilog identifier, or is too long.
     """
     from weft.hdl.core import Core
     from weft.hdl.sequential.core import SequentialCore
-    from weft.hdl.verilog import describe, generate
+    from weft.hdl.verilog import check_prefix, describe, generate
 
+    check_prefix(prefix)
     configured = configuration(config)
     sequential = bool(sequential_boards(configured))
     core = SequentialCore(configured) if sequential else Core(configured)
     kind = "sequential" if sequential else "pipelined"
-    return generate(core, name="weft"), {"format": DESCRIPTION, "core": kind} | describe(configured)
+    name = f"{prefix}weft"
+    text = generate(core, name=name, comments=True)
+    return text, {"format": DESCRIPTION, "core": kind} | describe(configured, name)

@@ -147,7 +147,8 @@ class BlockMemory(wiring.Component):
         m.submodules.access = access = WordAccess(self.bus_bytes)
         memory = Memory(shape=8 * self.bus_bytes, depth=self.size // self.bus_bytes, init=[])
         m.submodules.memory = memory
-        write, read = memory.write_port(granularity=8), memory.read_port()
+        write = memory.write_port(granularity=8)
+        read = memory.read_port()
         wiring.connect(m, wiring.flipped(self.bus), access.bus)
         m.d.comb += self.idle.eq(access.idle)
         m.d.comb += [
@@ -228,7 +229,8 @@ class Spram(wiring.Component):
         # Like the real RAM, this model has an undefined output after a write.
         memory = Memory(shape=16, depth=SPRAM_WORDS, init=[])
         m.submodules[name] = memory
-        writing, reading = memory.write_port(granularity=8), memory.read_port()
+        writing = memory.write_port(granularity=8)
+        reading = memory.read_port()
         wrote = Signal(name=f"{name}_wrote")
         m.d.sync += wrote.eq(port.chosen & port.write)
         m.d.comb += [

@@ -111,11 +111,11 @@ class SpiFlashModel(ChipModel):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cs = Signal()
-        clk = Signal()
+        sampled_clk = Signal()
         dq_o = Signal()
         dq_oe = Signal()
         pads = self.pads
-        m.d.sync += [cs.eq(pads.cs), clk.eq(pads.clk), dq_o.eq(pads.dq_o), dq_oe.eq(pads.dq_oe)]
+        m.d.sync += [cs.eq(pads.cs), sampled_clk.eq(pads.clk), dq_o.eq(pads.dq_o), dq_oe.eq(pads.dq_oe)]
         bits = Signal(7)  # clocks so far, saturating at 127
         command = Signal(8)
         address = Signal(24)
@@ -123,7 +123,7 @@ class SpiFlashModel(ChipModel):
         drives = Signal()
         data = Signal(2)
         # Both edges of a pulse are in one cycle, so at the falling edge this pulse is not yet counted in `bits`.
-        rises, falls = self._edges(m, clk) if self.levels else (clk, clk)
+        rises, falls = self._edges(m, sampled_clk) if self.levels else (sampled_clk, sampled_clk)
         pulse = cs & rises
         taken = Cat(dq_o, command)[:8]
         with m.If(~cs):
@@ -148,9 +148,9 @@ class SpiFlashModel(ChipModel):
 
     @staticmethod
     def _edges(m: Module, clk: Signal) -> tuple[Value, Value]:
-        was = Signal()
-        m.d.sync += was.eq(clk)
-        return clk & ~was, was & ~clk
+        clk_was = Signal()
+        m.d.sync += clk_was.eq(clk)
+        return clk & ~clk_was, clk_was & ~clk
 
     def _rules(
         self,
@@ -169,19 +169,19 @@ class SpiFlashModel(ChipModel):
         high = Signal(8, init=255)
         slept = Signal(32)
         woken = Signal()
-        was = Signal()
-        m.d.sync += [was.eq(cs), high.eq(Mux(cs, 0, high + (high != 255)))]
+        cs_was = Signal()
+        m.d.sync += [cs_was.eq(cs), high.eq(Mux(cs, 0, high + (high != 255)))]
         complete = pulse & (bits == 7)
-        with m.If(was & ~cs & (command == FlashCommand.RELEASE) & (bits == 8)):
+        with m.If(cs_was & ~cs & (command == FlashCommand.RELEASE) & (bits == 8)):
             m.d.sync += [woken.eq(1), slept.eq(0)]
         with m.Elif(slept != released):
             m.d.sync += slept.eq(slept + 1)
         awake = woken & (slept == released)
         known = Cat(taken == code.value for code in FlashCommand).any()
         # The chip was deselected in the middle of a command or its address.
-        cut = was & ~cs & ((bits < 8) | (command == FlashCommand.DUAL_READ) & (bits < HEADER_CLOCKS))
+        cut = cs_was & ~cs & ((bits < 8) | (command == FlashCommand.DUAL_READ) & (bits < HEADER_CLOCKS))
         self._report_violation(m, Rule.ASLEEP, complete & ~awake & (taken != FlashCommand.RELEASE))
-        self._report_violation(m, Rule.DESELECT, cs & ~was & (high < least))
+        self._report_violation(m, Rule.DESELECT, cs & ~cs_was & (high < least))
         self._report_violation(m, Rule.COMMAND, complete & ~known | cut)
         self._report_violation(m, Rule.UNDRIVEN, pulse & (bits < 32) & ~dq_oe)
         self._report_violation(m, Rule.CONTENTION, cs & drives & dq_oe)

@@ -67,7 +67,7 @@ class _Crc(wiring.Component):
         m = Module()
         # The CRC is cleared by its reset, because its `start` input would cost a multiplexer.
         crc = CRC32_ISO_HDLC(data_width=1).create()
-        m.submodules.crc = ResetInserter(self.clear)(crc)
+        m.submodules.processor = ResetInserter(self.clear)(crc)
         left = Signal(range(9))
         m.d.comb += [
             crc.valid.eq(self.busy),
@@ -118,7 +118,7 @@ class Deframer(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.crc = crc = _Crc()
+        m.submodules.crc32 = crc = _Crc()
         line = self.line
         escaped = Signal()
         bad = Signal()
@@ -194,7 +194,8 @@ class Deframer(wiring.Component):
     def _buffer(self, m: Module, *, store: Value, byte: Value, commit: Value, drop: Value) -> Value:
         """Store bytes in a ring buffer; return whether a byte finds no room."""
         m.submodules.memory = memory = Memory(shape=8, depth=self.buffer, init=[])
-        write, read = memory.write_port(), memory.read_port()
+        write = memory.write_port()
+        read = memory.read_port()
         at = Signal(range(self.buffer))
         end = Signal(range(self.buffer))
         first = Signal(range(self.buffer))
@@ -244,7 +245,7 @@ class Framer(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.crc = crc = _Crc()
+        m.submodules.crc32 = crc = _Crc()
         line = self.line
         special = Signal()
         escaped = Signal()

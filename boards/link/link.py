@@ -204,7 +204,8 @@ class Link(wiring.Component):
         out: Any = framer.byte
         if self.has_inner_host:
             # The FSM uses streams of its own, which `_alternate` connects to either host.
-            received, out = stream.Signature(8).create(), _ANSWER.create()
+            received = stream.Signature(8).create(path=("received",))
+            out = _ANSWER.create(path=("out",))
         self._decode(m, at)
         self._word(m, at, received.payload)
         answering = Signal()
@@ -324,7 +325,7 @@ class Link(wiring.Component):
     @staticmethod
     def _check(m: Module, at: _Progress, clear: Signal) -> None:
         """Compute the CRC of a check, one piece per cycle, starting after `clear`."""
-        m.submodules.crc = crc = ResetInserter(clear)(CRC64_XZ(data_width=at.checks).create())
+        m.submodules.crc64 = crc = ResetInserter(clear)(CRC64_XZ(data_width=at.checks).create())
         m.d.comb += [
             crc.valid.eq(at.take | at.shift),
             # Feeding the inverse of the expected bits shifts the register, so its next byte moves to the low end.

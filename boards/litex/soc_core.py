@@ -128,4 +128,5 @@ def soc_core_verilog(
         name=module_name(config, sequential=sequential),
         of=f"{config} {sequential} {multipliers.family}",
         sources=[Path(__file__), Path(axi_gate.__file__)],
+        comments=True,
     )

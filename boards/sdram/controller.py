@@ -334,13 +334,13 @@ class SdramController(wiring.Component):
     def _outputs(self, m: Module, scheduler: Scheduler, written: Any) -> None:
         """Drive the output registers. Nothing else reads them, so that they can be placed in the pads."""
         pads = self.pads
-        unit = Signal(data.StructLayout({"data": 32, "strobe": 4}))
-        first = Signal()  # the first half of `unit` goes out next
-        second = Signal()  # the second half of `unit` goes out next
+        current_unit = Signal(data.StructLayout({"data": 32, "strobe": 4}))
+        first = Signal()  # the first half of `current_unit` goes out next
+        second = Signal()  # the second half of `current_unit` goes out next
         with m.If(scheduler.write):
-            m.d.sync += unit.eq(written)
+            m.d.sync += current_unit.eq(written)
         # The halves of a unit follow each other on the pads. In reads `dqm` is 0, before initialisation 1.
-        strobe = Mux(first, unit.strobe[:2], unit.strobe[2:])
+        strobe = Mux(first, current_unit.strobe[:2], current_unit.strobe[2:])
         ras, cas, we = scheduler.operation
         m.d.sync += [
             first.eq(scheduler.write),
@@ -352,7 +352,7 @@ class SdramController(wiring.Component):
             pads.we.eq(we),
             pads.ba.eq(scheduler.bank),
             pads.a.eq(scheduler.address),
-            pads.dq_o.eq(Mux(first, unit.data[:16], unit.data[16:])),
+            pads.dq_o.eq(Mux(first, current_unit.data[:16], current_unit.data[16:])),
             pads.dq_oe.eq(first | second),
             pads.dqm.eq(Mux(first | second, ~strobe, (~scheduler.awake).replicate(2))),
         ]

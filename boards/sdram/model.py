@@ -275,7 +275,8 @@ class SdramModel(ChipModel):
         if bits <= SMALL_BITS:
             memory = Memory(shape=16, depth=1 << bits, init=[])
             m.submodules.array = memory
-            write, read = memory.write_port(granularity=8), memory.read_port(domain="comb")
+            write = memory.write_port(granularity=8)
+            read = memory.read_port(domain="comb")
             m.d.comb += [
                 write.addr.eq(address),
                 write.data.eq(self.pads.dq_o),

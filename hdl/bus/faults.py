@@ -136,7 +136,8 @@ class _Addresses(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.memory = memory = Memory(shape=len(self.address), depth=self.kept, init=[])
-        write, read = memory.write_port(), memory.read_port(domain="comb")
+        write = memory.write_port()
+        read = memory.read_port(domain="comb")
         under_way = Signal(range(self.outstanding))
         m.d.comb += [
             write.data.eq(self.address),

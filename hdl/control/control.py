@@ -283,14 +283,14 @@ class Control(wiring.Component):
         return m
 
     def _write(self, m: Module, state: RunState) -> None:
-        address = Signal(_WORD_BITS)
+        write_address = Signal(_WORD_BITS)
         word = Signal(32)
         strobe = Signal(4)
         has_address = Signal()
         has_data = Signal()
         m.d.comb += [self.s_axi_awready.eq(~has_address), self.s_axi_wready.eq(~has_data)]
         with m.If(self.s_axi_awvalid & self.s_axi_awready):
-            m.d.sync += [has_address.eq(1), address.eq(self.s_axi_awaddr[2:])]
+            m.d.sync += [has_address.eq(1), write_address.eq(self.s_axi_awaddr[2:])]
         with m.If(self.s_axi_wvalid & self.s_axi_wready):
             m.d.sync += [has_data.eq(1), word.eq(self.s_axi_wdata), strobe.eq(self.s_axi_wstrb)]
         with m.If(self.s_axi_bready):
@@ -308,7 +308,7 @@ class Control(wiring.Component):
             if self._config.descriptors:
                 registers |= {Reg.LIST >> 2: self.list}
                 starts = word[0] | word[START_LIST.bit_length() - 1]
-            with m.Switch(address):
+            with m.Switch(write_address):
                 with m.Case(Reg.CONTROL >> 2):
                     m.d.sync += [
                         self.start.eq(starts & strobe[0] & ~state.busy & ~self.start),
@@ -337,7 +337,7 @@ class Control(wiring.Component):
                 m.d.sync += register.eq(self.words[8 * at : 8 * at + 32])
 
     def _read(self, m: Module, state: RunState) -> None:
-        address = Signal(_WORD_BITS)
+        read_address = Signal(_WORD_BITS)
         value_at_address = Signal(32)  # of registers other than counters
         values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
@@ -353,7 +353,7 @@ class Control(wiring.Component):
         values |= {base_register(index): self.bases[index] for index in range(BASES)}
         if self._config.descriptors:
             values |= {Reg.LIST: self.list, Reg.LISTED: self.done | self.reads << 31}
-        with m.Switch(address):
+        with m.Switch(read_address):
             for register, value in values.items():
                 with m.Case(register >> 2):
                     m.d.comb += value_at_address.eq(value)
@@ -362,13 +362,13 @@ class Control(wiring.Component):
         in_counters = Signal()
         passes = Signal()  # `Counters` presents the word at this address
         m.d.comb += [
-            in_counters.eq((address >= _COUNTERS) & (address < _COUNTERS + WORDS)),
-            passes.eq(self.counter == (address - _COUNTERS)[: len(self.counter)]),
+            in_counters.eq((read_address >= _COUNTERS) & (read_address < _COUNTERS + WORDS)),
+            passes.eq(self.counter == (read_address - _COUNTERS)[: len(self.counter)]),
         ]
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.s_axi_arready.eq(1)
-                m.d.sync += address.eq(self.s_axi_araddr[2:])
+                m.d.sync += read_address.eq(self.s_axi_araddr[2:])
                 with m.If(self.s_axi_arvalid):
                     m.next = "ANSWER"
             with m.State("ANSWER"), m.If(~self.s_axi_rvalid & (passes | ~in_counters)):

@@ -75,7 +75,8 @@ class Counters(wiring.Component):
         chunks = (64 // self.bits - 1).bit_length()  # bits of a chunk's number in its counter
         words = len(counted) << chunks
         m.submodules.memory = memory = Memory(shape=self.bits, depth=words, init=[])
-        update, write = memory.read_port(), memory.write_port()
+        update = memory.read_port()
+        write = memory.write_port()
         stale = Signal(
             init=1
         )  # the memory has old contents, which count as 0 until the end of the first round

@@ -167,18 +167,21 @@ class Dispatcher(wiring.Component):
                 pieces.append((f"part{index}", written & (part.index == index), source, target))
         if self._named:
             values = Cat(part.values[number] for number in self._named)
-            pieces.append(("values", arrived, values, Value.cast(self.values)))
+            pieces.append(("stored_values", arrived, values, Value.cast(self.values)))
         for name, enable, source, target in pieces:
             if self._depth == 1:
-                held = Signal(len(source), name=name.replace("part", "held"))
+                held = Signal(len(source), name=name.replace("part", "held").replace("stored", "held"))
                 with m.If(enable):
                     m.d.sync += held.eq(source)
                 m.d.comb += target.eq(held)
                 continue
             m.submodules[name] = ram = Memory(shape=len(source), depth=self._depth, init=[])
-            store, fetch = ram.write_port(), ram.read_port(domain="comb")
+            store = ram.write_port()
+            fetch = ram.read_port(domain="comb")
             m.d.comb += [store.en.eq(enable), store.addr.eq(write_at), store.data.eq(source)]
-            held = Signal(len(source), name=name.replace("part", "held"), reset_less=True)
+            held = Signal(
+                len(source), name=name.replace("part", "held").replace("stored", "held"), reset_less=True
+            )
             m.d.comb += [fetch.addr.eq(read_at), target.eq(held)]
             with m.If(taken):
                 m.d.sync += held.eq(fetch.data)

@@ -123,7 +123,7 @@ class Sequencer(wiring.Component):
         go = Signal()
         slots = Signal()
         serial = Signal()  # the part is processed word by word
-        taken = Signal(name="$taken")  # a private name: the equal signal `parts.ready` must name the port
+        taken = Signal()
         ends = Signal()  # the current word is the last of its part
         passes = Signal()
         queued = Signal()
@@ -250,7 +250,8 @@ class Sequencer(wiring.Component):
         word: Signal,
     ) -> None:
         """Write a register: its initial value, the result of a slot, or a word of READ."""
-        port, named = registers.write_port(), registers.read_port(domain="comb")
+        port = registers.write_port()
+        named = registers.read_port(domain="comb")
         initial = (loading - 1)[: len(port.addr)]
         mode = head_of(head, Opcode.SET, "mode0")
         m.d.comb += [

@@ -345,7 +345,7 @@ def _compare_with_zero(cell: Any, yosys: Any) -> None:
 def _keep_all_bits(module: Any, cell: Any, width: int, yosys: Any) -> None:
     # A right shift becomes as wide as its operand; only the low bits of the result are used.
     result = cell.getPort(yosys.IdString("\\Y"))
-    wire = yosys.SigSpec(module.addWire(yosys.IdString(f"$whole{cell.name}"), width))
+    wire = yosys.SigSpec(module.addWire(yosys.IdString(f"{cell.name}$whole"), width))
     cell.setPort(yosys.IdString("\\Y"), wire)
     cell.setParam(yosys.IdString("\\Y_WIDTH"), yosys.Const(width, 32))
     module.connect(result, wire.extract(0, result.size()))

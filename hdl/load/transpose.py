@@ -85,7 +85,7 @@ class Transposer(wiring.Component):
         # Vectors that are not transposed bypass the buffers, but only when these are empty.
         underway = Signal()
         plain = Signal()
-        signal = Signal(SEMAPHORES)
+        port_signal = Signal(SEMAPHORES)
         m.d.comb += [
             advance.eq(~port.valid | port.ready),
             underway.eq(full.any() | padding | leaving),
@@ -99,9 +99,9 @@ class Transposer(wiring.Component):
                 port.valid.eq(valid | plain),
                 port.address.eq(Mux(valid, column.address, vector.address)),
                 port.data.eq(Mux(valid, turned, vector.data)),
-                signal.eq(Mux(valid, column.signal, vector.signal)),
+                port_signal.eq(Mux(valid, column.signal, vector.signal)),
             ]
-        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, signal, 0))
+        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, port_signal, 0))
         return m
 
     def _fill(self, m: Module, lanes: list[Memory], full: Signal, groups: Array) -> tuple[Value, Signal]:
@@ -121,14 +121,14 @@ class Transposer(wiring.Component):
         padding = Signal()
         fill = Signal(8)
         fresh = Signal(init=1)
-        following = Signal(self.config.widths.scratchpad_address)
-        address = Signal.like(following)
+        fill_following = Signal(self.config.widths.scratchpad_address)
+        address = Signal.like(fill_following)
         m.d.comb += [
             take.eq(self.vector.valid & vector.transpose & ~full.bit_select(target, 1) & ~padding),
             write.eq(take | padding),
             pixel_end.eq(Mux(padding, fill_panel == panels, vector.pixel_end)),
             fill_last.eq(write & pixel_end & (index == n - 1)),
-            address.eq(Mux(fresh, vector.address, following)),
+            address.eq(Mux(fresh, vector.address, fill_following)),
         ]
         with m.If(vector.transpose):
             m.d.comb += self.vector.ready.eq(take)
@@ -146,7 +146,7 @@ class Transposer(wiring.Component):
             ]
             with m.If((index == 0) & (fill_panel == 0)):
                 m.d.sync += [
-                    following.eq(address + vector.dst_group),
+                    fill_following.eq(address + vector.dst_group),
                     groups[target].address.eq(address),
                     groups[target].step.eq(vector.dst_vector),
                     groups[target].jump.eq(vector.dst_pixel),
@@ -178,7 +178,7 @@ class Transposer(wiring.Component):
         read = Signal()
         column_end = Signal()
         empty_last = Signal()
-        following = Signal(self.config.widths.scratchpad_address)
+        column_following = Signal(self.config.widths.scratchpad_address)
         start = Signal(self.config.widths.scratchpad_address)
         group = Signal(self._group, name="group")
         column = Signal(self._column, name="column")
@@ -188,12 +188,12 @@ class Transposer(wiring.Component):
             empty_last.eq(read & column_end & (panel == group.panels)),
             group.eq(groups[source]),
             column.turn.eq(column_index),
-            column.address.eq(Mux((column_index == 0) & (panel == 0), group.address, following)),
+            column.address.eq(Mux((column_index == 0) & (panel == 0), group.address, column_following)),
             column.signal.eq(Mux(empty_last, group.signal, 0)),
         ]
         m.d.sync += [column_index.eq(column_index + read), source.eq(source ^ empty_last)]
         with m.If(read):
-            m.d.sync += following.eq(Mux(column_end, start, column.address + group.step))
+            m.d.sync += column_following.eq(Mux(column_end, start, column.address + group.step))
             with m.If(column_index == 0):
                 m.d.sync += start.eq(column.address + group.jump)
             with m.If(column_end):

@@ -73,7 +73,7 @@ class MmUnit(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.weights = weights = WeightLoader(self.config)
+        m.submodules.weight_loader = weights = WeightLoader(self.config)
         m.submodules.rows = rows = RowIssuer(self.config)
         m.submodules.array = array = Array(self.config, self.multipliers)
         wiring.connect(m, wiring.flipped(self.a), rows.read)
@@ -135,7 +135,7 @@ class MmUnit(wiring.Component):
             self.c.psums.eq(array.c),
         ]
         if self.config.softmax:
-            m.submodules.alignment = alignment = Delay(len(rows.alignment), latency - READ_LATENCY)
+            m.submodules.alignment_delay = alignment = Delay(len(rows.alignment), latency - READ_LATENCY)
             m.d.comb += [alignment.i.eq(rows.alignment), self.c.alignment.eq(alignment.o)]
         # A write is visible to reads `rmw_latency` cycles after it enters the accumulator; only then signal it.
         visible = rmw_latency(self.config)

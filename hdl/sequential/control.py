@@ -101,15 +101,15 @@ class Control(wiring.Component):
         """Accept address and data together. READY is a register: it is 1 after the write to data memory, if any."""
         address = self.s_axi_awaddr[2:]
         both = Signal()
-        kept = Signal()
+        kept_write = Signal()
         takes = Signal()
         taken = Signal()
         m.d.sync += taken.eq(takes)
         m.d.comb += [
             both.eq(self.s_axi_awvalid & self.s_axi_wvalid & ~self.s_axi_bvalid & ~taken),
-            kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
-            takes.eq(both & (~kept | self.write_ready)),
-            self.write_valid.eq(both & kept),
+            kept_write.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
+            takes.eq(both & (~kept_write | self.write_ready)),
+            self.write_valid.eq(both & kept_write),
             self.write_address.eq(address),
             self.write_data.eq(self.s_axi_wdata),
             self.write_strobe.eq(self.s_axi_wstrb),
@@ -133,7 +133,7 @@ class Control(wiring.Component):
         simple = Signal(32)
         in_counters = Signal()
         passes = Signal()
-        kept = Signal()
+        kept_read = Signal()
         values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
@@ -154,7 +154,7 @@ class Control(wiring.Component):
                     m.d.comb += simple.eq(value)
         m.d.comb += [
             in_counters.eq(address[1:].matches(*((_COUNTERS >> 1) + counter for counter in self.counted))),
-            kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
+            kept_read.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
             passes.eq(self.counter_complete & (self.counter == (address - _COUNTERS)[: len(self.counter)])),
             self.read_address.eq(address),
         ]
@@ -168,11 +168,11 @@ class Control(wiring.Component):
                 with m.If(self.s_axi_arvalid & self.s_axi_arready):
                     m.next = "CHOOSE"
             with m.State("CHOOSE"):
-                m.d.comb += self.read_valid.eq(kept)
+                m.d.comb += self.read_valid.eq(kept_read)
                 m.d.sync += self.s_axi_rdata.eq(Mux(in_counters, self.counter_value, simple))
-                with m.If(kept & self.read_ready):
+                with m.If(kept_read & self.read_ready):
                     m.next = "KEPT"
-                with m.Elif(~kept & (passes | ~in_counters)):
+                with m.Elif(~kept_read & (passes | ~in_counters)):
                     m.d.sync += self.s_axi_rvalid.eq(1)
                     m.next = "IDLE"
             with m.State("KEPT"):

@@ -281,7 +281,7 @@ class Processor(wiring.Component):
             self._lane(m, (decoded, executed), result, index, at, indexed, started & free & ~stays)
         field, field_waits = self._fields(m, chosen, free, executed, result)
         b = Signal(signed(32))
-        operand = Signal(signed(32), reset_less=True)
+        second = Signal(signed(32), reset_less=True)
         is_field, is_port = chosen.function == Function.FIELD, chosen.source == Source.PORT
         with m.If(is_field):
             m.d.comb += b.eq(field)
@@ -308,14 +308,14 @@ class Processor(wiring.Component):
             | (chosen.function == Function.MAX)
         )
         m.d.sync += [
-            operand.eq(Mux(subtracts, ~b, b)),
+            second.eq(Mux(subtracts, ~b, b)),
             carry.eq(Mux(chosen.function == Function.ROUND, self.round, subtracts)),
             executed.eq(Mux(free, chosen, 0)),
         ]
 
         # Execute. Units receive the result from a register, one cycle later.
         m.d.comb += [
-            result.eq(self._calculate(m, executed, accumulator, operand, carry)),
+            result.eq(self._calculate(m, executed, accumulator, second, carry)),
             self.result.eq(accumulator),
         ]
         m.d.sync += [

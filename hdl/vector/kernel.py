@@ -141,7 +141,9 @@ class KernelLanes(wiring.Component):
             self._entry(asked, asked.op.b, Mux(asked.op.b_immediate, group, other)),
         )
         for name, address in zip(names, reads, strict=True):
-            m.submodules[name.name] = memory = Memory(shape=32 * lanes, depth=REGISTERS * depth, init=[])
+            m.submodules[f"{name.name}_copy"] = memory = Memory(
+                shape=32 * lanes, depth=REGISTERS * depth, init=[]
+            )
             store = memory.write_port()
             fetch = memory.read_port()
             m.d.comb += [

@@ -56,7 +56,7 @@ class KernelDivide(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         lanes, groups = self.config.lanes, self.config.groups
-        elements = Signal(32 * lanes, reset_less=True)
+        remaining = Signal(32 * lanes, reset_less=True)
         packed = Signal(_PACKED * lanes, reset_less=True)
         uniform = Signal()
         root = Signal()
@@ -70,12 +70,12 @@ class KernelDivide(wiring.Component):
         m.d.comb += last.eq(
             step == Mux(root, KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES - 1, KERNEL_DIVISION_CYCLES - 1)
         )
-        result = self._divide(m, elements[:32].as_signed(), step, root)
+        result = self._divide(m, remaining[:32].as_signed(), step, root)
         # Take a lane group, compute its elements one by one, then write the results.
         with m.If(self.valid):
             op = self.issue.op
             m.d.sync += [
-                elements.eq(self.elements),
+                remaining.eq(self.elements),
                 uniform.eq(op.unsigned),
                 root.eq(op.op == Op.RSQRT),
                 row.eq(self.issue.entry.row),
@@ -90,7 +90,7 @@ class KernelDivide(wiring.Component):
                 m.d.sync += [
                     step.eq(0),
                     left.eq(left - 1),
-                    elements.eq(elements >> 32),
+                    remaining.eq(remaining >> 32),
                     packed.eq(Mux(uniform, result.replicate(lanes), Cat(packed[_PACKED:], result))),
                 ]
                 with m.If(left == 1):

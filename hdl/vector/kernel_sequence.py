@@ -256,22 +256,22 @@ class KernelSequence(wiring.Component):
         # One adder: the operand's base of the block, of the strip, or of the column, plus the step of the move.
         moves = Signal()
         total = Signal(width)
-        left = Signal(width)
-        right = Signal(width)
+        base = Signal(width)
+        increment = Signal(width)
         moves_base, moves_block = place.strip | place.block, place.block
         m.d.comb += [
             moves.eq((phase > 0) & (phase <= _ADDRESSES) & (place.onward | place.back | moves_base)),
-            left.eq(
+            base.eq(
                 Mux(moves_block, block_base[0], Mux(place.strip | place.back, strip_base[0], position[0]))
             ),
-            total.eq(left + right),
+            total.eq(base + increment),
         ]
         with m.If(place.block):
-            m.d.comb += right.eq(steps[0][0])
+            m.d.comb += increment.eq(steps[0][0])
         with m.Elif(place.strip):
-            m.d.comb += right.eq(steps[1][0] << _ROW_BITS)
+            m.d.comb += increment.eq(steps[1][0] << _ROW_BITS)
         with m.Elif(place.onward):
-            m.d.comb += right.eq(steps[2][0])
+            m.d.comb += increment.eq(steps[2][0])
         with m.If(starts):
             for index, name in enumerate(_OPERANDS):
                 m.d.sync += [memory[index].eq(kernel[name]) for memory in (position, strip_base, block_base)]
@@ -296,7 +296,7 @@ class KernelSequence(wiring.Component):
         todo = Signal()
         real = Signal()
         steps = Signal()
-        last = Signal()
+        last_slot = Signal()
         running = Signal()
         age = Signal(range(least))
         waits = {
@@ -311,22 +311,22 @@ class KernelSequence(wiring.Component):
         serial = Signal()
         skips = Signal()
         group_last = skips | (issue_entry.group == groups - 1)
-        ends = (real & last & ~serial) | (~todo & (pause <= 1))
+        ends = (real & last_slot & ~serial) | (~todo & (pause <= 1))
         m.d.comb += [
             self.valid.eq(running),
             steps.eq(running & self.ready),
             real.eq(todo & ~pause.any()),
-            last.eq(group_last & (issue_entry.row == place.rows)),
+            last_slot.eq(group_last & (issue_entry.row == place.rows)),
             turn.eq(steps & ends & (age == least - 1)),
             self.slot.issue.entry.eq(issue_entry),
-            self.slot.issue.end.eq(place.done & last),
+            self.slot.issue.end.eq(place.done & last_slot),
         ]
         with m.If(steps & (age != least - 1)):
             m.d.sync += age.eq(age + 1)
         with m.If(steps & pause.any()):
             m.d.sync += pause.eq(pause - 1)
         with m.If(steps & real):
-            m.d.sync += [issue_entry.group.eq(issue_entry.group + 1), todo.eq(~last)]
+            m.d.sync += [issue_entry.group.eq(issue_entry.group + 1), todo.eq(~last_slot)]
             with m.If(group_last):
                 m.d.sync += [issue_entry.group.eq(0), issue_entry.row.eq(issue_entry.row + 1)]
             with m.If(serial):

@@ -35,18 +35,21 @@ def lane_tables(
         m.submodules[f"copy_{pair}"] = ram = memory.Memory(shape=8, depth=depth, init=[])
         store = ram.write_port()
         m.d.comb += [store.en.eq(fill), store.data.eq(byte)]
-        for lane in range(pair, min(pair + 2, len(indices))):
-            fetch = ram.read_port()
-            m.d.comb += [fetch.en.eq(~fill if exclusive else 1), fetch.addr.eq(indices[lane])]
-            if lane == pair:
-                m.d.comb += [
-                    fetch.addr.eq(Mux(fill, entry, indices[lane])),
-                    store.addr.eq(fetch.addr),
-                    fetch.en.eq(~fill),
-                ]
+        first = ram.read_port()
+        ports = [first]
+        if pair + 1 < len(indices):
+            second = ram.read_port()
+            ports.append(second)
+        for lane, port in enumerate(ports, pair):
+            m.d.comb += [port.en.eq(~fill if exclusive else 1), port.addr.eq(indices[lane])]
             output = Signal(8, name=f"output_{lane}", reset_less=True)
-            m.d.sync += output.eq(fetch.data)
+            m.d.sync += output.eq(port.data)
             outputs.append(output)
+        m.d.comb += [
+            first.addr.eq(Mux(fill, entry, indices[pair])),
+            store.addr.eq(first.addr),
+            first.en.eq(~fill),
+        ]
     return outputs
 
 
@@ -185,11 +188,11 @@ class Probabilities(wiring.Component):
         config = self.config
         split_valid = Signal(2)
         split_last = Signal(2)
-        index = Signal.like(self.index)
+        split_index = Signal.like(self.index)
         m.d.sync += [
             split_valid.eq(Cat(self.valid, split_valid[0])),
             split_last.eq(Cat(self.last, split_last[0])),
-            index.eq(self.index),
+            split_index.eq(self.index),
         ]
         m.d.comb += self.used.eq(split_valid[0] & split_last[0])
         result = []
@@ -202,7 +205,7 @@ class Probabilities(wiring.Component):
                 below.eq(-score[:FRACTION]),
             ]
             lane_bits = Const(lane, (config.lanes - 1).bit_length())
-            column = Cat(lane_bits, index) if config.groups > 1 else lane_bits
+            column = Cat(lane_bits, split_index) if config.groups > 1 else lane_bits
             live = column < self.limit
             out = Signal(self._score, name=f"score_{lane}", reset_less=True)
             m.d.sync += [out.peak.eq(Mux(live, peak, PEAK)), out.below.eq(below), out.live.eq(live)]
@@ -216,7 +219,8 @@ class Probabilities(wiring.Component):
             return Mux((a - b)[-1], b, a)
 
         (largest,) = _tree(m, [score.peak for score in scores], larger, "largest")
-        valid, last = (delay(m, bit, tree_stages(self.config)) for bit in (valid, last))
+        stages = tree_stages(self.config)
+        valid, last = delay(m, valid, stages, "largest_valid"), delay(m, last, stages, "largest_last")
         peak_so_far = Signal(signed(PEAK_BITS), init=PEAK)
         peak = Signal(signed(PEAK_BITS))
         candidate = larger(largest, peak_so_far) if self.config.groups > 1 else largest
@@ -261,7 +265,7 @@ class Probabilities(wiring.Component):
             m.d.comb += [fetch.addr.eq(read_at), fetch.en.eq(1)]
         m.d.sync += output.eq(fetch.data)
         waiting = [data.View(self._score, output.word_select(lane, width)) for lane in range(config.lanes)]
-        return waiting, delay(m, self.peak, 2), delay(m, reading, 2)
+        return waiting, delay(m, self.peak, 2, "waiting_peak"), delay(m, reading, 2, "waiting_valid")
 
     def _look_up(self, m: Module, waiting: list[data.View], peak: Value, reading: Value) -> None:
         """Look up probabilities by the scores' distances from the exponent, and sum them."""
@@ -285,8 +289,8 @@ class Probabilities(wiring.Component):
             ]
             p = Signal(8, name=f"p_{lane}", reset_less=True)
             m.d.comb += [table.index[lane].eq(index), self.p[lane].eq(p)]
-            m.d.sync += p.eq(Mux(delay(m, near, 2), table.p[lane], 0))
-        m.d.comb += self.p_valid.eq(delay(m, reading, PROBABILITY - 2))
+            m.d.sync += p.eq(Mux(delay(m, near, 2, f"near_{lane}"), table.p[lane], 0))
+        m.d.comb += self.p_valid.eq(delay(m, reading, PROBABILITY - 2, "p_valid"))
         p_last = Const(1)
         if config.groups > 1:
             m.d.sync += self.p_index.eq(self.p_index + self.p_valid)
@@ -294,7 +298,7 @@ class Probabilities(wiring.Component):
 
         stages = tree_stages(config)
         (lanes,) = _tree(m, list(self.p), lambda a, b: a + b, "sum")
-        valid, last = delay(m, self.p_valid, stages), delay(m, p_last, stages)
+        valid, last = delay(m, self.p_valid, stages, "sum_valid"), delay(m, p_last, stages, "sum_last")
         so_far = Signal(sum_width(config))
         if config.groups > 1:
             with m.If(valid):
@@ -302,10 +306,10 @@ class Probabilities(wiring.Component):
         m.d.sync += self.total.eq(so_far + lanes)
 
 
-def delay(m: Module, value: Value, cycles: int) -> Value:
-    """Delay `value` by `cycles`, in as many registers."""
-    for _ in range(cycles):
-        register = Signal(value.shape(), name="delayed")
+def delay(m: Module, value: Value, cycles: int, name: str) -> Value:
+    """Delay `value` by `cycles`, in registers `name` with the suffixes _0, _1, and so on."""
+    for stage in range(cycles):
+        register = Signal(value.shape(), name=f"{name}_{stage}")
         m.d.sync += register.eq(value)
         value = register
     return value

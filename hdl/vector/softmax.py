@@ -195,16 +195,16 @@ class RowStates(wiring.Component):
         m.d.sync += old.eq(fetch.data)
 
         # Two cycles after `valid`: the distance between the maxima, with either sign.
-        fresh = delay(m, self.fresh, 2)
+        fresh = delay(m, self.fresh, 2, "fresh")
         maximum = Signal(signed(PEAK_BITS))
-        peak = Signal(signed(PEAK_BITS), reset_less=True)
+        next_peak = Signal(signed(PEAK_BITS), reset_less=True)
         before = Signal(signed(PEAK_BITS), reset_less=True)
         old_sum = Signal(32, reset_less=True)
         higher = Signal(signed(PEAK_BITS + 1), reset_less=True)
         lower = Signal(signed(PEAK_BITS + 1), reset_less=True)
         m.d.comb += maximum.eq(Mux(fresh, PEAK, old.m))
         m.d.sync += [
-            peak.eq(self.peak),
+            next_peak.eq(self.peak),
             before.eq(maximum),
             old_sum.eq(Mux(fresh, 0, old.l)),
             higher.eq(self.peak - maximum),
@@ -224,7 +224,7 @@ class RowStates(wiring.Component):
         m.d.sync += [
             amount.eq(Mux(apart[5:].any(), _CLAMP, apart[:5])),
             rose.eq(rising),
-            following.eq(Mux(rising, peak, before)),
+            following.eq(Mux(rising, next_peak, before)),
             shifted.eq(Mux(rising, old_sum, added)),
             kept.eq(Mux(rising, added, old_sum)),
         ]
@@ -241,9 +241,9 @@ class RowStates(wiring.Component):
         # Five cycles after: add and round.
         m.d.sync += [
             store.data.l.eq(kept_next + quotient[1:] + quotient[0]),
-            store.data.m.eq(delay(m, following, 1)),
+            store.data.m.eq(delay(m, following, 1, "following")),
         ]
-        written = delay(m, self.valid, ALIGNED)
+        written = delay(m, self.valid, ALIGNED, "valid")
         m.d.comb += self.aligned.eq(written)
         m.d.sync += self.written.eq(written)
         m.d.comb += [store.en.eq(self.written & ~self.final), store.addr.eq(self.write_address)]
@@ -341,11 +341,13 @@ class SoftmaxPipe(wiring.Component):
         # Cycles from `push`.
         ends = self.entry + stages + 2 + config.groups
         read = ends + sum_latency(config) - TOTAL
-        event = delay(m, probabilities.ends, sum_latency(config) - TOTAL)
-        started = delay(m, event, TOTAL - 1)
+        event = delay(m, probabilities.ends, sum_latency(config) - TOTAL, "event")
+        started = delay(m, event, TOTAL - 1, "started")
         # The first lane group may need its limit before the reads of the other groups are granted.
         m.submodules.limits = limits = Tap(self.limit.shape(), (self.entry + 1) // config.groups + 3)
-        dst = self._tap(m, ("dst",), ends + PROBABILITY, delay(m, probabilities.ends, PROBABILITY))
+        dst = self._tap(
+            m, ("dst",), ends + PROBABILITY, delay(m, probabilities.ends, PROBABILITY, "dst_ends")
+        )
         state = self._tap(m, ("state", "fresh"), read, event)
         aligned = self._tap(m, ("alignment", "end"), read + ALIGNED, states.aligned)
         written = self._tap(m, ("state",), read + WRITTEN, states.written)

@@ -103,7 +103,7 @@ class VecOperands(wiring.Component):
         chosen_second = Signal.like(nearer_second, reset_less=True)
         near = Signal()
         valid = Signal()
-        second_lanes = self._lanes(m, second, element.tag.index)
+        second_lanes = self._lanes(m, second, element.tag.index, "second")
         m.d.sync += [
             near.eq(arrival.valid),
             nearer.eq(element),
@@ -134,8 +134,8 @@ class VecOperands(wiring.Component):
             Signal.like(value, name=name, reset_less=True)
             for value, name in ((self.rows, "row_lanes"), (self.vectors, "vector_lanes"))
         )
-        lanes = self._lanes(m, self.scratchpad, self.group)
-        m.d.sync += [rows.eq(self._lanes(m, self.accumulator, self.group)), vectors.eq(lanes)]
+        lanes = self._lanes(m, self.scratchpad, self.group, "scratchpad")
+        m.d.sync += [rows.eq(self._lanes(m, self.accumulator, self.group, "accumulator")), vectors.eq(lanes)]
         m.d.comb += [self.rows.eq(rows), self.vectors.eq(vectors)]
         pad = Signal(signed(32))
         m.d.comb += pad.eq(Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad))
@@ -168,7 +168,7 @@ class VecOperands(wiring.Component):
 
     def _columns(self, m: Module, planes: data.View, index: Value) -> None:
         """Drive the columns with the parameters of lane group `index`, or with `scale`."""
-        parts = [self._lanes(m, plane, index) for plane in planes]
+        parts = [self._lanes(m, plane, index, f"plane{number}") for number, plane in enumerate(planes)]
         for lane in range(self.config.lanes):
             word = Signal(8 * PARAMETER_VECTORS, name=f"word_{lane}")
             m.d.comb += word.eq(Cat(part.word_select(lane, 8) for part in parts))
@@ -186,12 +186,12 @@ class VecOperands(wiring.Component):
             return vector
         return Cat(vector[:7], vector[7] ^ self.normalising, (vector[7] & ~self.normalising)).as_signed()
 
-    def _lanes(self, m: Module, value: Value, index: Value) -> Value:
+    def _lanes(self, m: Module, value: Value, index: Value, name: str) -> Value:
         """Return the part of `value` (N equal fields) that belongs to lane group `index`."""
         width = len(value) // self.config.groups
         if self.config.groups == 1:
             return value
-        part = Signal(width, name="part")
+        part = Signal(width, name=f"{name}_lanes")
         with m.Switch(index):
             for group in range(self.config.groups):
                 with m.Case(group):
@@ -237,7 +237,7 @@ class VecWriter(wiring.Component):
         vector = Signal(self.config.widths.vector, reset_less=True)
         ended = Signal()
         signalled = Signal()
-        mask = Signal.like(self.mask)
+        ended_mask = Signal.like(self.mask)
         with m.Switch(results.index):
             for index in range(self.config.groups):
                 with m.Case(index):
@@ -247,8 +247,8 @@ class VecWriter(wiring.Component):
             self.write.address.eq(results.dst),
             ended.eq(results.end),
             signalled.eq(ended),
-            mask.eq(Mux(results.end, self.mask, 0)),
-            self.signal.eq(mask),
+            ended_mask.eq(Mux(results.end, self.mask, 0)),
+            self.signal.eq(ended_mask),
         ]
         m.d.comb += [self.write.data.eq(vector), self.busy.eq(ended | signalled)]
         return m
@@ -322,7 +322,7 @@ class VecUnit(wiring.Component):
         config = self.config
         m.submodules.requantise = requantise = requantiser(config, tag_layout(config), self.multipliers)
         m.submodules.reader = reader = VecReader(config, requantise.serial)
-        m.submodules.operands = operands = VecOperands(config)
+        m.submodules.vec_operands = operands = VecOperands(config)
         m.submodules.writer = writer = VecWriter(config)
         wiring.connect(m, writer.write, wiring.flipped(self.write))
         m.d.comb += [

@@ -66,7 +66,8 @@ class VecLookup(wiring.Component):
         m = Module()
         depth = LOOKUP_ENTRIES * self.config.lookup_tables
         # Delayed until the last results of the previous instruction have left.
-        table, looks_up = (delay(m, value, LOOKUP_LATENCY + 1) for value in (self.chosen, self.looks_up))
+        table = delay(m, self.chosen, LOOKUP_LATENCY + 1, "table")
+        looks_up = delay(m, self.looks_up, LOOKUP_LATENCY + 1, "looks_up")
         fills = Signal()
         entry = Signal(range(depth))
         table_byte = Signal(8, reset_less=True)
@@ -89,7 +90,7 @@ class VecLookup(wiring.Component):
                 for lane, index in enumerate(indices)
             ]
         outputs = lane_tables(m, depth, indices, fill, entry, table_byte, exclusive=True)
-        passed = delay(m, self.i.as_value(), LOOKUP_LATENCY)
+        passed = delay(m, self.i.as_value(), LOOKUP_LATENCY, "passed")
         m.d.comb += self.o.eq(data.View(results_layout(self.config), passed))
         with m.If(looks_up):
             m.d.comb += [self.o.bytes[lane].eq(output) for lane, output in enumerate(outputs)]

@@ -165,7 +165,9 @@ class VecSoftmax(wiring.Component):
         # A vector that is issued now uses its state at least `early` cycles later: its reads have a latency, and its
         # last lane group follows its first by `groups - 1` cycles. So `ends` may precede the write by this much.
         early = CHOSEN + 1 + self.config.groups
-        ends = delay(m, softmax & grant.granted & grant.last, CHOSEN - 1 + max(WRITTEN + 1 - early, 0))
+        ends = delay(
+            m, softmax & grant.granted & grant.last, CHOSEN - 1 + max(WRITTEN + 1 - early, 0), "ends"
+        )
         m.d.sync += [in_flight.eq(in_flight + begins - ends), excess.eq(excess + begins - ends)]
         with m.If(self.sequence.load):
             m.d.sync += [row_count.eq(0), excess.eq(in_flight + begins - ends)]
@@ -264,7 +266,7 @@ class VecSoftmax(wiring.Component):
         self, m: Module, settings: data.View, grant: data.View, pipe: SoftmaxPipe, divider: Divider
     ) -> None:
         """Drive `scale` with the result of the division, from the first element of a row to its last."""
-        row = Signal(RESULT)
+        row_result = Signal(RESULT)
         alignment = Signal(signed(ports.ALIGNMENT_BITS))
         m.d.comb += [
             divider.start.eq(self.sequence.load),
@@ -275,17 +277,17 @@ class VecSoftmax(wiring.Component):
         ]
         m.d.comb += [getattr(divider, name).eq(settings[name]) for name in _NORMALISE_FIELDS[1:]]
         scaled = Mux(settings.scaled, self.alignment_read.data, 0)
-        m.d.comb += alignment.eq(delay(m, scaled, CHOSEN - 1 - READ_LATENCY))
+        m.d.comb += alignment.eq(delay(m, scaled, CHOSEN - 1 - READ_LATENCY, "alignment"))
         with m.If(self.sequence.load):
-            m.d.sync += row.eq(0)
+            m.d.sync += row_result.eq(0)
         with m.Elif(divider.take):
-            m.d.sync += row.eq(divider.result)
+            m.d.sync += row_result.eq(divider.result)
 
         # The requantiser shifts by 0 to 63.
-        shift = row.shift + alignment
+        shift = row_result.shift + alignment
         clamped = Mux(shift[-1], 0, Mux(shift[6:-1].any(), 63, shift[:6]))
         m.d.comb += [
-            self.scale.bias.eq(row.bias),
-            self.scale.mantissa.eq(row.mantissa),
+            self.scale.bias.eq(row_result.bias),
+            self.scale.mantissa.eq(row_result.mantissa),
             self.scale.shift.eq(Mux(self.normalise, clamped, 0)),
         ]

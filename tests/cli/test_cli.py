@@ -115,8 +115,8 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
         "compile": compile,
         "load": lambda folder: program,
         "check": lambda model, config, shapes, states: Check(NODES, Shares(9, 1, 2, 3)),
-        "verilog": lambda config: (
-            "module top;\nendmodule\n",
+        "verilog": lambda config, prefix: (
+            f"module {prefix}top;\nendmodule\n",
             {"core": "pipelined", "parameters": config.to_dict()},
         ),
     }
@@ -260,6 +260,8 @@ def test_verilog_writes_text_and_description(program: Program) -> None:
     assert call("verilog", "--config", "small", "-o", "core.v") == 0
     assert Path("core.v").read_text().startswith("module top;")
     assert json.loads(Path("core.json").read_text())["parameters"]["n"] == 8
+    assert call("verilog", "--config", "small", "--prefix", "edge_", "-o", "core.v") == 0
+    assert Path("core.v").read_text().startswith("module edge_top;")
 
 
 def test_dis_prints_the_program(program: Program, capsys: pytest.CaptureFixture[str]) -> None:

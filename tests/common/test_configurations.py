@@ -177,7 +177,7 @@ def test_rtl_and_verilog_are_of_the_core_that_the_board_has(
     pool = np.zeros((1, n, 1, n), np.int8)
     with pytest.raises(Asked):
         attention.run(np.zeros((1, 1, n), np.int8), pool, pool, [0], 1, on="rtl")
-    monkeypatch.setattr(generating, "generate", lambda core, name: core)
+    monkeypatch.setattr(generating, "generate", lambda core, **options: core)
     monkeypatch.setattr(pipelined, "Core", lambda config: "pipelined core")
     monkeypatch.setattr(sequential, "SequentialCore", lambda config: "sequential core")
     text, description = weft.verilog(name)

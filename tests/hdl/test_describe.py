@@ -23,12 +23,12 @@ def test_ports_are_those_of_the_verilog_module() -> None:
             r"^ +(input|output) (?:\[(\d+):0\] )?(\w+);", top.group(), re.MULTILINE
         )
     }
-    ports = describe(CONFIG)["ports"]
+    ports = describe(CONFIG, "weft")["ports"]
     assert {port["name"]: (port["direction"], port["width"]) for port in ports} == found
 
 
 def test_registers_have_addresses_of_their_own() -> None:
-    description = describe(CONFIG)
+    description = describe(CONFIG, "weft")
     addresses = [register["address"] for register in description["registers"]]
     addresses += [address + part for address in description["counters"].values() for part in (0, 4)]
     assert len(addresses) == len(set(addresses))
@@ -47,4 +47,4 @@ def test_registers_have_addresses_of_their_own() -> None:
 
 
 def test_it_is_json() -> None:
-    assert json.loads(json.dumps(describe(CONFIG))) == describe(CONFIG)
+    assert json.loads(json.dumps(describe(CONFIG, "weft"))) == describe(CONFIG, "weft")

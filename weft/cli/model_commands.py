@@ -256,8 +256,20 @@ def verilog(
         Path, typer.Option("--output", "-o", help="Verilog file to write.", show_default=False)
     ],
     config: Configuration = "default",
+    prefix: Annotated[
+        str,
+        typer.Option(
+            "--prefix",
+            metavar="NAME",
+            help="Begin the names of all modules with NAME, so that a design can contain several accelerators.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
-    """Write the accelerator as one Verilog file, with a JSON description of its parameters, ports and registers."""
+    """Write the accelerator as one Verilog file, with a JSON description of its parameters, ports and registers.
+
+    Modules are named by their place in the design, such as weft.vec.softmax, and a comment above each says what it is.
+    """
     import weft
 
     chosen = configuration(config)
@@ -271,7 +283,7 @@ def verilog(
     )
     with reports.progress() as progress:
         progress("generating Verilog")
-        text, description = weft.verilog(chosen)
+        text, description = weft.verilog(chosen, prefix=prefix)
     files.write_text(output, text)
     reports.say(f"{output}: {len(text.splitlines()):,} lines of Verilog of the {description['core']} core")
     if description_file is not None:

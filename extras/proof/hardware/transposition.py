@@ -144,7 +144,7 @@ class TransposeBench(Bench):
         self.claim(
             "it is written as it is", implies(there, port.valid & (Cat(port.address, port.data) == word))
         )
-        self.claim("its signal is kept", implies(there, self.peek("signal#1", len(mask)) == mask))
+        self.claim("its signal is kept", implies(there, self.peek("port_signal", len(mask)) == mask))
         written, due = (
             ago(m, there & self.leaves, 1, "written", reset=True),
             ago(m, mask, 1, "plain_mask", reset=True),
@@ -265,7 +265,7 @@ class TransposeBench(Bench):
         self.claim("what fills up", implies(self.padding, padded & self.fresh & (target == panels)))
         self.claim("it is not full", implies(begun | self.padding, ~full.bit_select(self.target, 1)))
         self.claim("fresh", self.peek("fresh", 1) == self.fresh)
-        following = self.peek("following#0", len(self.following))
+        following = self.peek("fill_following", len(self.following))
         self.claim("the next group", implies(~self.fresh, following == self.following))
         self.claim("in an instruction", implies(begun & ~self.padding, ~self.fresh))
         columns = [Mux(full[k], (groups[k].panels + 1) * n, 0) for k in range(2)]
@@ -328,7 +328,7 @@ class TransposeBench(Bench):
             "it is over behind the last one", implies(self.on & ~self.filling, self.column < self.total)
         )
         address = len(self.first)
-        following, start = self.peek("following#1", address), self.peek("start", address)
+        following, start = self.peek("column_following", address), self.peek("start", address)
         place = self._place_of(self.r_panel, self.r_index)
         self.claim("the next column", implies(unread & ours & (self.read != 0), following == place))
         second = unread & ours & (self.r_index != 0) & (self.r_panel == 0)
@@ -375,7 +375,7 @@ class TransposeBench(Bench):
             self.claim(f"byte in stage {number}", implies(there, byte == self.byte))
         there, port = self.there & (stage == 3), self.dut.scratchpad
         word = (port.address == place) & (port.data.word_select(self.i, 8) == self.byte)
-        self.claim("at the port", implies(there, word & (self.peeks["signal#1"] == self.signal)))
+        self.claim("at the port", implies(there, word & (self.peeks["port_signal"] == self.signal)))
 
 
 def _transposer() -> Bench:

@@ -12,13 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from amaranth.back import rtlil
 from amaranth.lib import wiring
 
 from weft.extras.proof.mutants.mutated import Mutant, MutationError
 from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
-from weft.hdl.verilog import drop_zero_init
+from weft.hdl.verilog import convert_named
 from weft.sim.rtl.coverage import Bit, Connections
 from weft.sim.rtl.device import TOP
 from weft.sim.yosys_process import error_message, run_task
@@ -40,7 +39,7 @@ def constants(core: wiring.Component) -> set[tuple[str, str]]:
 
     Raises `ConstantsError`.
     """
-    source = drop_zero_init(rtlil.convert(core, name=TOP, emit_src=False))
+    source, _ = convert_named(core, name=TOP)
     found = hashlib.sha256(f"{version('pyosys')} {_COMMANDS} {source}".encode())
     found.update(Path(__file__).read_bytes())
 

@@ -63,7 +63,7 @@ class WrittenBench(Bench):
         """How far delay lines read behind their writes: without that, induction would start from other distances."""
         lengths = {"destinations": leaves}
         if self.config.softmax:
-            lengths["alignment$79"] = leaves - READ_LATENCY
+            lengths["alignment_delay"] = leaves - READ_LATENCY
         for name, cycles in lengths.items():
             distance = cycles - 2
             width = distance.bit_length()
@@ -85,5 +85,5 @@ def properties() -> Iterator[Property]:
             partial(_written, softmax),
             Induction(20),
             cover=22,
-            proven=("array", "rows", "weights"),
+            proven=("array", "rows", "weight_loader"),
         )

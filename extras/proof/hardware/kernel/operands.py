@@ -90,7 +90,7 @@ class OperandsBench(LanesBench):
         valid = self.peek(f"{divide}.valid", 1)
         self.claim("to the divider", valid == (issue.valid & serial))
         for lane in range(self.config.lanes):
-            same = self.lane("divide.elements#1", lane) == self.lane("first", lane)
+            same = self.lane("divide.elements", lane) == self.lane("first", lane)
             self.claim(f"lane {lane} to the divider", same)
         layout = issue.shape()
         self.claim("with its place", self.peek("divide.issue", layout.size) == Value.cast(issue))

@@ -179,7 +179,7 @@ class MeetBench(PipeBench):
         found = self.peek("probabilities.peak", PEAK_BITS)
         peak = ago(m, found, wait, "peak")
         here = since[self.event + TOTAL - 1]
-        self.claim("the exponent of each", implies(here, self.peek("states.peak#1", PEAK_BITS) == peak))
+        self.claim("the exponent of each", implies(here, self.peek("states.peak", PEAK_BITS) == peak))
         self.cover("the exponent of a vector", here & (peak == 5) & since[self.event + TOTAL - 1 - groups])
 
 

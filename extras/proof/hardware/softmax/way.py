@@ -23,7 +23,7 @@ from weft.hdl.vector.vec_softmax import CHOSEN, settings_layout
 from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, results_layout, view
 
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
-_OPERANDS = "operands$117"
+_OPERANDS = "vec_operands"
 _PROVEN = (
     *("reader", _OPERANDS, "requantise", "writer"),
     *(f"softmax.{name}" for name in ("pipe", "rows", "divider", "mask")),
@@ -180,7 +180,7 @@ class DivisionBench(UnitBench):
             m.d.sync += row.eq(0)
         with m.Elif(take):
             m.d.sync += row.eq(RESULT(result))
-        self.claim("the result of the row", self.peek("softmax.row#0", RESULT.size) == row.as_value())
+        self.claim("the result of the row", self.peek("softmax.row_result", RESULT.size) == row.as_value())
         # Parameters are 0 from the start of an instruction without any, until some are read.
         parameters = self._view(arrival_layout(config), "reader.arrival").parameter
         none = Signal(name="no_parameters")
