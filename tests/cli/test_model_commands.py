@@ -338,6 +338,14 @@ def test_files_that_are_no_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     assert not Path("/dev/stdout.json").exists()
 
 
+def test_a_prefix_that_is_refused_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(folder.rglob("*"))
+    assert call("verilog", "--config", "tiny", "--prefix", "2nd", "-o", "core.v") == 2
+    error = "error: the prefix '2nd' cannot begin a Verilog identifier: use letters, digits and underscores, with no"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(error)
+    assert set(folder.rglob("*")) == before
+
+
 def test_lists_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("boards", "--json") == 0
     listed = json.loads(capsys.readouterr().out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from amaranth.hdl import Cat, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+import weft
 from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.verilog import YosysError, generate, run_yosys
+from weft.hdl.verilog import PrefixError, YosysError, check_prefix, generate, run_yosys
 from weft.sim.rtl.device import core_verilog
 from weft.sim.verilate import verilator_root
 
@@ -137,3 +139,60 @@ def test_widening_keeps_the_meaning(tmp_path: Path) -> None:
         "sat -verify -prove trigger 0 -set-def-inputs miter",
         cwd=tmp_path,
     )
+
+
+def test_two_configurations_in_one_design(tmp_path: Path) -> None:
+    """Verilator elaborates cores with different prefixes side by side; with one prefix they collide."""
+    small, _ = weft.verilog("icebreaker", prefix="left_")
+    other, description = weft.verilog("tang-nano-9k", prefix="right_")
+    assert description["module"] == "right_weft"
+    assert set(re.findall(r"^module \\?([^\s.(]+)", small + other, re.MULTILINE)) == {
+        "left_weft",
+        "right_weft",
+    }
+    top = "module top(input clk, input rst);\n  left_weft left(.clk(clk), .rst(rst));\n"
+    top += "  right_weft right(.clk(clk), .rst(rst));\nendmodule\n"
+    (tmp_path / "top.v").write_text(top + small + other)
+    assert "%Error" not in elaborate("top", tmp_path)
+    (tmp_path / "top.v").write_text(top + small + other.replace("right_", "left_"))
+    assert "%Error" in elaborate("top", tmp_path)
+
+
+def elaborate(top: str, folder: Path) -> str:
+    return subprocess.run(
+        [
+            verilator_root() / "bin" / "verilator_bin",
+            "--lint-only",
+            "-Wno-fatal",
+            "--top-module",
+            top,
+            "top.v",
+        ],
+        cwd=folder,
+        env=os.environ | {"VERILATOR_ROOT": str(verilator_root())},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stderr
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ("9a", "the prefix '9a' cannot begin a Verilog identifier: use letters, digits and underscores"),
+        *(
+            (text, "cannot begin a Verilog identifier")
+            for text in ("a.b", "a b", "\\a", "é", "a$", "a\n", "-", "a;")
+        ),
+        ("a" * 65, "has 65 characters: use at most 64"),
+        (b"a", "a prefix of module names is a str, not bytes"),
+    ],
+)
+def test_prefixes_that_are_refused(prefix: str, message: str) -> None:
+    with pytest.raises(PrefixError, match=re.escape(message)):
+        weft.verilog("tiny", prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", ["", "a", "_", "A9_", "a" * 64])
+def test_prefixes_that_are_accepted(prefix: str) -> None:
+    check_prefix(prefix)
