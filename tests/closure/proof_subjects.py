@@ -167,7 +167,7 @@ def _is_whole(graph: Graph, config: Config) -> bool:
     """Whether a network computes every byte of its outputs: those of some random operators have others beside them."""
     network = Network(Values(1), config)
     for name, size in graph.inputs.items():
-        network.buffers[name] = network.values.inputs(size)
+        network.buffers[name] = network.values.new_inputs(size)
     network.run(graph)
     return all((network.buffers[name] != NOTHING).all() for name in graph.outputs)
 

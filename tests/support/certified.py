@@ -73,7 +73,7 @@ def differs(before: DeviceSegment, behind: DeviceSegment, config: Config, seed: 
         graph, network = graph_before(segment), Network(values, config)
         for name, size in graph.inputs.items():
             if name not in given:
-                given[name] = values.inputs(size)
+                given[name] = values.new_inputs(size)
             network.buffers[name] = given[name]
         network.run(graph)
         found.append({name: values.residues(network.buffers[name]) for name in graph.outputs})

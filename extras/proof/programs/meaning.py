@@ -1,4 +1,4 @@
-"""What operators of a network compute, on values: their definitions, once more and independent of the compiler's."""
+"""Definitions of a network's operators on values, independent of the compiler's."""
 
 from __future__ import annotations
 
@@ -10,53 +10,55 @@ import msgspec
 import numpy as np
 
 from weft.extras.proof.programs import attention
-from weft.extras.proof.programs.form import STORED
+from weft.extras.proof.programs.form import SATURATE
 from weft.extras.proof.programs.formula import evaluate, vectors_of
 from weft.extras.proof.programs.graph import Formula, Graph, GraphError, Operator, View, Window, check_view
-from weft.extras.proof.programs.requantise import quantised, requantised
-from weft.extras.proof.programs.sums import INT32, Sums, concatenated
-from weft.extras.proof.programs.symbols import OFFSET_BYTES, Rows, Symbols, joined_bytes
+from weft.extras.proof.programs.requantise import quantise_scale, requantise
+from weft.extras.proof.programs.sums import INT32, Integers, Sums, concatenate
+from weft.extras.proof.programs.symbols import OFFSET_BYTES, Rows, Symbols, join_bytes
 from weft.extras.proof.programs.values import Values
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
 
 NOTHING = -1
-"""Is in a buffer where nothing has been written."""
+"""Content of a buffer where no operator has written."""
 _CHUNK = 1 << 21
-"""Elements that are worked on at a time."""
+"""Elements of a convolution per step, to bound memory."""
 
 
 class Unknown(WeftError, RuntimeError):
-    """An operator whose kind has no definition here."""
+    """An operator without a definition."""
 
 
 class Network:
-    """The contents of a network's buffers, as values.
+    """Contents of a network's buffers, as values.
 
     Parameters
     ----------
     values : Values
     config : Config
-        Of the device, for what of results depends on it: the bits of mantissas of requantisation, and how many
-        elements softmax takes together.
+        Configuration of the device. Results depend on the width of mantissas, and softmax on the size of groups.
     """
 
     def __init__(self, values: Values, config: Config) -> None:
         self.values, self.config, self.bits = values, config, config.mantissa_bits
         self.symbols = Symbols(values)
         self.buffers: dict[str, np.ndarray] = {}
-        """By name, one-dimensional; `NOTHING` where no operator has written."""
+        """Values (bytes,) by name; `NOTHING` where no operator has written."""
 
-    def run(self, graph: Graph, told: Callable[[str], None] = lambda text: None) -> None:
-        """Compute all buffers of `graph` from its inputs, which are there. Raises `Unknown`."""
+    def run(self, graph: Graph, progress: Callable[[str], None] = lambda text: None) -> None:
+        """Compute all buffers of `graph` from its inputs, which have to be in `buffers`.
+
+        `progress` is called with the name of each operator. Raises `Unknown` and `GraphError`.
+        """
         kinds = {"Conv": self._conv, "Pool": self._pool, "Add": self._add, "Multiply": self._multiply,
-                 "Rescale": self._rescale, "Pad": self._pad, "GroupNorm": self._groups,
+                 "Rescale": self._rescale, "Pad": self._pad, "GroupNorm": self._group_norm,
                  "Embedding": self._embedding}  # fmt: skip
-        others = {"Product": attention.product_of, "Softmax": attention.softmax,
+        others = {"Product": attention.product, "Softmax": attention.softmax,
                   "Attention": attention.attention}  # fmt: skip
         for op in graph.operators:
-            told(op.name)
-            with _named(op):
+            progress(op.name)
+            with _invalid_as_unknown(op):
                 if op.kind in kinds:
                     self._write(op.dst, kinds[op.kind](op))
                 elif op.kind in others:
@@ -65,43 +67,45 @@ class Network:
                 elif op.formula is not None:
                     self._write_planes(op, op.formula)
                 else:
-                    raise Unknown(f"operator {op.name!r} is {op.kind}, which proofs do not know")
+                    raise Unknown(f"operator {op.name!r} is {op.kind}, which proofs do not support")
 
     def _embedding(self, op: Operator) -> np.ndarray:
-        """Rows of a constant table that is quantised, by their offsets in it: 32-bit numbers of four bytes."""
+        """Read rows of a constant table by 32-bit offsets, which are inputs, and requantise the rows."""
         values, scale = (op.arrays[name].numpy for name in ("values", "scale"))
         low, high = op.numbers["low"], op.numbers["high"]
         content = np.clip(np.rint(values * scale) + op.numbers["y_zero"], low, high).astype(np.int8)
-        offsets = joined_bytes(self.symbols, self._read(op.sources[0]).reshape(-1, OFFSET_BYTES))
-        found = self.symbols.row_of(offsets, content, content.shape[1])
-        made = self.values.results(found.reshape(*found.low.shape, 1), [STORED] * content.shape[1])
-        return made.reshape(op.dst.shape)
+        offsets = join_bytes(self.symbols, self._read(op.sources[0]).reshape(-1, OFFSET_BYTES))
+        rows = self.symbols.table_row(offsets, content, content.shape[1])
+        return self.values.apply_forms(rows.singletons, [SATURATE] * content.shape[1]).reshape(op.dst.shape)
 
     def offsets(self, graph: Graph) -> dict[tuple[int, ...], Rows]:
-        """What is told of offsets of rows that are inputs, by the values of their bytes."""
-        found: dict[tuple[int, ...], Rows] = {}
+        """Return the tables of row offsets that are inputs, by the values of an offset's bytes.
+
+        Raises `Unknown` if an offset is used for different tables.
+        """
+        tables: dict[tuple[int, ...], Rows] = {}
         for op in graph.operators:
             if op.kind != "Embedding":
                 continue
-            with _named(op):
+            with _invalid_as_unknown(op):
                 if op.sources[0].buffer not in graph.inputs:
                     continue
                 rows = Rows(*op.arrays["values"].shape)
-                for numbers in self._read(op.sources[0]).reshape(-1, OFFSET_BYTES).tolist():
-                    if found.setdefault(tuple(numbers), rows) != rows:
+                for offset in self._read(op.sources[0]).reshape(-1, OFFSET_BYTES).tolist():
+                    if tables.setdefault(tuple(offset), rows) != rows:
                         raise Unknown(f"operator {op.name!r} reads offsets of rows of another table")
-        return found
+        return tables
 
     def _write_planes(self, op: Operator, formula: Formula) -> None:
-        """Write the results of a formula: one for each byte of an element."""
+        """Write the results of a formula, one plane for each byte of an element."""
         sources = [self._read(view) for view in op.sources]
-        of = self._wide_conv if op.kind == "WideConv" else self._rows
-        for plane, contents in enumerate(of(op, formula, sources)):
+        compute = self._wide_conv if op.kind == "WideConv" else self._rows
+        for plane, contents in enumerate(compute(op, formula, sources)):
             self._write(_plane(op.dst, plane), contents)
 
-    def _places(self, view: View) -> np.ndarray:
-        """Places in the buffer of the elements of a view, (n, h, w, c). Raises `GraphError` for a view that is not
-        inside its buffer."""
+    @staticmethod
+    def _positions(view: View) -> np.ndarray:
+        """Return the positions (n, h, w, c) of a view's elements in its buffer. Raises `GraphError`."""
         check_view(view)
         n, h, w, c = view.shape
         _, height, width, channels = view.buffer_shape
@@ -112,95 +116,92 @@ class Network:
         return (at * width + columns[:, None]) * channels + channel + np.arange(c)
 
     def _read(self, view: View) -> np.ndarray:
-        places = self._places(view)
+        positions = self._positions(view)
         if view.buffer not in self.buffers:
-            raise GraphError(f"it reads {view.buffer!r}, which nothing has written")
-        found = self._buffer(view)[places]
-        if (found == NOTHING).any():
-            raise GraphError(f"it reads bytes of {view.buffer!r} that nothing has written")
-        return found
+            raise GraphError(f"it reads {view.buffer!r}, which no operator has written")
+        contents = self._buffer(view)[positions]
+        if (contents == NOTHING).any():
+            raise GraphError(f"it reads bytes of {view.buffer!r} that no operator has written")
+        return contents
 
     def _write(self, view: View, contents: np.ndarray) -> None:
-        places = self._places(view).ravel()
+        positions = self._positions(view).ravel()
         if view.buffer not in self.buffers:
             self.buffers[view.buffer] = np.full(math.prod(view.buffer_shape), NOTHING)
         buffer = self._buffer(view)
-        if min(view.step) < 1 or (buffer[places] != NOTHING).any():
-            raise GraphError(f"it writes bytes of {view.buffer!r} that hold something already")
-        if contents.size != places.size:
-            raise GraphError(f"it makes {contents.size:,} elements for {places.size:,} of {view.buffer!r}")
-        buffer[places] = contents.ravel()
+        if min(view.step) < 1 or (buffer[positions] != NOTHING).any():
+            raise GraphError(f"it writes bytes of {view.buffer!r} that are already written")
+        if contents.size != positions.size:
+            raise GraphError(
+                f"it computes {contents.size:,} elements for {positions.size:,} of {view.buffer!r}"
+            )
+        buffer[positions] = contents.ravel()
 
     def _buffer(self, view: View) -> np.ndarray:
-        found = self.buffers[view.buffer]
-        if len(found) != math.prod(view.buffer_shape):
+        buffer = self.buffers[view.buffer]
+        if len(buffer) != math.prod(view.buffer_shape):
             raise GraphError(
-                f"it sees {view.buffer!r} as {view.buffer_shape}, but that buffer has {len(found):,} bytes"
+                f"it has {view.buffer!r} with shape {view.buffer_shape}, but that buffer has {len(buffer):,} bytes"
             )
-        return found
+        return buffer
 
-    def _finish(
-        self, op: Operator, sums: Sums, mantissa: np.ndarray, shift: np.ndarray,
+    def _requantise(
+        self, op: Operator, sums: Sums, mantissa: Integers, shift: Integers,
         second: Sums | None = None, source: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Requantise integers (rows, columns, set)."""
+        """Requantise integers (rows, columns, set) to the operator's output."""
         clamp = (int(op.numbers["y_zero"]), int(op.numbers["low"]), int(op.numbers["high"]))
         table = op.arrays["lookup"].data if "lookup" in op.arrays else b""
-        return requantised(self.values, sums, mantissa, shift, clamp, table, second, source)
+        return requantise(self.values, sums, mantissa, shift, clamp, table, second, source)
 
-    def _scaled(self, op: Operator, values: np.ndarray, zero: int, scale: float) -> np.ndarray:
-        """Requantise values less their zero point, all by one scale."""
+    def _rescale_values(self, op: Operator, values: np.ndarray, zero: int, scale: float) -> np.ndarray:
         flat = values.reshape(-1, values.shape[-1])
-        sums = self.values.terms(flat)
+        sums = self.values.integers_of(flat)
         source = flat, np.full(flat.shape[1], -zero)
-        sums = (sums.shifted(-zero) if zero else sums).reshape(*flat.shape, 1)
-        pairs = self._pairs(np.full(flat.shape[1], scale))
-        return self._finish(op, sums, *pairs, source=source).reshape(values.shape)
-
-    def _pairs(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mantissas and shifts of scales."""
-        pairs = [quantised(float(scale), self.bits) for scale in scales]
-        return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
+        sums = (sums.plus_constant(-zero) if zero else sums).singletons
+        pair = quantise_scale(scale, self.bits)
+        return self._requantise(op, sums, *pair, source=source).reshape(values.shape)
 
     def _conv(self, op: Operator) -> np.ndarray:
-        bias, scale = op.arrays["bias"].numpy, op.arrays["scale"].numpy
+        bias, scales = op.arrays["bias"].numpy, op.arrays["scale"].numpy
         zero = int(op.numbers["x_zero"])
-        mantissa, shift = self._pairs(scale)
-        made = []
-        for sums in self._convolved(op, self._read(op.sources[0]), zero, zero):
-            sums = sums.shifted(bias.astype(np.int64))
-            made.append(self._finish(op, sums.reshape(*sums.low.shape, 1), mantissa, shift))
-        return np.concatenate(made).reshape(op.dst.shape)
+        pairs = [quantise_scale(float(scale), self.bits) for scale in scales]
+        mantissa, shift = (np.array(part) for part in zip(*pairs, strict=True))
+        results = []
+        for sums in self._convolution_sums(op, self._read(op.sources[0]), zero, zero):
+            sums = sums.plus_constant(bias.astype(np.int64))
+            results.append(self._requantise(op, sums.singletons, mantissa, shift))
+        return np.concatenate(results).reshape(op.dst.shape)
 
-    def _convolved(self, op: Operator, x: np.ndarray, zero: int, fill: int) -> Iterator[Sums]:
-        """Sums (outputs, channels) of products of x less `zero`, where padding reads `fill`, in parts."""
+    def _convolution_sums(self, op: Operator, x: np.ndarray, zero: int, fill: int) -> Iterator[Sums]:
+        """Yield sums (outputs, channels) of products of x less `zero`, in chunks of outputs; padding is `fill`."""
         window, groups, weight = op.windows["window"], int(op.numbers["groups"]), op.arrays["weight"].numpy
         inner = weight.shape[3]
-        address, valid = _windows(window, x.shape[:3], sizes(window, x.shape[1:3]))
+        address, valid = _windows(window, x.shape[:3], output_size(window, x.shape[1:3]))
         pixels = x.reshape(-1, x.shape[3])
         right = weight.astype(np.int64).reshape(groups, len(weight) // groups, -1)
         rows = max(1, _CHUNK // max(address.shape[1] * x.shape[3], 1))
         for low in range(0, len(address), rows):
             part = slice(low, low + rows)
             read = np.where(valid[part, :, None], pixels[address[part]], fill & 0xFF)
-            made = []
+            sums = []
             for group in range(groups):
                 left = read[:, :, group * inner : (group + 1) * inner].reshape(len(read), -1)
-                made.append(self.values.dot(left, zero, right[group].T))
-            yield concatenated(made, 1)
+                sums.append(self.values.dot(left, zero, right[group].T))
+            yield concatenate(sums, 1)
 
     def _rows(self, op: Operator, formula: Formula, sources: list[np.ndarray]) -> list[np.ndarray]:
-        """What a formula makes of the channels of pixels, which a source may repeat: (n, h, w, c) for each result."""
+        """Evaluate a formula on the channels of each pixel; return (n, h, w, c) for each result. Sources broadcast."""
         pixels = op.dst.shape[:3]
         tensors = [
             np.broadcast_to(source, (*pixels, source.shape[3])).reshape(-1, source.shape[3], 1)
             for source in sources
         ]
-        found = evaluate(self.symbols, formula, [*tensors, *vectors_of(formula)])
-        return [part.reshape(op.dst.shape) for part in found]
+        results = evaluate(self.symbols, formula, [*tensors, *vectors_of(formula)])
+        return [part.reshape(op.dst.shape) for part in results]
 
-    def _groups(self, op: Operator) -> np.ndarray:
-        """The same of groups of channels over all pixels of an image."""
+    def _group_norm(self, op: Operator) -> np.ndarray:
+        """Evaluate a formula on each group of channels, over all pixels of an image."""
         if op.formula is None:
             raise GraphError("it has no formula")
         (n, h, w, c), size = op.dst.shape, int(op.numbers["group"])
@@ -213,24 +214,24 @@ class Network:
 
         source = self._read(op.sources[0]).reshape(n, h * w, c, 1)
         tensors = [rows_of(source), *(rows_of(vector) for vector in vectors_of(op.formula))]
-        found = evaluate(self.symbols, op.formula, tensors)[0].reshape(n, c // size, h * w, size)
-        return found.swapaxes(1, 2).reshape(op.dst.shape)
+        results = evaluate(self.symbols, op.formula, tensors)[0].reshape(n, c // size, h * w, size)
+        return results.swapaxes(1, 2).reshape(op.dst.shape)
 
     def _wide_conv(self, op: Operator, formula: Formula, sources: list[np.ndarray]) -> list[np.ndarray]:
-        """What a formula makes of the sums of products of upper and of lower bytes."""
+        """Evaluate a formula on the sums of products of upper and of lower bytes."""
         zero, wide = int(op.numbers["x_zero"]), len(sources) > 1
         fills = (zero >> 8, (zero & 0xFF) - 128) if wide else (zero,)
-        made = []
-        for source, fill in zip(sources, fills, strict=True):
-            sums = concatenated(list(self._convolved(op, source, 0, fill)), 0)
-            made.append(sums.reshape(*sums.low.shape, 1))
-        found = evaluate(self.symbols, formula, [concatenated(made, 2), *vectors_of(formula)])
-        return [part.reshape(op.dst.shape) for part in found]
+        sums = [
+            concatenate(list(self._convolution_sums(op, source, 0, fill)), 0).singletons
+            for source, fill in zip(sources, fills, strict=True)
+        ]
+        results = evaluate(self.symbols, formula, [concatenate(sums, 2), *vectors_of(formula)])
+        return [part.reshape(op.dst.shape) for part in results]
 
     def _pool(self, op: Operator) -> np.ndarray:
         window, zero, scale = op.windows["window"], int(op.numbers["x_zero"]), op.numbers["scale"]
         x = self._read(op.sources[0])
-        n, oh, ow, c = len(x), *sizes(window, x.shape[1:3]), x.shape[3]
+        n, oh, ow, c = len(x), *output_size(window, x.shape[1:3]), x.shape[3]
         address, valid = _windows(window, x.shape[:3], (oh, ow))
         read = x.reshape(-1, c)[address]
         if op.texts["kind"] == "max":
@@ -238,106 +239,105 @@ class Network:
         counts = valid.sum(axis=1)
         if op.numbers["include_pad"]:
             counts = _windows(window, x.shape[:3], (oh, ow), padded=True)[1].sum(axis=1)
-        sums = self.values.terms(np.where(valid[..., None], read, zero & 0xFF)).shifted(-zero).total(1)
-        found = np.empty(sums.low.shape, np.int64)
+        sums = (
+            self.values.integers_of(np.where(valid[..., None], read, zero & 0xFF)).plus_constant(-zero).sum(1)
+        )
+        results = np.empty(sums.low.shape, np.int64)
         for count in np.unique(counts):
             some = counts == count
-            part = sums[some]
-            pairs = self._pairs(np.full(c, scale / max(int(count), 1)))
-            found[some] = self._finish(op, part.reshape(*part.low.shape, 1), *pairs)
-        return found.reshape(n, oh, ow, c)
+            pair = quantise_scale(scale / max(int(count), 1), self.bits)
+            results[some] = self._requantise(op, sums[some].singletons, *pair)
+        return results.reshape(n, oh, ow, c)
 
     def _maximum(self, op: Operator, read: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """Of windows (outputs, elements, channels), of nothing the least int32."""
-        zero, scale, there = int(op.numbers["x_zero"]), op.numbers["scale"], valid.any(axis=1)
-        found = np.empty((len(read), read.shape[2]), np.int64)
-        most = self.values.maximum(read[there].swapaxes(1, 2), valid[there][:, None])
-        found[there] = self._scaled(op, most, zero, scale)
-        if not there.all():
-            least = self.values.integers(np.full((int((~there).sum()), read.shape[2], 1), -INT32 - zero))
-            found[~there] = self._finish(op, least, *self._pairs(np.full(read.shape[2], scale)))
-        return found
+        """Requantise the maxima of windows (outputs, elements, channels); of an empty window, the least int32."""
+        zero, scale, nonempty = int(op.numbers["x_zero"]), op.numbers["scale"], valid.any(axis=1)
+        results = np.empty((len(read), read.shape[2]), np.int64)
+        most = self.values.maximum(read[nonempty].swapaxes(1, 2), valid[nonempty][:, None])
+        results[nonempty] = self._rescale_values(op, most, zero, scale)
+        if not nonempty.all():
+            least = self.values.integers(np.full((int((~nonempty).sum()), read.shape[2], 1), -INT32 - zero))
+            results[~nonempty] = self._requantise(op, least, *quantise_scale(scale, self.bits))
+        return results
 
-    def _pair(self, op: Operator) -> tuple[np.ndarray, Sums, Sums]:
-        """The operands' values of an operator of two, and both less their zero points."""
+    def _two_operands(self, op: Operator) -> tuple[tuple[int, ...], Sums, Sums]:
+        """Return the shape of both operands, and the operands (pixels, channels) less their zero points."""
         a = self._read(op.sources[0])
         b = np.broadcast_to(self._read(op.sources[1]), a.shape)
-        both = []
-        for name, item in (("a", a), ("b", b)):
-            sums = self.values.terms(item.reshape(-1, a.shape[3]))
-            both.append(sums.shifted(-int(op.numbers[f"{name}_zero"])))
-        return a, both[0], both[1]
+        first, second = (
+            self.values.integers_of(item.reshape(-1, a.shape[3])).plus_constant(-int(op.numbers[zero]))
+            for item, zero in ((a, "a_zero"), (b, "b_zero"))
+        )
+        return a.shape, first, second
 
     def _add(self, op: Operator) -> np.ndarray:
-        a, first, second = self._pair(op)
+        shape, first, second = self._two_operands(op)
         scales = op.numbers["a_scale"], op.numbers["b_scale"]
-        _, shift = quantised(max(scales[0], abs(scales[1])), self.bits)
+        _, shift = quantise_scale(max(scales[0], abs(scales[1])), self.bits)
         mantissas = [round(math.ldexp(abs(scale), shift)) for scale in scales]
-        columns = np.ones(a.shape[3], np.int64)
-        made = self._finish(
-            op, first.reshape(*first.low.shape, 1), mantissas[0] * columns, shift * columns,
-            second.scaled(-mantissas[1] if scales[1] < 0 else mantissas[1]),
-        )  # fmt: skip
-        return made.reshape(a.shape)
+        second = second.times_constant(-mantissas[1] if scales[1] < 0 else mantissas[1])
+        return self._requantise(op, first.singletons, mantissas[0], shift, second).reshape(shape)
 
     def _multiply(self, op: Operator) -> np.ndarray:
-        a, first, second = self._pair(op)
-        pairs = self._pairs(np.full(a.shape[3], op.numbers["scale"]))
-        product = first.times(second)
-        return self._finish(op, product.reshape(*product.low.shape, 1), *pairs).reshape(a.shape)
+        shape, first, second = self._two_operands(op)
+        pair = quantise_scale(op.numbers["scale"], self.bits)
+        return self._requantise(op, first.times(second).singletons, *pair).reshape(shape)
 
     def _rescale(self, op: Operator) -> np.ndarray:
-        return self._scaled(op, self._read(op.sources[0]), int(op.numbers["x_zero"]), op.numbers["scale"])
+        x = self._read(op.sources[0])
+        return self._rescale_values(op, x, int(op.numbers["x_zero"]), op.numbers["scale"])
 
     def _pad(self, op: Operator) -> np.ndarray:
         window, x = op.windows["window"], self._read(op.sources[0])
-        n, oh, ow, c = len(x), *sizes(window, x.shape[1:3]), x.shape[3]
+        n, oh, ow, c = len(x), *output_size(window, x.shape[1:3]), x.shape[3]
         address, valid = _windows(window, x.shape[:3], (oh, ow))
         read = np.where(valid[..., None], x.reshape(-1, c)[address], int(op.numbers["fill"]) & 0xFF)
-        around = read[:, 0].reshape(n, oh, ow, c)
-        return self._scaled(op, around, int(op.numbers["x_zero"]), op.numbers["scale"])
+        padded = read[:, 0].reshape(n, oh, ow, c)
+        return self._rescale_values(op, padded, int(op.numbers["x_zero"]), op.numbers["scale"])
 
 
 @contextmanager
-def _named(op: Operator) -> Iterator[None]:
-    """Say which operator has no meaning, as it may in a file that was edited. Raises `Unknown`."""
+def _invalid_as_unknown(op: Operator) -> Iterator[None]:
+    """Convert errors of an invalid operator, which an edited file may have, to `Unknown`."""
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise Unknown(f"operator {op.name!r} ({op.kind}) means nothing: {error}") from None
+        raise Unknown(f"operator {op.name!r} ({op.kind}) is invalid: {error}") from None
 
 
 def _plane(view: View, plane: int) -> View:
-    """A view's plane of upper bytes, 0, or of lower ones, 1, which lies behind it."""
+    """Return a view's plane of upper bytes, 0, or of lower bytes, 1, which follows as further images."""
     image, *others = view.start
     return msgspec.structs.replace(view, start=(image + plane * view.shape[0], *others))
 
 
-def sizes(window: Window, image: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of what windows make of an image: as many as fit it with its padding."""
-    found = []
+def output_size(window: Window, image: tuple[int, int]) -> tuple[int, int]:
+    """Return the number of windows, vertically and horizontally, that fit an image with its padding."""
+    counts = []
     for axis, size in enumerate(image):
         span = (window.kernel[axis] - 1) * window.dilation[axis] + 1
         room = size + window.pad[axis] + window.pad[axis + 2]
-        found.append((room - span) // window.stride[axis] + 1)
-    return found[0], found[1]
+        counts.append((room - span) // window.stride[axis] + 1)
+    return counts[0], counts[1]
 
 
 def _windows(
     window: Window, shape: tuple[int, ...], out: tuple[int, int], *, padded: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels that each output reads, (outputs, elements), and whether they are there; `padded`: in the image with its
-    padding."""
+    """Return the pixels that each output reads, (outputs, elements), and a mask of those inside the image.
+
+    With `padded`, the mask includes the padding.
+    """
     n, *image = shape
-    axes, there = [], []
+    axes, inside = [], []
     for axis, size in enumerate(image):
         first = np.arange(out[axis])[:, None] * window.stride[axis] - window.pad[axis]
         at = first + np.arange(window.kernel[axis]) * window.dilation[axis]
         before, after = (window.pad[axis], window.pad[axis + 2]) if padded else (0, 0)
-        there.append((at >= -before) & (at < size + after))
+        inside.append((at >= -before) & (at < size + after))
         axes.append(np.clip(at, 0, size - 1))
     rows, columns = axes[0][:, None, :, None], axes[1][None, :, None, :]
     pixel = (np.arange(n)[:, None, None, None, None] * image[0] + rows) * image[1] + columns
-    valid = np.broadcast_to(there[0][:, None, :, None] & there[1][None, :, None, :], pixel.shape)
+    valid = np.broadcast_to(inside[0][:, None, :, None] & inside[1][None, :, None, :], pixel.shape)
     elements = math.prod(window.kernel)
     return pixel.reshape(-1, elements), valid.reshape(-1, elements)

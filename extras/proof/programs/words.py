@@ -1,7 +1,7 @@
-"""What a program's words compute: the golden interpreter's order and addresses, on values in the place of bytes.
+"""Execution of programs on values: the golden interpreter, with a value in place of each byte.
 
-A byte of memory is the number of a `Values` value, 32 bits, of which each plane of memory has eight: so LOAD and STORE
-are those of the golden interpreter, once a plane. Words, parameters, tables and offsets have to be constants.
+A value of `Values` is a number of 32 bits. Four planes of memory hold 8 bits of it each, so LOAD and STORE of the
+golden interpreter run once per plane. Instructions, parameters, tables and offsets have to be constants.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import reduce
 import numpy as np
 
 from weft.extras.proof.programs import kernels, scores
-from weft.extras.proof.programs.form import STORED
-from weft.extras.proof.programs.requantise import requantised
-from weft.extras.proof.programs.softmax import aligned
-from weft.extras.proof.programs.sums import INT32, Sums, concatenated, product
-from weft.extras.proof.programs.symbols import Rows, Symbols, joined_bytes
+from weft.extras.proof.programs.form import SATURATE
+from weft.extras.proof.programs.requantise import requantise
+from weft.extras.proof.programs.softmax import add_aligned
+from weft.extras.proof.programs.sums import INT32, Sums, concatenate, matmul
+from weft.extras.proof.programs.symbols import Rows, Symbols, join_bytes
 from weft.extras.proof.programs.values import CONSTANTS, Values
 from weft.hdl.errors import WeftError
 from weft.hdl.isa import (
@@ -46,20 +46,20 @@ from weft.sim.golden.memories import Memories, loops, within
 from weft.sim.golden.units import load, store
 
 PLANES = 4
-"""Planes of memory: bytes of a value's number."""
+"""Planes of memory: bytes per value."""
 _CHUNK = 1 << 18
-"""Elements that are worked on at a time, to bound memory."""
+"""Elements per step, to bound memory."""
 
 
 class Unproven(WeftError, RuntimeError):
-    """Something that a proof needs and that is not known; the message says what."""
+    """A failed proof; the message gives the reason."""
 
 
 class ValueDevice(GoldenDevice):
-    """A device whose memories hold values.
+    """Device whose memories hold values.
 
-    What is on chip at first is unknown, and so is what other arithmetic than that of proofs makes, as in columns of the
-    array that nobody uses: a program whose results depend on it computes something else than its network.
+    The contents of on-chip memories are unknown at first. So are results of arithmetic that proofs do not support, for
+    example in unused columns of the array. A program whose results depend on them does not equal its network.
 
     Parameters
     ----------
@@ -72,40 +72,41 @@ class ValueDevice(GoldenDevice):
         super().__init__(config, memory_bytes)
         self.values, self.symbols = values, Symbols(values)
         self.planes = [self.memories, *(Memories(config, memory_bytes) for _ in range(1, PLANES))]
-        self.set_values(0, np.broadcast_to(values.inputs(1), memory_bytes))
+        self.set_values(0, np.broadcast_to(values.new_inputs(1), memory_bytes))
         n = config.n
-        self.cells = values.inputs(config.scratchpad_size * n).reshape(-1, n)
-        self._nothing = int(self.cells[0, 0]), int(self.cells[-1, -1])
-        self.sums = values.unknown(config.accumulator_size * n).reshape(-1, n)
+        self.cells = values.new_inputs(config.scratchpad_size * n).reshape(-1, n)
+        self._initial_cells = int(self.cells[0, 0]), int(self.cells[-1, -1])
+        self.sums = values.new_unknown(config.accumulator_size * n).reshape(-1, n)
         self.tables = np.full((config.lookup_tables, LOOKUP_ENTRIES), -1)
         self.offsets: Mapping[tuple[int, ...], Rows] = {}
-        """Of offsets of rows that are inputs, by the values of their bytes."""
+        """Tables of row offsets that are inputs, by the values of an offset's bytes."""
         self.rows = scores.RowStates(values, config)
-        self.memories.kernel = [None] * config.kernel  # type: ignore[list-item]  # nobody wrote them
+        # Micro-operations that the program has not written are invalid.
+        self.memories.kernel = [None] * config.kernel  # type: ignore[list-item]
 
     def set_values(self, address: int, numbers: np.ndarray) -> None:
-        """Write values to memory, from an address on."""
-        for plane, part in zip(self.planes, _split(numbers), strict=True):
+        """Write values to memory, starting at an address."""
+        for plane, part in zip(self.planes, _split_planes(numbers), strict=True):
             plane.dram_range(address, len(part))[:] = part
 
     def get_values(self, address: int, size: int) -> np.ndarray:
-        """Read them."""
-        return _joined([plane.dram_range(address, size) for plane in self.planes])
+        """Read `size` values from memory, int64 (size,)."""
+        return _join_planes([plane.dram_range(address, size) for plane in self.planes])
 
     def write(self, address: int, payload: bytes) -> None:
         self.set_values(address, np.frombuffer(payload, np.uint8).astype(np.int64))
 
     def read(self, address: int, size: int) -> bytes:
-        """Constants, as words are."""
-        found = self.values.constants(self.get_values(address, size))
-        if found is None:
+        """Read constants, such as instructions. Raises `DeviceError` if they depend on inputs."""
+        constants = self.values.constant_bytes(self.get_values(address, size))
+        if constants is None:
             raise DeviceError(f"{size} bytes at {address:#x} are words or registers, and depend on inputs")
-        return found.tobytes()
+        return constants.tobytes()
 
     def _execute(self, index: int, instruction: Instruction) -> None:
         for plane in self.planes[1:]:
             plane.registers, plane.bases = self.memories.registers, self.memories.bases
-        carried_out = {
+        handlers = {
             Load: self._load,
             Store: self._store,
             Mm: self._mm,
@@ -117,43 +118,41 @@ class ValueDevice(GoldenDevice):
             Softmax: lambda i: scores.softmax(self, i),
             Normalise: lambda i: scores.normalise(self, i),
         }
-        if type(instruction) not in carried_out:
-            raise Unproven(
-                f"instruction {index} ({instruction.OPCODE.name}) is none of those that proofs know"
-            )
-        with _placed(index, instruction):
-            carried_out[type(instruction)](instruction)  # type: ignore[operator]
+        if type(instruction) not in handlers:
+            raise Unproven(f"instruction {index} ({instruction.OPCODE.name}) is not supported by proofs")
+        with _name_instruction(index, instruction):
+            handlers[type(instruction)](instruction)  # type: ignore[operator]
 
     def _load(self, i: Load) -> None:
-        found = self._resolved(i)
-        if isinstance(found, np.ndarray):
-            self._load_row(i, found)
+        resolved = self._resolve_page(i)
+        if isinstance(resolved, np.ndarray):
+            self._load_row(i, resolved)
             return
-        i = found
+        i = resolved
         if i.int4:
             start = self.memories.register(i.base) + i.offset
             for row in range(i.rows):
                 address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
-                if self.values.constants(self.get_values(address, i.row_bytes)) is None:
-                    raise Unproven("it unpacks values of 4 bits that are no constants")
-        upper = dataclasses.replace(i, fill=0)  # the upper bytes of the number of a constant
+                if self.values.constant_bytes(self.get_values(address, i.row_bytes)) is None:
+                    raise Unproven("it unpacks 4-bit values that depend on inputs")
+        upper = dataclasses.replace(i, fill=0)  # the upper bytes of a constant value are 0
         for number, plane in enumerate(self.planes):
             load(plane, upper if number else i)
         rows = self.memories.addresses(i, "dst").ravel()
-        self.cells[rows] = _joined([plane.scratchpad[rows].view(np.uint8) for plane in self.planes])
+        self.cells[rows] = _join_planes([plane.scratchpad[rows].view(np.uint8) for plane in self.planes])
 
-    def _resolved(self, i: Load) -> Load | np.ndarray:
-        """A paged LOAD as one that is not; or the values of its entry, if that depends on inputs."""
+    def _resolve_page(self, i: Load) -> Load | np.ndarray:
+        """Convert a paged LOAD to a plain LOAD; return its page table entry, as values, if that depends on inputs."""
         if not i.paged:
             return i
-        numbers = self._entry(i)
-        if self.values.constants(numbers) is None:
-            return numbers
-        entry = int.from_bytes(numbers.astype(np.uint8).tobytes(), "little")
-        return dataclasses.replace(i, paged=0, table=0, page=0, offset=(i.offset + entry) & 0xFFFFFFFF)
+        entry = self._page_entry(i)
+        constants = self.values.constant_bytes(entry)
+        if constants is None:
+            return entry
+        offset = i.offset + int.from_bytes(constants.tobytes(), "little")
+        return dataclasses.replace(i, paged=0, table=0, page=0, offset=offset & 0xFFFFFFFF)
 
-    def _entry(self, i: Load) -> np.ndarray:
-        """The values of the bytes of an entry of a page table."""
+    def _page_entry(self, i: Load) -> np.ndarray:
         table = self.memories.register(i.table)
         if table % PAGE_ENTRY:
             raise DeviceError(
@@ -161,9 +160,9 @@ class ValueDevice(GoldenDevice):
             )
         return self.get_values((table + i.entry) & 0xFFFFFFFF, PAGE_ENTRY)
 
-    def _load_row(self, i: Load, numbers: np.ndarray) -> None:
+    def _load_row(self, i: Load, entry: np.ndarray) -> None:
         """Load a row of a constant table by an offset that is an input."""
-        rows = self.offsets.get(tuple(numbers.tolist()))
+        rows = self.offsets.get(tuple(entry.tolist()))
         if rows is None or i.rows != 1 or i.transpose or i.int4:
             raise Unproven("its offset comes from a page table, and it depends on inputs")
         start = self.memories.register(i.base) + i.offset + rows.first
@@ -172,24 +171,23 @@ class ValueDevice(GoldenDevice):
         ).view(np.int8)
         shape, steps = (rows.count, i.run), (rows.pitch, 1)
         content = np.lib.stride_tricks.as_strided(raw, shape, steps, writeable=False)
-        needed = (i.pixels - 1) * i.pitch + i.length
-        taken = max(min(i.run, needed - i.before), 0)
-        data = np.full(needed, i.fill & 0xFF)
-        if taken:
-            offset = joined_bytes(self.symbols, numbers[None])
-            found = self.symbols.row_of(offset, content[:, :taken], rows.pitch, rows.first)
-            made = self.values.results(found.reshape(1, taken, 1), [STORED] * taken)
-            data[i.before : i.before + taken] = made[0]
+        size = (i.pixels - 1) * i.pitch + i.length
+        used = max(min(i.run, size - i.before), 0)
+        data = np.full(size, i.fill & 0xFF)
+        if used:
+            offset = join_bytes(self.symbols, entry[None])
+            row = self.symbols.table_row(offset, content[:, :used], rows.pitch, rows.first)
+            data[i.before : i.before + used] = self.values.apply_forms(row.singletons, [SATURATE] * used)[0]
         shape, steps = (i.pixels, i.length), (data.itemsize * i.pitch, data.itemsize)
         pixels = np.lib.stride_tricks.as_strided(data, shape, steps, writeable=False)
         vectors = -(-i.length // self.config.n)
-        whole = np.full((i.pixels, vectors * self.config.n), i.fill & 0xFF)
-        whole[:, : i.length] = pixels
-        self.cells[self.memories.addresses(i, "dst").ravel()] = whole.reshape(-1, self.config.n)
+        padded = np.full((i.pixels, vectors * self.config.n), i.fill & 0xFF)
+        padded[:, : i.length] = pixels
+        self.cells[self.memories.addresses(i, "dst").ravel()] = padded.reshape(-1, self.config.n)
 
     def _store(self, i: Store) -> None:
         rows = self.memories.addresses(i, "src").ravel()
-        for plane, part in zip(self.planes, _split(self.cells[rows]), strict=True):
+        for plane, part in zip(self.planes, _split_planes(self.cells[rows]), strict=True):
             plane.scratchpad[rows] = part.view(np.int8)
             store(plane, i)
 
@@ -198,33 +196,32 @@ class ValueDevice(GoldenDevice):
         if np.unique(rows[0]).size != rows[0].size:
             raise DeviceError(i.operand("c").clash)
         shifts = self.rows.alignments[self.memories.addresses(i, "alignment")] if i.align else None
-        together = i.a_nt == 0
-        for first in range(0, 1 if together else i.nt):
-            tiles = range(i.nt) if together else range(first, first + 1)
+        # Tiles that read equal rows of A are one product.
+        shared = i.a_nt == 0
+        for first in range(0, 1 if shared else i.nt):
+            tiles = range(i.nt) if shared else range(first, first + 1)
             if shifts is not None:
                 self._add_aligned(i, tiles, rows, shifts)
                 continue
-            made = self._products(i, tiles)
+            products = self._products(i, tiles)
             for tile, cells in zip(range(len(tiles)), rows[list(tiles)], strict=True):
-                part = made[:, tile]
-                self._put(cells, self.sums[cells].plus(part) if i.accumulate else part)
+                part = products[:, tile]
+                total = self.sums[cells].plus(part) if i.accumulate else part
+                self.sums = self.sums.put(cells, self.values.limit_to_int32(total))
 
     def _add_aligned(self, i: Mm, tiles: range, rows: np.ndarray, shifts: Sums) -> None:
-        """Add one step of the contraction after the other, each shifted by its alignments (steps, rows)."""
+        """Add the steps of the contraction in order, each shifted by its alignments (steps, rows)."""
         cells = rows[list(tiles)].T
         shape = (*cells.shape, self.config.n)
         total = self.sums[cells] if i.accumulate else self.symbols.integers(0, shape)
         for step in range(i.ky * i.kx * i.kc):
-            part = self.values.bounded(self._products(i, tiles, slice(step, step + 1)))
-            shift = shifts[step].reshape(len(cells), 1, 1).spread(shape)
-            total = aligned(self.symbols, total, part, shift)
+            part = self.values.limit_to_int32(self._products(i, tiles, slice(step, step + 1)))
+            shift = shifts[step].reshape(len(cells), 1, 1).broadcast_to(shape)
+            total = add_aligned(self.symbols, total, part, shift)
         self.sums = self.sums.put(cells, total)
 
-    def _put(self, rows: np.ndarray, sums: Sums) -> None:
-        self.sums = self.sums.put(rows, self.values.bounded(sums))
-
     def _products(self, i: Mm, tiles: range, steps: slice = slice(None)) -> Sums:
-        """(rows, tiles, N), of some steps of the contraction."""
+        """Return the sums of products (rows, tiles, N) over some steps of the contraction."""
         n, config, memories = self.config.n, self.config, self.memories
         operand, weights = i.operand("a"), i.operand("b")
         outer, inner = ("oy", "ox"), ("ky", "kx", "kc")
@@ -240,68 +237,67 @@ class ValueDevice(GoldenDevice):
         address = memories.check(operand, np.where(valid, a_row[:, None] + a_step, 0))
         words = self.cells[memories.check(weights, b_word[:, None] + b_step)]
         if i.depthwise:
-            found = self._gathered(address, valid, i.pad)
-            along = [self._along(found[:, step], words[:, step], i) for step in range(a_step.size)]
-            return reduce(Sums.plus, along).reshape(a_row.size, len(tiles), n)
+            rows = self._gather(address, valid, i.pad)
+            sums = [self._depthwise_sums(rows[:, step], words[:, step], i) for step in range(a_step.size)]
+            return reduce(Sums.plus, sums).reshape(a_row.size, len(tiles), n)
         words = words.reshape(b_word.size, -1)
-        known = np.asarray((words < CONSTANTS).all(axis=1))
-        first, last = self._nothing
-        nothing = np.asarray(((words >= first) & (words <= last)).any(axis=1))
-        right, others = _bytes(words, known[:, None]), np.flatnonzero(~known & ~nothing)
+        constant = np.asarray((words < CONSTANTS).all(axis=1))
+        first, last = self._initial_cells
+        unwritten = np.asarray(((words >= first) & (words <= last)).any(axis=1))
+        right, others = _bytes(words, constant[:, None]), np.flatnonzero(~constant & ~unwritten)
         parts = []
-        each = max(1, _CHUNK // (a_step.size * n))
-        for low in range(0, a_row.size, each):
-            part = slice(low, low + each)
-            found = self._gathered(address[part], valid[part], i.pad).reshape(len(address[part]), -1)
-            parts.append(self.values.dot(found, i.zero, right.T))
+        chunk = max(1, _CHUNK // (a_step.size * n))
+        for low in range(0, a_row.size, chunk):
+            part = slice(low, low + chunk)
+            rows = self._gather(address[part], valid[part], i.pad).reshape(len(address[part]), -1)
+            parts.append(self.values.dot(rows, i.zero, right.T))
             if others.size:
-                left = self.values.terms(found).shifted(-i.zero)
-                made = product(left, self.values.terms(words[others].T))
-                parts[-1] = parts[-1].put((slice(None), others), made)
-        made = concatenated(parts, 0)
-        if nothing.any():
-            made = self.values.unknown_where(np.broadcast_to(nothing, made.low.shape), made)
-        return made.reshape(a_row.size, len(tiles), n)
+                left = self.values.integers_of(rows).plus_constant(-i.zero)
+                products = matmul(left, self.values.integers_of(words[others].T))
+                parts[-1] = parts[-1].put((slice(None), others), products)
+        total = concatenate(parts, 0)
+        if unwritten.any():
+            total = self.values.replace_by_unknown(np.broadcast_to(unwritten, total.low.shape), total)
+        return total.reshape(a_row.size, len(tiles), n)
 
-    def _gathered(self, address: np.ndarray, valid: np.ndarray, pad: int) -> np.ndarray:
-        """Rows of A (rows, steps, N)."""
+    def _gather(self, address: np.ndarray, valid: np.ndarray, pad: int) -> np.ndarray:
+        """Return the rows of A, values (rows, steps, N); `pad` where they are not valid."""
         if valid.all():
             return self.cells[address]
         return np.where(valid[..., None], self.cells[address], pad & 0xFF)
 
-    def _along(self, found: np.ndarray, words: np.ndarray, i: Mm) -> Sums:
-        """Sums of neighbouring rows (rows, N) of a line by words (tiles * N, N), channel by channel: see
-        `weft.sim.golden.units`."""
+    def _depthwise_sums(self, pixels: np.ndarray, words: np.ndarray, i: Mm) -> Sums:
+        """Convolve each channel of lines of pixels with the taps in words (tiles * N, N): sums (rows, N).
+
+        See `weft.sim.golden.units`.
+        """
         n, taps = self.config.n, self.config.depthwise_taps
-        rows = self.values.terms(found.reshape(i.oy, i.ox, 1, n)).shifted(-i.zero)
+        rows = self.values.integers_of(pixels.reshape(i.oy, i.ox, 1, n)).plus_constant(-i.zero)
         words = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]
-        known = np.asarray((words < CONSTANTS).all(axis=1))
-        weights = _bytes(words, known[:, None])
-        total: Sums | None = None
-        nothing = self.values.terms(np.zeros((i.oy, i.ox, 1, n), np.int64))
+        constant = np.asarray((words < CONSTANTS).all(axis=1))
+        weights = _bytes(words, constant[:, None])
+        zeros = self.values.integers_of(np.zeros((i.oy, i.ox, 1, n), np.int64))
+        parts = []
         for tap in range(taps):
             back = taps - 1 - tap
-            moved = (
-                rows
-                if back == 0
-                else concatenated([nothing[:, : min(back, i.ox)], rows[:, : max(i.ox - back, 0)]], 1)
-            )
-            part = moved.scaled(weights[:, tap])
-            total = part if total is None else total.plus(part)
-        assert total is not None
-        if not known.all():
-            total = self.values.unknown_where(np.broadcast_to(~known, total.low.shape), total)
+            delayed = rows
+            if back:
+                delayed = concatenate([zeros[:, : min(back, i.ox)], rows[:, : max(i.ox - back, 0)]], 1)
+            parts.append(delayed.times_constant(weights[:, tap]))
+        total = reduce(Sums.plus, parts)
+        if not constant.all():
+            total = self.values.replace_by_unknown(np.broadcast_to(~constant, total.low.shape), total)
         return total.reshape(i.rows, -1)
 
-    def constants(self, numbers: np.ndarray, what: str) -> np.ndarray:
-        """The bytes of values, uint8; raises `Unproven` with `what` if they are no constants."""
-        found = self.values.constants(numbers)
-        if found is None:
-            raise Unproven(f"{what}, and it is no constant")
-        return found
+    def constants(self, values: np.ndarray, purpose: str) -> np.ndarray:
+        """Return the bytes of values, uint8. Raises `Unproven`, with the clause `purpose`, if they depend on inputs."""
+        constants = self.values.constant_bytes(values)
+        if constants is None:
+            raise Unproven(f"{purpose}, which depend on inputs")
+        return constants
 
     def parameters(self, i: Vec | Softmax) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mantissa, shift and bias of every column."""
+        """Return mantissas, shifts and biases of all columns. Raises `Unproven` and `DeviceError`."""
         block = self.constants(self.cells[self.memories.addresses(i, "params")], "it has parameters")
         words = parameters.parameter_words(block.view(np.int8))
         mantissa, shift, bias = (
@@ -319,28 +315,28 @@ class ValueDevice(GoldenDevice):
         second = self.cells[memories.addresses(i, "b").reshape(-1)] if i.add else None
         clamp, table = (i.zero, i.low, i.high), self._table(i)
         results = np.empty((dst.size, config.n), np.int64)
-        each = max(1, _CHUNK // (i.ry * i.rx * config.n))
-        for low in range(0, dst.size, each):
-            part = slice(low, low + each)
-            for rows, value, source in self._reduced(i, part):
+        chunk = max(1, _CHUNK // (i.ry * i.rx * config.n))
+        for low in range(0, dst.size, chunk):
+            part = slice(low, low + chunk)
+            for rows, value, source in self._reduce(i, part):
                 if bool((bias != 0).any()):
-                    value = value.shifted(bias[None, :, None])
+                    value = value.plus_constant(bias[None, :, None])
                 other = None
                 if second is not None:
-                    other = self.values.terms(second[part][rows]).shifted(-i.b_zero)
+                    other = self.values.integers_of(second[part][rows]).plus_constant(-i.b_zero)
                 if i.multiply:
                     assert other is not None
                     value, other, source = self._product(value, other, bias, i), None, None
                 if other is not None:
-                    other = other.scaled(-i.b_mantissa if i.subtract else i.b_mantissa)
+                    other = other.times_constant(-i.b_mantissa if i.subtract else i.b_mantissa)
                 own = None if source is None else (source, bias)
-                results[low + rows] = requantised(
+                results[low + rows] = requantise(
                     self.values, value, mantissa, shift, clamp, table, other, own
                 )
         self.cells[dst] = results
 
     def check_vec(self, i: Vec) -> None:
-        """Raises `DeviceError` for what no VEC may ask for."""
+        """Raise `DeviceError` for an invalid VEC."""
         if i.b_mantissa >> self.config.mantissa_bits:
             raise DeviceError(f"a mantissa has more than {self.config.mantissa_bits} bits")
         if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
@@ -349,8 +345,8 @@ class ValueDevice(GoldenDevice):
             )
 
     def _product(self, value: Sums, other: Sums, bias: np.ndarray, i: Vec) -> Sums:
-        plain = value.shifted(-bias[None, :, None] - i.pad)
-        return plain.times(other.reshape(*other.low.shape, 1)).shifted(bias[None, :, None])
+        plain = value.plus_constant(-bias[None, :, None] - i.pad)
+        return plain.times(other.singletons).plus_constant(bias[None, :, None])
 
     def _table(self, i: Vec) -> bytes:
         if not i.lookup:
@@ -358,16 +354,25 @@ class ValueDevice(GoldenDevice):
         return self.table(int(self.memories.addresses(i, "table")))
 
     def table(self, number: int) -> bytes:
-        """The entries of a look-up table."""
-        return _filled(self.tables[number])
+        """Return the entries of a look-up table. Raises `Unproven` if the program has not written them all."""
+        return _table_bytes(self.tables[number])
 
     def powers(self) -> bytes:
-        """The entries of the table of powers of two."""
-        return _filled(self.rows.table)
+        """Return the entries of the table of powers of two. Raises `Unproven` like `table`."""
+        return _table_bytes(self.rows.table)
 
-    def _reduced(self, i: Vec, part: slice) -> Iterator[tuple[np.ndarray, Sums, np.ndarray | None]]:
-        """Some outputs, for them the integers (outputs, N, set) whose maximum is requantised, and the values
-        (outputs, N) that these are; then the others."""
+    def _reduce(self, i: Vec, part: slice) -> Iterator[tuple[np.ndarray, Sums, np.ndarray | None]]:
+        """Yield the operands of some outputs, in one or two parts.
+
+        Yields
+        ------
+        int64 (outputs,)
+            Indices of outputs.
+        Sums (outputs, N, set)
+            Sets of integers, whose maxima are requantised.
+        int64 (outputs, N) or None
+            Values that these integers are, if they are values.
+        """
         memories, operand = self.memories, i.operand("src")
         outputs, reduction = ("ob", "oy", "ox"), ("ry", "rx")
         elements = slice(None) if i.reduce else slice(-1, None)
@@ -381,40 +386,39 @@ class ValueDevice(GoldenDevice):
         for bound in operand.bounds:
             valid &= within(i, bound, spread(bound.nest(i, *outputs), bound.nest(i, *reduction)))
         address = memories.check(operand, np.where(valid, address, 0))
-        there = valid.any(axis=1) if i.reduce == Reduce.MAX else np.ones(len(valid), bool)
-        if not there.all():  # the maximum of nothing is the least int32
-            rows = np.flatnonzero(~there)
+        nonempty = valid.any(axis=1) if i.reduce == Reduce.MAX else np.ones(len(valid), bool)
+        if not nonempty.all():  # the maximum of an empty window is the least int32
+            rows = np.flatnonzero(~nonempty)
             yield rows, self.values.integers(np.full((len(rows), self.config.n, 1), -INT32)), None
-        rows = np.flatnonzero(there)
+        rows = np.flatnonzero(nonempty)
         if i.source == Source.SCRATCHPAD:
-            yield rows, *self._of_values(i, self.cells[address[rows]], valid[rows])
+            yield rows, *self._reduce_values(i, self.cells[address[rows]], valid[rows])
         else:
-            yield rows, self._of_sums(i, self.sums[address[rows]], valid[rows]), None
+            yield rows, self._reduce_sums(i, self.sums[address[rows]], valid[rows]), None
 
-    def _of_values(self, i: Vec, found: np.ndarray, valid: np.ndarray) -> tuple[Sums, np.ndarray | None]:
-        """From values (outputs, elements, N)."""
+    def _reduce_values(self, i: Vec, values: np.ndarray, valid: np.ndarray) -> tuple[Sums, np.ndarray | None]:
+        """Reduce values (outputs, elements, N)."""
         if i.reduce == Reduce.MAX:
-            made = self.values.maximum(found.swapaxes(1, 2), valid[:, None])
+            result = self.values.maximum(values.swapaxes(1, 2), valid[:, None])
         else:
-            found = np.where(valid[..., None], found, i.pad & 0xFF)
+            values = np.where(valid[..., None], values, i.pad & 0xFF)
             if i.reduce == Reduce.SUM:
-                return self.values.terms(found).total(1).reshape(len(found), -1, 1), None
-            made = found[:, -1]
-        return self.values.terms(made).reshape(*made.shape, 1), made
+                return self.values.integers_of(values).sum(1).singletons, None
+            result = values[:, -1]
+        return self.values.integers_of(result).singletons, result
 
-    def _of_sums(self, i: Vec, found: Sums, valid: np.ndarray) -> Sums:
-        """From integers (outputs, elements, N)."""
+    def _reduce_sums(self, i: Vec, sums: Sums, valid: np.ndarray) -> Sums:
+        """Reduce integers (outputs, elements, N)."""
         if i.reduce == Reduce.MAX:
             first = valid.argmax(axis=1)
             rows = np.arange(len(first))
-            chosen = np.where(
-                valid, np.arange(valid.shape[1]), first[:, None]
-            )  # what is not there is another
-            return found[rows[:, None], chosen].moved((0, 2, 1))
+            # A valid element takes the place of others: a repeated member does not change a maximum.
+            members = np.where(valid, np.arange(valid.shape[1]), first[:, None])
+            return sums[rows[:, None], members].transpose((0, 2, 1))
         if not valid.all():
-            there = valid[..., None].astype(np.int64)
-            found = found.scaled(there).shifted(i.pad * (1 - there))
-        return found.total(1).reshape(len(valid), -1, 1)
+            weight = valid[..., None].astype(np.int64)
+            sums = sums.times_constant(weight).plus_constant(i.pad * (1 - weight))
+        return sums.sum(1).singletons
 
     def _lookup(self, i: Lookup) -> None:
         entries = self.constants(self.cells[self.memories.addresses(i, "src")].ravel(), "it fills a table")
@@ -424,30 +428,28 @@ class ValueDevice(GoldenDevice):
 
 
 @contextmanager
-def _placed(index: int, instruction: Instruction) -> Iterator[None]:
-    """Say of which instruction something is not proven."""
+def _name_instruction(index: int, instruction: Instruction) -> Iterator[None]:
+    """Prepend the instruction to the message of an `Unproven`."""
     try:
         yield
     except Unproven as error:
         raise Unproven(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
 
 
-def _filled(table: np.ndarray) -> bytes:
+def _table_bytes(table: np.ndarray) -> bytes:
     if (table < 0).any():
-        raise Unproven("it looks up in a table that was not filled")
+        raise Unproven("it reads a table that the program has not filled")
     return table.astype(np.uint8).tobytes()
 
 
-def _bytes(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Constants as integers, int64; 0 for what is not known."""
-    return np.where(known, values, 0).astype(np.uint8).view(np.int8).astype(np.int64)
+def _bytes(values: np.ndarray, constant: np.ndarray) -> np.ndarray:
+    """Return constants as integers, int64; 0 elsewhere."""
+    return np.where(constant, values, 0).astype(np.uint8).view(np.int8).astype(np.int64)
 
 
-def _split(numbers: np.ndarray) -> list[np.ndarray]:
-    """The bytes of numbers."""
+def _split_planes(numbers: np.ndarray) -> list[np.ndarray]:
     return [(numbers >> 8 * plane & 0xFF).astype(np.uint8) for plane in range(PLANES)]
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Numbers from their bytes."""
+def _join_planes(parts: list[np.ndarray]) -> np.ndarray:
     return sum(part.astype(np.int64) << 8 * plane for plane, part in enumerate(parts))  # type: ignore[return-value]

@@ -151,7 +151,7 @@ def less(graph: Graph) -> Graph:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(emptied, "of which the network says nothing"), (less, "no operator of the network computes")],
+    [(emptied, "which the network does not compute"), (less, "no operator of the network computes")],
 )
 def test_a_network_that_says_less(
     folder: Path, change: Callable[[Graph], Graph], words: str, capsys: pytest.CaptureFixture[str]

@@ -78,7 +78,7 @@ def written_bytes(graph: Graph, config: Config) -> list[np.ndarray]:
     """Where outputs are written: bool."""
     network = Network(Values(1), config)
     for name, size in graph.inputs.items():
-        network.buffers[name] = network.values.inputs(size)
+        network.buffers[name] = network.values.new_inputs(size)
     network.run(graph)
     return [network.buffers[name] >= 0 for name in graph.outputs]
 
@@ -95,14 +95,14 @@ def test_ranges_of_formulas(seed: int) -> None:
     vectors = [
         np.stack([item.numpy >> 8 & 0xFF, item.numpy & 0xFF], axis=-1)[None] for item in formula.vectors
     ]
-    inputs = [values.inputs(3 * formula.columns).reshape(shape) for _ in operator.sources]
+    inputs = [values.new_inputs(3 * formula.columns).reshape(shape) for _ in operator.sources]
     symbolic = Evaluator(Symbols(values), formula, [*inputs, *vectors])
     symbolic.run()
     for _ in range(6):
         point = [rng.choice([0, 5, 127, 128, 255], shape) for _ in inputs]
         known = Evaluator(Symbols(values), formula, [*point, *vectors])
         known.run()
-        for node, a, b in zip(formula.nodes, symbolic.known, known.known, strict=True):
+        for node, a, b in zip(formula.nodes, symbolic.results, known.results, strict=True):
             check_range(node, a.number, b.number)
 
 

@@ -17,7 +17,7 @@ from weft.compiler.kernel.products import RowNorm, RowScale, RowShare
 from weft.compiler.kernel.rows import RowLogSoftmax, RowPair, RowPower, RowTotal
 from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Array, Operator
-from weft.extras.proof.programs.nearness import far
+from weft.extras.proof.programs.nearness import formula_error
 from weft.extras.proof.programs.proof import prove
 from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa.config import PRESETS
@@ -56,11 +56,11 @@ def operator(name: str) -> Operator:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_near(name: str) -> None:
     found, number = operator(name), OPERATORS[name][1]
-    assert far(found, np.random.default_rng(1)) == ""
+    assert formula_error(found, np.random.default_rng(1)) == ""
     value = found.numbers[number]
     changed = value * 1.4 if value != int(value) else value + 40
     other = msgspec.structs.replace(found, numbers={**found.numbers, number: changed})
-    assert f"the formula of 'op' ({found.kind}) is up to" in far(other, np.random.default_rng(1))
+    assert f"the formula of 'op' ({found.kind}) is up to" in formula_error(other, np.random.default_rng(1))
 
 
 def test_weights() -> None:
@@ -69,7 +69,7 @@ def test_weights() -> None:
     weight = WEIGHT.copy()
     weight[5] += 0.5
     other = msgspec.structs.replace(found, arrays={**found.arrays, "weight": Array.of(weight)})
-    assert "steps from what the operator says" in far(other, np.random.default_rng(1))
+    assert "steps from the operator's result" in formula_error(other, np.random.default_rng(1))
 
 
 def test_far_formulas_are_not_certified() -> None:
@@ -78,5 +78,5 @@ def test_far_formulas_are_not_certified() -> None:
     assert prove(graph, config, placement_of(program), 1).compared == np.prod(SHAPE)
     (found,) = graph.operators
     other = msgspec.structs.replace(found, numbers={**found.numbers, "scale": 50.0})
-    with pytest.raises(Unproven, match="steps from what the operator says"):
+    with pytest.raises(Unproven, match="steps from the operator's result"):
         prove(msgspec.structs.replace(graph, operators=(other,)), config, placement_of(program), 1)

@@ -54,7 +54,7 @@ def test_networks_of_convolutions(seed: int) -> None:
 
 def test_an_overflow_is_not_proven() -> None:
     op = convolution(whole("x", (1, 1, 1, 70_000), "input"), 3, Window())
-    with pytest.raises(Unproven, match="not what the network says"):
+    with pytest.raises(Unproven, match="differ from the network's"):
         proven(segment_of(op.replace(weight=np.full_like(op.weight, 255))), PRESETS["default"])
 
 
@@ -74,7 +74,7 @@ def test_results_left_out_are_not_proven() -> None:
     segment, config = segment_of(op), PRESETS["tiny"]
     program = compile_segment(segment, config)
     early = dataclasses.replace(program, instructions=Code.of([End()]))
-    assert "not what the network says" in refused(segment, config, early)
+    assert "differ from the network's" in refused(segment, config, early)
 
 
 def test_a_store_beside_its_output_is_not_proven() -> None:
@@ -90,7 +90,10 @@ def test_a_store_beside_its_output_is_not_proven() -> None:
     store = dataclasses.replace(items[last], wait=0, signal=0)
     below = dataclasses.replace(store, offset=store.offset + 8)
     constants = dataclasses.replace(store, base=CONSTANTS, offset=0)
-    for again, told in ((below, "not what the network says"), (constants, "that are in no buffer")):
+    for again, told in (
+        (below, "differ from the network's"),
+        (constants, "of memory outside of its buffers"),
+    ):
         changed = Code.of([*items[: last + 1], again, *items[last + 1 :]])
         assert told in refused(segment, config, dataclasses.replace(program, instructions=changed))
 
@@ -112,7 +115,7 @@ def _placed(placement: Placement, name: str, **places: tuple[int, int]) -> Place
 ENDS: dict[str, tuple[Change, str]] = {
     "no network": (
         lambda graph, at: (msgspec.structs.replace(graph, operators=(), outputs={}), at),
-        "the program has 64 bytes of 'y', of which the network says nothing",
+        "the program has 64 bytes of 'y', which the network does not compute",
     ),
     "no operator": (
         lambda graph, at: (msgspec.structs.replace(graph, operators=graph.operators[:-1]), at),
@@ -120,14 +123,14 @@ ENDS: dict[str, tuple[Change, str]] = {
     ),
     "part of an output": (
         lambda graph, at: (_views(graph, buffer_shape=(1, 4, 2, 8), shape=(1, 2, 2, 8)), at),
-        "operator 'z' (Conv) means nothing: cannot reshape array of size 64 into shape (1,2,2,8)",
+        "operator 'z' (Conv) is invalid: cannot reshape array of size 64 into shape (1,2,2,8)",
     ),
     "twice": (
         lambda graph, at: (msgspec.structs.replace(graph, operators=(*graph.operators, graph.operators[-1])), at),
-        "writes bytes of 'z' that hold something already",
+        "writes bytes of 'z' that are already written",
     ),
     "over an input": (
-        lambda graph, at: (_views(graph, buffer="x"), at), "writes bytes of 'x' that hold something already"
+        lambda graph, at: (_views(graph, buffer="x"), at), "writes bytes of 'x' that are already written"
     ),
     "outside": (
         lambda graph, at: (_views(graph, start=(0, -1, 0, 0)), at), "is not inside 'z' of (1, 2, 4, 8)"
@@ -154,7 +157,7 @@ ENDS: dict[str, tuple[Change, str]] = {
     ),
     "an output over weights": (
         lambda graph, at: (graph, _placed(at, "buffers", t=(at.contents[0][0] + 8, 8))),
-        "'t' lies over the program's words and constants at 0x8",
+        "'t' overlaps the program's words and constants at 0x8",
     ),
     "inputs in one place": (
         lambda graph, at: (
@@ -202,5 +205,5 @@ def test_inputs_that_the_network_does_not_have_may_hold_anything() -> None:
     other = dataclasses.replace(
         placement, memory_bytes=placement.memory_bytes + 8, inputs={**placement.inputs, "a": own}
     )
-    with pytest.raises(Unproven, match="8 of 8 bytes of 'y' are not what the network says"):
+    with pytest.raises(Unproven, match="8 of 8 bytes of 'y' differ from the network's"):
         prove(graph_before(segment_of(zero)), config, other, 1)
