@@ -69,11 +69,11 @@ def changed(path: Path, field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("program_sha256", "0" * 64, "is of another program"),
-        ("config_digest", 1, "is of configuration 0x00000001"),
+        ("program_sha256", "0" * 64, "belongs to another program"),
+        ("config_digest", 1, "is for configuration 0x00000001"),
         ("parts", [], "has 0 parts, and the program 1"),
         ("operators", 3, "operators of part 0 is 3, not 9: it was edited"),
-        ("graph_sha256", "1" * 64, "network0.graph is not the network that certificate.json names"),
+        ("graph_sha256", "1" * 64, "network0.graph is not the network of certificate.json"),
         ("graph_bytes", 11, "network0.graph is damaged: it has "),
         ("compared_bytes", 11, "compared_bytes of part 0 is 11, not 10"),
     ],
@@ -92,7 +92,7 @@ def test_of_another_model(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     other = tmp_path / "other.onnx"
     other.write_bytes(MODEL.read_bytes() + b"\0")
     assert run("verify", copy, "--model", other) == 1
-    assert f"is of another model than {other}" in capsys.readouterr().err
+    assert f"belongs to another model than {other}" in capsys.readouterr().err
 
 
 def test_another_program_is_refused(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_another_program_is_refused(copy: Path, tmp_path: Path, capsys: pytest.C
         shutil.copy(path, copy / path.name)
     np.savez(tmp_path / "x.npz", image=np.zeros((1, 1, 8, 8), np.float32))
     assert run("run", copy, "--input", tmp_path / "x.npz", "--certified") == 1
-    assert f"{MANIFEST} is not the file that was certified" in capsys.readouterr().err
+    assert f"{MANIFEST} is not the certified file" in capsys.readouterr().err
     assert run("verify", copy) == 1
 
 

@@ -124,14 +124,14 @@ def test_what_was_compiled_is_verified(folder: Path, capsys: pytest.CaptureFixtu
     assert "those of a.onnx, which was imported again" in said
     assert said.count("are proven") == 2
     assert code(["verify", str(folder / "a")]) == 0
-    assert "the network is the folder's word" in capsys.readouterr().out
+    assert "the network and the host's parts come from the folder" in capsys.readouterr().out
 
 
 def test_the_program_of_another_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also beside the network of the model that is named."""
     of_model(folder / "b", folder / "a.onnx")
     arguments = ("verify", folder / "b", "--model", folder / "a.onnx")
-    assert "b is no program of " in (said := refused(capsys, *arguments))
+    assert "b is not a program of " in (said := refused(capsys, *arguments))
     assert "network0.graph is another network" in said
     assert code(["verify", str(folder / "b")]) == 0
     shutil.copy(folder / "a" / GRAPH, folder / "b" / GRAPH)
@@ -336,7 +336,7 @@ def test_what_was_proven_is_what_runs(
     output = folder / "y.npz"
     arguments = ["run", str(link), "--certified", "--input", source, "--output", str(output), "-q"]
     if moment == "when it was loaded":
-        assert "certificate.json is of another program" in refused(capsys, *arguments)
+        assert "certificate.json belongs to another program" in refused(capsys, *arguments)
         assert not output.exists()
         return
     assert code(arguments) == 0
