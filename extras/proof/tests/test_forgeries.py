@@ -365,6 +365,6 @@ def test_weights_of_a_network_are_its_own(folder: Path, capsys: pytest.CaptureFi
         return graph
 
     change_graph(folder / "a", change)
-    assert "is not the network that certificate.json names" in refused(capsys, "verify", folder / "a")
+    assert "is not the network of certificate.json" in refused(capsys, "verify", folder / "a")
     seal(folder / "a")
     assert "is not proven" in refused(capsys, "verify", folder / "a")

@@ -9,8 +9,8 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.mutants.equivalence import equal, same_from_reset
-from weft.extras.proof.mutants.mutated import PLAIN, Mutant, Mutated, MutationError, mutated
+from weft.extras.proof.mutants.equivalence import prove_equal, prove_equal_from_reset
+from weft.extras.proof.mutants.mutated import PLAIN, Mutant, MutatedCore, MutationError, mutate_core
 from weft.hdl.lib.loopnest import LoopNest
 from weft.sim.rtl.device import TOP
 
@@ -40,11 +40,11 @@ class Walker(wiring.Component):
 
 
 @pytest.fixture(scope="module")
-def found() -> Mutated:
-    return mutated(Walker(), 4, 1)
+def found() -> MutatedCore:
+    return mutate_core(Walker(), 4, 1)
 
 
-def inverted(found: Mutated, register: str) -> Mutant:
+def inverted(found: MutatedCore, register: str) -> Mutant:
     """The lowest bit of what a register of the nest holds."""
     text = (found.folder / PLAIN).read_text()
     cell = re.search(rf"cell \$\w*dff\w* (\S+)\n(?:    .*\n)*?    connect \\Q \\nest\.{register}\n", text)
@@ -52,19 +52,19 @@ def inverted(found: Mutated, register: str) -> Mutant:
     return Mutant(1, "nest", f"mutate -mode inv -module {TOP} -cell {cell[1]} -port Q -portbit 0 -ctrlbit 1")
 
 
-def test_what_is_never_asked_for_is_the_same_hardware(found: Mutated) -> None:
+def test_what_is_never_asked_for_is_the_same_hardware(found: MutatedCore) -> None:
     """What the outermost loop would begin anew with."""
     mutant = inverted(found, "reload_outer")
-    assert equal(found.folder / PLAIN, [mutant]) == {1: False}
-    assert same_from_reset(found.folder / PLAIN, [mutant]) == {1: True}
+    assert prove_equal(found.folder / PLAIN, [mutant]) == {1: False}
+    assert prove_equal_from_reset(found.folder / PLAIN, [mutant]) == {1: True}
 
 
 @pytest.mark.parametrize("register", ["reload_inner", "left_outer", "near_outer", "single_inner"])
-def test_what_can_be_seen_is_not(found: Mutated, register: str) -> None:
-    assert same_from_reset(found.folder / PLAIN, [inverted(found, register)]) == {1: False}
+def test_what_can_be_seen_is_not(found: MutatedCore, register: str) -> None:
+    assert prove_equal_from_reset(found.folder / PLAIN, [inverted(found, register)]) == {1: False}
 
 
-def test_a_mutation_that_yosys_refuses_is_said(found: Mutated) -> None:
+def test_a_mutation_that_yosys_refuses_is_said(found: MutatedCore) -> None:
     wrong = Mutant(1, "core", f"mutate -mode inv -module {TOP} -cell nothing -port A -portbit 0")
     with pytest.raises(MutationError, match="yosys failed"):
-        same_from_reset(found.folder / PLAIN, [wrong])
+        prove_equal_from_reset(found.folder / PLAIN, [wrong])

@@ -10,9 +10,9 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.mutants.constants import unread
-from weft.extras.proof.mutants.equivalence import equal
-from weft.extras.proof.mutants.mutated import PLAIN, Mutant, Mutated, MutationError, mutated
+from weft.extras.proof.mutants.constants import unread_mutants
+from weft.extras.proof.mutants.equivalence import prove_equal
+from weft.extras.proof.mutants.mutated import PLAIN, Mutant, MutatedCore, MutationError, mutate_core
 
 LOW = 4
 """Bits of words that are read."""
@@ -41,13 +41,13 @@ class Words(wiring.Component):
 
 
 @pytest.fixture(scope="module")
-def found() -> Mutated:
-    return mutated(Words(), 60, 1)
+def found() -> MutatedCore:
+    return mutate_core(Words(), 60, 1)
 
 
-def test_upper_bits_of_words_are_unread(found: Mutated) -> None:
+def test_upper_bits_of_words_are_unread(found: MutatedCore) -> None:
     """And no others: not addresses, not what goes into low bits."""
-    same = unread(found.folder / PLAIN, found.mutants)
+    same = unread_mutants(found.folder / PLAIN, found.mutants)
     upper = set()
     for mutant in found.mutants:
         _, port, bit = mutant.pin
@@ -57,16 +57,16 @@ def test_upper_bits_of_words_are_unread(found: Mutated) -> None:
     assert 0 < len(same) < len(found.mutants) - 10
 
 
-def test_sat_alone_does_not_see_it(found: Mutated) -> None:
+def test_sat_alone_does_not_see_it(found: MutatedCore) -> None:
     """It takes what goes into registers and memories for outputs."""
-    same = unread(found.folder / PLAIN, found.mutants)
+    same = unread_mutants(found.folder / PLAIN, found.mutants)
     stored = next(mutant for mutant in found.mutants if mutant.number in same and "WR_DATA" in mutant.command)
-    assert equal(found.folder / PLAIN, [stored]) == {stored.number: False}
+    assert prove_equal(found.folder / PLAIN, [stored]) == {stored.number: False}
 
 
 def test_a_file_that_is_no_netlist(tmp_path: Path) -> None:
     (tmp_path / PLAIN).write_text("nonsense")
     with pytest.raises(MutationError, match="yosys failed"):
-        unread(
+        unread_mutants(
             tmp_path / PLAIN, [Mutant(1, "core", "mutate -mode inv -module top -cell $1 -port Y -portbit 0")]
         )
