@@ -40,7 +40,7 @@ from weft.extras.proof.programs.graph import (
     encode,
 )
 from weft.extras.proof.programs.proof import Placement, prove
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.search.budget import apply_rewrite
 from weft.extras.search.substitution.search import Used
 from weft.hdl import schema

@@ -11,10 +11,10 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
 from weft.extras.proof.certificate import graph_of, placement_of
 from weft.extras.proof.programs.graph import Graph, decode, encode
-from weft.extras.proof.programs.meaning import Network
+from weft.extras.proof.programs.network import Network
 from weft.extras.proof.programs.proof import Placement, Proven, prove
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa.config import Config
 from weft.run.runtime import Image
 from weft.sim.device import DeviceError

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.extras.proof.programs.field import digest
-from weft.extras.proof.programs.scores import RowStates, unknown_alignments, unknown_states
+from weft.extras.proof.programs.softmax_unit import RowStates, unknown_alignments, unknown_states
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Rows
+from weft.extras.proof.programs.value_device import Unproven, ValueDevice
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven, ValueDevice
 from weft.hdl.isa import Instruction, Load, Lookup, Memory, Microcode, Mm, Softmax, Store, Table, Vec
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError

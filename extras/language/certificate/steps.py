@@ -25,8 +25,8 @@ from weft.extras.language.certificate.recalled import RecallingDevice
 from weft.extras.proof.programs.field import PRIMES
 from weft.extras.proof.programs.proof import DEGREE, check_disjoint
 from weft.extras.proof.programs.symbols import OFFSET_BYTES, join_bytes
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import Instruction, Normalise
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError

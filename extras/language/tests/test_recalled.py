@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from weft.extras.language.certificate.recalled import RecallingDevice
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import (
     End,
     Instruction,

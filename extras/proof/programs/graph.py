@@ -1,6 +1,6 @@
 """File format of networks for proofs: operators in order, as the front end makes them.
 
-All tensors are int8 in NHWC order. `weft.extras.proof.programs.meaning` defines the operators.
+All tensors are int8 in NHWC order. `weft.extras.proof.programs.network` defines the operators.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from weft.sim.device import DeviceError
 from weft.sim.golden.kernel import KernelRun
 
 if TYPE_CHECKING:
-    from weft.extras.proof.programs.words import ValueDevice
+    from weft.extras.proof.programs.value_device import ValueDevice
 
 
 def run(device: ValueDevice, i: Kernel) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.extras.proof.programs.field import PRIMES
+from weft.extras.proof.programs.formula_check import formula_error
 from weft.extras.proof.programs.graph import Graph
-from weft.extras.proof.programs.meaning import NOTHING, Network, Unknown
-from weft.extras.proof.programs.nearness import formula_error
+from weft.extras.proof.programs.network import NOTHING, Network, Unknown
+from weft.extras.proof.programs.value_device import Unproven, ValueDevice
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven, ValueDevice
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
 

@@ -12,7 +12,7 @@ from support.op_cases import segment_of
 from weft.compiler.backend import compile_segment
 from weft.extras.proof.programs.formula import Evaluator
 from weft.extras.proof.programs.graph import Graph, Node
-from weft.extras.proof.programs.meaning import Network
+from weft.extras.proof.programs.network import Network
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Symbols
 from weft.extras.proof.programs.values import CONSTANTS, Values

@@ -23,7 +23,7 @@ from weft.compiler.machine.memory import CONSTANTS
 from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph
 from weft.extras.proof.programs.proof import Placement, prove
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.hdl.isa import End, Store
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS

@@ -13,7 +13,7 @@ from functools import reduce
 
 import numpy as np
 
-from weft.extras.proof.programs import kernels, scores
+from weft.extras.proof.programs import kernels, softmax_unit
 from weft.extras.proof.programs.form import SATURATE
 from weft.extras.proof.programs.requantise import requantise
 from weft.extras.proof.programs.softmax import add_aligned
@@ -80,7 +80,7 @@ class ValueDevice(GoldenDevice):
         self.tables = np.full((config.lookup_tables, LOOKUP_ENTRIES), -1)
         self.offsets: Mapping[tuple[int, ...], Rows] = {}
         """Tables of row offsets that are inputs, by the values of an offset's bytes."""
-        self.rows = scores.RowStates(values, config)
+        self.rows = softmax_unit.RowStates(values, config)
         # Micro-operations that the program has not written are invalid.
         self.memories.kernel = [None] * config.kernel  # type: ignore[list-item]
 
@@ -114,9 +114,9 @@ class ValueDevice(GoldenDevice):
             Lookup: self._lookup,
             Microcode: lambda i: microcode(self.memories, i),
             Kernel: lambda i: kernels.run(self, i),
-            Table: lambda i: scores.table(self, i),
-            Softmax: lambda i: scores.softmax(self, i),
-            Normalise: lambda i: scores.normalise(self, i),
+            Table: lambda i: softmax_unit.table(self, i),
+            Softmax: lambda i: softmax_unit.softmax(self, i),
+            Normalise: lambda i: softmax_unit.normalise(self, i),
         }
         if type(instruction) not in handlers:
             raise Unproven(f"instruction {index} ({instruction.OPCODE.name}) is not supported by proofs")

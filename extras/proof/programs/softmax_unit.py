@@ -16,7 +16,7 @@ from weft.sim.device import DeviceError
 from weft.sim.golden.vector import LOWEST, SHIFT_MAX, valid_columns
 
 if TYPE_CHECKING:
-    from weft.extras.proof.programs.words import ValueDevice
+    from weft.extras.proof.programs.value_device import ValueDevice
 
 _OFFSET = 128
 """Offset of stored probabilities, from 0 to 255, as int8, with wide activations."""

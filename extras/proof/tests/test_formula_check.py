@@ -16,10 +16,10 @@ from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.products import RowNorm, RowScale, RowShare
 from weft.compiler.kernel.rows import RowLogSoftmax, RowPair, RowPower, RowTotal
 from weft.extras.proof.certificate import placement_of
+from weft.extras.proof.programs.formula_check import formula_error
 from weft.extras.proof.programs.graph import Array, Operator
-from weft.extras.proof.programs.nearness import formula_error
 from weft.extras.proof.programs.proof import prove
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.hdl.isa.config import PRESETS
 
 SHAPE = (1, 1, 6, 24)
