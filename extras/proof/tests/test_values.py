@@ -1,4 +1,4 @@
-"""The normal form of values against numbers: what has the same residues is the same function, and only that."""
+"""Normal form of values: residues are equal exactly for equal functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_hashes_of_sets_have_no_order() -> None:
 
 
 @given(form=FORMS, numbers=st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=20))
-def test_forms_compute_what_the_device_does(form: Form, numbers: list[int]) -> None:
+def test_forms_equal_the_device(form: Form, numbers: list[int]) -> None:
     p = np.array(numbers)
     q = np.clip(round_half_even(p, np.array(form.shift)) + form.zero, form.low, form.high)
     table = np.frombuffer(form.table, np.int8) if form.table else np.arange(-128, 128)
@@ -52,19 +52,19 @@ def test_forms_compute_what_the_device_does(form: Form, numbers: list[int]) -> N
 
 
 @given(form=FORMS, then=FORMS, numbers=st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=20))
-def test_forms_behind_one_another(form: Form, then: Form, numbers: list[int]) -> None:
+def test_composition_of_forms(form: Form, then: Form, numbers: list[int]) -> None:
     then, p = then._replace(shift=0), np.array(numbers)
     assert (form.then(then).apply(p) == then.apply(form.apply(p))).all()
 
 
 def column(values: Values, numbers: np.ndarray, form: Form) -> np.ndarray:
-    """One column of results."""
+    """Return results of one column."""
     sums = values.integers_of(numbers)
     return values.apply_forms(sums.reshape(*sums.low.shape, 1), [form])
 
 
-def test_one_function_has_one_form() -> None:
-    """Clamped twice, looked up after a maximum or before, a sum in another order."""
+def test_equal_functions_have_equal_residues() -> None:
+    """Two clamps, a table before or after a maximum, and a sum in another order."""
     values = Values(3)
     x = values.new_inputs(30).reshape(-1, 3)
     rising = bytes((np.arange(-128, 128) // 3).astype(np.int8).tobytes())
@@ -81,8 +81,8 @@ def test_one_function_has_one_form() -> None:
     assert (left.f != other.f).any(axis=1).all()
 
 
-def test_one_scale_behind_another_is_a_table() -> None:
-    """A program looks up once what a network scales twice."""
+def test_two_scales_are_one_table() -> None:
+    """A program may use one table for two scales of the network."""
     values, numbers = Values(5), np.arange(-128, 128)
     x = values.new_inputs(6).reshape(-1, 2)
     first, second = (7, 4, (3, -128, 127)), (21, 5, (-9, -128, 127))
@@ -105,8 +105,8 @@ def test_one_scale_behind_another_is_a_table() -> None:
     assert (values.residues(twice) != values.residues(other)).any(axis=-1).all()
 
 
-def test_what_never_is_the_largest_does_not_count() -> None:
-    """Of a set some of whose results are always the least of a clamp, and of one with a constant."""
+def test_members_below_others_do_not_count() -> None:
+    """Members whose results are always the lower clamp do not count, nor a constant below others."""
     values = Values(6)
     x = values.new_inputs(3)
     form = Form(2, 0, -20, 127)
@@ -134,8 +134,8 @@ def test_other_forms_are_other_values(field: str) -> None:
 
 @settings(deadline=None)  # a loaded machine takes longer than 200 ms
 @given(seed=st.integers(0, 1 << 20))
-def test_ranges_hold(seed: int) -> None:
-    """Of random terms the results at random points are within the ranges, and constants are what they are."""
+def test_ranges_contain_results(seed: int) -> None:
+    """Results at random points are within the ranges of random sums."""
     rng = np.random.default_rng(seed)
     values = Values(seed)
     inputs = values.new_inputs(4)
