@@ -317,9 +317,17 @@ def _prove_part(item: DeviceProgram, raw: bytes, config: Config, progress: Progr
     except (Unproven, GraphError) as error:
         raise CertificateError(f"{item.name} is not proven: {error}") from None
     return Part(
-        item.name, len(raw), hash_of(raw), len(graph.operators), proven.instructions, proven.compared,
-        proven.values, proven.forms, proven.error, round(proven.seconds, 2),
-    )  # fmt: skip
+        item.name,
+        len(raw),
+        hash_of(raw),
+        len(graph.operators),
+        proven.instructions,
+        proven.compared,
+        proven.values,
+        proven.forms,
+        proven.error,
+        round(proven.seconds, 2),
+    )
 
 
 def _graph_file(index: int) -> str:

@@ -12,7 +12,7 @@ from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
 from weft.extras.proof.certificate import graph_of, placement_of
 from weft.extras.proof.programs.graph import Graph, decode, encode
 from weft.extras.proof.programs.network import Network
-from weft.extras.proof.programs.proof import Placement, Proven, prove
+from weft.extras.proof.programs.proof import Placement, Proof, prove
 from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
 from weft.hdl.isa.config import Config
@@ -49,7 +49,7 @@ def placed(program: DeviceProgram) -> Placement:
 
 def proven(
     segment: DeviceSegment, config: Config, program: DeviceProgram | None = None, seed: int = 1
-) -> Proven:
+) -> Proof:
     """Prove a segment's program, the compiler's if none is given."""
     made = compile_segment(segment, config) if program is None else program
     return prove(graph_before(segment), config, placed(made), seed)

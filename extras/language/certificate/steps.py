@@ -49,7 +49,7 @@ class ProvenSteps:
     instructions, done : int
         Instructions of all steps, and those that were executed because their inputs were new.
     values, error, seconds
-        See `weft.extras.proof.programs.proof.Proven`.
+        See `weft.extras.proof.programs.proof.Proof`.
     """
 
     places: int

@@ -69,6 +69,7 @@ def _find_constants(job: dict[str, Any]) -> None:
         if not name.startswith("\\"):
             continue
         for index in range(width):
+            # Follow connections to the bit's source: a constant, a driven bit, or an undriven bit.
             at = name, index
             bit = source_of.get(at)
             while bit is not None and bit.is_wire():
@@ -174,6 +175,7 @@ class _Netlist:
         """Return the bits of an input port, of `width` bits, that bit `index` of the output depends on."""
         bits = range(width)
         if kind.startswith("$mem"):
+            # A bit of a word that is read depends on bits of equal index that are written.
             word = self.words[cell]
             return bits[index % word :: word] if port in ("WR_DATA", "WR_EN") else bits
         if kind in _UPWARD:

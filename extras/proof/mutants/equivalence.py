@@ -193,8 +193,9 @@ def _is_equal_from_reset(plain: Path, mutant: Mutant, seconds: int) -> bool:
             names = re.findall(r"^output (\d+) 0 (.*)$", (folder / _MAP).read_text(), re.MULTILINE)
             outputs = {name: int(index) for index, name in names}
             literals = engines.simplified(folder, _AIG, _SIMPLE, max(1.0, (end - time.monotonic()) / 2))
-            if literals[outputs[_DIFFERS]] == 0:
+            if literals[outputs[_DIFFERS]] == 0:  # the constant 0: no output ever differs
                 return True
+            # An output `cmp...` is 1 while an input of a cut cell is equal; literal 1 is the constant 1.
             unproven = {
                 _cell(name)
                 for name, index in outputs.items()
@@ -274,7 +275,7 @@ def _scope(reach: _Reach, cell: str, more: Iterable[str]) -> tuple[set[str], lis
         differ += sorted(reach.next(differ) - set(differ))
     added = [register for register in more if register in reach.registers]
     units = {_unit(name) for register in (*first, *added) for name in reach.registers[register]}
-    units.add(())
+    units.add(())  # the core itself
     kept = {
         register
         for register, names in reach.registers.items()
@@ -298,6 +299,7 @@ class _Miter:
     def register(self, side: str, name: str) -> Any:
         """Return the output of a register in ``gold`` or ``gate``."""
         plain = name.removeprefix("\\")
+        # `miter -flatten` prefixes names in different ways.
         spellings = (
             f"\\{side}.{plain}",
             f"$flatten\\{side}.{name}",

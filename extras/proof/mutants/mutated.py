@@ -182,8 +182,11 @@ def _find_places(module: Any, units: set[str]) -> Iterator[tuple[str, int, list[
             if cell.output(port):
                 wires += [str(bit.wire.name) for bit in bits if bit.is_wire()]
             if "CLK" not in label:
-                places += [f"-cell {name} -port {label} -portbit {index} -ctrlbit {(index + 1) % len(bits)}"
-                           for index, bit in enumerate(bits) if bit.is_wire()]  # fmt: skip
+                places += [
+                    f"-cell {name} -port {label} -portbit {index} -ctrlbit {(index + 1) % len(bits)}"
+                    for index, bit in enumerate(bits)
+                    if bit.is_wire()
+                ]
         # Names of wires are better than the cell's: optimisation creates cells with new names.
         names = (unit_of(item, units) for item in [*wires, name])
         yield next(filter(None, names), "core"), size, places

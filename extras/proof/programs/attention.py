@@ -82,8 +82,10 @@ def attention(symbols: Symbols, config: Config, op: Operator, sources: list[np.n
     images, heads, kv_heads = (int(numbers[name]) for name in ("images", "heads", "kv_heads"))
     if numbers["page"]:
         raise ValueError("its keys are in pages, whose addresses are inputs")
-    q, k, v = (_matrices(source, (images, count))
-               for source, count in zip(sources, (heads, kv_heads, kv_heads), strict=True))  # fmt: skip
+    q, k, v = (
+        _matrices(source, (images, count))
+        for source, count in zip(sources, (heads, kv_heads, kv_heads), strict=True)
+    )
     lengths = op.arrays["lengths"].numpy
     results = []
     for image, head in np.ndindex(images, heads):

@@ -24,6 +24,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 def is_prime(number: int) -> bool:
     """Return True if an odd number below 2**32 is prime (Miller-Rabin test with the bases of Jaeschke, 1993)."""
+    # number - 1 = odd * 2**twos
     odd, twos = number - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -63,11 +64,13 @@ def residues(integers: np.ndarray, primes: tuple[int, ...]) -> np.ndarray:
     return np.stack([integers % prime for prime in primes], axis=-1).astype(np.uint64)
 
 
+# A salt per lane makes the lanes of a hash independent. The factor is 2**64 divided by the golden ratio.
 _SALTS = np.array([(0x9E3779B97F4A7C15 * (lane + 1)) & _MASK for lane in range(PRIMES)], np.uint64)
 
 
 def member_hashes(members: np.ndarray) -> np.ndarray:
     """Return the words that `hash_sets` adds up: uint64 (..., PRIMES) of residues (..., PRIMES), one for each lane."""
+    # Two words hold the four residues of 31 bits.
     first = members[..., 0] | members[..., 1] << np.uint64(32)
     second = members[..., 2] | members[..., 3] << np.uint64(32)
     return mix_bits(first[..., None] + mix_bits(second[..., None] + _SALTS))

@@ -38,6 +38,7 @@ class Form(NamedTuple):
         if not self.table:
             return self
         entries = self.entries[np.clip(np.arange(-128, 128), self.low, self.high) + 128]
+        # A table that adds a constant and clamps shows the constant in any entry between its bounds.
         low, high = int(entries[0]), int(entries[-1])
         inside = np.flatnonzero((entries > low) & (entries < high))
         added = int(entries[inside[0]] - inside[0] + 128) if inside.size else 0
@@ -63,6 +64,7 @@ class Form(NamedTuple):
         """Return the least and the largest result of integers from `low` to `high`, int64."""
         if self.monotonic:
             return self.apply(low), self.apply(high)
+        # Search the part of the table between both ends, once for each different pair of ends.
         plain, entries = self._replace(table=b""), self.entries
         ends = np.stack([plain.apply(low), plain.apply(high)])
         pairs, inverse = np.unique(ends, axis=1, return_inverse=True)

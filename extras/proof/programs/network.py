@@ -51,11 +51,21 @@ class Network:
 
         `progress` is called with the name of each operator. Raises `Unknown` and `GraphError`.
         """
-        kinds = {"Conv": self._conv, "Pool": self._pool, "Add": self._add, "Multiply": self._multiply,
-                 "Rescale": self._rescale, "Pad": self._pad, "GroupNorm": self._group_norm,
-                 "Embedding": self._embedding}  # fmt: skip
-        others = {"Product": attention.product, "Softmax": attention.softmax,
-                  "Attention": attention.attention}  # fmt: skip
+        kinds = {
+            "Conv": self._conv,
+            "Pool": self._pool,
+            "Add": self._add,
+            "Multiply": self._multiply,
+            "Rescale": self._rescale,
+            "Pad": self._pad,
+            "GroupNorm": self._group_norm,
+            "Embedding": self._embedding,
+        }
+        others = {
+            "Product": attention.product,
+            "Softmax": attention.softmax,
+            "Attention": attention.attention,
+        }
         for op in graph.operators:
             progress(op.name)
             with _invalid_as_unknown(op):
@@ -146,9 +156,14 @@ class Network:
         return buffer
 
     def _requantise(
-        self, op: Operator, sums: Sums, mantissa: Integers, shift: Integers,
-        second: Sums | None = None, source: tuple[np.ndarray, np.ndarray] | None = None,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        op: Operator,
+        sums: Sums,
+        mantissa: Integers,
+        shift: Integers,
+        second: Sums | None = None,
+        source: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> np.ndarray:
         """Requantise integers (rows, columns, set) to the operator's output."""
         clamp = (int(op.numbers["y_zero"]), int(op.numbers["low"]), int(op.numbers["high"]))
         table = op.arrays["lookup"].data if "lookup" in op.arrays else b""
@@ -220,6 +235,7 @@ class Network:
     def _wide_conv(self, op: Operator, formula: Formula, sources: list[np.ndarray]) -> list[np.ndarray]:
         """Evaluate a formula on the sums of products of upper and of lower bytes."""
         zero, wide = int(op.numbers["x_zero"]), len(sources) > 1
+        # Elements of 16 bits are two planes: signed upper bytes, and lower bytes less 128.
         fills = (zero >> 8, (zero & 0xFF) - 128) if wide else (zero,)
         sums = [
             concatenate(list(self._convolution_sums(op, source, 0, fill)), 0).singletons
@@ -236,7 +252,7 @@ class Network:
         read = x.reshape(-1, c)[address]
         if op.texts["kind"] == "max":
             return self._maximum(op, read, valid).reshape(n, oh, ow, c)
-        counts = valid.sum(axis=1)
+        counts = valid.sum(axis=1)  # an average excludes padding, unless the operator includes it
         if op.numbers["include_pad"]:
             counts = _windows(window, x.shape[:3], (oh, ow), padded=True)[1].sum(axis=1)
         sums = (
@@ -273,6 +289,7 @@ class Network:
     def _add(self, op: Operator) -> np.ndarray:
         shape, first, second = self._two_operands(op)
         scales = op.numbers["a_scale"], op.numbers["b_scale"]
+        # Both mantissas share the shift of the larger scale.
         _, shift = quantise_scale(max(scales[0], abs(scales[1])), self.bits)
         mantissas = [round(math.ldexp(abs(scale), shift)) for scale in scales]
         second = second.times_constant(-mantissas[1] if scales[1] < 0 else mantissas[1])

@@ -57,7 +57,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Proven:
+class Proof:
     """Statistics of a proof.
 
     Attributes
@@ -89,7 +89,7 @@ def prove(
     placement: Placement,
     seed: int,
     progress: Callable[[str], None] = lambda text: None,
-) -> Proven:
+) -> Proof:
     """Prove that the program at a placement computes a network.
 
     Parameters
@@ -127,6 +127,7 @@ def prove(
         raise Unproven(str(error)) from None
     expected = _expected_contents(graph, network, placement)
     after = device.get_values(0, placement.memory_bytes)
+    # Different values may be equal functions, and so unchanged.
     changed = (after != before) & (values.residues(after) != values.residues(before)).any(axis=-1)
     _check_unchanged(changed, placement)
     compared = 0
@@ -138,7 +139,7 @@ def prove(
     degree, count = max(DEGREE, values.degree), len(values) + values.function_count
     error_log2 = math.ceil(math.log2(degree * count**2) - 30 * PRIMES)
     seconds = time.perf_counter() - begin
-    return Proven(compared, device.instructions, len(values), values.form_count, error_log2, seconds)
+    return Proof(compared, device.instructions, len(values), values.form_count, error_log2, seconds)
 
 
 def check_fit(graph: Graph, placement: Placement) -> None:

@@ -62,17 +62,22 @@ class Members:
             np.where(same[..., None], self.words, self.words + other.words),
             np.where(same, self.count, self.count + other.count),
             np.where((self.count > 0)[..., None], self.f, other.f),
-            np.maximum(self.low, other.low), np.maximum(self.high, other.high), np.maximum(self.floor, other.floor),
-        )  # fmt: skip
+            np.maximum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            np.maximum(self.floor, other.floor),
+        )
 
     def union_along(self, axis: int) -> Members:
         """Return the unions along an axis, which keeps one element."""
         one = np.expand_dims(self.count.argmax(axis=axis), axis)
         return Members(
-            self.words.sum(axis=axis, keepdims=True, dtype=np.uint64), self.count.sum(axis=axis, keepdims=True),
-            np.take_along_axis(self.f, one[..., None], axis), self.low.max(axis=axis, keepdims=True),
-            self.high.max(axis=axis, keepdims=True), self.floor.max(axis=axis, keepdims=True),
-        )  # fmt: skip
+            self.words.sum(axis=axis, keepdims=True, dtype=np.uint64),
+            self.count.sum(axis=axis, keepdims=True),
+            np.take_along_axis(self.f, one[..., None], axis),
+            self.low.max(axis=axis, keepdims=True),
+            self.high.max(axis=axis, keepdims=True),
+            self.floor.max(axis=axis, keepdims=True),
+        )
 
     def take(self, places: Any) -> Members:
         """Index the sets like an array."""

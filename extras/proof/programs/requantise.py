@@ -50,6 +50,7 @@ def requantise(
     mantissa, shift = (np.broadcast_to(np.asarray(item, np.int64), columns) for item in (mantissa, shift))
     if source is not None and second is None:
         numbers = np.arange(-128, 128) + source[1][:, None]
+        # As tables, two roundings of a network equal one look-up of a program.
         if bool((np.abs(numbers) < INT32).all()):
             return values.apply_tables(source[0], _tables(numbers, mantissa, shift, clamp, table))
     sums = values.limit_to_int32(sums)

@@ -162,8 +162,10 @@ def concatenate(parts: list[Sums], axis: int) -> Sums:
 def matmul(left: Sums, right: Sums) -> Sums:
     """Multiply matrices (rows, terms) and (terms, columns) of integers below 2**15, with at most `MAX_TERMS` terms."""
     assert left.low.shape[1] <= MAX_TERMS
-    lanes = [_matmul_residues(left.f[..., lane], right.f[..., lane], prime)
-             for lane, prime in enumerate(left.primes)]  # fmt: skip
+    lanes = [
+        _matmul_residues(left.f[..., lane], right.f[..., lane], prime)
+        for lane, prime in enumerate(left.primes)
+    ]
     ends = _matmul_range(left, right)
     return Sums(left.primes, np.stack(lanes, axis=-1), *ends, left.degree + right.degree)
 

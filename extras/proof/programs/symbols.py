@@ -76,6 +76,7 @@ class Symbols:
             low[constant] = high[constant] = fold(*(item.low[constant] for item in arguments))
             if constant.all():
                 return values.integers(low)
+        # Schwartz and Zippel again: different arguments have different combinations, almost certainly.
         key, factors = self._key(name, len(arguments))
         combined = arguments[0].f
         for item, factor in zip(arguments[1:], factors, strict=True):
@@ -155,7 +156,7 @@ class Symbols:
         factor = self._factor(b)
         p = a.times(factor)
         square = (a.f == factor.f).all(axis=-1)
-        if square.any():
+        if square.any():  # not negative
             p = p.narrow(np.where(square, 0, p.low), p.high)
         return self.clamp(self.shift_right(p, shift, floor=floor))
 
@@ -194,6 +195,7 @@ class Symbols:
             p = x * _signed_factor(y)
             return np.clip(p >> places if floor else round_half_even(p, places), -INT32, INT32 - 1)
 
+        # The exponent only shifts further to the right.
         most = np.maximum(np.abs(a.low), np.abs(a.high)) * _FACTOR
         most = np.minimum((most >> shift) + 1, INT32 - 1)
         name = f"scaled {shift} {int(floor)}"
@@ -216,7 +218,7 @@ class Symbols:
     def reciprocal(self, a: Sums, *, root: bool) -> Sums:
         """Compute RECIPROCAL, or with `root` RSQRT, of `weft.hdl.isa.MicroOp`."""
         name, fold = ("rsqrt", inverse_root) if root else ("reciprocal", reciprocal)
-        most = (64 << MULTIPLIER_BITS) - 1
+        most = (64 << MULTIPLIER_BITS) - 1  # a factor, and an exponent of 6 bits
         return self.function(name, [self.to_int32(a)], 0, most, fold)
 
     def table_row(self, offset: Sums, content: np.ndarray, pitch: int, first: int = 0) -> Sums:

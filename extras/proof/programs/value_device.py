@@ -75,6 +75,7 @@ class ValueDevice(GoldenDevice):
         self.set_values(0, np.broadcast_to(values.new_inputs(1), memory_bytes))
         n = config.n
         self.cells = values.new_inputs(config.scratchpad_size * n).reshape(-1, n)
+        # Contents of the scratchpad before the program; their numbers are consecutive.
         self._initial_cells = int(self.cells[0, 0]), int(self.cells[-1, -1])
         self.sums = values.new_unknown(config.accumulator_size * n).reshape(-1, n)
         self.tables = np.full((config.lookup_tables, LOOKUP_ENTRIES), -1)
@@ -104,6 +105,7 @@ class ValueDevice(GoldenDevice):
         return constants.tobytes()
 
     def _execute(self, index: int, instruction: Instruction) -> None:
+        # The golden interpreter changes registers of the first plane only.
         for plane in self.planes[1:]:
             plane.registers, plane.bases = self.memories.registers, self.memories.bases
         handlers = {
@@ -242,6 +244,7 @@ class ValueDevice(GoldenDevice):
             return reduce(Sums.plus, sums).reshape(a_row.size, len(tiles), n)
         words = words.reshape(b_word.size, -1)
         constant = np.asarray((words < CONSTANTS).all(axis=1))
+        # Columns of unwritten weights are unknown, which is cheaper than their products.
         first, last = self._initial_cells
         unwritten = np.asarray(((words >= first) & (words <= last)).any(axis=1))
         right, others = _bytes(words, constant[:, None]), np.flatnonzero(~constant & ~unwritten)
@@ -273,6 +276,7 @@ class ValueDevice(GoldenDevice):
         """
         n, taps = self.config.n, self.config.depthwise_taps
         rows = self.values.integers_of(pixels.reshape(i.oy, i.ox, 1, n)).plus_constant(-i.zero)
+        # The taps are every second word at the end of a tile.
         words = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]
         constant = np.asarray((words < CONSTANTS).all(axis=1))
         weights = _bytes(words, constant[:, None])

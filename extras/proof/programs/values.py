@@ -47,9 +47,13 @@ class _Store:
     @classmethod
     def empty(cls, size: int) -> _Store:
         return cls(
-            np.zeros((PRIMES, size)), np.zeros(size, np.int16), np.zeros(size, np.int16),
-            np.full(size, -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32),
-        )  # fmt: skip
+            np.zeros((PRIMES, size)),
+            np.zeros(size, np.int16),
+            np.zeros(size, np.int16),
+            np.full(size, -1, np.int32),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int32),
+        )
 
     def resize(self, size: int) -> _Store:
         larger = _Store.empty(size)
@@ -192,6 +196,7 @@ class Values:
         """Return the results (count,) of sets of members (count, set)."""
         self.degree = max(self.degree, p.degree)
         low, high = p.low.max(axis=1), p.high.max(axis=1)
+        # Where a form only adds a constant, the result stays a polynomial.
         if form.shift == 0 and not form.table and p.low.shape[1] == 1:
             inside = (low + form.zero >= form.low) & (high + form.zero <= form.high)
             if inside.all():
@@ -235,6 +240,7 @@ class Values:
         low, high = store.low[values].astype(np.int64), store.high[values].astype(np.int64)
         changed = (low + form.zero < form.low) | (high + form.zero > form.high)
         changed |= bool(form.table) or form.zero != 0
+        # A value with a form gets the composed form of its members; others become members themselves.
         first_form = np.where(store.form[values] == self._maximum, -1, store.form[values])
         form_of = {index: item for item, index in self._forms.items()}
         for index in np.unique(first_form[changed]):
@@ -293,6 +299,7 @@ class Values:
         index = self._maximum if form is None else form
         low, high = (ends[values].max(axis=1).astype(np.int64) for ends in (store.low, store.high))
         largest = self._add_sets(index, members, mask, low, high)
+        # The maximum of equal values is that value.
         equal = (store.f[:, values] == store.f[:, values[:, :1]]).all(axis=(0, 2))
         return np.where(equal, values[:, 0], largest)
 
@@ -352,7 +359,7 @@ class Values:
         store.low[at], store.high[at] = low, high
         self._count += count
         values = np.arange(first, first + count)
-        if first >= CONSTANTS:
+        if first >= CONSTANTS:  # the constants themselves are added first
             values = np.where(low == high, low & 0xFF, values)
         return values
 
@@ -373,6 +380,7 @@ def _unique(members: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Sort sets (count, set, PRIMES); return them and a mask without repeated members, or None if there are none."""
     if members.shape[1] == 1:
         return members, None
+    # Two of the residues are enough to bring equal members together; the comparison below uses all.
     keys = members[..., 0] | members[..., 1] << np.uint64(32)
     order = np.argsort(keys, axis=1, kind="stable")
     ordered = np.take_along_axis(members, order[..., None], axis=1)

@@ -78,7 +78,7 @@ def test_missing_results_are_not_proven() -> None:
 
 
 def test_a_store_outside_of_outputs_is_not_proven() -> None:
-    """A STORE fails to bytes of an output that the network does not compute, and to bytes outside of buffers."""
+    """A STORE must not change bytes of an output that the network does not compute, nor bytes outside of buffers."""
     target = whole("y", (1, 5, 4, 8), "output")
     inside = dataclasses.replace(target, shape=(1, 4, 4, 8))
     op = dataclasses.replace(convolution(whole("x", (1, 4, 4, 8), "input"), 8, Window()), dst=inside)
