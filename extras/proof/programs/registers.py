@@ -103,9 +103,9 @@ class Members:
         f = mix_bits(words ^ values.random_words("largest")) % moduli(values.primes)
         single = (self.count == 1) & ~bounding
         f = np.where(single[..., None], self.f, f)
-        low, high = np.maximum(self.low, self.floor), np.maximum(self.high, self.floor)
-        ends = (np.where(fixed, self.floor, end) for end in (low, high))
-        return symbols.fold_constants(Sums(values.primes, f, *ends))
+        low = np.where(fixed, self.floor, np.maximum(self.low, self.floor))
+        high = np.where(fixed, self.floor, np.maximum(self.high, self.floor))
+        return symbols.fold_constants(Sums(values.primes, f, low, high))
 
 
 @dataclass(frozen=True)

@@ -47,21 +47,20 @@ def requantise(
     int64 (rows, columns)
     """
     columns = sums.low.shape[1]
-    mantissa, shift = (np.broadcast_to(np.asarray(item, np.int64), columns) for item in (mantissa, shift))
+    mantissas, shifts = (np.broadcast_to(np.asarray(item, np.int64), columns) for item in (mantissa, shift))
     if source is not None and second is None:
         numbers = np.arange(-128, 128) + source[1][:, None]
         # As tables, two roundings of a network equal one look-up of a program.
         if bool((np.abs(numbers) < INT32).all()):
-            return values.apply_tables(source[0], _tables(numbers, mantissa, shift, clamp, table))
+            return values.apply_tables(source[0], _tables(numbers, mantissas, shifts, clamp, table))
     sums = values.limit_to_int32(sums)
     if second is None:
         # Common factors of two make equal functions of different mantissas equal forms.
-        twos = np.minimum(_factors_of_two(mantissa), shift)
-        p, shift = sums.times_constant((mantissa >> twos)[None, :, None]), shift - twos
+        twos = np.minimum(_factors_of_two(mantissas), shifts)
+        p, shifts = sums.times_constant((mantissas >> twos)[None, :, None]), shifts - twos
     else:
-        p = sums.times_constant(mantissa[None, :, None]).plus(second.singletons)
-    zero, low, high = clamp
-    return values.apply_forms(p, [Form(int(places), zero, low, high, table) for places in shift])
+        p = sums.times_constant(mantissas[None, :, None]).plus(second.singletons)
+    return values.apply_forms(p, [Form(int(places), *clamp, table) for places in shifts])
 
 
 def _tables(
