@@ -4,7 +4,7 @@ from weft.hdl.extras import Extra
 
 EXTRA = Extra(
     title="Proof",
-    commands=("weft.extras.proof.verify_command", "weft.extras.proof.prove_command"),
+    commands=("weft.extras.proof.proof_commands",),
     services={
         "certify a program": "weft.extras.proof.certificate:certify",
         "verify a program": "weft.extras.proof.certificate:verify",

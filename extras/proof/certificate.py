@@ -1,4 +1,4 @@
-"""Certificates: that each device program of a compiled model computes its part of the network."""
+"""Certificates: proofs that the device programs of a compiled model compute its network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from weft.extras.proof.programs.graph import (
     encode,
 )
 from weft.extras.proof.programs.proof import Placement, prove
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.search.budget import apply_rewrite
 from weft.extras.search.substitution.search import Used
 from weft.hdl import schema
@@ -52,21 +52,21 @@ from weft.run.runtime import Image
 FORMAT = "weft certificate 2"
 CERTIFICATE = "certificate.json"
 _INDEX_BYTES = 4
-_GIVEN = ("input", "state", "table")
-"""Kinds of buffers that hold something when a program starts."""
-_READ = ("output", "state")
-"""Kinds of buffers that are read after a run: by the host, or by the next run."""
-_COMPARED = ("name", "operators", "instructions", "compared_bytes")
-"""Fields of a part that every proof of it has alike."""
-Told = Callable[[str], None]
+_INPUT_KINDS = ("input", "state", "table")
+"""Kinds of buffers with contents before a run: from the host, or from the previous run."""
+_RESULT_KINDS = ("output", "state")
+"""Kinds of buffers that the host or the next run reads."""
+_REPEATABLE = ("name", "operators", "instructions", "compared_bytes")
+"""Fields of a part that are equal in every proof of it; others depend on random numbers and time."""
+Progress = Callable[[str], None]
 
 
 class CertificateError(WeftError, RuntimeError):
-    """A program that is not proven, or not the one that was; the message says what does not match."""
+    """A failed proof, or a certificate that does not match; the message gives the difference."""
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """What is proven of one device program, and size and hash of the network that it was compared with."""
+    """Proof of one device program, with the size and the hash of its network's file."""
 
     name: str
     graph_bytes: int
@@ -81,10 +81,10 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Certificate(msgspec.Struct, forbid_unknown_fields=True):
-    """What `weft compile --certify` writes: hashes of the model, the program and its configuration, and the proofs.
+    """Certificate of `weft compile --certify`: hashes of the model, the program and its configuration, and the proofs.
 
-    It has no signature: it records what was proven, and who can write the folder can write any certificate.
-    `roundings` are the rewrites with which the network is not the model's, but rounds otherwise, within a budget.
+    It has no signature: anybody who can write to the folder can write any certificate. `roundings` are the rewrites
+    that change the model's rounding, within a budget, before the network is compared.
     """
 
     format: str
@@ -95,49 +95,49 @@ class Certificate(msgspec.Struct, forbid_unknown_fields=True):
     roundings: tuple[Used, ...] = ()
 
     @property
-    def told(self) -> list[str]:
-        """A line for each part, and one for rewrites that are not proven to change nothing."""
+    def lines(self) -> list[str]:
+        """Summary: a line for each part, and one for rewrites that change the rounding."""
         lines = [
-            f"{part.name}: all {part.compared_bytes:,} bytes of outputs are proven to be what {part.operators:,} "
-            f"operators say, from {part.instructions:,} instructions in {part.seconds:.1f} s (wrong with a "
-            f"probability below 2**{part.error_log2:g})"
+            f"{part.name}: all {part.compared_bytes:,} bytes of outputs are proven: {part.instructions:,} instructions "
+            f"compute the network's {part.operators:,} operators ({part.seconds:.1f} s, wrong with a probability below "
+            f"2**{part.error_log2:g})"
             for part in self.parts
         ]
         if count := len(self.roundings):
             lines.append(
-                f"the network is the model's with {count:,} rewrites that round otherwise: {CERTIFICATE} lists them"
+                f"the network is the model's after {count:,} rewrites with different rounding: {CERTIFICATE} lists them"
             )
         return lines
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A certificate with new proofs, and the model whose network was proven; None if that was the folder's."""
+    """Certificate with new proofs, and the name of the model that was imported; None for the folder's network."""
 
     certificate: Certificate
     model: str | None
 
     @property
-    def told(self) -> list[str]:
-        """The lines of the certificate, and one that says whose network was proven."""
+    def lines(self) -> list[str]:
+        """Summary: the certificate's, and a line with the origin of the network."""
         if self.model is None:
-            whose = (
-                "the network is the folder's word, and so is what the host does: `weft verify --model MODEL` proves "
-                "the program of a model"
+            origin = (
+                "the network and the host's parts come from the folder: `weft verify --model MODEL` compares them with "
+                "a model"
             )
         else:
-            whose = f"the network, and all that the host does, are those of {self.model}, which was imported again"
-        return [*self.certificate.told, whose]
+            origin = f"the network and the host's parts are those of {self.model}, which was imported again"
+        return [*self.certificate.lines, origin]
 
     @property
     def json(self) -> dict[str, Any]:
-        """The certificate as JSON values; ``network`` says whose network was proven, "model" or "folder"."""
-        own: dict[str, Any] = msgspec.to_builtins(self.certificate)
-        return own | {"network": "folder" if self.model is None else "model"}
+        """The certificate as JSON values; ``network`` is the origin of the network, "model" or "folder"."""
+        fields: dict[str, Any] = msgspec.to_builtins(self.certificate)
+        return fields | {"network": "folder" if self.model is None else "model"}
 
 
-def certify(program: Program, folder: Path, model: Path, told: Told) -> Certificate:
-    """Prove the program that was saved to `folder`, as it is read from there, and write networks and certificate.
+def certify(program: Program, folder: Path, model: Path, progress: Progress) -> Certificate:
+    """Load the program that was saved to `folder`, prove it, and write its networks and certificate there.
 
     Raises `CertificateError`.
     """
@@ -145,71 +145,70 @@ def certify(program: Program, folder: Path, model: Path, told: Told) -> Certific
     for index, raw in enumerate(networks):
         (folder / _graph_file(index)).write_bytes(raw)
     saved = load(folder)
-    made = Certificate(
+    certificate = Certificate(
         FORMAT,
         _model_hash(model),
         _digest(saved),
         saved.config.digest,
-        _parts(saved, networks, told),
+        _prove_parts(saved, networks, progress),
         () if program.roundings is None else program.roundings.used,
     )
-    (folder / CERTIFICATE).write_text(schema.encode(made))
-    return made
+    (folder / CERTIFICATE).write_text(schema.encode(certificate))
+    return certificate
 
 
 def verify(
     program: Program,
     folder: Path,
-    told: Told = lambda text: None,
+    progress: Progress = lambda text: None,
     *,
     model: Path | None = None,
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Verified:
-    """Prove once more a program that was read from `folder`, and compare it with the certificate there.
+    """Prove a program again that was read from `folder`, and compare the proof with the certificate there.
 
-    What is proven is `program` itself: it may be run afterwards, whatever has become of the folder.
+    The proof is of `program` itself. It may be run afterwards, even if the folder has changed.
 
     Parameters
     ----------
     program : Program
-        As `weft.load` returns it.
+        Result of `weft.load`.
     folder : Path
-    told : callable
-        Told what is being done.
+    progress : callable
+        Is called with a description of each step.
     model : Path, optional
-        The model that it has to be the program of: it is imported again, its network is proven, and the host's parts,
-        transfers, states, inputs and outputs have to be the model's. Without it, all of these are the folder's word.
+        The model to compare with: it is imported again. The networks of the proof, the host's parts, transfers, states,
+        inputs and outputs have to be the model's. Without it, all of these are the folder's.
     shapes, states
-        As `weft.compile` has them, if the model was compiled with any.
+        Arguments of `weft.compile`, if the model was compiled with them.
 
     Raises
     ------
     CertificateError
-        If anything is not proven or does not match; the message says what.
+        If the proof fails or something does not match.
     FileError
         If there is no certificate.
     CompileError
         If the model cannot be read.
     """
-    found = _read(folder)
-    _check_sealed(program, folder, found)
-    networks = _networks_in(folder, found)
+    certificate = _read(folder)
+    _check_program(program, folder, certificate)
+    networks = _read_networks(folder, certificate)
     if model is not None:
-        _check_model(program, folder, found, networks, model, shapes, states)
-    parts = _parts(program, networks, told)
-    for index, (old, new) in enumerate(zip(found.parts, parts, strict=True)):
-        for name in _COMPARED:
+        _check_model(program, folder, certificate, networks, model, shapes, states)
+    parts = _prove_parts(program, networks, progress)
+    for index, (old, new) in enumerate(zip(certificate.parts, parts, strict=True)):
+        for name in _REPEATABLE:
             if getattr(old, name) != getattr(new, name):
                 raise CertificateError(
                     f"{folder / CERTIFICATE}: {name} of part {index} is {getattr(old, name)!r}, not "
                     f"{getattr(new, name)!r}: it was edited"
                 )
-    return Verified(msgspec.structs.replace(found, parts=parts), None if model is None else model.name)
+    return Verified(msgspec.structs.replace(certificate, parts=parts), None if model is None else model.name)
 
 
 def _read(folder: Path) -> Certificate:
-    """The certificate of a program folder. Raises `FileError`."""
     path = folder / CERTIFICATE
     try:
         return schema.decode(schema.read_bytes(path), Certificate, format=FORMAT)
@@ -219,66 +218,64 @@ def _read(folder: Path) -> Certificate:
         raise FileError(f"{path}: {error}; compile the model again with --certify") from None
 
 
-def _check_sealed(program: Program, folder: Path, found: Certificate) -> None:
-    """Raises `CertificateError` if a certificate names another program than this one."""
-    path = folder / CERTIFICATE
-    if found.program_sha256 != _digest(program):
-        raise CertificateError(f"{path} is of another program: {MANIFEST} is not the file that was certified")
-    if found.config_digest != program.config.digest:
+def _check_program(program: Program, folder: Path, certificate: Certificate) -> None:
+    """Raise `CertificateError` if the certificate belongs to another program."""
+    path, config = folder / CERTIFICATE, program.config
+    if certificate.program_sha256 != _digest(program):
+        raise CertificateError(f"{path} belongs to another program: {MANIFEST} is not the certified file")
+    if certificate.config_digest != config.digest:
         raise CertificateError(
-            f"{path} is of configuration {found.config_digest:#010x}, the program of {program.config.digest:#010x}"
+            f"{path} is for configuration {certificate.config_digest:#010x}, the program for {config.digest:#010x}"
         )
-    if len(found.parts) != len(program.device_programs):
+    if (count := len(certificate.parts)) != len(program.device_programs):
         raise CertificateError(
-            f"{path} has {len(found.parts)} parts, and the program {len(program.device_programs)}: it was edited"
+            f"{path} has {count} parts, and the program {len(program.device_programs)}: it was edited"
         )
 
 
-def _networks_in(folder: Path, found: Certificate) -> list[bytes]:
-    """The networks in a folder, which are those that a certificate names. Raises `CertificateError`."""
+def _read_networks(folder: Path, certificate: Certificate) -> list[bytes]:
+    """Read the networks' files in a folder. Raises `CertificateError` if their hashes do not match."""
     networks = []
-    for index, part in enumerate(found.parts):
+    for index, part in enumerate(certificate.parts):
         path = folder / _graph_file(index)
         try:
             networks.append(read_file(path, size=part.graph_bytes))
         except ProgramFileError as error:
             raise CertificateError(f"{error} with --certify") from None
         if hash_of(networks[-1]) != part.graph_sha256:
-            raise CertificateError(
-                f"{path} is not the network that {CERTIFICATE} names: its checksum does not match"
-            )
+            raise CertificateError(f"{path} is not the network of {CERTIFICATE}: its checksum does not match")
     return networks
 
 
 def _check_model(
     program: Program,
     folder: Path,
-    found: Certificate,
+    certificate: Certificate,
     networks: Sequence[bytes],
     model: Path,
     shapes: Mapping[str, int] | None,
     states: Mapping[str, str] | None,
 ) -> None:
-    """Raises `CertificateError` if the host's parts of a program, or the networks beside it, are not a model's."""
-    if _model_hash(model) != found.model_sha256:
-        raise CertificateError(f"{folder / CERTIFICATE} is of another model than {model}")
+    """Raise `CertificateError` if the networks in the folder or the host's parts of a program are not the model's."""
+    if _model_hash(model) != certificate.model_sha256:
+        raise CertificateError(f"{folder / CERTIFICATE} belongs to another model than {model}")
     graph = import_model(model, config=program.config, shapes=shapes, states=states)
-    for rewrite in found.roundings:
-        again = apply_rewrite(graph, rewrite)
-        if again is None:
+    for rewrite in certificate.roundings:
+        rewritten = apply_rewrite(graph, rewrite)
+        if rewritten is None:
             raise CertificateError(
                 f"{folder / CERTIFICATE}: the network of {model} has no rewrite {rewrite.summary!r}: it was edited"
             )
-        graph = again
+        graph = rewritten
     wrong = differences(program.compiled, graph)
-    own = _networks_of(segment for segment in graph.segments if isinstance(segment, DeviceSegment))
+    expected = _networks_of(segment for segment in graph.segments if isinstance(segment, DeviceSegment))
     wrong += [
         f"{_graph_file(index)} is another network"
-        for index, (given, meant) in enumerate(zip(networks, own, strict=False))
-        if given != meant
+        for index, (raw, expected_raw) in enumerate(zip(networks, expected, strict=False))
+        if raw != expected_raw
     ]
     if wrong:
-        raise CertificateError(f"{folder} is no program of {model}: {'; '.join(wrong)}")
+        raise CertificateError(f"{folder} is not a program of {model}: {'; '.join(wrong)}")
 
 
 def _model_hash(model: Path) -> str:
@@ -287,10 +284,10 @@ def _model_hash(model: Path) -> str:
 
 
 def _digest(program: Program) -> str:
-    """The hash of the manifest that a program was read from. Raises `CertificateError`."""
+    """Return the hash of the manifest that a program was read from. Raises `CertificateError` without a manifest."""
     if program.compiled.digest is None:
         raise CertificateError(
-            "a program is certified as it is in its folder: save it, and load it from there"
+            "only a program from a folder can be certified: save it, and load it from there"
         )
     return program.compiled.digest
 
@@ -299,29 +296,38 @@ def _networks_of(segments: Iterable[DeviceSegment]) -> list[bytes]:
     return [encode(graph_of(segment)) for segment in segments]
 
 
-def _parts(program: Program, networks: Sequence[bytes], told: Told) -> tuple[Part, ...]:
-    """Prove every device program. Raises `CertificateError`."""
+def _prove_parts(program: Program, networks: Sequence[bytes], progress: Progress) -> tuple[Part, ...]:
     if not program.device_programs:
         raise CertificateError("nothing of this program runs on the device, so there is nothing to prove")
     return tuple(
-        _part(item, raw, program.config, told)
+        _prove_part(item, raw, program.config, progress)
         for item, raw in zip(program.device_programs, networks, strict=True)
     )
 
 
-def _part(item: DeviceProgram, raw: bytes, config: Config, told: Told) -> Part:
+def _prove_part(item: DeviceProgram, raw: bytes, config: Config, progress: Progress) -> Part:
     placement = placement_of(item)
     if not placement.results:
-        raise CertificateError(f"{item.name} is not proven: it has no output that anything reads")
+        raise CertificateError(
+            f"{item.name} is not proven: neither the host nor the next run reads its outputs"
+        )
     try:
         graph = decode(raw)
-        proven = prove(graph, config, placement, secrets.randbits(64), told)
+        proven = prove(graph, config, placement, secrets.randbits(64), progress)
     except (Unproven, GraphError) as error:
         raise CertificateError(f"{item.name} is not proven: {error}") from None
     return Part(
-        item.name, len(raw), hash_of(raw), len(graph.operators), proven.instructions, proven.compared,
-        proven.values, proven.forms, proven.error, round(proven.seconds, 2),
-    )  # fmt: skip
+        item.name,
+        len(raw),
+        hash_of(raw),
+        len(graph.operators),
+        proven.instructions,
+        proven.compared,
+        proven.values,
+        proven.forms,
+        proven.error,
+        round(proven.seconds, 2),
+    )
 
 
 def _graph_file(index: int) -> str:
@@ -329,11 +335,13 @@ def _graph_file(index: int) -> str:
 
 
 def graph_of(segment: DeviceSegment) -> Graph:
-    """A device segment as the front end made it, for the proof."""
+    """Convert a device segment, as the front end made it, to a network for the proof."""
     inputs: dict[str, int] = {}
     outputs: dict[str, int] = {}
     for op in segment.ops:
-        inputs |= {view.buffer.name: view.buffer.size for view in op.sources if view.buffer.kind in _GIVEN}
+        inputs |= {
+            view.buffer.name: view.buffer.size for view in op.sources if view.buffer.kind in _INPUT_KINDS
+        }
         if op.dst.buffer.kind == "output":
             outputs[op.dst.buffer.name] = op.dst.buffer.size
     operators = tuple(map(_operator, segment.ops))
@@ -367,7 +375,7 @@ def _operator(op: Any) -> Operator:
 
 
 def formula_of(rows: Rows, vectors: Iterable[np.ndarray]) -> Formula:
-    """The expressions of a kernel, operands first."""
+    """Convert a kernel's expressions to nodes, operands before their users."""
     places: dict[int, int] = {}
     nodes: list[Node] = []
 
@@ -388,18 +396,20 @@ def _view(view: IrView) -> View:
 
 
 def placement_of(program: DeviceProgram) -> Placement:
-    """Where `weft.run.runtime.Image` puts a program."""
+    """Return the addresses at which `weft.run.runtime.Image` places a program and its buffers."""
     image = Image(program)
     kinds = {name: buffer.kind for name, buffer in program.buffers.items() if name in program.offsets}
     inputs = {
-        name: (image.address(name), _layout(image, name)) for name, kind in kinds.items() if kind in _GIVEN
+        name: (image.address(name), _layout(image, name))
+        for name, kind in kinds.items()
+        if kind in _INPUT_KINDS
     }
     buffers = {
         name: (image.address(name), program.buffers[name].size)
         for name, kind in kinds.items()
         if kind not in ("input", "table")
     }
-    results = tuple(name for name, kind in kinds.items() if kind in _READ)
+    results = tuple(name for name, kind in kinds.items() if kind in _RESULT_KINDS)
     start = image.bases[CONSTANTS]
     return Placement(
         image.bases,
@@ -413,15 +423,17 @@ def placement_of(program: DeviceProgram) -> Placement:
 
 
 def _layout(image: Image, name: str) -> np.ndarray:
-    """Which element each byte of an input's buffer is, or -1 less the byte that it always is."""
+    """Return the index of each byte's element in an input's buffer, or ``-1 - byte`` for a constant byte."""
     shape = image.program.input_shape(name)
     size = int(np.prod(shape))
 
-    def laid_out(numbers: np.ndarray) -> np.ndarray:
+    def buffer_bytes(numbers: np.ndarray) -> np.ndarray:
         raw = image.input_bytes(name, numbers.astype(np.uint8).view(np.int8).reshape(shape))
         return np.frombuffer(raw, np.uint8).astype(np.int64)
 
-    ones, twos = laid_out(np.full(size, 1)), laid_out(np.full(size, 2))
+    # The buffer of known inputs shows the layout: constant bytes do not change with the input, and buffers of the
+    # elements' indices, one byte at a time, show where each element is.
+    ones, twos = buffer_bytes(np.full(size, 1)), buffer_bytes(np.full(size, 2))
     numbers = np.arange(size)
-    found = sum(laid_out(numbers >> 8 * part & 0xFF) << 8 * part for part in range(_INDEX_BYTES))
-    return np.where(ones == twos, -1 - ones, found)
+    index = sum(buffer_bytes(numbers >> 8 * part & 0xFF) << 8 * part for part in range(_INDEX_BYTES))
+    return np.where(ones == twos, -1 - ones, index)

@@ -1,4 +1,4 @@
-"""What a compiled program has otherwise than its model: all but the words of the device, which proofs are for."""
+"""Comparison of a compiled program with its model, except for the device's programs, which proofs compare."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ def differences(compiled: Compiled, graph: Graph) -> list[str]:
     compiled : Compiled
         The program.
     graph : Graph
-        The model, as the front end makes it for the program's configuration.
+        The model, imported by the front end for the program's configuration.
 
     Returns
     -------
     list of str
-        A clause for each thing that differs.
+        A clause for each difference.
     """
     return [
-        *_signature("input", compiled.inputs, graph.inputs),
-        *_signature("output", compiled.outputs, graph.outputs),
-        *_named("state", map(_state, compiled.states), map(_state, graph.states)),
-        *_named("value to the device", compiled.to_device, graph.to_device),
-        *_named("value from the device", compiled.from_device, graph.from_device),
-        *_segments(compiled.segments, graph.segments),
+        *_compare_signatures("input", compiled.inputs, graph.inputs),
+        *_compare_signatures("output", compiled.outputs, graph.outputs),
+        *_compare_lists("state", map(_state_key, compiled.states), map(_state_key, graph.states)),
+        *_compare_lists("value to the device", compiled.to_device, graph.to_device),
+        *_compare_lists("value from the device", compiled.from_device, graph.from_device),
+        *_compare_segments(compiled.segments, graph.segments),
     ]
 
 
-def _signature(what: str, own: Mapping[str, Any], meant: Mapping[str, Any]) -> list[str]:
+def _compare_signatures(kind: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     return [
-        f"{what} {short_repr(name)} is {_type(own.get(name))}, the model's {_type(meant.get(name))}"
-        for name in dict.fromkeys((*own, *meant))
-        if own.get(name) != meant.get(name)
+        f"{kind} {short_repr(name)} is {_type(actual.get(name))}, the model's {_type(expected.get(name))}"
+        for name in dict.fromkeys((*actual, *expected))
+        if actual.get(name) != expected.get(name)
     ]
 
 
-def _type(kind: tuple[str, tuple[int, ...]] | None) -> str:
-    return "missing" if kind is None else f"{kind[0]} {'x'.join(map(str, kind[1]))}".rstrip()
+def _type(tensor: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if tensor is None else f"{tensor[0]} {'x'.join(map(str, tensor[1]))}".rstrip()
 
 
-def _state(state: State) -> tuple[object, ...]:
+def _state_key(state: State) -> tuple[object, ...]:
     initial = state.initial
     content = initial.tolist() if initial.dtype.hasobject else initial.tobytes()
     return state.source, state.target, initial.dtype.name, initial.shape, content
 
 
-def _named(what: str, own: Iterable[object], meant: Iterable[object]) -> list[str]:
-    """Items in order, as the order in which values are written may matter."""
-    mine, theirs = list(own), list(meant)
-    if len(mine) != len(theirs):
-        return [f"there are {len(mine)} of {what}, the model has {len(theirs)}"]
+def _compare_lists(kind: str, actual: Iterable[object], expected: Iterable[object]) -> list[str]:
+    # In order, because the order in which values are written may matter.
+    own, others = list(actual), list(expected)
+    if len(own) != len(others):
+        return [f"it has {len(own)} of {kind}, and the model {len(others)}"]
     return [
-        f"{what} {index} is not the model's"
-        for index, (one, other) in enumerate(zip(mine, theirs, strict=True))
-        if one != other
+        f"{kind} {index} is not the model's"
+        for index, (item, other) in enumerate(zip(own, others, strict=True))
+        if item != other
     ]
 
 
-def _segments(own: Sequence[Any], meant: Sequence[Any]) -> list[str]:
-    if list(map(_part, own)) != list(map(_part, meant)):
-        mine, theirs = (", ".join(map(_part, segments)) or "none" for segments in (own, meant))
-        return [f"its parts are {mine}, the model's {theirs}"]
+def _compare_segments(actual: Sequence[Any], expected: Sequence[Any]) -> list[str]:
+    own, others = (list(map(_segment_title, segments)) for segments in (actual, expected))
+    if own != others:
+        return [f"its parts are {', '.join(own) or 'none'}, the model's {', '.join(others) or 'none'}"]
     return [
-        f"the host's part {short_repr(mine.name)} is another network"
-        for mine, theirs in zip(own, meant, strict=True)
-        if isinstance(mine, HostSegment) and encode(mine.network) != encode(theirs.network)
+        f"the host's part {short_repr(segment.name)} is another network"
+        for segment, other in zip(actual, expected, strict=True)
+        if isinstance(segment, HostSegment) and encode(segment.network) != encode(other.network)
     ]
 
 
-def _part(segment: Any) -> str:
+def _segment_title(segment: Any) -> str:
     return f"{'host' if isinstance(segment, HostSegment) else 'device'} {short_repr(segment.name)}"

@@ -31,7 +31,7 @@ from support.core_cases import Benches, Core, Scenario, scenarios
 from support.core_directed import directed, wild
 from support.core_special import special
 
-from weft.extras.proof.mutants.constants import constants
+from weft.extras.proof.mutants.constants import constant_bits
 from weft.hdl.errors import WeftError
 from weft.sim.rtl.coverage import (
     KINDS,
@@ -145,7 +145,7 @@ def _read(device: CoveredRtl, verilog: str) -> Counts:
 def closed(name: str, runs: dict[str, Covered], why: list[Explanation]) -> Closure:
     """All configurations of a core together: a bit is constant if it is in all that have it."""
     parts = [runs[key].counts for key in runs]
-    fixed = [constants(component(core)) for core in CORES[name].values()]
+    fixed = [constant_bits(component(core)) for core in CORES[name].values()]
     whole: Counts = {}
     for counts, bits in zip(parts, fixed, strict=True):
         kept = {point: number for point, number in counts.items() if not _constant(point, bits)}

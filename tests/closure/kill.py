@@ -15,7 +15,7 @@ from support.core_long import long
 from support.core_observed import observed
 from support.core_special import special
 
-from weft.extras.proof.mutants.mutated import Mutated, chosen
+from weft.extras.proof.mutants.mutated import MutatedCore, select_mutant
 from weft.hdl.errors import WeftError
 from weft.sim.rtl.coverage import HostedRtl
 
@@ -60,7 +60,7 @@ class KillSet:
 
     def killer(self, number: int) -> str:
         """What tells mutant `number` from the core, in a few words; empty if nothing does."""
-        with chosen(number):
+        with select_mutant(number):
             for scenario in self.scenarios:
                 try:
                     with self.open(scenario) as device:
@@ -72,7 +72,7 @@ class KillSet:
         return ""
 
 
-def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
+def kill_set(core: Core, found: MutatedCore, seeds: range, count: int) -> KillSet:
     """Scenarios of random programs of the `seeds`, with seed 0 the directed ones as well. Raises `KillError`."""
     fewer = seeds[: max(1, len(seeds) // 4)]
     made = [*scenarios(core, seeds, count), *observed(core, fewer, OBSERVED)]
@@ -82,7 +82,7 @@ def kill_set(core: Core, found: Mutated, seeds: range, count: int) -> KillSet:
     return _checked(KillSet(core, found.verilog, made))
 
 
-def long_set(core: Core, found: Mutated) -> KillSet:
+def long_set(core: Core, found: MutatedCore) -> KillSet:
     """Scenarios of millions of cycles. Raises `KillError`."""
     return _checked(KillSet(core, found.verilog, long(core)))
 

@@ -35,9 +35,9 @@ from closure.cores import CORES, component
 from closure.kept import Kept
 from support.core_cases import Core
 
-from weft.extras.proof.mutants.constants import unread
-from weft.extras.proof.mutants.equivalence import equal, same_from_reset
-from weft.extras.proof.mutants.mutated import PLAIN, Mutant, Mutated, mutated
+from weft.extras.proof.mutants.constants import unread_mutants
+from weft.extras.proof.mutants.equivalence import prove_equal, prove_equal_from_reset
+from weft.extras.proof.mutants.mutated import PLAIN, Mutant, MutatedCore, mutate_core
 from weft.sim.rtl.coverage import Explanation, Point, explanations
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
@@ -92,15 +92,15 @@ class Result:
 def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 5) -> Result:
     """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
     programs, SAT, more programs, induction, long programs. What nothing reads comes before all."""
-    found = mutated(component(core), count, seed)
+    found = mutate_core(component(core), count, seed)
     numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
     kept = _Verdicts(found)
     every = [
         _by_reading(found),
         _by_programs(core, found, PROGRAMS, 0),
-        _by_proof("SAT", found, equal),
+        _by_proof("SAT", found, prove_equal),
         _by_programs(core, found, MORE, PROGRAMS),
-        _by_proof("induction", found, same_from_reset),
+        _by_proof("induction", found, prove_equal_from_reset),
         _by_long_programs(core, found),
     ]
     for name, judge in every[: 1 + stages]:
@@ -113,14 +113,14 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
     return Result(mutants, {number: kept.final(number) for number in numbers}, len(found.mutants))
 
 
-def _by_programs(core: Core, found: Mutated, programs: int, first: int) -> _Stage:
+def _by_programs(core: Core, found: MutatedCore, programs: int, first: int) -> _Stage:
     seeds = range(first, first + programs)
     return f"programs {first} to {first + programs - 1}", _killed_by(
         lambda: kill.kill_set(core, found, seeds, LENGTH[core.sequential])
     )
 
 
-def _by_long_programs(core: Core, found: Mutated) -> _Stage:
+def _by_long_programs(core: Core, found: MutatedCore) -> _Stage:
     return "long programs", _killed_by(lambda: kill.long_set(core, found))
 
 
@@ -134,17 +134,17 @@ def _killed_by(kills: Callable[[], kill.KillSet]) -> _Judge:
     return judge
 
 
-def _by_reading(found: Mutated) -> _Stage:
+def _by_reading(found: MutatedCore) -> _Stage:
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
         if numbers:
-            same = unread(found.folder / PLAIN, found.mutants)
+            same = unread_mutants(found.folder / PLAIN, found.mutants)
             yield from ((number, EQUAL if number in same else "") for number in numbers)
 
     return "reading", judge
 
 
 def _by_proof(
-    name: str, found: Mutated, prove: Callable[[Path, list[Mutant]], Mapping[int, bool | None]]
+    name: str, found: MutatedCore, prove: Callable[[Path, list[Mutant]], Mapping[int, bool | None]]
 ) -> _Stage:
     by_number = {mutant.number: mutant for mutant in found.mutants}
 
@@ -159,7 +159,7 @@ def _by_proof(
 class _Verdicts:
     """Verdicts by stage, of this and of other runs, under all that they depend on; stages' names have their seeds."""
 
-    def __init__(self, found: Mutated) -> None:
+    def __init__(self, found: MutatedCore) -> None:
         used = [str(module.__file__) for name, module in sys.modules.items() if name.startswith("support.")]
         digest = hashlib.sha256(f"{found.verilog} {LENGTH}".encode())
         for path in (Path(__file__).with_name("kill.py"), *map(Path, sorted(used))):

@@ -29,10 +29,10 @@ from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment
 from weft.compiler.operators.record import operator_of
 from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph, GraphError, decode, encode
-from weft.extras.proof.programs.meaning import NOTHING, Network, Unknown
+from weft.extras.proof.programs.network import NOTHING, Network, Unknown
 from weft.extras.proof.programs.proof import prove
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import CONSTANTS, Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import End
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
@@ -167,7 +167,7 @@ def _is_whole(graph: Graph, config: Config) -> bool:
     """Whether a network computes every byte of its outputs: those of some random operators have others beside them."""
     network = Network(Values(1), config)
     for name, size in graph.inputs.items():
-        network.buffers[name] = network.values.inputs(size)
+        network.buffers[name] = network.values.new_inputs(size)
     network.run(graph)
     return all((network.buffers[name] != NOTHING).all() for name in graph.outputs)
 

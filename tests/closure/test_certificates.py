@@ -12,7 +12,7 @@ from closure.certificates import DIFFERS, FAILED, KINDS, REFUSED, SAME, Campaign
 from closure.proof_subjects import Result, SegmentSubject
 from support import extreme_inputs, mutated
 
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 
 FEW = 3
 """Mutants of each kind in every run; `certificates` has 12 of each program, and thousands in all."""

@@ -32,7 +32,7 @@ from support.core_pairs import beside
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY, PROGRAM
 
-from weft.extras.proof.mutants.mutated import Mutant, Mutated, mutated
+from weft.extras.proof.mutants.mutated import Mutant, MutatedCore, mutate_core
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Reg
@@ -357,7 +357,7 @@ def test_mutants_are_killed(name: str) -> None:
 
 @pytest.mark.long
 def test_mutants_are_of_all_units() -> None:
-    found = mutated(component(CORES["pipelined"]["full"]), 1000, 1)
+    found = mutate_core(component(CORES["pipelined"]["full"]), 1000, 1)
     assert {mutant.unit for mutant in found.mutants} >= {
         "load.unpacker",
         "mm.array",
@@ -371,7 +371,7 @@ def test_mutants_are_of_all_units() -> None:
 def test_long_programs_see_what_others_do_not() -> None:
     """A bit of the length of a pixel, of more bytes than are on chip."""
     core = CORES["pipelined"]["full"]
-    found = mutated(component(core), 1000, 1)
+    found = mutate_core(component(core), 1000, 1)
     (bit,) = (item.number for item in found.mutants if item.pin == ("\\load_queue.part6", "RD_DATA", 16))
     ((number, verdict),) = kill.verdicts(kill.long_set(core, found), [bit], 1)
     assert number == bit
@@ -380,7 +380,7 @@ def test_long_programs_see_what_others_do_not() -> None:
 
 def test_proofs_of_mutants_are_verdicts() -> None:
     """A mutant of which nothing is found is not the same hardware."""
-    found = Mutated("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))
+    found = MutatedCore("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))
     _, judge = mutate._by_proof(
         "all",
         found,

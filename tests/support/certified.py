@@ -11,10 +11,10 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
 from weft.extras.proof.certificate import graph_of, placement_of
 from weft.extras.proof.programs.graph import Graph, decode, encode
-from weft.extras.proof.programs.meaning import Network
-from weft.extras.proof.programs.proof import Placement, Proven, prove
+from weft.extras.proof.programs.network import Network
+from weft.extras.proof.programs.proof import Placement, Proof, prove
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa.config import Config
 from weft.run.runtime import Image
 from weft.sim.device import DeviceError
@@ -49,7 +49,7 @@ def placed(program: DeviceProgram) -> Placement:
 
 def proven(
     segment: DeviceSegment, config: Config, program: DeviceProgram | None = None, seed: int = 1
-) -> Proven:
+) -> Proof:
     """Prove a segment's program, the compiler's if none is given."""
     made = compile_segment(segment, config) if program is None else program
     return prove(graph_before(segment), config, placed(made), seed)
@@ -73,7 +73,7 @@ def differs(before: DeviceSegment, behind: DeviceSegment, config: Config, seed: 
         graph, network = graph_before(segment), Network(values, config)
         for name, size in graph.inputs.items():
             if name not in given:
-                given[name] = values.inputs(size)
+                given[name] = values.new_inputs(size)
             network.buffers[name] = given[name]
         network.run(graph)
         found.append({name: values.residues(network.buffers[name]) for name in graph.outputs})

@@ -24,8 +24,8 @@ from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Program, Row
 from weft.extras.proof.programs.symbols import Symbols
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import CONSTANTS, Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import WORD_BYTES, Instruction, decode
 from weft.hdl.isa.config import Config

@@ -357,7 +357,7 @@ def _certify(program: Any, folder: Path) -> None:
     """Prove the program as loaded, so that the proof covers what runs; raise an error if the proof fails."""
     verify = provider("verify a program")
     with reports.progress() as progress:
-        reports.say(*verify(program, folder, progress).told)
+        reports.say(*verify(program, folder, progress).lines)
 
 
 def _compare(golden: list[Any], results: list[Any]) -> None:

@@ -146,7 +146,7 @@ def compile_model(
                 (part / name).write_text(text, encoding="utf-8")
     _show_summary(program, f"{output}: {model.name}")
     if certify:
-        reports.say(*certificate.told)
+        reports.say(*certificate.lines)
     _show_host(program)
 
 

@@ -22,7 +22,7 @@ from weft.extras.language.run.decoder_run import DecoderMemory, Program, Row
 from weft.extras.proof.certificate import CertificateError, formula_of
 from weft.extras.proof.programs.graph import Array
 from weft.extras.proof.programs.symbols import Rows
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import WORD_BYTES, decode
 

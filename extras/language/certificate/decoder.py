@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.extras.language.certificate.language import Language, LanguageError, Layer, Product
-from weft.extras.proof.programs.attention import added, group, quotients, started
+from weft.extras.proof.programs.attention import add_group, divide_by_sums, group_probabilities, initial_state
 from weft.extras.proof.programs.field import digest
-from weft.extras.proof.programs.form import STORED
+from weft.extras.proof.programs.form import SATURATE
 from weft.extras.proof.programs.formula import Tensor, evaluate
 from weft.extras.proof.programs.graph import Array
-from weft.extras.proof.programs.sums import Sums, concatenated, product
+from weft.extras.proof.programs.sums import Sums, concatenate, matmul
 from weft.extras.proof.programs.symbols import Symbols
 from weft.hdl.isa.config import Config
 
@@ -103,9 +103,11 @@ class Decoder:
     def _look_up(self, table: Array, offsets: Sums) -> np.ndarray:
         """Return rows of a table of two-digit numbers: values (rows, columns, 2)."""
         content = digits(table.numpy, 2).astype(np.int8)
-        looked_up = self.symbols.row_of(offsets, content.reshape(len(content), -1), content.shape[1] * 2)
+        looked_up = self.symbols.table_row(offsets, content.reshape(len(content), -1), content.shape[1] * 2)
         rows, columns = looked_up.low.shape
-        row_values = self.symbols.values.results(looked_up.reshape(rows, columns, 1), [STORED] * columns)
+        row_values = self.symbols.values.apply_forms(
+            looked_up.reshape(rows, columns, 1), [SATURATE] * columns
+        )
         return row_values.reshape(rows, -1, 2)
 
     def _formula(self, name: str, tensors: list[Tensor], count: int) -> list[np.ndarray]:
@@ -215,7 +217,7 @@ class Decoder:
             return np.stack(
                 self._formula("inner", [np.stack(each, axis=-1) for each in digit_pairs], 2), axis=-1
             )
-        all_sums = concatenated([part.reshape(*part.low.shape, 1) for part in sums], 2)
+        all_sums = concatenate([part.reshape(*part.low.shape, 1) for part in sums], 2)
         first, *others = (self._parameters(item, shift) for item in items)
         other_mantissas = [tensors[0] for tensors in others]
         return np.stack(
@@ -231,7 +233,7 @@ class Decoder:
     def result_names(self, layer: int) -> np.ndarray:
         """Return fresh values for attention's results in a layer: values (rows, heads, length)."""
         shape = self.blocks[layer].queries.shape
-        return self.symbols.values.inputs(math.prod(shape)).reshape(shape)
+        return self.symbols.values.new_inputs(math.prod(shape)).reshape(shape)
 
     def attend(self, layer: int, row: int, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return attention's results for a row on the keys and values (keys, heads, length) that it sees.
@@ -248,36 +250,36 @@ class Decoder:
             state = self._states[key]
         heads, length = state.total.low.shape
         elements = state.total.reshape(heads, 1, length)
-        return quotients(self.symbols, self.model.step_ratio, STORED, elements, state.state[1])
+        return divide_by_sums(self.symbols, self.model.step_ratio, SATURATE, elements, state.state[1])
 
     def _initial_state(self, layer: int, row: int) -> _AttentionState:
         key = (layer, row)
         if key not in self._states:
             heads, length = self.blocks[layer].queries.shape[1:]
             total = self.symbols.integers(0, (heads, length))
-            self._states[key] = _AttentionState(len(self._states), started(self.symbols, heads), total)
+            self._states[key] = _AttentionState(len(self._states), initial_state(self.symbols, heads), total)
         return self._states[key]
 
     def _extend(
         self, layer: int, row: int, previous: _AttentionState, keys: np.ndarray, values: np.ndarray
     ) -> _AttentionState:
         """Return the state after one more group of keys."""
-        terms, octaves = self.symbols.values.terms, self.model.layers[layer].octaves
+        terms, octaves = self.symbols.values.integers_of, self.model.layers[layer].octaves
         queries = self.blocks[layer].queries[row]
         queries_per_head = len(queries) // keys.shape[1]
         valid = np.ones((queries_per_head, len(keys)), bool)
         states, totals = [], []
         for head in range(keys.shape[1]):
             own = slice(head * queries_per_head, (head + 1) * queries_per_head)
-            scores = product(terms(queries[own]), terms(keys[:, head]).moved((1, 0)))
+            scores = matmul(terms(queries[own]), terms(keys[:, head]).transpose((1, 0)))
             previous_state = (previous.state[0][own], previous.state[1][own])
-            p, _, state, alignment = group(
+            p, _, state, alignment = group_probabilities(
                 self.symbols, self.config, octaves, scores, 0, valid, previous_state
             )
             states.append(state)
-            totals.append(added(self.symbols, previous.total[own], p, alignment, terms(values[:, head])))
-        maxima, sums = (concatenated(list(part), 0) for part in zip(*states, strict=True))
-        return _AttentionState(len(self._states), (maxima, sums), concatenated(totals, 0))
+            totals.append(add_group(self.symbols, previous.total[own], p, alignment, terms(values[:, head])))
+        maxima, sums = (concatenate(list(part), 0) for part in zip(*states, strict=True))
+        return _AttentionState(len(self._states), (maxima, sums), concatenate(totals, 0))
 
 
 def digits(numbers: np.ndarray, count: int) -> np.ndarray:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.extras.proof.programs.field import digest
-from weft.extras.proof.programs.scores import RowStates, any_alignments, any_states
+from weft.extras.proof.programs.softmax_unit import RowStates, unknown_alignments, unknown_states
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Rows
+from weft.extras.proof.programs.value_device import Unproven, ValueDevice
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven, ValueDevice
 from weft.hdl.isa import Instruction, Load, Lookup, Memory, Microcode, Mm, Softmax, Store, Table, Vec
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
@@ -162,10 +162,10 @@ class RecallingDevice(ValueDevice):
         if key not in self._arbitrary:
             values, n = self.values, self.config.n
             make: dict[Memory, Callable[[], Content]] = {
-                Memory.SCRATCHPAD: lambda: (values.inputs(count * n).reshape(count, n),),
-                Memory.ACCUMULATOR: lambda: (values.unknown(count * n).reshape(count, n),),
-                Memory.STATES: lambda: any_states(values, count),
-                Memory.ALIGNMENTS: lambda: (any_alignments(values, count),),
+                Memory.SCRATCHPAD: lambda: (values.new_inputs(count * n).reshape(count, n),),
+                Memory.ACCUMULATOR: lambda: (values.new_unknown(count * n).reshape(count, n),),
+                Memory.STATES: lambda: unknown_states(values, count),
+                Memory.ALIGNMENTS: lambda: (unknown_alignments(values, count),),
             }
             self._arbitrary[key] = make[memory](), self._fresh(count)
         return self._arbitrary[key]
@@ -209,7 +209,7 @@ class RecallingDevice(ValueDevice):
             return valid_columns(self.memories, instruction).tobytes()
         if not isinstance(instruction, Load):
             return None
-        footprint = self._resolved(instruction)
+        footprint = self._resolve_page(instruction)
         if isinstance(footprint, np.ndarray):
             rows = self.offsets.get(tuple(footprint.tolist()), Rows(0, 0))
             start = (self.memories.register(instruction.base) + instruction.offset + rows.first) & 0xFFFFFFFF
@@ -273,12 +273,12 @@ class RecallingDevice(ValueDevice):
     def _vec(self, instruction: Vec) -> None:
         # With unknown parameters the result can be anything.
         block = self.cells[self.memories.addresses(instruction, "params")]
-        if self.values.constants(block) is not None:
+        if self.values.constant_bytes(block) is not None:
             super()._vec(instruction)
             return
         self.check_vec(instruction)
         rows = self.memories.addresses(instruction, "dst").ravel()
-        self.cells[rows] = self.values.inputs(rows.size * self.config.n).reshape(-1, self.config.n)
+        self.cells[rows] = self.values.new_inputs(rows.size * self.config.n).reshape(-1, self.config.n)
 
     def _number_of(self, content: bytes) -> int:
         if content not in self._rows:

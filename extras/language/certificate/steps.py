@@ -24,9 +24,9 @@ from weft.extras.language.certificate.language import Language, LanguageError
 from weft.extras.language.certificate.recalled import RecallingDevice
 from weft.extras.proof.programs.field import PRIMES
 from weft.extras.proof.programs.proof import DEGREE, check_disjoint
-from weft.extras.proof.programs.symbols import OFFSET_BYTES, joined_bytes
+from weft.extras.proof.programs.symbols import OFFSET_BYTES, join_bytes
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import Instruction, Normalise
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
@@ -49,7 +49,7 @@ class ProvenSteps:
     instructions, done : int
         Instructions of all steps, and those that were executed because their inputs were new.
     values, error, seconds
-        See `weft.extras.proof.programs.proof.Proven`.
+        See `weft.extras.proof.programs.proof.Proof`.
     """
 
     places: int
@@ -98,8 +98,8 @@ class StepProver:
         self._rng = np.random.default_rng([seed, 1])
         self.device = _Device(config, at.memory_bytes, values)
         symbols = self.device.symbols
-        self._words = values.inputs(2 * at.rows * OFFSET_BYTES).reshape(2, at.rows, OFFSET_BYTES)
-        tokens, places = (joined_bytes(symbols, words) for words in self._words)
+        self._words = values.new_inputs(2 * at.rows * OFFSET_BYTES).reshape(2, at.rows, OFFSET_BYTES)
+        tokens, places = (join_bytes(symbols, words) for words in self._words)
         with _catch_description_errors():
             self.decoder = Decoder(symbols, config, model, tokens, places)
         self.device.offsets = {
@@ -114,8 +114,8 @@ class StepProver:
         self._slots = -(-context // at.cache.keys) * at.cache.keys
         texts = 1 if at.consecutive else at.rows
         shape = (texts, len(blocks), 2, self._slots, heads, length)
-        self._caches = values.inputs(math.prod(shape)).reshape(shape)
-        self._arbitrary = values.inputs(0)
+        self._caches = values.new_inputs(math.prod(shape)).reshape(shape)
+        self._arbitrary = values.new_inputs(0)
         self.set_program(at)
 
     def set_program(self, at: StepLayout) -> None:
@@ -133,7 +133,7 @@ class StepProver:
         # Memory outside the contents holds arbitrary bytes.
         unknown_addresses = np.flatnonzero(~is_content)
         if len(self._arbitrary) < len(unknown_addresses):
-            self._arbitrary = values.inputs(len(unknown_addresses))
+            self._arbitrary = values.new_inputs(len(unknown_addresses))
         for index, plane in enumerate(device.planes):
             plane.dram[unknown_addresses] = self._arbitrary[: len(unknown_addresses)] >> 8 * index & 0xFF
         device.turn_register = at.turn_register
@@ -203,7 +203,7 @@ class StepProver:
                 )
             self.device.set_values(at.frame + start, words.ravel())
         for start, size in at.unspecified:
-            self.device.set_values(at.frame + start, self.values.inputs(size))
+            self.device.set_values(at.frame + start, self.values.new_inputs(size))
 
     def _offsets(self, slots: np.ndarray) -> np.ndarray:
         """Return the offsets in a page of the bytes of slots: (layers, 2, slots, heads, length)."""
@@ -300,7 +300,7 @@ class StepProver:
     def error(self) -> float:
         """Exponent of a power of two above the probability that the proof is wrong."""
         values = self.values
-        count = len(values) + values.symbols
+        count = len(values) + values.function_count
         # Union bound over all pairs of values; each prime has 30 bits.
         return math.ceil(math.log2(max(DEGREE, values.degree) * count**2) - 30 * PRIMES)
 

@@ -32,7 +32,7 @@ from weft.extras.language.compiler.decoder import Decoder as Compiled
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.proof.certificate import CertificateError
 from weft.extras.proof.programs.graph import Array, Node
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.hdl.isa import Instruction, Mm, Store
 
 

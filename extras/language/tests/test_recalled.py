@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from weft.extras.language.certificate.recalled import RecallingDevice
+from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven
 from weft.hdl.isa import (
     End,
     Instruction,
@@ -50,7 +50,7 @@ def run(device: RecallingDevice, content: np.ndarray) -> np.ndarray:
 
 def test_what_was_read_before_is_not_carried_out_again() -> None:
     device = device_of(COPY)
-    first, second = (device.values.inputs(N) for _ in range(2))
+    first, second = (device.values.new_inputs(N) for _ in range(2))
     assert np.array_equal(run(device, first), first)
     assert device.executed == 2
     assert np.array_equal(run(device, first), first)
@@ -71,7 +71,7 @@ def test_parameters_and_operands_are_read_again() -> None:
     ]
     device = device_of(items)
     device.write(0x300, block)
-    inputs = device.values.inputs(N)
+    inputs = device.values.new_inputs(N)
     residues = device.values.residues
     assert np.array_equal(residues(run(device, inputs)), residues(inputs))
     doubled = config.parameter_block(np.zeros(N), np.full(N, 2), np.zeros(N), N)
@@ -83,7 +83,7 @@ def test_what_is_never_written_is_not_written() -> None:
     device = device_of(COPY)
     device.fix([(OUTPUT + N - 1, OUTPUT + N)])
     with pytest.raises(Unproven, match=f"it writes to {OUTPUT:#x}, which holds the program or constants"):
-        run(device, device.values.inputs(N))
+        run(device, device.values.new_inputs(N))
 
 
 def turns() -> list[Instruction]:
@@ -103,7 +103,7 @@ def turns() -> list[Instruction]:
 
 def test_a_turn_begins_with_anything_where_one_before_has_written() -> None:
     device = device_of(turns())
-    inputs = device.values.inputs(N)
+    inputs = device.values.new_inputs(N)
     assert np.array_equal(run(device, inputs), inputs)
     device.turn_register = TURN
     found = run(device, inputs)

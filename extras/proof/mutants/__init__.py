@@ -1,1 +1,1 @@
-"""Faults planted in the hardware, and proofs that a mutant is the same hardware."""
+"""Mutants of the hardware, and proofs that a mutant equals its core."""

@@ -1,5 +1,6 @@
-"""Bits of a core's signals that cannot change, or that nothing reads, as Yosys finds when it makes the core flat and
-optimises it: no cell of the flat core drives them any more.
+"""Constant and unused bits of a core's signals, and mutants of unread bits.
+
+Yosys flattens the core and optimises it. Bits that no cell drives after that are constant or unused.
 """
 
 from __future__ import annotations
@@ -14,99 +15,88 @@ from typing import Any
 
 from amaranth.lib import wiring
 
-from weft.extras.proof.mutants.mutated import Mutant, MutationError
+from weft.extras.proof.mutants.mutated import Mutant, run_passes, run_yosys
 from weft.hdl.cache import entry
-from weft.hdl.errors import WeftError
 from weft.hdl.verilog import convert_named
 from weft.sim.rtl.coverage import Bit, Connections
 from weft.sim.rtl.device import TOP
-from weft.sim.yosys_process import error_message, run_task
 
-_SOURCE, _FOUND = "core.il", "constant.json"
+_SOURCE, _RESULT = "core.il", "constant.json"
 _COMMANDS = (
     f"read_rtlil {_SOURCE}", f"hierarchy -top {TOP}", "proc -norom", "pmuxtree", "memory_collect", "flatten",
     "opt -full", r"simplemap t:\$*dff*", "opt_clean",
 )  # fmt: skip
 
 
-class ConstantsError(WeftError, RuntimeError):
-    """Yosys refuses the core."""
+def constant_bits(core: wiring.Component) -> set[tuple[str, str]]:
+    """Return the constant and unused bits: the path of the unit, ``core`` for the core itself, and ``signal[bit]``.
 
-
-def constants(core: wiring.Component) -> set[tuple[str, str]]:
-    """Path of the unit, ``core`` for the core itself, and ``signal[bit]`` of what cannot change or is not read; a
-    signal of one bit is there as ``signal`` as well.
-
-    Raises `ConstantsError`.
+    A signal of one bit is also listed as ``signal``. The result is cached. Raises `MutationError`.
     """
     source, _ = convert_named(core, name=TOP)
-    found = hashlib.sha256(f"{version('pyosys')} {_COMMANDS} {source}".encode())
-    found.update(Path(__file__).read_bytes())
+    state = hashlib.sha256(f"{version('pyosys')} {_COMMANDS} {source}".encode())
+    state.update(Path(__file__).read_bytes())
 
     def fill(folder: Path) -> None:
         (folder / _SOURCE).write_text(source)
-        well, said = run_task(_find_constants, folder, {})
-        if not well:
-            raise ConstantsError(error_message(said))
+        run_yosys(_find_constants, folder, {})
         (folder / _SOURCE).unlink()
 
-    folder = entry(f"constants-{found.hexdigest()[:24]}", fill)
-    return {(unit, name) for unit, name in json.loads((folder / _FOUND).read_text())}
+    folder = entry(f"constants-{state.hexdigest()[:24]}", fill)
+    return {(unit, name) for unit, name in json.loads((folder / _RESULT).read_text())}
 
 
 def _find_constants(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
-    units: set[str] = set()
-    widths: dict[str, int] = {}
-    for command in _COMMANDS:
-        if command == "flatten":
-            units = {str(name).removeprefix(f"\\{TOP}.") for name in design.modules_}
-        libyosys.run_pass(command, design)
-        if command == "flatten":
-            widths = {str(name): wire.width for name, wire in design.top_module().wires_.items()}
+    flatten = _COMMANDS.index("flatten")
+    run_passes(design, _COMMANDS[:flatten])
+    units = {str(name).removeprefix(f"\\{TOP}.") for name in design.modules_}
+    run_passes(design, ["flatten"])
+    widths = {str(name): wire.width for name, wire in design.top_module().wires_.items()}
+    run_passes(design, _COMMANDS[flatten + 1 :])
     module = design.top_module()
-    behind: dict[tuple[str, int], Any] = {}
+    source_of: dict[tuple[str, int], Any] = {}
     for left, right in module.connections_:
-        for one, other in zip(left.to_sigbit_vector(), right.to_sigbit_vector(), strict=True):
-            if one.is_wire():
-                behind[str(one.wire.name), one.offset] = other
-    driven = _driven(module)
-    found = []
+        for target, source in zip(left.to_sigbit_vector(), right.to_sigbit_vector(), strict=True):
+            if target.is_wire():
+                source_of[str(target.wire.name), target.offset] = source
+    driven = _driven_bits(module)
+    constant = []
     for name, width in widths.items():
         if not name.startswith("\\"):
             continue
         for index in range(width):
+            # Follow connections to the bit's source: a constant, a driven bit, or an undriven bit.
             at = name, index
-            bit = behind.get(at)
+            bit = source_of.get(at)
             while bit is not None and bit.is_wire():
                 at = str(bit.wire.name), bit.offset
-                bit = behind.get(at)
+                bit = source_of.get(at)
             if bit is not None or at not in driven:
-                found += [_named(name[1:], index, units)] + (
-                    [_named(name[1:], None, units)] if width == 1 else []
-                )
-    Path(_FOUND).write_text(json.dumps(found))
+                constant.append(_unit_and_name(name[1:], index, units))
+                if width == 1:
+                    constant.append(_unit_and_name(name[1:], None, units))
+    Path(_RESULT).write_text(json.dumps(constant))
 
 
-def _driven(module: Any) -> set[tuple[str, int]]:
-    """Bits that are inputs, or that a cell drives."""
-    found = set()
+def _driven_bits(module: Any) -> set[tuple[str, int]]:
+    """Return the bits, wire and index, that are inputs or outputs of cells."""
+    bits = set()
     for name, wire in module.wires_.items():
         if wire.port_input:
-            found |= {(str(name), index) for index in range(wire.width)}
+            bits |= {(str(name), index) for index in range(wire.width)}
     for cell in module.cells_.values():
         for port, signal in cell.connections().items():
             if cell.output(port):
-                found |= {
+                bits |= {
                     (str(bit.wire.name), bit.offset) for bit in signal.to_sigbit_vector() if bit.is_wire()
                 }
-    return found
+    return bits
 
 
-def _named(path: str, bit: int | None, units: set[str]) -> tuple[str, str]:
-    """Unit and name of a bit of the flat core."""
+def _unit_and_name(path: str, bit: int | None, units: set[str]) -> tuple[str, str]:
     unit = path
     while unit and unit not in units:
         unit = unit.rpartition(".")[0]
@@ -116,26 +106,26 @@ def _named(path: str, bit: int | None, units: set[str]) -> tuple[str, str]:
 
 _UNREAD = "unread.json"
 _BITWISE = {"$and", "$or", "$xor", "$xnor", "$not", "$pos", "$mux", "$pmux"}
+"""Kinds of cells whose output bits depend on the operand bits of equal index only."""
 _UPWARD = {"$add", "$sub", "$neg", "$mul", "$shl", "$sshl"}
+"""Kinds of cells in which a bit of the output depends only on lower bits, and this bit, of the operands."""
 _Pin = tuple[str, str, int]
+"""Cell, port and bit."""
 
 
-def unread(plain: Path, mutants: Iterable[Mutant]) -> set[int]:
-    """The numbers of those mutants of the flat core in the file `plain` whose bit no output depends on.
+def unread_mutants(plain: Path, mutants: Iterable[Mutant]) -> set[int]:
+    """Return the numbers of mutants whose bit no output depends on, in the flat core in the file `plain`.
 
     Raises `MutationError` if Yosys fails.
     """
     pins = {mutant.number: mutant.pin for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
-        job = {"plain": str(plain.resolve()), "pins": pins}
-        well, said = run_task(_find_unread, Path(temporary), job)
-        if not well:
-            raise MutationError(error_message(said))
+        run_yosys(_find_unread, Path(temporary), {"plain": str(plain.resolve()), "pins": pins})
         return set(json.loads((Path(temporary) / _UNREAD).read_text()))
 
 
 class _Netlist:
-    """The flat core, bit by bit. Names of ports have no backslash."""
+    """Bits of the flat core. Names of ports have no backslash."""
 
     def __init__(self, module: Any) -> None:
         self.kinds: dict[str, str] = {}
@@ -170,49 +160,54 @@ class _Netlist:
             self.words[name] = len(self.outputs[name]["RD_DATA"]) // ports
 
     def read_by(self, pin: _Pin) -> Iterator[_Pin]:
-        """The inputs that an output of a cell depends on."""
+        """Yield the inputs that an output of a cell depends on."""
         cell, _, index = pin
         kind, inputs = self.kinds[cell], self.inputs[cell]
-        wide = max(len(bits) for bits in self.outputs[cell].values())
+        output_width = max(len(bits) for bits in self.outputs[cell].values())
         for port, bits in inputs.items():
-            yield from ((cell, port, at) for at in self._read(kind, cell, port, len(bits), index, wide))
+            for at in self._read_bits(kind, cell, port, len(bits), index, output_width):
+                yield cell, port, at
 
-    def _read(self, kind: str, cell: str, port: str, width: int, index: int, wide: int) -> Iterable[int]:
-        whole = range(width)
+    def _read_bits(
+        self, kind: str, cell: str, port: str, width: int, index: int, output_width: int
+    ) -> Iterable[int]:
+        """Return the bits of an input port, of `width` bits, that bit `index` of the output depends on."""
+        bits = range(width)
         if kind.startswith("$mem"):
+            # A bit of a word that is read depends on bits of equal index that are written.
             word = self.words[cell]
-            return whole[index % word :: word] if port in ("WR_DATA", "WR_EN") else whole
+            return bits[index % word :: word] if port in ("WR_DATA", "WR_EN") else bits
         if kind in _UPWARD:
-            return whole if port == "B" and kind in ("$shl", "$sshl") else whole[: index + 1]
+            return bits if port == "B" and kind in ("$shl", "$sshl") else bits[: index + 1]
         if kind in _BITWISE and port in ("A", "B"):
-            return whole[index::wide] if kind == "$pmux" else (min(index, width - 1),)
+            return bits[index::output_width] if kind == "$pmux" else (min(index, width - 1),)
         if "dff" in kind and port == "D":
             return (index,)
-        return whole
+        return bits
 
 
-def _live(netlist: _Netlist) -> set[_Pin]:
-    """Pins of cells, outputs and inputs, that an output of the core depends on."""
-    found: set[_Pin] = set()
-    waiting = [netlist.drivers[bit] for bit in netlist.ends if bit in netlist.drivers]
-    while waiting:
-        pin = waiting.pop()
-        if pin in found:
+def _live_pins(netlist: _Netlist) -> set[_Pin]:
+    """Return the outputs and inputs of cells that an output of the core depends on."""
+    live: set[_Pin] = set()
+    pending = [netlist.drivers[bit] for bit in netlist.ends if bit in netlist.drivers]
+    while pending:
+        pin = pending.pop()
+        if pin in live:
             continue
-        found.add(pin)
+        live.add(pin)
         for cell, port, index in netlist.read_by(pin):
-            found.add((cell, port, index))
+            live.add((cell, port, index))
             bit = netlist.inputs[cell][port][index]
             if bit in netlist.drivers:
-                waiting.append(netlist.drivers[bit])
-    return found
+                pending.append(netlist.drivers[bit])
+    return live
 
 
 def _find_unread(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
-    libyosys.run_pass(f"read_rtlil {job['plain']}", design)
-    live = _live(_Netlist(design.top_module()))
-    found = [int(number) for number, pin in job["pins"].items() if tuple(pin) not in live]
-    Path(_UNREAD).write_text(json.dumps(found))
+    run_passes(design, [f"read_rtlil {job['plain']}"])
+    live = _live_pins(_Netlist(design.top_module()))
+    unread = [int(number) for number, pin in job["pins"].items() if tuple(pin) not in live]
+    Path(_UNREAD).write_text(json.dumps(unread))

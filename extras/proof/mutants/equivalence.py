@@ -1,8 +1,8 @@
-"""Whether a mutant of a core is the same hardware: proven by SAT for all inputs and all states, reachable or not.
+"""Proofs that a mutant equals its core: by SAT for all states, and by induction for states after a reset.
 
-Registers and memories are cut out of the flat core, so that what they hold is an input, and what goes into them is
-an output. A mutant whose outputs are then those of the core for all inputs does in every cycle what the core does. One
-that differs only in states that cannot be reached is not found to be equal.
+Registers and memories are cut out of the flat core: their contents become inputs, and the data written to them become
+outputs. A mutant with equal outputs for all inputs equals the core in every cycle. SAT does not prove a mutant that
+differs in unreachable states only.
 """
 
 from __future__ import annotations
@@ -17,45 +17,55 @@ from pathlib import Path
 from typing import Any
 
 from weft.extras.proof.engine import engines
-from weft.extras.proof.mutants.mutated import Mutant, MutationError
+from weft.extras.proof.mutants.mutated import Mutant, MutationError, run_passes, run_yosys
 from weft.sim.rtl.coverage import Connections, bits_of, is_memory, is_register
 from weft.sim.rtl.device import TOP
 from weft.sim.yosys_process import error_message, run_task
 
 SECONDS = 60
-"""Of the solver, for each mutant."""
-_SAID: dict[str, bool | None] = {
+"""Time limit of the solver, for each mutant."""
+_VERDICTS: dict[str, bool | None] = {
     "no model found: SUCCESS!": True,
     "model found: FAIL!": False,
     "TIMEOUT!": None,
 }
-"""What Yosys says of a proof, the first text that is there."""
+"""Verdicts by text in Yosys' output; the first text counts, because the second is part of it."""
 
 
-def equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dict[int, bool | None]:
-    """By number, whether a mutant is proven equal to the flat core in the file `plain`; None if time was up.
+def prove_equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) -> dict[int, bool | None]:
+    """Compare mutants with the flat core in the file `plain` by SAT.
 
-    Raises `MutationError` if Yosys fails.
+    Returns
+    -------
+    dict of int to bool or None
+        By number, True for a mutant that is proven equal, False for a counterexample, None if time was up.
+
+    Raises
+    ------
+    MutationError
+        If Yosys fails.
     """
-    found: dict[int, bool | None] = {}
+    verdicts: dict[int, bool | None] = {}
     for mutant in mutants:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             job = {"plain": str(plain.resolve()), "command": mutant.command, "seconds": seconds}
-            _, said = run_task(_compare, Path(temporary), job)
-        verdicts = [value for text, value in _SAID.items() if text in said]
-        if not verdicts:
-            raise MutationError(error_message(said))
-        found[mutant.number] = verdicts[0]
-    return found
+            _, output = run_task(_compare, Path(temporary), job)
+        verdict = [value for text, value in _VERDICTS.items() if text in output]
+        if not verdict:
+            raise MutationError(error_message(output))
+        verdicts[mutant.number] = verdict[0]
+    return verdicts
 
 
-def cut(module: Any, yosys: Any, kept: Collection[str] = ()) -> None:
-    """Take memories out of a module, and registers but those whose cells are `kept`. What goes to a port of a
-    memory counts while that is enabled."""
+def cut_state(module: Any, yosys: Any, kept: Collection[str] = ()) -> None:
+    """Cut memories out of a module, and registers except for the cells in `kept`.
+
+    Inputs of a memory's port are compared only while the port is enabled.
+    """
     for cell in list(module.cells_.values()):
         if not (is_memory(cell) or is_register(cell)) or str(cell.name) in kept:
             continue
-        asked = _asked(module, yosys, cell) if is_memory(cell) else {}
+        masked = _mask_ports(module, yosys, cell) if is_memory(cell) else {}
         for port, signal in list(cell.connections().items()):
             name = f"\\cut {cell.name!s} {port!s}".replace(" ", "/")
             wire = module.addWire(yosys.IdString(name), signal.size())
@@ -64,15 +74,15 @@ def cut(module: Any, yosys: Any, kept: Collection[str] = ()) -> None:
                 module.connect(signal, yosys.SigSpec(wire))
             else:
                 wire.port_output = True
-                module.connect(yosys.SigSpec(wire), asked.get(str(port), signal))
+                module.connect(yosys.SigSpec(wire), masked.get(str(port), signal))
         module.remove(cell)
     module.fixup_ports()
 
 
-def _asked(module: Any, yosys: Any, memory: Any) -> dict[str, Any]:
-    """By port of a memory's cell its addresses and data, 0 where that port of the memory is not enabled."""
+def _mask_ports(module: Any, yosys: Any, memory: Any) -> dict[str, Any]:
+    """Return a memory's addresses and data, by port of its cell, with 0 where the memory's port is not enabled."""
     ports = {str(port): signal for port, signal in memory.connections().items()}
-    found = {}
+    masked = {}
     for kind, number in (("RD", ports["\\RD_CLK"].size()), ("WR", ports["\\WR_CLK"].size())):
         enable, address = ports[f"\\{kind}_EN"], ports[f"\\{kind}_ADDR"]
         if not number:
@@ -80,29 +90,31 @@ def _asked(module: Any, yosys: Any, memory: Any) -> dict[str, Any]:
         own, width = enable.size() // number, address.size() // number
         masks = yosys.SigSpec()
         for index in range(number):
-            some = module.addWire(
+            enabled = module.addWire(
                 yosys.IdString(f"\\asked {memory.name!s} {kind} {index}".replace(" ", "/")), 1
             )
             module.addReduceOr(
-                yosys.IdString(f"{some.name!s}/or"), enable.extract(index * own, own), yosys.SigSpec(some)
+                yosys.IdString(f"{enabled.name!s}/or"),
+                enable.extract(index * own, own),
+                yosys.SigSpec(enabled),
             )
             for _ in range(width):
-                masks.append(yosys.SigSpec(some))
-        found[f"\\{kind}_ADDR"] = _masked(module, yosys, f"{memory.name!s} {kind}_ADDR", address, masks)
+                masks.append(yosys.SigSpec(enabled))
+        masked[f"\\{kind}_ADDR"] = _mask(module, yosys, f"{memory.name!s} {kind}_ADDR", address, masks)
         if kind == "WR":
             data = ports["\\WR_DATA"]
-            found["\\WR_DATA"] = _masked(module, yosys, f"{memory.name!s} WR_DATA", data, enable)
-    return found
+            masked["\\WR_DATA"] = _mask(module, yosys, f"{memory.name!s} WR_DATA", data, enable)
+    return masked
 
 
-def _masked(module: Any, yosys: Any, name: str, signal: Any, mask: Any) -> Any:
+def _mask(module: Any, yosys: Any, name: str, signal: Any, mask: Any) -> Any:
     wire = module.addWire(yosys.IdString(f"\\asked {name}".replace(" ", "/")), signal.size())
     module.addAnd(yosys.IdString(f"{wire.name!s}/and"), signal, mask, yosys.SigSpec(wire))
     return yosys.SigSpec(wire)
 
 
 def output_of(register: Any) -> Any:
-    """What a register drives."""
+    """Return the output signal of a register's cell."""
     return next(signal for port, signal in register.connections().items() if register.output(port))
 
 
@@ -110,48 +122,62 @@ def _compare(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
-
-    def run(*commands: str) -> None:
-        for command in commands:
-            libyosys.run_pass(command, design)
-
-    run(f"read_rtlil {job['plain']}", f"copy {TOP} gold", f"rename {TOP} gate")
-    run(job["command"].replace(f"-module {TOP} ", "-module gate "))
+    run_passes(design, [f"read_rtlil {job['plain']}"])
+    _make_pair(design, job["command"])
     for module in list(design.modules_.values()):
-        cut(module, libyosys)
-    run("setattr -unset init w:*")
-    run("miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr", "opt_merge -nomux", "opt -full",
-        f"sat -timeout {job['seconds']} -prove trigger 0 miter")  # fmt: skip
+        cut_state(module, libyosys)
+    run_passes(
+        design,
+        (
+            "setattr -unset init w:*", "miter -equiv -flatten gold gate miter", "hierarchy -top miter", "opt_expr",
+            "opt_merge -nomux", "opt -full", f"sat -timeout {job['seconds']} -prove trigger 0 miter",
+        ),
+    )  # fmt: skip
+
+
+def _make_pair(design: Any, command: str) -> None:
+    """Copy the flat core to module ``gold``, and mutate the original, which becomes ``gate``."""
+    mutation = command.replace(f"-module {TOP} ", "-module gate ")
+    run_passes(design, (f"copy {TOP} gold", f"rename {TOP} gate", mutation))
 
 
 INDUCTION_SECONDS = 120
-"""For each mutant: no round begins behind that, and no prover takes much longer than what is left."""
+"""Time limit for each mutant: no round starts after it, and a prover gets the rest of it."""
 _AIG, _MAP, _SIMPLE = "miter.aig", "miter.map", "simple.aig"
 _DIFFERS = "trigger"
-"""Yosys' name of the output that says whether any other differs."""
+"""Yosys' name of the miter's output that is 1 if any other output differs."""
 _ROUNDS = 3
-_FLAG = 3
-"""Registers of so many bits and fewer hold flags."""
+_FLAG_BITS = 3
+"""Width up to which a register counts as flags."""
 _STEPS = 2
-"""Registers that a mutation reaches in so many cycles may differ while nobody asks."""
-_MOST = 200_000
-"""Signals that say when registers differ; those of fewer registers if there would be more."""
+"""Cycles in which a mutation reaches the registers that may differ while they are not used."""
+_MAX_SIGNALS = 200_000
+"""Largest number of added signals that show when registers differ."""
 
 
-def same_from_reset(
+def prove_equal_from_reset(
     plain: Path, mutants: Iterable[Mutant], seconds: int = INDUCTION_SECONDS
 ) -> dict[int, bool]:
-    """By number, whether a mutant is proven equal from a reset on to the flat core in the file `plain`.
+    """Compare mutants, after a reset, with the flat core in the file `plain` by induction.
 
-    False says nothing: the other units may never do what tells it from the core, or the time was up.
+    Returns
+    -------
+    dict of int to bool
+        By number, True for a mutant that is proven equal. False does not mean that it differs: other units may never
+        cause the difference, or time was up.
 
-    Raises `MutationError` if Yosys fails, and `weft.extras.proof.engine.engines.EngineError`.
+    Raises
+    ------
+    MutationError
+        If Yosys fails.
+    EngineError
+        If ABC fails, see `weft.extras.proof.engine.engines`.
     """
-    return {mutant.number: _same(plain, mutant, seconds) for mutant in mutants}
+    return {mutant.number: _is_equal_from_reset(plain, mutant, seconds) for mutant in mutants}
 
 
-def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
-    """In rounds: where it cannot be excluded that other registers get something else, their units stay as well."""
+def _is_equal_from_reset(plain: Path, mutant: Mutant, seconds: int) -> bool:
+    # Where the inputs of other registers may differ, the next round keeps the units of these registers too.
     more: set[str] = set()
     end = time.monotonic() + seconds
     for turn in range(_ROUNDS):
@@ -163,38 +189,40 @@ def _same(plain: Path, mutant: Mutant, seconds: int) -> bool:
                 "pin": mutant.pin,
                 "more": sorted(more),
             }
-            well, said = run_task(_induce, folder, job)
-            if not well:
-                raise MutationError(error_message(said))
+            run_yosys(_write_miter, folder, job)
             names = re.findall(r"^output (\d+) 0 (.*)$", (folder / _MAP).read_text(), re.MULTILINE)
             outputs = {name: int(index) for index, name in names}
             literals = engines.simplified(folder, _AIG, _SIMPLE, max(1.0, (end - time.monotonic()) / 2))
-            if literals[outputs[_DIFFERS]] == 0:
+            if literals[outputs[_DIFFERS]] == 0:  # the constant 0: no output ever differs
                 return True
-            open_ = {
+            # An output `cmp...` is 1 while an input of a cut cell is equal; literal 1 is the constant 1.
+            unproven = {
                 _cell(name)
                 for name, index in outputs.items()
                 if name.startswith("cmp") and literals[index] != 1
             }
             left = end - time.monotonic()
-            if open_ <= more or turn == _ROUNDS - 1 or left < 0:
+            if unproven <= more or turn == _ROUNDS - 1 or left < 0:
                 return left > 0 and engines.never(folder, _SIMPLE, outputs[_DIFFERS], left)
-        more |= open_
-    raise AssertionError("the last round ends it")
+        more |= unproven
+    raise AssertionError("the last round returns")
 
 
 def _cell(output: str) -> str:
-    """Of which cell the miter compares an input."""
+    """Return the cell of an input that the miter compares, by the name of the miter's output."""
     return output.removeprefix("cmp_cut/").rpartition("/")[0]
 
 
 class _Reach:
-    """What of a flat module depends on what, by the names of cells."""
+    """Dependencies between the cells of a flat module, by name."""
 
     def __init__(self, module: Any) -> None:
         self.registers = {
-            str(cell.name): _names(cell) for cell in module.cells_.values() if is_register(cell)
+            str(cell.name): {bit[0] for bit in bits_of(output_of(cell)) if bit}
+            for cell in module.cells_.values()
+            if is_register(cell)
         }
+        """Names of the wires that each register drives."""
         self._memories = {str(cell.name) for cell in module.cells_.values() if is_memory(cell)}
         readers = collections.defaultdict(set)
         drives: dict[str, list[Any]] = {}
@@ -209,39 +237,37 @@ class _Reach:
                 else:
                     for bit in bits:
                         readers[bit].add(name)
-        self._behind = {
+        self._readers = {
             name: set().union(*(readers[bit] for bit in bits if bit)) for name, bits in drives.items()
         }
 
     def next(self, cells: Iterable[str]) -> set[str]:
-        """Registers that the outputs of `cells` reach within the cycle."""
+        """Return the registers that depend on the outputs of `cells` within one cycle."""
         reached: set[str] = set()
-        seen: set[str] = set()
-        waiting = list(cells)
-        while waiting:
-            for reader in self._behind[waiting.pop()] - seen:
-                seen.add(reader)
+        visited: set[str] = set()
+        pending = list(cells)
+        while pending:
+            for reader in self._readers[pending.pop()] - visited:
+                visited.add(reader)
                 if reader in self.registers:
                     reached.add(reader)
                 elif reader not in self._memories:
-                    waiting.append(reader)
+                    pending.append(reader)
         return reached
 
 
-def _names(cell: Any) -> set[str]:
-    """Of the wires that a register drives."""
-    return {bit[0] for bit in bits_of(output_of(cell)) if bit}
-
-
 def _unit(name: str) -> tuple[str, ...]:
-    """The first two names of the path of the unit that a wire belongs to, or the only one."""
+    """Return the first two names of the path of a wire's unit, or fewer."""
     path = name.removeprefix("$flatten").replace("\\", "").split(".")
     return tuple(path[:-1][:2])
 
 
 def _scope(reach: _Reach, cell: str, more: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Registers to keep, and in which order those that may differ: those that the mutation of `cell` reaches in a few
-    cycles, and `more`. Kept are all of the units that it reaches in one, and of those of `more`."""
+    """Return the registers to keep, and in order those of them that may differ.
+
+    Kept are the registers of all units that the mutation of `cell` reaches in one cycle, and of the units of `more`.
+    The registers that may differ are those that the mutation reaches in `_STEPS` cycles, and `more`.
+    """
     own = [cell] if cell in reach.registers else []
     first = [*own, *sorted(reach.next([cell]) - set(own))]
     differ = list(first)
@@ -249,17 +275,21 @@ def _scope(reach: _Reach, cell: str, more: Iterable[str]) -> tuple[set[str], lis
         differ += sorted(reach.next(differ) - set(differ))
     added = [register for register in more if register in reach.registers]
     units = {_unit(name) for register in (*first, *added) for name in reach.registers[register]}
-    kept = {register for register, names in reach.registers.items() if _within(names, {(), *units})}
+    units.add(())  # the core itself
+    kept = {
+        register
+        for register, names in reach.registers.items()
+        if any(_unit(name) in units or _unit(name)[:1] in units for name in names)  # a unit or a part of it
+    }
     return kept, [register for register in dict.fromkeys([*own, *added, *differ]) if register in kept]
 
 
-def _within(names: Iterable[str], units: set[tuple[str, ...]]) -> bool:
-    """Whether a wire belongs to one of the units, or to a part of one."""
-    return any(_unit(name) in units or _unit(name)[:1] in units for name in names)
-
-
 class _Miter:
-    """The flat core and the mutant beside each other, and signals that say when they differ."""
+    """Miter of the flat core and the mutant, with signals that show when registers differ.
+
+    These signals are candidates for the invariants that ABC's `scorr` finds, for example: two registers differ only
+    while a flag is 0.
+    """
 
     def __init__(self, module: Any, yosys: Any) -> None:
         self.module, self._yosys = module, yosys
@@ -267,8 +297,9 @@ class _Miter:
         self._cells = {str(cell.name): cell for cell in module.cells_.values()}
 
     def register(self, side: str, name: str) -> Any:
-        """What a register holds in ``gold`` or in ``gate``."""
+        """Return the output of a register in ``gold`` or ``gate``."""
         plain = name.removeprefix("\\")
+        # `miter -flatten` prefixes names in different ways.
         spellings = (
             f"\\{side}.{plain}",
             f"$flatten\\{side}.{name}",
@@ -276,8 +307,8 @@ class _Miter:
         )
         return output_of(next(self._cells[item] for item in spellings if item in self._cells))
 
-    def new(self, operation: str, *operands: Any, port: bool = False) -> Any:
-        """The result of a bitwise operation."""
+    def add_bitwise(self, operation: str, *operands: Any, port: bool = False) -> Any:
+        """Add a bitwise operation, and return its result; `port` makes it an output."""
         number = next(self._numbers)
         wire = self.module.addWire(self._yosys.IdString(f"\\when${number}"), operands[0].size())
         wire.port_output = port
@@ -285,76 +316,84 @@ class _Miter:
         getattr(self.module, operation)(self._yosys.IdString(f"$when${number}"), *operands, result)
         return result
 
-    def repeated(self, bit: Any, count: int) -> Any:
-        found = self._yosys.SigSpec()
+    def repeat(self, bit: Any, count: int) -> Any:
+        signal = self._yosys.SigSpec()
         for _ in range(count):
-            found.append(bit)
-        return found
+            signal.append(bit)
+        return signal
 
     def flags(self, names: Iterable[str], *, short: bool) -> list[tuple[Any, Any]]:
-        """Of registers of the core itself each bit of `short` ones, or whether longer ones are 0; and the opposite."""
-        found: list[Any] = []
-        for signal in (self.register("gold", name) for name in names):
-            if short and signal.size() <= _FLAG:
-                found += [self._yosys.SigSpec(bit, 1) for bit in signal.to_sigbit_vector()]
-            elif not short and signal.size() > _FLAG:
-                wire = self.module.addWire(self._yosys.IdString(f"\\some${next(self._numbers)}"), 1)
-                some = self._yosys.SigSpec(wire)
-                self.module.addReduceOr(self._yosys.IdString(f"$some${next(self._numbers)}"), signal, some)
-                found.append(some)
-        return [(flag, self.new("addNot", flag)) for flag in found]
+        """Return flags of the core's registers, each with its inverse.
 
-    def observe(self, kept: list[str], near: Iterable[str]) -> None:
-        """Add the signals: of the registers that are near with each bit, and of pairs of flags."""
+        With `short`, these are the bits of registers of up to `_FLAG_BITS` bits, otherwise ``register != 0`` of wider
+        registers.
+        """
+        flags: list[Any] = []
+        for signal in (self.register("gold", name) for name in names):
+            if short and signal.size() <= _FLAG_BITS:
+                flags += [self._yosys.SigSpec(bit, 1) for bit in signal.to_sigbit_vector()]
+            elif not short and signal.size() > _FLAG_BITS:
+                wire = self.module.addWire(self._yosys.IdString(f"\\some${next(self._numbers)}"), 1)
+                nonzero = self._yosys.SigSpec(wire)
+                self.module.addReduceOr(self._yosys.IdString(f"$some${next(self._numbers)}"), signal, nonzero)
+                flags.append(nonzero)
+        return [(flag, self.add_bitwise("addNot", flag)) for flag in flags]
+
+    def observe(self, kept: list[str], differing: Iterable[str]) -> None:
+        """Add signals for the registers that may differ, each with each flag, and for pairs of flags.
+
+        With too many signals, later registers and pairs have none.
+        """
         bits, zeros = (self.flags(kept, short=short) for short in (True, False))
-        left = _MOST
-        for name in near:
+        left = _MAX_SIGNALS
+        for name in differing:
             gold, gate = (self.register(side, name) for side in ("gold", "gate"))
             left -= 2 * len(bits) * gold.size()
             if left < 0:
                 break
-            differs = self.new("addXor", gold, gate)
+            differs = self.add_bitwise("addXor", gold, gate)
             for flag in itertools.chain(*bits):
-                self.new("addAnd", differs, self.repeated(flag, gold.size()), port=True)
+                self.add_bitwise("addAnd", differs, self.repeat(flag, gold.size()), port=True)
         pairs = itertools.chain(itertools.combinations(bits, 2), itertools.product(bits, zeros))
         for one, other in itertools.islice(pairs, max(left, 0) // 4):
             for first, second in itertools.product(one, other):
-                self.new("addAnd", first, second, port=True)
+                self.add_bitwise("addAnd", first, second, port=True)
         self.module.fixup_ports()
 
 
-def _without_inits(module: Any, yosys: Any) -> None:
-    """Bits have no value to begin with that no register drives any more, or not without a mutation in between."""
+def _remove_inits(module: Any, yosys: Any) -> None:
+    """Remove the initial values of bits that no register drives, or only through a mutation."""
     driven = {
         name for cell in module.cells_.values() if is_register(cell) for name in bits_of(output_of(cell))
     }
     for wire in module.wires_.values():
-        begins = {str(name): value for name, value in wire.attributes.items()}.get("\\init")
-        if begins is None or all((str(wire.name), index) in driven for index in range(wire.width)):
+        old = {str(name): value for name, value in wire.attributes.items()}.get("\\init")
+        if old is None or all((str(wire.name), index) in driven for index in range(wire.width)):
             continue
-        bits = reversed(begins.as_string())  # the highest bit is the first one in text
-        known = [bit if (str(wire.name), index) in driven else "x" for index, bit in enumerate(bits)]
+        bits = reversed(old.as_string())  # the text starts with the highest bit
+        new = [bit if (str(wire.name), index) in driven else "x" for index, bit in enumerate(bits)]
         others = {name: value for name, value in wire.attributes.items() if str(name) != "\\init"}
-        init = yosys.Const.from_string("".join(reversed(known)))
+        init = yosys.Const.from_string("".join(reversed(new)))
         wire.attributes = others | ({} if init.is_fully_undef() else {yosys.IdString("\\init"): init})
 
 
-def _induce(job: dict[str, Any]) -> None:
+def _write_miter(job: dict[str, Any]) -> None:
+    """Write the miter of a core and its mutant as `_AIG` and `_MAP`."""
     from pyosys import libyosys
 
     design = libyosys.Design()
-
-    def run(*commands: str) -> None:
-        for command in commands:
-            libyosys.run_pass(command, design)
-
-    run(f"read_rtlil {job['plain']}", "setundef -zero")
-    kept, near = _scope(_Reach(design.top_module()), job["pin"][0], job["more"])
-    run(f"copy {TOP} gold", f"rename {TOP} gate", job["command"].replace(f"-module {TOP} ", "-module gate "))
+    run_passes(design, (f"read_rtlil {job['plain']}", "setundef -zero"))
+    kept, differing = _scope(_Reach(design.top_module()), job["pin"][0], job["more"])
+    _make_pair(design, job["command"])
     for module in list(design.modules_.values()):
-        cut(module, libyosys, kept)
-        _without_inits(module, libyosys)
-    run("miter -equiv -flatten -make_outcmp gold gate miter", "hierarchy -top miter")
-    _Miter(design.top_module(), libyosys).observe(sorted(kept), near)
-    run("opt_expr", "opt_merge -nomux", "opt -full", "dffunmap", "async2sync", "techmap", "opt_clean", "aigmap",
-        "opt_clean", f"write_aiger -zinit -map {_MAP} {_AIG}")  # fmt: skip
+        cut_state(module, libyosys, kept)
+        _remove_inits(module, libyosys)
+    run_passes(design, ("miter -equiv -flatten -make_outcmp gold gate miter", "hierarchy -top miter"))
+    _Miter(design.top_module(), libyosys).observe(sorted(kept), differing)
+    run_passes(
+        design,
+        (
+            "opt_expr", "opt_merge -nomux", "opt -full", "dffunmap", "async2sync", "techmap", "opt_clean", "aigmap",
+            "opt_clean", f"write_aiger -zinit -map {_MAP} {_AIG}",
+        ),
+    )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Proves that a compiled program computes the network that it was compiled from; knows nothing of the compiler."""
+"""Proofs that a compiled program computes its network; independent of the compiler."""

@@ -1,7 +1,7 @@
-"""Formulas: what operators on rows say that they compute, as integer expressions, and those on values.
+"""Evaluation of formulas, the integer expressions of operators on rows, on values.
 
-A formula is part of a network: `weft.run.kernel` makes one of a function in Python, and the front end one for each
-normalisation, quotient, logarithm and so on, down to how its numbers are rounded. All of its numbers have 32 bits.
+A formula is part of a network. `weft.run.kernel` makes a formula from a Python function. The front end makes one for
+each normalisation, quotient, logarithm and so on, with every rounding. All numbers have 32 bits.
 """
 
 from __future__ import annotations
@@ -10,109 +10,107 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.extras.proof.programs.form import STORED
+from weft.extras.proof.programs.form import SATURATE
 from weft.extras.proof.programs.graph import Formula, Node
-from weft.extras.proof.programs.registers import Register, chosen, larger, largest_of, smaller
+from weft.extras.proof.programs.registers import Register, maximum, minimum, row_maximum, select
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Symbols
 from weft.hdl.errors import WeftError
 
 _SCALED = ("reciprocal", "rsqrt", "factor")
-"""Second operands of products that have an exponent in bits 18 to 23."""
-_PLACES = 64
+"""Kinds of second operands of products that have an exponent in bits 18 to 23."""
+_MAX_PLACES = 63
 
 
 class FormulaError(WeftError, ValueError):
-    """A formula with something that means nothing."""
+    """An invalid formula."""
 
 
 Tensor = np.ndarray | Sums
-"""Values (rows, columns, vectors), or numbers of that shape."""
+"""Values, or integers, (rows, columns, vectors)."""
 
 
 class Evaluator:
-    """Carries out a formula: `known` has what each of its nodes is."""
+    """Evaluation of a formula; `results` has the result of each node."""
 
     def __init__(self, symbols: Symbols, formula: Formula, tensors: Sequence[Tensor]) -> None:
         self.symbols, self.formula, self.tensors = symbols, formula, tensors
-        self.known: list[Register] = []
+        self.results: list[Register] = []
 
     def run(self) -> None:
-        """All nodes, in order. Raises `FormulaError`."""
-        for node in self.formula.nodes:
-            if node.operands and not 0 <= min(node.operands) <= max(node.operands) < len(self.known):
+        """Evaluate all nodes in order. Raises `FormulaError`."""
+        for index, node in enumerate(self.formula.nodes):
+            if node.operands and not 0 <= min(node.operands) <= max(node.operands) < index:
+                raise FormulaError(f"node {index} has operands {node.operands}, which are not before it")
+            if not 0 <= node.value <= _MAX_PLACES and node.kind in ("multiply", "shift", "floor"):
                 raise FormulaError(
-                    f"node {len(self.known)} has operands {node.operands}, which are not before it"
+                    f"node {index} shifts by {node.value} places; valid are 0 to {_MAX_PLACES}"
                 )
-            if not 0 <= node.value < _PLACES and node.kind in ("multiply", "shift", "floor"):
-                raise FormulaError(
-                    f"node {len(self.known)} shifts by {node.value} places; there are 0 to {_PLACES - 1}"
-                )
-            self.known.append(self._made(node))
+            self.results.append(self._evaluate(node))
 
-    def _made(self, node: Node) -> Register:
-        reading = {"read": self._read, "shared": self._shared, "number": self._number}
-        if node.kind in reading:
-            return Register(reading[node.kind](node))
+    def _evaluate(self, node: Node) -> Register:
+        sources = {"read": self._read, "shared": self._shared, "number": self._number}
+        if node.kind in sources:
+            return Register(sources[node.kind](node))
         if node.kind == "accumulated":
             sums = self.tensors[0]
             if not isinstance(sums, Sums):
-                raise FormulaError("there are no sums to read")
+                raise FormulaError("it reads sums, and the operator has none")
             return Register(sums[:, :, node.value])
         if node.kind in ("index", "constant"):
             numbers = np.arange(self.formula.columns) if node.kind == "index" else np.full(1, node.value)
             return Register(self.symbols.integers(numbers[None]))
-        given = [self.known[place] for place in node.operands]
+        operands = [self.results[place] for place in node.operands]
         if node.kind in ("known", "factor"):
-            return given[0]
+            return operands[0]
         if node.kind in ("minimum", "maximum"):
-            a, b = self._alike(given)
-            return (smaller if node.kind == "minimum" else larger)(self.symbols, a, b)
+            a, b = self._broadcast(operands)
+            return (minimum if node.kind == "minimum" else maximum)(self.symbols, a, b)
         if node.kind == "largest":
-            return largest_of(self.symbols, self._whole(given[0]), 1)
+            return row_maximum(self.symbols, self._whole_row(operands[0]), 1)
         if node.kind == "choose":
-            condition, yes, no = self._alike(given)
-            return chosen(self.symbols, condition.number, yes, no)
-        return Register(self._computed(node, [item.number for item in self._alike(given)]))
+            condition, yes, no = self._broadcast(operands)
+            return select(self.symbols, condition.number, yes, no)
+        return Register(self._compute(node, [item.number for item in self._broadcast(operands)]))
 
-    def _alike(self, given: list[Register]) -> list[Register]:
-        """The same with as many rows and columns as the largest."""
-        shape = np.broadcast_shapes(*(item.number.low.shape for item in given))
-        if all(item.number.low.shape == shape for item in given):
-            return given
+    @staticmethod
+    def _broadcast(operands: list[Register]) -> list[Register]:
+        shape = np.broadcast_shapes(*(item.number.low.shape for item in operands))
+        if all(item.number.low.shape == shape for item in operands):
+            return operands
         places = [
             tuple(
                 np.zeros(n, np.int64) if m == 1 else np.arange(n)
                 for n, m in zip(shape, item.number.low.shape, strict=True)
             )
-            for item in given
+            for item in operands
         ]
-        return [item.at(np.ix_(*at)) for item, at in zip(given, places, strict=True)]
+        return [item.take(np.ix_(*at)) for item, at in zip(operands, places, strict=True)]
 
-    def _whole(self, given: Register) -> Register:
-        """The same with an element for each of the row."""
+    def _whole_row(self, register: Register) -> Register:
+        """Repeat a register of one column for each element of the row."""
         columns = self.formula.columns
-        if given.number.low.shape[1] == columns:
-            return given
-        return given.at((slice(None), np.zeros(columns, np.int64)))
+        if register.number.low.shape[1] == columns:
+            return register
+        return register.take((slice(None), np.zeros(columns, np.int64)))
 
-    def _computed(self, node: Node, given: list[Sums]) -> Sums:
+    def _compute(self, node: Node, operands: list[Sums]) -> Sums:
         symbols, value = self.symbols, node.value
         kinds: dict[str, Callable[[], Sums]] = {
-            "add": lambda: symbols.kept(given[0].plus(given[1])),
-            "subtract": lambda: symbols.kept(symbols.difference(given[0], given[1])),
-            "multiply": lambda: symbols.product(
-                given[0], given[1], value, floor=False, scaled=self._kind(node.operands[1]) in _SCALED
+            "add": lambda: symbols.limit(operands[0].plus(operands[1])),
+            "subtract": lambda: symbols.limit(symbols.difference(operands[0], operands[1])),
+            "multiply": lambda: symbols.multiply(
+                operands[0], operands[1], value, floor=False, scaled=self._kind(node.operands[1]) in _SCALED
             ),
-            "shift": lambda: symbols.shifted(given[0], value),
-            "floor": lambda: self._floored(given[0], value),
-            "low byte": lambda: self._floored(symbols.shifted(given[0], 24), 24),
-            "table": lambda: symbols.looked_up(given[0], node.table),
-            "less": lambda: symbols.less(given[0], given[1]),
-            "sum": lambda: symbols.kept(self._summed(given[0])),
-            "reciprocal": lambda: symbols.reciprocal(given[0], root=False),
-            "rsqrt": lambda: symbols.reciprocal(given[0], root=True),
-            "neighbour": lambda: self._neighbours(given[0]),
+            "shift": lambda: symbols.shift_left(operands[0], value),
+            "floor": lambda: self._floor(operands[0], value),
+            "low byte": lambda: self._floor(symbols.shift_left(operands[0], 24), 24),
+            "table": lambda: symbols.look_up(operands[0], node.table),
+            "less": lambda: symbols.less(operands[0], operands[1]),
+            "sum": lambda: symbols.limit(self._sum(operands[0])),
+            "reciprocal": lambda: symbols.reciprocal(operands[0], root=False),
+            "rsqrt": lambda: symbols.reciprocal(operands[0], root=True),
+            "neighbour": lambda: self._swap_neighbours(operands[0]),
         }
         if node.kind not in kinds:
             raise FormulaError(f"a formula has the unknown kind {node.kind!r}")
@@ -121,58 +119,56 @@ class Evaluator:
     def _kind(self, place: int) -> str:
         return self.formula.nodes[place].kind
 
-    def _floored(self, number: Sums, places: int) -> Sums:
+    def _floor(self, number: Sums, places: int) -> Sums:
         one = self.symbols.integers(1, number.low.shape)
-        return self.symbols.product(number, one, places, floor=True, scaled=False)
+        return self.symbols.multiply(number, one, places, floor=True, scaled=False)
 
-    def _summed(self, number: Sums) -> Sums:
-        total = self._whole(Register(number)).number.total(1)
+    def _sum(self, number: Sums) -> Sums:
+        total = self._whole_row(Register(number)).number.sum(1)
         return total.reshape(len(total.low), 1)
 
-    def _neighbours(self, number: Sums) -> Sums:
-        whole = self._whole(Register(number)).number
-        beside = np.arange(self.formula.columns) ^ 1
-        there = np.broadcast_to(beside < self.formula.columns, whole.low.shape)
-        moved = whole[:, np.minimum(beside, self.formula.columns - 1)]
-        return self.symbols.where(there, moved, self.symbols.integers(0, whole.low.shape))
+    def _swap_neighbours(self, number: Sums) -> Sums:
+        row = self._whole_row(Register(number)).number
+        neighbour = np.arange(self.formula.columns) ^ 1
+        exists = np.broadcast_to(neighbour < self.formula.columns, row.low.shape)
+        swapped = row[:, np.minimum(neighbour, self.formula.columns - 1)]
+        return self.symbols.where(exists, swapped, self.symbols.integers(0, row.low.shape))
 
     def _values(self, tensor: int) -> np.ndarray:
-        found = self.tensors[tensor]
-        if not isinstance(found, np.ndarray):
+        values = self.tensors[tensor]
+        if not isinstance(values, np.ndarray):
             raise FormulaError(f"tensor {tensor} has sums, and no bytes")
-        return found
+        return values
 
     def _read(self, node: Node) -> Sums:
-        found = self.symbols.values.terms(self._values(node.value & 3)[:, :, node.value >> 2 & 1])
-        return self.symbols.unsigned(found) if node.value & 8 else found
+        number = self.symbols.values.integers_of(self._values(node.value & 3)[:, :, node.value >> 2 & 1])
+        return self.symbols.to_unsigned(number) if node.value & 8 else number
 
     def _shared(self, node: Node) -> Sums:
-        return self.symbols.values.terms(self._values(node.value & 3)[:, :1, node.value >> 2])
+        return self.symbols.values.integers_of(self._values(node.value & 3)[:, :1, node.value >> 2])
 
     def _number(self, node: Node) -> Sums:
-        return self.symbols.values.terms(self._values(node.value)[:, :1, 0])
+        return self.symbols.values.integers_of(self._values(node.value)[:, :1, 0])
 
 
 def vectors_of(formula: Formula) -> list[np.ndarray]:
-    """The vectors of a formula as constants: (1, columns, 2), upper and lower bytes."""
-    found = (vector.numpy.astype(np.int64) for vector in formula.vectors)
-    return [np.stack([vector >> 8 & 0xFF, vector & 0xFF], axis=-1)[None] for vector in found]
+    """Return a formula's vectors as constants, (1, columns, 2): upper and lower bytes."""
+    vectors = (vector.numpy.astype(np.int64) for vector in formula.vectors)
+    return [np.stack([vector >> 8 & 0xFF, vector & 0xFF], axis=-1)[None] for vector in vectors]
 
 
 def evaluate(symbols: Symbols, formula: Formula, tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """The results of a formula: values (rows, columns), or (rows, 1), one array for each.
+    """Return the results of a formula, one array of values (rows, columns), or (rows, 1), for each.
 
-    Tensors have as many rows as there are, or 1, and as many columns as a row, or 1.
-
-    Raises `FormulaError`.
+    Rows and columns of tensors broadcast. Raises `FormulaError`.
     """
-    evaluator, found = Evaluator(symbols, formula, tensors), []
+    evaluator, results = Evaluator(symbols, formula, tensors), []
     evaluator.run()
     rows, columns = max(map(_length, tensors)), formula.columns if formula.varies else 1
     for place in formula.results:
-        word = symbols.word(evaluator.known[place].number).spread((rows, columns))
-        found.append(symbols.values.results(word.reshape(rows, columns, 1), [STORED] * columns))
-    return found
+        word = symbols.to_int32(evaluator.results[place].number).broadcast_to((rows, columns))
+        results.append(symbols.values.apply_forms(word.singletons, [SATURATE] * columns))
+    return results
 
 
 def _length(tensor: Tensor) -> int:

@@ -1,6 +1,6 @@
-"""Networks as a proof reads them: operators in order, as the front end gives them, in a file of their own.
+"""File format of networks for proofs: operators in order, as the front end makes them.
 
-All tensors are int8 in NHWC order. What operators compute is in `weft.extras.proof.programs.meaning`.
+All tensors are int8 in NHWC order. `weft.extras.proof.programs.network` defines the operators.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FORMAT = "weft graph 1"
 
 
 class Array(msgspec.Struct, frozen=True):
-    """A tensor: type, shape, and elements in row-major order, little endian."""
+    """Constant tensor: type, shape, and elements in row-major order, little endian."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -26,14 +26,14 @@ class Array(msgspec.Struct, frozen=True):
 
     @property
     def numpy(self) -> np.ndarray:
-        """Raises `ValueError` if there are not as many elements as the shape says."""
-        if min(self.shape, default=0) < 0:  # of which numpy would make any number
+        """The tensor. Raises `ValueError` if the number of elements does not match the shape."""
+        if min(self.shape, default=0) < 0:  # numpy would infer a negative size
             raise GraphError(f"an array has shape {self.shape}")
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
 class View(msgspec.Struct, frozen=True):
-    """A box of a buffer: from an image, row, column and channel on; `step` is from row to row and column to column."""
+    """Box of a buffer, from an image, row, column and channel on; `step` is the distance of rows and of columns."""
 
     buffer: str
     shape: tuple[int, int, int, int]
@@ -43,7 +43,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A sliding window: kernel, stride, dilation, and padding (top, left, bottom, right)."""
+    """Sliding window: kernel, stride, dilation, and padding (top, left, bottom, right)."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -52,17 +52,27 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A number for each element of a row, or one for all of it.
+    """Node of a formula: a number for each element of a row, or one number for the row.
 
-    `kind` is what makes it of `operands`, places of nodes before it. "read" is a byte of tensor `value` & 3: & 4: of
-    its second vector, & 8: unsigned; "shared" that of the row's first column, tensor `value` & 3, vector `value` >> 2;
-    "number" the first column of tensor `value`; "accumulated" sum `value` of tensor 0; "index" the number of the
-    element; "constant" `value`. "add", "subtract", "minimum", "maximum" and "less" are of two numbers. "multiply" is
-    MUL of `weft.hdl.isa.MicroOp` with `value` places, whose second operand has an exponent if its kind is "reciprocal",
-    "rsqrt" (RECIPROCAL and RSQRT there) or "factor". "shift" is to the left by `value`, "floor" to the right and down.
-    "table" is the entry for a number, clamped to int8, of `table`, 256 bytes. "choose" is the second operand where the
-    first one holds, else the third. "sum" and "largest" are over a row; "neighbour" exchanges elements 0 and 1, 2 and
-    3 and so on; "low byte" is the number modulo 256, from -128. "known" and "factor" are their operand.
+    `operands` are indices of earlier nodes. `kind` is one of:
+
+    - "read": a byte of tensor ``value & 3``, of its second vector with ``value & 4``, unsigned with ``value & 8``.
+    - "shared": a byte of the row's first column, of tensor ``value & 3``, vector ``value >> 2``.
+    - "number": the first column of tensor `value`.
+    - "accumulated": sum `value` of tensor 0.
+    - "index": the index of the element.
+    - "constant": `value`.
+    - "add", "subtract", "minimum", "maximum", "less": an operation of two operands.
+    - "multiply": MUL of `weft.hdl.isa.MicroOp` with `value` places. The second operand has an exponent if its kind is
+      "reciprocal", "rsqrt" or "factor".
+    - "reciprocal", "rsqrt": RECIPROCAL and RSQRT of `weft.hdl.isa.MicroOp`.
+    - "shift": a left shift by `value`; "floor": a right shift, rounded down.
+    - "table": the entry of `table`, 256 bytes, for the operand clamped to int8.
+    - "choose": the second operand where the first is 1, else the third.
+    - "sum", "largest": a reduction of the row.
+    - "neighbour": elements 0 and 1, 2 and 3, and so on, exchanged.
+    - "low byte": the lower byte as int8.
+    - "known", "factor": the operand itself.
     """
 
     kind: str
@@ -72,9 +82,12 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Formula(msgspec.Struct, frozen=True):
-    """Results of a row of so many `columns`: places of nodes, each saturated to int8. `varies` tells whether there is
-    one for each element. Tensors are the operator's sources and, behind them, `vectors`: int16 (columns,), the same for
-    all rows, of two bytes, the upper one first."""
+    """Formula of a row of `columns` elements.
+
+    `results` are indices of nodes, whose numbers are saturated to int8. `varies` is True if there is a result for each
+    element. Tensors are the operator's sources, followed by `vectors`: int16 (columns,) constants for all rows, read as
+    two bytes, the upper byte first.
+    """
 
     columns: int
     nodes: tuple[Node, ...]
@@ -84,7 +97,7 @@ class Formula(msgspec.Struct, frozen=True):
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """An operator: its kind, operands, and what else is told of it, by name; and its formula, if it works on rows."""
+    """Operator: kind, operands, attributes by type and name, and a formula if it works on rows."""
 
     kind: str
     name: str
@@ -98,8 +111,11 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """The operators of one program, the buffers that hold something before it and those that are read behind it, with
-    their sizes, and what those that are kept become: by their names the names of outputs."""
+    """Network of one program.
+
+    `inputs` and `outputs` are the sizes of buffers that the host writes before the program and reads after it. `states`
+    maps a buffer that the program keeps for its next run to the output with its new contents.
+    """
 
     format: str
     name: str
@@ -110,16 +126,16 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class GraphError(WeftError, ValueError):
-    """A file that holds no such network."""
+    """An invalid network."""
 
 
 def encode(graph: Graph) -> bytes:
-    """The bytes of a network."""
+    """Return the contents of a network's file."""
     return msgspec.msgpack.encode(graph)
 
 
 def decode(raw: bytes) -> Graph:
-    """The network of some bytes. Raises `GraphError`."""
+    """Read a network from its file's contents. Raises `GraphError`."""
     try:
         graph = msgspec.msgpack.decode(raw, type=Graph)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -130,7 +146,7 @@ def decode(raw: bytes) -> Graph:
 
 
 def check_view(view: View) -> None:
-    """Raises `GraphError` if a view is not inside its buffer."""
+    """Raise `GraphError` if a view is not inside its buffer."""
     n, h, w, c = view.shape
     image, y, x, channel = view.start
     ends = image + n, y + (h - 1) * view.step[0] + 1, x + (w - 1) * view.step[1] + 1, channel + c

@@ -1,4 +1,4 @@
-"""Kernels on values: the micro-operations of `weft.hdl.isa.MicroOp` on registers of numbers."""
+"""Kernels on values: micro-operations, `weft.hdl.isa.MicroOp`, on registers of integers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.extras.proof.programs.form import STORED
-from weft.extras.proof.programs.registers import Register, added, chosen, larger, smaller, subtracted
+from weft.extras.proof.programs.form import SATURATE
+from weft.extras.proof.programs.registers import Register, add, maximum, minimum, select, subtract
 from weft.extras.proof.programs.sums import Sums
 from weft.hdl.isa import IsaError, Kernel, Memory, MicroOp
 from weft.hdl.isa.kernel import (
@@ -23,11 +23,11 @@ from weft.sim.device import DeviceError
 from weft.sim.golden.kernel import KernelRun
 
 if TYPE_CHECKING:
-    from weft.extras.proof.programs.words import ValueDevice
+    from weft.extras.proof.programs.value_device import ValueDevice
 
 
 def run(device: ValueDevice, i: Kernel) -> None:
-    """Carry out a kernel."""
+    """Execute a kernel. Raises `DeviceError` if its micro-operations are invalid."""
     try:
         ops = kernel_at(device.memories.kernel, int(device.memories.addresses(i, "start")))
         check_kernel(ops, i, device.config)
@@ -37,7 +37,7 @@ def run(device: ValueDevice, i: Kernel) -> None:
 
 
 class _Run(KernelRun):
-    """One `Kernel`: registers and predicates are (rows, N), None where nothing has been written."""
+    """Execution of one `Kernel`. Registers and the predicate are (rows, N), or None before they are written."""
 
     def __init__(self, device: ValueDevice, i: Kernel) -> None:
         super().__init__(device.memories, i)
@@ -48,28 +48,27 @@ class _Run(KernelRun):
 
     def _step(self, op: MicroOp, step: int) -> None:
         symbols = self.symbols
-        if op.op in (Op.SUB, Op.RSUB) and self._itself(op):
+        if op.op in (Op.SUB, Op.RSUB) and self._has_equal_operands(op):
             self._put(op, step, Register(symbols.integers(0, self.shape)))
             return
         a, b = self._first(op), self._second(op)
         if op.op in (Op.LT, Op.EQ):
             compare = symbols.less if op.op == Op.LT else symbols.equal
-            self.predicate = compare(symbols.shifted(a.number, op.shift), b.number)
+            self.predicate = compare(symbols.shift_left(a.number, op.shift), b.number)
             return
         self._put(op, step, self._result(op, a, b))
 
     @staticmethod
-    def _itself(op: MicroOp) -> bool:
-        """Whether a register is taken off itself, whatever it holds."""
+    def _has_equal_operands(op: MicroOp) -> bool:
         return not (op.a_memory or op.b_immediate or op.shift or op.swap or op.a != op.b)
 
     def _first(self, op: MicroOp) -> Register:
         if op.op == Op.INDEX:
             return Register(self.symbols.integers(0, self.shape))
         if not op.a_memory:
-            found = self.registers[op.a]
-            assert found is not None, "check_kernel"
-            return found
+            register = self.registers[op.a]
+            assert register is not None, "check_kernel"
+            return register
         vector, index = divmod(op.a, len(SOURCES))
         operand, addresses = self.cells[SOURCES[index]]
         return Register(self._read(op, operand.memory, addresses[:, self.column, vector]))
@@ -77,60 +76,55 @@ class _Run(KernelRun):
     def _read(self, op: MicroOp, memory: Memory, addresses: np.ndarray) -> Sums:
         device = self.device
         if memory is Memory.ACCUMULATOR:
-            found = device.sums[addresses]
+            numbers = device.sums[addresses]
         else:
-            found = device.values.terms(device.cells[addresses])
+            numbers = device.values.integers_of(device.cells[addresses])
             if op.unsigned:
-                found = self.symbols.unsigned(found)
+                numbers = self.symbols.to_unsigned(numbers)
         if not self.i.tail or self.column < self.i.ox - 1:
-            return found
-        behind = np.broadcast_to(np.arange(self.shape[1]) >= self.i.tail, self.shape)
-        return self.symbols.where(
-            behind, self.symbols.integers(INT32_MIN if op.fill else 0, self.shape), found
-        )
+            return numbers
+        beyond_row = np.broadcast_to(np.arange(self.shape[1]) >= self.i.tail, self.shape)
+        fill = self.symbols.integers(INT32_MIN if op.fill else 0, self.shape)
+        return self.symbols.where(beyond_row, fill, numbers)
 
     def _second(self, op: MicroOp) -> Register:
         if op.b_immediate or op.op in (Op.TABLE, *SERIAL):
             return Register(self.symbols.integers(op.immediate, self.shape))
-        found = self.registers[op.b]
-        assert found is not None, "check_kernel"
+        register = self.registers[op.b]
+        assert register is not None, "check_kernel"
         if not op.swap:
-            return found
-        return found.at((slice(None), np.arange(self.shape[1]) ^ (1 << op.swap >> 1)))
+            return register
+        return register.take((slice(None), np.arange(self.shape[1]) ^ (1 << op.swap >> 1)))
 
     def _result(self, op: MicroOp, a: Register, b: Register) -> Register:
         symbols = self.symbols
-        first = Register(symbols.shifted(a.number, op.shift)) if op.shift else a
+        first = Register(symbols.shift_left(a.number, op.shift)) if op.shift else a
         if op.op in (Op.MIN, Op.MAX):
-            return (smaller if op.op == Op.MIN else larger)(symbols, first, b)
+            return (minimum if op.op == Op.MIN else maximum)(symbols, first, b)
         if op.op == Op.ADD and not op.shift and bool((b.number.constant & (b.number.low == 0)).all()):
-            return a
+            return a  # a copy keeps the register's sets
         if op.op == Op.MUL:
             floor, scaled = bool(op.floor), bool(op.scaled)
-            return Register(symbols.product(a.number, b.number, op.shift, floor=floor, scaled=scaled))
+            return Register(symbols.multiply(a.number, b.number, op.shift, floor=floor, scaled=scaled))
         if op.op in SERIAL:
-            wanted = a.number[:, :1].spread(self.shape) if op.unsigned else a.number
-            return Register(symbols.reciprocal(wanted, root=op.op == Op.RSQRT))
+            # `unsigned`: the first column's result for the whole row
+            operand = a.number[:, :1].broadcast_to(self.shape) if op.unsigned else a.number
+            return Register(symbols.reciprocal(operand, root=op.op == Op.RSQRT))
         if op.op == Op.TABLE:
-            return Register(symbols.looked_up(a.number, self.device.table(op.immediate)))
+            return Register(symbols.look_up(a.number, self.device.table(op.immediate)))
         if op.op == Op.SELECT:
             assert self.predicate is not None, "check_kernel"
-            return chosen(symbols, self.predicate, first, b)
+            return select(symbols, self.predicate, first, b)
         if op.op == Op.INDEX:
             n = self.shape[1]
-            return Register(symbols.kept(b.number.shifted(self.column * n + np.arange(n))))
+            return Register(symbols.limit(b.number.plus_constant(self.column * n + np.arange(n))))
         if op.op == Op.ADD:
-            return added(symbols, first, b)
-        return subtracted(symbols, *((first, b) if op.op == Op.SUB else (b, first)))
+            return add(symbols, first, b)
+        return subtract(symbols, *((first, b) if op.op == Op.SUB else (b, first)))
 
     def _put(self, op: MicroOp, step: int, result: Register) -> None:
         if not op.d_memory:
             self.registers[op.d] = result
             return
-        self._write(op, step, stored_bytes(self, result.number))
-
-
-def stored_bytes(run: _Run, number: Sums) -> np.ndarray:
-    """Values of numbers (rows, N), saturated to int8."""
-    word = run.symbols.word(number)
-    return run.device.values.results(word.reshape(*word.low.shape, 1), [STORED] * word.low.shape[1])
+        word = self.symbols.to_int32(result.number)
+        self._write(op, step, self.device.values.apply_forms(word.singletons, [SATURATE] * self.shape[1]))

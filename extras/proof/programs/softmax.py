@@ -1,117 +1,113 @@
-"""The numerics of softmax (`weft.hdl.isa.Softmax`, `weft.hdl.isa.Normalise`) on numbers, for programs and networks.
+"""Numerics of softmax (`weft.hdl.isa.Softmax`, `weft.hdl.isa.Normalise`) on integers of a proof.
 
-What of it is no polynomial are functions: octave logits of scores, exponents of groups, probabilities of distances,
-shifts, and quotients. Shapes are those of `weft.sim.golden.vector`, which has the same on integers.
+`weft.sim.golden.vector` defines each step, with equal shapes. Programs and networks share this module.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from weft.extras.proof.programs.registers import Register, larger, largest_of
+from weft.extras.proof.programs.registers import Register, maximum, row_maximum
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Symbols
 from weft.sim.golden import vector as numerics
 from weft.sim.golden.vector import LOWEST, OCTAVE, REACH, SHIFT_MAX
 
 FRACTION = 256
-"""A probability of 1 in the sum of a row."""
-_UNSIGNED = 1 << 32
+"""Weight of a probability in the sum of its row."""
+_UINT32 = 1 << 32
 
 
 def octave_logits(
     symbols: Symbols, scores: Sums, bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray
 ) -> Sums:
-    """Octave logits of scores (..., N), int32, each column by its own bias (N,), mantissa and shift."""
-    p = symbols.word(scores.shifted(bias)).scaled(mantissa)
-    made = None
+    """Return octave logits of scores (..., N), int32, with bias, mantissa and shift of each column, int64 (N,)."""
+    p = symbols.to_int32(scores.plus_constant(bias)).times_constant(mantissa)
+    logits = None
     for places in np.unique(shift):
-        part = symbols.saturated(symbols.rounded(p, int(places), floor=False), -(1 << 15), (1 << 15) - 1)
+        part = symbols.clamp(symbols.shift_right(p, int(places), floor=False), -(1 << 15), (1 << 15) - 1)
         some = np.broadcast_to(shift == places, p.low.shape)
-        made = part if made is None else symbols.where(some, part, made)
-    assert made is not None
-    return made
+        logits = part if logits is None else symbols.where(some, part, logits)
+    assert logits is not None
+    return logits
 
 
 def group_exponents(symbols: Symbols, y: Sums, valid: np.ndarray) -> Sums:
-    """Exponents (...) of groups of octave logits (..., N)."""
-    top = largest_of(symbols, Register(y), y.low.ndim - 1, valid).number[..., 0]
+    """Return the exponents (...) of groups of octave logits (..., N)."""
+    top = row_maximum(symbols, Register(y), y.low.ndim - 1, valid).number[..., 0]
     least = LOWEST * OCTAVE
     top = symbols.where(np.asarray(valid.any(axis=-1)), top, symbols.integers(least, top.low.shape))
 
-    def of(number: np.ndarray) -> np.ndarray:
+    def octaves(number: np.ndarray) -> np.ndarray:
         return np.asarray(-(-number // OCTAVE))
 
-    return symbols.function("octaves", [top], of(top.low), of(top.high), of)
+    return symbols.function("octaves", [top], octaves(top.low), octaves(top.high), octaves)
 
 
 def probabilities(symbols: Symbols, y: Sums, valid: np.ndarray, e: Sums, table: bytes) -> Sums:
-    """Probabilities (..., N), from 0 to 255, by a table of powers of two."""
+    """Return probabilities (..., N), from 0 to 255, with a table of powers of two."""
     entries = np.append(np.frombuffer(table, np.uint8), np.uint8(0)).astype(np.int64)
     step = REACH // len(table)
 
-    def of(distance: np.ndarray) -> np.ndarray:
+    def power(distance: np.ndarray) -> np.ndarray:
         return np.asarray(entries[np.clip(distance, 0, REACH) // step])
 
-    exponent = e.scaled(OCTAVE).reshape(*e.low.shape, 1).spread(y.low.shape)
-    low, high = 0, int(entries.max())
-    made = symbols.function(f"power {table.hex()}", [symbols.difference(exponent, y)], low, high, of)
-    return symbols.where(valid, made, symbols.integers(0, y.low.shape))
+    distance = symbols.difference(e.times_constant(OCTAVE).singletons.broadcast_to(y.low.shape), y)
+    powers = symbols.function(f"power {table.hex()}", [distance], 0, int(entries.max()), power)
+    return symbols.where(valid, powers, symbols.integers(0, y.low.shape))
 
 
 def update(symbols: Symbols, m: Sums, sums: Sums, e: Sums, p: Sums) -> tuple[Sums, Sums, Sums]:
-    """Maxima and sums of rows behind a group of probabilities (..., N), and what sums of products are aligned by."""
-    largest = larger(symbols, Register(m), Register(e)).number
-    u, v = (_at_most(symbols, symbols.difference(largest, item).ranging(*_POSITIVE)) for item in (m, e))
-    total = symbols.rsh(p.total(-1).scaled(FRACTION), v)
+    """Add a group of probabilities (..., N) to row states; return maxima, sums and the alignment, each (...)."""
+    largest = maximum(symbols, Register(m), Register(e)).number
+    # The larger of both is at least each, which the ranges of differences alone do not show.
+    u, v = (
+        symbols.clamp(symbols.difference(largest, item).narrow(0, 1 << 31), 0, SHIFT_MAX) for item in (m, e)
+    )
+    total = symbols.rsh(p.sum(-1).times_constant(FRACTION), v)
     sums = symbols.rsh(sums, u).plus(total)
-    over = sums.high >= _UNSIGNED
+    over = sums.high >= _UINT32
     if over.any():
-        wrapped = symbols.function("unsigned 32", [sums], 0, _UNSIGNED - 1, lambda a: a & (_UNSIGNED - 1))
+        wrapped = symbols.function("unsigned 32", [sums], 0, _UINT32 - 1, lambda a: a & (_UINT32 - 1))
         sums = symbols.where(over, wrapped, sums)
     return largest, sums, symbols.difference(u, v)
 
 
-_POSITIVE = 0, 1 << 31
-
-
-def _at_most(symbols: Symbols, distance: Sums) -> Sums:
-    return symbols.saturated(distance, 0, SHIFT_MAX)
-
-
 def final_alignment(symbols: Symbols, m: Sums, e: Sums) -> Sums:
-    """Places that a group's probabilities are shifted by once the maximum of their row is known."""
-    return symbols.saturated(symbols.difference(m, e), 0, SHIFT_MAX)
+    """Return the right shift of a group's probabilities once the maximum of their row is final."""
+    return symbols.clamp(symbols.difference(m, e), 0, SHIFT_MAX)
 
 
-def aligned(symbols: Symbols, before: Sums, part: Sums, alignment: Sums) -> Sums:
-    """Sums of products with those of one more group added, all of one shape: one of both is shifted to the other."""
+def add_aligned(symbols: Symbols, before: Sums, part: Sums, alignment: Sums) -> Sums:
+    """Add one group's sums of products to earlier sums, all of equal shape.
+
+    A positive alignment shifts the earlier sums to the right, a negative alignment the group's.
+    """
     up = alignment.low >= 0
     down = ~up & (alignment.high <= 0)
-    nothing = part.constant & (part.low == 0) & (before.constant & (before.low == 0))
-    made = before.plus(part)
-    mixed = ~up & ~down & ~nothing
+    zero = part.constant & (part.low == 0) & (before.constant & (before.low == 0))
+    result = before.plus(part)
+    unknown_direction = ~up & ~down & ~zero
     places = 0, SHIFT_MAX
     if bool((up & (alignment.high > 0)).any()):
-        made = symbols.where(up, symbols.rsh(before, alignment.ranging(*places)).plus(part), made)
+        result = symbols.where(up, symbols.rsh(before, alignment.narrow(*places)).plus(part), result)
     if bool((down & (alignment.low < 0)).any()):
-        made = symbols.where(
-            down, before.plus(symbols.rsh(part, alignment.scaled(-1).ranging(*places))), made
-        )
-    if mixed.any():
+        shifted = symbols.rsh(part, alignment.times_constant(-1).narrow(*places))
+        result = symbols.where(down, before.plus(shifted), result)
+    if unknown_direction.any():
         low = np.minimum(before.low, 0) + np.minimum(part.low, 0)
         high = np.maximum(before.high, 0) + np.maximum(part.high, 0)
-        other = symbols.function("aligned", [before, part, alignment], low, high, _aligned)
-        made = symbols.where(mixed, other, made)
-    return symbols.values.bounded(made)
+        other = symbols.function("aligned", [before, part, alignment], low, high, _add_shifted)
+        result = symbols.where(unknown_direction, other, result)
+    return symbols.values.limit_to_int32(result)
 
 
-def _aligned(before: np.ndarray, part: np.ndarray, alignment: np.ndarray) -> np.ndarray:
+def _add_shifted(before: np.ndarray, part: np.ndarray, alignment: np.ndarray) -> np.ndarray:
     u, v = np.maximum(alignment, 0), np.maximum(-alignment, 0)
     return np.asarray(numerics.rsh(before, u) + numerics.rsh(part, v))
 
 
-def normalised(
+def normalise(
     symbols: Symbols,
     elements: Sums,
     sums: Sums,
@@ -120,25 +116,21 @@ def normalised(
     exponent: int,
     v_zero: int,
 ) -> Sums:
-    """Elements (rows, vectors, N) divided by sums (rows,), with alignments (rows, vectors) of their own."""
+    """Divide elements (rows, vectors, N) by sums (rows,), with optional alignments (rows, vectors)."""
     shape = elements.low.shape
-    z = symbols.rsh(sums, symbols.integers(8, sums.low.shape)).scaled(v_zero)
-    distance = symbols.word(symbols.difference(elements, z.reshape(-1, 1, 1).spread(shape)))
-    given = [distance, sums.reshape(-1, 1, 1).spread(shape)]
+    z = symbols.rsh(sums, symbols.integers(8, sums.low.shape)).times_constant(v_zero)
+    distance = symbols.to_int32(symbols.difference(elements, z.reshape(-1, 1, 1).broadcast_to(shape)))
+    arguments = [distance, sums.reshape(-1, 1, 1).broadcast_to(shape)]
     if alignment is not None:
-        given.append(alignment.reshape(*shape[:2], 1).spread(shape))
+        arguments.append(alignment.reshape(*shape[:2], 1).broadcast_to(shape))
 
-    def of(e: np.ndarray, total: np.ndarray, more: np.ndarray | None = None) -> np.ndarray:
-        flat = 0 if more is None else more.reshape(-1, 1)
+    def divide(e: np.ndarray, total: np.ndarray, alignments: np.ndarray | None = None) -> np.ndarray:
+        flat = 0 if alignments is None else alignments.reshape(-1, 1)
         return numerics.normalise_row(
             e.reshape(-1, 1, 1), total.reshape(-1), scale=scale, exponent=exponent, v_zero=0, alignment=flat
         ).reshape(e.shape)
 
-    low, high = _quotient_ends(distance, exponent, scale)
-    return symbols.function(f"divide {scale} {exponent}", given, low, high, of)
-
-
-def _quotient_ends(distance: Sums, exponent: int, scale: int) -> tuple[np.ndarray, np.ndarray]:
-    """Quotients have the sign of what is divided, and are below 2**47."""
+    # A quotient has the dividend's sign and is below 2**47.
     most = np.int64(1 << 47)
-    return np.where(distance.low >= 0, 0, -most), np.where(distance.high <= 0, 0, most)
+    low, high = np.where(distance.low >= 0, 0, -most), np.where(distance.high <= 0, 0, most)
+    return symbols.function(f"divide {scale} {exponent}", arguments, low, high, divide)

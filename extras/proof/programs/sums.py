@@ -1,4 +1,4 @@
-"""Integers that depend on a program's inputs, as far as a proof looks at them: residues, and a range."""
+"""Arrays of integers that depend on a program's inputs, represented by residues and ranges."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from weft.extras.proof.programs.field import residues
+from weft.extras.proof.programs.field import moduli, residues
 
 INT32 = 1 << 31
 Integers = np.ndarray | np.signedinteger[Any] | int
-"""Integers of a shape, or one for all."""
-TERMS = 1 << 20
-"""Terms of a product of matrices at most."""
+"""Integers that broadcast to some shape."""
+MAX_TERMS = 1 << 20
+"""Most terms of a sum in `matmul`."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """An array of integers.
+    """Array of integers.
 
     Attributes
     ----------
@@ -26,9 +26,9 @@ class Sums:
     f : uint64 (..., PRIMES)
         Residues.
     low, high : int64 (...)
-        What they are at least and at most, whatever the inputs are.
+        Bounds for all inputs.
     degree : int
-        Of polynomials in values and functions at most: products add those of their factors.
+        Upper bound of the degree of the polynomials in values and functions.
     """
 
     primes: tuple[int, ...]
@@ -39,45 +39,47 @@ class Sums:
 
     @property
     def constant(self) -> np.ndarray:
-        """Where it is the same for all inputs: bool."""
+        """Mask of integers that are equal for all inputs: bool (...)."""
         return self.low == self.high
 
     @property
-    def overflows(self) -> bool:
-        """Whether some might be no int32."""
-        return bool(self.leaves.any())
+    def may_overflow(self) -> bool:
+        """True if any of the integers may be outside int32."""
+        return bool(self.int32_overflow.any())
 
     @property
-    def leaves(self) -> np.ndarray:
-        """Which might be none: bool."""
+    def int32_overflow(self) -> np.ndarray:
+        """Mask of integers that may be outside int32: bool (...)."""
         return (self.low < -INT32) | (self.high >= INT32)
+
+    @property
+    def singletons(self) -> Sums:
+        """Sets (..., 1) of one integer each."""
+        return self.reshape(*self.low.shape, 1)
 
     def __getitem__(self, at: Any) -> Sums:
         return Sums(self.primes, self.f[at], self.low[at], self.high[at], self.degree)
 
     def put(self, at: Any, other: Sums) -> Sums:
-        """The same, with others written to some places."""
+        """Overwrite elements in place; the result has the larger degree."""
         self.f[at], self.low[at], self.high[at] = other.f, other.low, other.high
         return self if other.degree <= self.degree else replace(self, degree=other.degree)
 
     def reshape(self, *shape: int) -> Sums:
-        """The same in another shape."""
         f = self.f.reshape(*shape, self.f.shape[-1])
         return Sums(self.primes, f, self.low.reshape(shape), self.high.reshape(shape), self.degree)
 
-    def spread(self, shape: tuple[int, ...]) -> Sums:
-        """The same repeated to another shape."""
+    def broadcast_to(self, shape: tuple[int, ...]) -> Sums:
         f = np.broadcast_to(self.f, (*shape, self.f.shape[-1]))
         low, high = (np.broadcast_to(end, shape) for end in (self.low, self.high))
         return Sums(self.primes, f, low, high, self.degree)
 
-    def ranging(self, low: Integers, high: Integers) -> Sums:
-        """The same, of which more is known."""
+    def narrow(self, low: Integers, high: Integers) -> Sums:
+        """Intersect the ranges with known bounds."""
         ends = np.maximum(self.low, low), np.minimum(self.high, high)
         return Sums(self.primes, self.f, *ends, self.degree)
 
-    def moved(self, order: tuple[int, ...]) -> Sums:
-        """The same with other axes in front."""
+    def transpose(self, order: tuple[int, ...]) -> Sums:
         return Sums(
             self.primes,
             self.f.transpose(*order, len(order)),
@@ -87,64 +89,66 @@ class Sums:
         )
 
     def plus(self, other: Sums) -> Sums:
-        f = (self.f + other.f) % self._moduli
+        f = (self.f + other.f) % moduli(self.primes)
         degree = max(self.degree, other.degree)
         return Sums(self.primes, f, self.low + other.low, self.high + other.high, degree)
 
     def minus(self, other: Sums) -> Sums:
-        return self.plus(other.scaled(-1))
+        return self.plus(other.times_constant(-1))
 
-    def shifted(self, integers: np.ndarray | int) -> Sums:
-        """Plus integers of a shape that fits."""
+    def plus_constant(self, integers: np.ndarray | int) -> Sums:
+        """Add integers that broadcast to this shape."""
         added = np.asarray(integers, np.int64)
-        f = (self.f + residues(added, self.primes)) % self._moduli
+        f = (self.f + residues(added, self.primes)) % moduli(self.primes)
         return Sums(self.primes, f, self.low + added, self.high + added, self.degree)
 
-    def scaled(self, integers: np.ndarray | int) -> Sums:
-        """Times integers of a shape that fits, below 2**32."""
+    def times_constant(self, integers: np.ndarray | int) -> Sums:
+        """Multiply by integers below 2**32 that broadcast to this shape."""
         factor = np.asarray(integers, np.int64)
-        f = self.f * residues(factor, self.primes) % self._moduli
+        f = self.f * residues(factor, self.primes) % moduli(self.primes)
         ends = self.low * factor, self.high * factor
         return Sums(self.primes, f, np.minimum(*ends), np.maximum(*ends), self.degree)
 
     def times(self, other: Sums) -> Sums:
-        f = self.f * other.f % self._moduli
+        f = self.f * other.f % moduli(self.primes)
         ends = np.stack([a * b for a in (self.low, self.high) for b in (other.low, other.high)])
         return Sums(self.primes, f, ends.min(axis=0), ends.max(axis=0), self.degree + other.degree)
 
-    def total(self, axis: int) -> Sums:
-        """The sum along an axis of at most 2**32 elements."""
+    def sum(self, axis: int) -> Sums:
+        """Sum along an axis of at most 2**32 elements."""
         axis %= self.low.ndim
-        f = self.f.sum(axis=axis) % self._moduli
+        f = self.f.sum(axis=axis) % moduli(self.primes)
         return Sums(self.primes, f, self.low.sum(axis=axis), self.high.sum(axis=axis), self.degree)
 
-    @property
-    def _moduli(self) -> np.ndarray:
-        return np.array(self.primes, np.uint64)
 
+def matmul_ranges(low: np.ndarray, high: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds, int64 (rows, columns), of products of a matrix with float64 weights.
 
-def ranges(low: np.ndarray, high: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of products of values in ranges (rows, terms) and float64 weights (terms, columns): the ranges of their sums.
+    Most rows have equal ranges, because only padding is constant. Their bounds are computed once.
 
-    Most rows have the same ranges, as only padding is constant: those are worked out once.
+    Parameters
+    ----------
+    low, high : (rows, terms)
+        Bounds of the matrix.
+    weights : float64 (terms, columns)
     """
     positive, negative = np.maximum(weights, 0), np.minimum(weights, 0)
 
-    def of(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         a, b = a.astype(np.float64), b.astype(np.float64)
         least, most = a @ positive + b @ negative, b @ positive + a @ negative
         return least.astype(np.int64), most.astype(np.int64)
 
     middle = slice(len(low) // 2, len(low) // 2 + 1)
     others = (low != low[middle]).any(axis=1) | (high != high[middle]).any(axis=1)
-    least, most = (np.repeat(end, len(low), axis=0) for end in of(low[middle], high[middle]))
+    least, most = (np.repeat(end, len(low), axis=0) for end in bounds(low[middle], high[middle]))
     if others.any():
-        least[others], most[others] = of(low[others], high[others])
+        least[others], most[others] = bounds(low[others], high[others])
     return least, most
 
 
-def concatenated(parts: list[Sums], axis: int) -> Sums:
-    """Several along an axis."""
+def concatenate(parts: list[Sums], axis: int) -> Sums:
+    """Join arrays along an axis."""
     axis %= parts[0].low.ndim
     return Sums(
         parts[0].primes,
@@ -155,20 +159,19 @@ def concatenated(parts: list[Sums], axis: int) -> Sums:
     )
 
 
-def product(left: Sums, right: Sums) -> Sums:
-    """The product of matrices (rows, terms) and (terms, columns) of numbers below 2**15, of at most 2**20 terms.
-
-    Residues are halved, so that sums of their products are exact in float64.
-    """
-    assert left.low.shape[1] <= TERMS
-    lanes = [_residues_of_product(left.f[..., lane], right.f[..., lane], prime)
-             for lane, prime in enumerate(left.primes)]  # fmt: skip
-    ends = _product_ends(left, right)
+def matmul(left: Sums, right: Sums) -> Sums:
+    """Multiply matrices (rows, terms) and (terms, columns) of integers below 2**15, with at most `MAX_TERMS` terms."""
+    assert left.low.shape[1] <= MAX_TERMS
+    lanes = [
+        _matmul_residues(left.f[..., lane], right.f[..., lane], prime)
+        for lane, prime in enumerate(left.primes)
+    ]
+    ends = _matmul_range(left, right)
     return Sums(left.primes, np.stack(lanes, axis=-1), *ends, left.degree + right.degree)
 
 
-def _product_ends(left: Sums, right: Sums) -> tuple[np.ndarray, np.ndarray]:
-    """Of numbers below 2**15 the range of products: of sums ``a + x`` and ``b + y``, where x and y have both signs."""
+def _matmul_range(left: Sums, right: Sums) -> tuple[np.ndarray, np.ndarray]:
+    # Each factor is (a + x) / 2: a is the middle of its range, doubled, and x has either sign and is at most its width.
     (a, x), (b, y) = (
         ((part.low + part.high).astype(np.float64), (part.high - part.low).astype(np.float64))
         for part in (left, right)
@@ -178,17 +181,18 @@ def _product_ends(left: Sums, right: Sums) -> tuple[np.ndarray, np.ndarray]:
     return np.floor((middle - around) / 4).astype(np.int64), np.ceil((middle + around) / 4).astype(np.int64)
 
 
-def _residues_of_product(left: np.ndarray, right: np.ndarray, prime: int) -> np.ndarray:
-    """Of residues modulo a prime below 2**31: uint64."""
+def _matmul_residues(left: np.ndarray, right: np.ndarray, prime: int) -> np.ndarray:
+    """Multiply matrices of residues modulo a prime below 2**31: uint64 (rows, columns)."""
+    # In halves of 16 bits, the sums of products are exact in float64.
     half = np.uint64(16)
     mask = np.uint64((1 << 16) - 1)
     (a, b), (c, d) = (
         ((part >> half).astype(np.float64), (part & mask).astype(np.float64)) for part in (left, right)
     )
 
-    def of(product: np.ndarray) -> np.ndarray:
+    def reduce(product: np.ndarray) -> np.ndarray:
         return np.asarray(product.astype(np.int64) % prime)
 
-    high, middle, low = of(a @ c), of(of(a @ d) + of(b @ c)), of(b @ d)
-    found = ((high << 16) + middle) % prime
-    return np.asarray((((found << 16) + low) % prime).astype(np.uint64))
+    high, middle, low = reduce(a @ c), reduce(reduce(a @ d) + reduce(b @ c)), reduce(b @ d)
+    upper = ((high << 16) + middle) % prime
+    return np.asarray((((upper << 16) + low) % prime).astype(np.uint64))

@@ -1,13 +1,13 @@
-"""Bytes that depend on a program's inputs, in a normal form: two that are the same function have the same residues.
+"""Bytes that depend on a program's inputs, in a normal form: equal functions have equal residues.
 
-A value is a constant, an input, or a result: of a set of integers p, each a polynomial in values, the maximum of::
+A value is a constant, an input, or a result: the maximum, over a set of integers p, each a polynomial in values, of::
 
     table[clamp(round_half_even(p / 2**shift) + zero, low, high)]
 
-where the table may be missing. All but p is the value's *form*. Rounding, clamping and tables that do not fall go
-with maxima (the maximum of results is the result of the maximum), so a maximum of values of one form is one value of
-this form. A value's residues are a random function of its form and the set of its p; those of a value that is its p
-are those of p.
+The table is optional. Shift, zero, bounds and table are the value's *form*; the integers p are its *members*. Rounding,
+clamping and monotonic tables commute with maxima, so a maximum of values of equal forms is one value of this form. A
+value's residues are a hash of its form and its set of members, except where the form changes nothing: there they are
+the residues of p.
 """
 
 from __future__ import annotations
@@ -17,40 +17,45 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.extras.proof.programs.field import PRIMES, TERMS, draw_primes, hashed, residues
+from weft.extras.proof.programs.field import EXACT_TERMS, PRIMES, draw_primes, hash_sets, moduli, residues
 from weft.extras.proof.programs.form import Form
-from weft.extras.proof.programs.sums import INT32, Sums, ranges
+from weft.extras.proof.programs.sums import INT32, Sums, matmul_ranges
 
 CONSTANTS = 256
-"""Values from 0 on are constants: bytes."""
+"""Values below this number are constants: the bytes themselves."""
 
 
 MAXIMUM = Form(-1, 0, -128, 127)
-"""The form of maxima of values that have different ones: p are those values."""
+"""Form of a maximum of values of different forms; its members are these values."""
 
 
 @dataclass
 class _Store:
-    """What is known of values, by number."""
+    """Table of all values, one column per value."""
 
     f: np.ndarray
-    """float64 (PRIMES, values), as products are made of them."""
+    """Residues, float64 (PRIMES, values): `Values.dot` multiplies them in float64."""
     low: np.ndarray
     high: np.ndarray
     form: np.ndarray
-    """Index of the form; -1 for those without one."""
+    """Index of the form; -1 for none."""
     first: np.ndarray
-    """Where the members of its set begin."""
+    """Index of the first member."""
     count: np.ndarray
+    """Number of members."""
 
     @classmethod
     def empty(cls, size: int) -> _Store:
         return cls(
-            np.zeros((PRIMES, size)), np.zeros(size, np.int16), np.zeros(size, np.int16),
-            np.full(size, -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32),
-        )  # fmt: skip
+            np.zeros((PRIMES, size)),
+            np.zeros(size, np.int16),
+            np.zeros(size, np.int16),
+            np.full(size, -1, np.int32),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int32),
+        )
 
-    def grown(self, size: int) -> _Store:
+    def resize(self, size: int) -> _Store:
         larger = _Store.empty(size)
         for name, array in vars(self).items():
             getattr(larger, name)[..., : array.shape[-1]] = array
@@ -58,12 +63,12 @@ class _Store:
 
 
 class Values:
-    """All values of a proof; a value is a number, an index into arrays.
+    """All values of a proof. A value is a number, its index in the arrays of this class.
 
     Parameters
     ----------
     seed : int
-        Of the primes, and of what residues inputs and results have.
+        Seed of the primes and of all residues.
     """
 
     def __init__(self, seed: int) -> None:
@@ -72,309 +77,313 @@ class Values:
         self._seed = self._rng.bytes(16)
         self._store = _Store.empty(1 << 16)
         self._members = np.zeros((1 << 16, PRIMES), np.uint32)
-        self._used = self._taken = 0
-        self.symbols = 0
-        """How many numbers there were that are functions of others, beside values."""
-        self.degree = self._itself = 1
-        """Of the polynomials that values are, or that they are made of, at most."""
+        self._count = self._member_count = 0
+        self.function_count = 0
+        """Number of integers that are functions of other integers, in addition to values."""
+        self.degree = self._value_degree = 1
+        """Upper bound of the degree of members; `_value_degree` of values that are polynomials themselves."""
         self._forms: dict[Form, int] = {}
         self._keys = np.zeros((0, PRIMES), np.uint64)
         constants = np.arange(CONSTANTS).astype(np.uint8).view(np.int8).astype(np.int64)
         self._add(residues(constants, self.primes), constants, constants)
-        self._maximum = self._form(MAXIMUM)
+        self._maximum = self._form_index(MAXIMUM)
 
     def __len__(self) -> int:
-        return self._used
+        return self._count
 
     @property
-    def forms(self) -> int:
-        """How many forms values have."""
+    def form_count(self) -> int:
+        """Number of different forms."""
         return len(self._forms)
 
-    def inputs(self, count: int) -> np.ndarray:
-        """Values of which nothing is known but that they are bytes."""
-        f = np.stack([self._rng.integers(0, prime, count) for prime in self.primes], axis=-1)
-        return self._add(f.astype(np.uint64), np.full(count, -128), np.full(count, 127))
+    def new_inputs(self, count: int) -> np.ndarray:
+        """Add `count` independent values of any byte: int64 (count,)."""
+        return self._add(self._random_residues(count), np.full(count, -128), np.full(count, 127))
 
-    def unknown(self, count: int) -> Sums:
-        """Integers of 32 bits of which nothing is known."""
-        f = np.stack([self._rng.integers(0, prime, count) for prime in self.primes], axis=-1)
-        ends = np.full(count, -1 << 31), np.full(count, (1 << 31) - 1)
-        return Sums(self.primes, f.astype(np.uint64), *ends)
+    def new_unknown(self, count: int) -> Sums:
+        """Return `count` independent integers of any int32."""
+        ends = np.full(count, -INT32), np.full(count, INT32 - 1)
+        return Sums(self.primes, self._random_residues(count), *ends)
 
-    def bounded(self, sums: Sums) -> Sums:
-        """The same modulo 2**32 as int32 where that is known, and unknown where they might be no int32."""
-        if not sums.overflows:
+    def _random_residues(self, count: int) -> np.ndarray:
+        f = np.stack([self._rng.integers(0, prime, count) for prime in self.primes], axis=-1)
+        return f.astype(np.uint64)
+
+    def limit_to_int32(self, sums: Sums) -> Sums:
+        """Wrap constants to int32, and replace other integers that may be outside int32 by unknown ones."""
+        if not sums.may_overflow:
             return sums
-        fixed = sums.leaves & sums.constant
+        fixed = sums.int32_overflow & sums.constant
         if fixed.any():
             numbers = np.where(fixed, (sums.low + INT32) % (2 * INT32) - INT32, 0)
             f = np.where(fixed[..., None], residues(numbers, self.primes), sums.f)
             low, high = (np.where(fixed, numbers, end) for end in (sums.low, sums.high))
             sums = Sums(self.primes, f, low, high, sums.degree)
-        return self.unknown_where(sums.leaves, sums) if sums.overflows else sums
+        return self.replace_by_unknown(sums.int32_overflow, sums) if sums.may_overflow else sums
 
     def integers(self, numbers: np.ndarray) -> Sums:
-        """Known integers."""
+        """Return constants, int64 (...), as `Sums`."""
         return Sums(self.primes, residues(numbers, self.primes), numbers, numbers)
 
-    def unknown_where(self, where: np.ndarray, sums: Sums) -> Sums:
-        """The same, but unknown where the array of bool says so."""
+    def replace_by_unknown(self, where: np.ndarray, sums: Sums) -> Sums:
+        """Replace integers by unknown ones where a mask is True."""
         f, low, high = sums.f.copy(), sums.low.copy(), sums.high.copy()
-        others = self.unknown(int(where.sum()))
+        others = self.new_unknown(int(where.sum()))
         f[where], low[where], high[where] = others.f, others.low, others.high
         return Sums(self.primes, f, low, high, sums.degree)
 
     def residues(self, values: np.ndarray) -> np.ndarray:
-        """uint64 (..., PRIMES): equal where values are, for all inputs, but for a chance that is named in a
-        certificate."""
+        """Return residues, uint64 (..., PRIMES).
+
+        Two values with equal residues are equal for all inputs, except with the probability that a proof reports.
+        """
         return np.stack([row[values] for row in self._store.f], axis=-1).astype(np.uint64)
 
-    def terms(self, values: np.ndarray) -> Sums:
-        """Values as integers."""
+    def integers_of(self, values: np.ndarray) -> Sums:
+        """Return values as integers from -128 to 127."""
         store = self._store
         low, high = (ends[values].astype(np.int64) for ends in (store.low, store.high))
-        return Sums(self.primes, self.residues(values), low, high, self._itself)
+        return Sums(self.primes, self.residues(values), low, high, self._value_degree)
 
     def dot(self, values: np.ndarray, zero: int, weights: np.ndarray) -> Sums:
-        """Values (rows, terms) less `zero`, times integers (terms, columns) below 2**9."""
+        """Multiply values (rows, terms), less `zero`, by integers (terms, columns) below 2**9."""
         store, primes = self._store, self.primes
         (rows, terms), columns = values.shape, weights.shape[1]
         f = np.zeros((rows, columns, PRIMES), np.uint64)
-        less = -zero * weights.sum(axis=0)
-        low, high = (np.broadcast_to(less, (rows, columns)) for _ in range(2))
-        for first in range(0, terms, TERMS):
-            part, right = values[:, first : first + TERMS], weights[first : first + TERMS].astype(np.float64)
+        offset = -zero * weights.sum(axis=0)
+        low, high = (np.broadcast_to(offset, (rows, columns)) for _ in range(2))
+        for first in range(0, terms, EXACT_TERMS):
+            some = slice(first, first + EXACT_TERMS)
+            part, right = values[:, some], weights[some].astype(np.float64)
             for index, prime in enumerate(primes):
                 product = (store.f[index][part] @ right).astype(np.int64) % prime
                 f[:, :, index] += product.astype(np.uint64)
-            least, most = ranges(store.low[part], store.high[part], right)
+            least, most = matmul_ranges(store.low[part], store.high[part], right)
             low, high = low + least, high + most
-        return Sums(
-            primes, (f + residues(less, primes)) % np.array(primes, np.uint64), low, high, self._itself
-        )
+        f = (f + residues(offset, primes)) % moduli(primes)
+        return Sums(primes, f, low, high, self._value_degree)
 
-    def constants(self, values: np.ndarray) -> np.ndarray | None:
-        """The bytes of constants, uint8; None if not all are."""
+    def constant_bytes(self, values: np.ndarray) -> np.ndarray | None:
+        """Return the bytes, uint8, of values that are all constants, or else None."""
         if values.size and int(values.max()) >= CONSTANTS:
             return None
         return values.astype(np.uint8)
 
-    def results(self, p: Sums, forms: list[Form]) -> np.ndarray:
-        """Values (rows, columns) with a form a column, of the sets p (rows, columns, set)."""
+    def apply_forms(self, p: Sums, forms: list[Form]) -> np.ndarray:
+        """Return the results (rows, columns) of sets of members (rows, columns, set), with one form per column."""
         rows, columns, size = p.low.shape
-        found = np.empty((rows, columns), np.int64)
-        kinds: dict[Form, list[int]] = {}
+        results = np.empty((rows, columns), np.int64)
+        columns_of: dict[Form, list[int]] = {}
         for column, form in enumerate(forms):
-            kinds.setdefault(form, []).append(column)
-        for form, some in kinds.items():
+            columns_of.setdefault(form, []).append(column)
+        for form, some in columns_of.items():
             part = p[:, some].reshape(rows * len(some), size)
-            found[:, some] = self._made(part, form).reshape(rows, len(some))
-        return found
+            results[:, some] = self._apply_form(part, form).reshape(rows, len(some))
+        return results
 
-    def mapped(self, values: np.ndarray, tables: np.ndarray) -> np.ndarray:
-        """What tables make of values (rows, columns): int64 (columns, 256), the results of -128 to 127."""
-        made = np.empty(values.shape, np.int64)
-        kinds, column_kinds = np.unique(tables, axis=0, return_inverse=True)
-        for index, entries in enumerate(kinds):
-            some = column_kinds.ravel() == index
+    def apply_tables(self, values: np.ndarray, tables: np.ndarray) -> np.ndarray:
+        """Look up values (rows, columns) in tables, int64 (columns, 256), of the results of -128 to 127."""
+        results = np.empty(values.shape, np.int64)
+        different, table_of_column = np.unique(tables, axis=0, return_inverse=True)
+        for index, entries in enumerate(different):
+            some = table_of_column.ravel() == index
             table = entries.astype(np.int8).tobytes()
-            part = self._behind(values[:, some].ravel(), Form(0, 0, -128, 127, table).normal)
-            made[:, some] = part.reshape(len(values), int(some.sum()))
-        return made
+            part = self._compose(values[:, some].ravel(), Form(0, 0, -128, 127, table).canonical)
+            results[:, some] = part.reshape(len(values), int(some.sum()))
+        return results
 
-    def _made(self, p: Sums, form: Form) -> np.ndarray:
-        """Values of sets (count, set) of one form."""
+    def _apply_form(self, p: Sums, form: Form) -> np.ndarray:
+        """Return the results (count,) of sets of members (count, set)."""
         self.degree = max(self.degree, p.degree)
         low, high = p.low.max(axis=1), p.high.max(axis=1)
+        # Where a form only adds a constant, the result stays a polynomial.
         if form.shift == 0 and not form.table and p.low.shape[1] == 1:
             inside = (low + form.zero >= form.low) & (high + form.zero <= form.high)
             if inside.all():
-                moved = p[:, 0].shifted(form.zero)
-                self._itself = max(self._itself, p.degree)
+                moved = p[:, 0].plus_constant(form.zero)
+                self._value_degree = max(self._value_degree, p.degree)
                 return self._add(moved.f, moved.low, moved.high)
             if inside.any():
-                made = np.empty(len(low), np.int64)
+                results = np.empty(len(low), np.int64)
                 for some in (inside, ~inside):
-                    made[some] = self._made(p[some], form)
-                return made
+                    results[some] = self._apply_form(p[some], form)
+                return results
         if p.low.shape[1] > 1:
-            rising = form if form.rises else form._replace(table=b"")
-            fixed = np.asarray(rising.of(p.low) == rising.of(p.high))
+            monotonic = form if form.monotonic else form._replace(table=b"")
+            fixed = np.asarray(monotonic.apply(p.low) == monotonic.apply(p.high))
             if fixed.any():
-                return self._floored(p, form, fixed)
-        form = form.normal
-        index = self._form(form)
-        members, kept = _unique(p.f)
-        f = hashed(members, kept, np.broadcast_to(self._keys[index], (len(low), PRIMES)))
-        least, most = form.ends(low, high)
-        return self._add(f, least, most, index, members, kept)
+                return self._apply_form_with_constants(p, form, fixed)
+        form = form.canonical
+        return self._add_sets(self._form_index(form), *_unique(p.f), *form.apply_range(low, high))
 
-    def _floored(self, p: Sums, form: Form, fixed: np.ndarray) -> np.ndarray:
-        """The same of sets with members whose results are constants, which are a lower bound of the clamp."""
+    def _apply_form_with_constants(self, p: Sums, form: Form, fixed: np.ndarray) -> np.ndarray:
+        """Apply a form to sets with `fixed` members, whose results are constants and raise the clamp's lower bound."""
         plain = form._replace(table=b"")
-        floor = np.where(fixed, plain.of(np.where(fixed, p.low, 0)), form.low).max(axis=1)
-        other = (~fixed).argmax(axis=1)  # 0, a constant, if all are
-        whole = np.asarray(fixed.all(axis=1))
-        chosen = np.where(fixed & ~whole[:, None], other[:, None], np.arange(fixed.shape[1]))
-        left = p[np.arange(len(floor))[:, None], chosen]
-        floor = np.where(plain.of(left.low.max(axis=1)) >= floor, form.low, floor)  # it bounds nothing
-        made = np.empty(len(floor), np.int64)
-        made[whole] = form.of(p.low[whole].max(axis=1)) & 0xFF
-        for bound in np.unique(floor[~whole]):
-            some = ~whole & (floor == bound)
-            made[some] = self._made(left[some], form._replace(low=int(bound)))
-        return made
+        floor = np.where(fixed, plain.apply(np.where(fixed, p.low, 0)), form.low).max(axis=1)
+        other = (~fixed).argmax(axis=1)  # 0, the index of a fixed member, if all are fixed
+        all_fixed = np.asarray(fixed.all(axis=1))
+        chosen = np.where(fixed & ~all_fixed[:, None], other[:, None], np.arange(fixed.shape[1]))
+        rest = p[np.arange(len(floor))[:, None], chosen]
+        # A bound that no result is below does not count.
+        floor = np.where(plain.apply(rest.low.max(axis=1)) >= floor, form.low, floor)
+        results = np.empty(len(floor), np.int64)
+        results[all_fixed] = form.apply(p.low[all_fixed].max(axis=1)) & 0xFF
+        for bound in np.unique(floor[~all_fixed]):
+            some = ~all_fixed & (floor == bound)
+            results[some] = self._apply_form(rest[some], form._replace(low=int(bound)))
+        return results
 
-    def _behind(self, source: np.ndarray, form: Form) -> np.ndarray:
-        """Values that are clamped and looked up again: `form` has no shift, and its results are bytes."""
+    def _compose(self, values: np.ndarray, form: Form) -> np.ndarray:
+        """Apply a form without shift to values (count,)."""
         store = self._store
-        made = source.copy()
-        low, high = store.low[source].astype(np.int64), store.high[source].astype(np.int64)
+        results = values.copy()
+        low, high = store.low[values].astype(np.int64), store.high[values].astype(np.int64)
         changed = (low + form.zero < form.low) | (high + form.zero > form.high)
         changed |= bool(form.table) or form.zero != 0
-        before = np.where(store.form[source] == self._maximum, -1, store.form[source])
-        inverse = {index: item for item, index in self._forms.items()}
-        for index in np.unique(before[changed]):
-            some = changed & (before == index)
+        # A value with a form gets the composed form of its members; others become members themselves.
+        first_form = np.where(store.form[values] == self._maximum, -1, store.form[values])
+        form_of = {index: item for item, index in self._forms.items()}
+        for index in np.unique(first_form[changed]):
+            some = changed & (first_form == index)
+            source = values[some]
             if index < 0:
-                made[some] = self._made(self.terms(source[some]).reshape(-1, 1), form)
-            else:
-                made[some] = self._again(source[some], inverse[int(index)].before(form), form)
-        return made
-
-    def _again(self, values: np.ndarray, joined: Form, form: Form) -> np.ndarray:
-        """The same sets in another form, of which `form` is the last part."""
-        store, index = self._store, self._form(joined)
-        members, kept = self._sets(values)
-        f = hashed(members, kept, np.broadcast_to(self._keys[index], (len(values), PRIMES)))
-        ends = form.ends(store.low[values].astype(np.int64), store.high[values].astype(np.int64))
-        return self._add(f, *ends, index, members, kept)
+                results[some] = self._apply_form(self.integers_of(source).reshape(-1, 1), form)
+                continue
+            joined = self._form_index(form_of[int(index)].then(form))
+            ends = form.apply_range(low[some], high[some])
+            results[some] = self._add_sets(joined, *self._members_of(source), *ends)
+        return results
 
     def maximum(self, values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """The largest of each set of values (..., set), of those that are `valid`, of which there is one in each."""
+        """Return the largest valid value of each set (..., set). Each set has a valid value."""
         shape, size = values.shape[:-1], values.shape[-1]
         fixed = valid & (values < CONSTANTS)
         if fixed.any():
-            return self._above(values, valid, fixed)
+            return self._maximum_with_constants(values, valid, fixed)
         values, valid = values.reshape(-1, size), np.broadcast_to(valid, values.shape).reshape(-1, size)
-        chosen = np.take_along_axis(values, valid.argmax(axis=1)[:, None], axis=1)
-        values = np.where(valid, values, chosen)  # what is not valid is the same as one that is
+        first_valid = np.take_along_axis(values, valid.argmax(axis=1)[:, None], axis=1)
+        values = np.where(valid, values, first_valid)  # a repeated member does not change a maximum
         if size == 1:
             return values.reshape(shape)
         forms = self._store.form[values]
-        rising = np.array([form.rises for form in self._forms], bool)
-        alike = (forms == forms[:, :1]).all(axis=1) & (forms[:, 0] >= 0)
-        alike &= rising[np.maximum(forms[:, 0], 0)]
-        made = np.empty(len(values), np.int64)
-        for index in np.unique(forms[alike, 0]):
-            some = alike & (forms[:, 0] == index)
-            made[some] = self._largest(values[some], int(index))
-        made[~alike] = self._largest(values[~alike], None)
-        return made.reshape(shape)
+        monotonic = np.array([form.monotonic for form in self._forms], bool)
+        uniform = (forms == forms[:, :1]).all(axis=1) & (forms[:, 0] >= 0)
+        uniform &= monotonic[np.maximum(forms[:, 0], 0)]
+        largest = np.empty(len(values), np.int64)
+        for index in np.unique(forms[uniform, 0]):
+            some = uniform & (forms[:, 0] == index)
+            largest[some] = self._maximum_of_form(values[some], int(index))
+        largest[~uniform] = self._maximum_of_form(values[~uniform], None)
+        return largest.reshape(shape)
 
-    def _above(self, values: np.ndarray, valid: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-        """The same of sets with constants: those are a lower bound of a clamp."""
+    def _maximum_with_constants(self, values: np.ndarray, valid: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+        """Return the largest value of sets with constants, which become the lower bound of a clamp."""
         floor = np.where(fixed, self._store.low[values], -128).max(axis=-1).astype(np.int64)
-        left = valid & ~fixed & (self._store.high[values] > floor[..., None])
-        whole = ~left.any(axis=-1)
-        made = np.empty(floor.shape, np.int64)
-        made[whole] = floor[whole] & 0xFF
-        for bound in np.unique(floor[~whole]):
-            some = ~whole & (floor == bound)
-            most = self.maximum(values[some], np.broadcast_to(left, values.shape)[some])
-            made[some] = self._behind(most, Form(0, 0, int(bound), 127))
-        return made
+        rest = valid & ~fixed & (self._store.high[values] > floor[..., None])
+        only_floor = ~rest.any(axis=-1)
+        largest = np.empty(floor.shape, np.int64)
+        largest[only_floor] = floor[only_floor] & 0xFF
+        for bound in np.unique(floor[~only_floor]):
+            some = ~only_floor & (floor == bound)
+            most = self.maximum(values[some], np.broadcast_to(rest, values.shape)[some])
+            largest[some] = self._compose(most, Form(0, 0, int(bound), 127))
+        return largest
 
-    def _largest(self, values: np.ndarray, form: int | None) -> np.ndarray:
-        """The maxima of sets (count, set) that have this form, or different ones."""
+    def _maximum_of_form(self, values: np.ndarray, form: int | None) -> np.ndarray:
+        """Return the largest values of sets (count, set) of one form, or, for None, of different forms."""
         if not len(values):
             return np.empty(0, np.int64)
         store = self._store
-        apart = None if form is not None else store.form[values] != self._maximum
-        members, kept = _unique(self._all_members(values, apart))
+        single = None if form is not None else store.form[values] != self._maximum
+        members, mask = _unique(self._members_of_sets(values, single))
         index = self._maximum if form is None else form
-        f = hashed(members, kept, np.broadcast_to(self._keys[index], (len(values), PRIMES)))
         low, high = (ends[values].max(axis=1).astype(np.int64) for ends in (store.low, store.high))
-        made = self._add(f, low, high, index, members, kept)
-        same = (store.f[:, values] == store.f[:, values[:, :1]]).all(axis=(0, 2))
-        return np.where(same, values[:, 0], made)
+        largest = self._add_sets(index, members, mask, low, high)
+        # The maximum of equal values is that value.
+        equal = (store.f[:, values] == store.f[:, values[:, :1]]).all(axis=(0, 2))
+        return np.where(equal, values[:, 0], largest)
 
-    def _all_members(self, values: np.ndarray, apart: np.ndarray | None) -> np.ndarray:
-        """The members of all values of sets (count, set), filled up with what is there; of values `apart` they
-        themselves."""
+    def _members_of_sets(self, values: np.ndarray, single: np.ndarray | None) -> np.ndarray:
+        """Return the members of all values of sets (count, set); a `single` value is its own member.
+
+        Values with fewer members than others repeat their first one.
+        """
         count, size = values.shape
-        members, kept = self._sets(values.reshape(-1))
-        if kept is not None:
-            members = np.where(kept[..., None], members, members[:, :1])
-        if apart is not None:
-            itself = self.residues(values.reshape(-1))[:, None]
-            members = np.where(apart.reshape(-1, 1, 1), itself, members)
+        members, mask = self._members_of(values.reshape(-1))
+        if mask is not None:
+            members = np.where(mask[..., None], members, members[:, :1])
+        if single is not None:
+            own = self.residues(values.reshape(-1))[:, None]
+            members = np.where(single.reshape(-1, 1, 1), own, members)
         return members.reshape(count, size * members.shape[1], PRIMES)
 
-    def _sets(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The members of values (count, most, PRIMES), and which of them count."""
+    def _members_of(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the members of values, (count, most members, PRIMES), and a mask of those that count."""
         first, count = self._store.first[values], self._store.count[values]
         most = max(int(count.max(initial=1)), 1)
         steps = np.arange(most)
-        kept = steps < np.maximum(count, 1)[:, None]
-        members = self._members[np.where(kept, first[:, None] + steps, first[:, None])].astype(np.uint64)
-        return members, None if kept.all() else kept
+        mask = steps < np.maximum(count, 1)[:, None]
+        members = self._members[np.where(mask, first[:, None] + steps, first[:, None])].astype(np.uint64)
+        return members, None if mask.all() else mask
 
-    def keys(self, what: str) -> np.ndarray:
-        """Random numbers for what is described by some text, uint64 (PRIMES,)."""
-        digest = hashlib.blake2b(what.encode(), key=self._seed, digest_size=8 * PRIMES).digest()
+    def random_words(self, name: str) -> np.ndarray:
+        """Return random words, uint64 (PRIMES,), that depend on a name and the seed."""
+        digest = hashlib.blake2b(name.encode(), key=self._seed, digest_size=8 * PRIMES).digest()
         return np.frombuffer(digest, np.uint64)
 
-    def _form(self, form: Form) -> int:
-        """The index of a form."""
+    def _form_index(self, form: Form) -> int:
         if form not in self._forms:
-            self._keys = np.concatenate([self._keys, self.keys(repr(form))[None]])
+            self._keys = np.concatenate([self._keys, self.random_words(repr(form))[None]])
             self._forms[form] = len(self._forms)
         return self._forms[form]
 
-    def _add(
-        self, f: np.ndarray, low: np.ndarray, high: np.ndarray, form: int = -1,
-        members: np.ndarray | None = None, kept: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """Values with these residues and ranges, which become constants where the range is one number."""
-        first, count = self._used, len(f)
-        while first + count > len(self._store.low):
-            self._store = self._store.grown(2 * len(self._store.low))
-        at, store = slice(first, first + count), self._store
-        store.f[:, at] = (f % np.array(self.primes, np.uint64)).T
-        store.low[at], store.high[at] = low, high
-        self._used += count
-        if form >= 0:
-            assert members is not None
-            store.form[at] = form
-            store.first[at], store.count[at] = self._keep(members, kept)
-        found = np.arange(first, first + count)
-        if first >= CONSTANTS:
-            found = np.where(low == high, low & 0xFF, found)
-        return found
+    def _add_sets(
+        self, form: int, members: np.ndarray, mask: np.ndarray | None, low: np.ndarray, high: np.ndarray
+    ) -> np.ndarray:
+        """Add values of a form, with sets of members (count, set, PRIMES); return them, int64 (count,)."""
+        f = hash_sets(members, mask, np.broadcast_to(self._keys[form], (len(members), PRIMES)))
+        added = slice(self._count, self._count + len(f))
+        values = self._add(f, low, high)
+        store = self._store
+        store.form[added] = form
+        store.first[added], store.count[added] = self._add_members(members, mask)
+        return values
 
-    def _keep(self, members: np.ndarray, kept: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Store the members of sets; where each begins, and how many there are."""
-        shape = members.shape[:2]
-        kept = np.ones(shape, bool) if kept is None else kept
-        counts = kept.sum(axis=1)
-        flat = members[kept]
-        while self._taken + len(flat) > len(self._members):
+    def _add(self, f: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Add values; return them, int64 (count,): a constant where the range is one number."""
+        first, count = self._count, len(f)
+        while first + count > len(self._store.low):
+            self._store = self._store.resize(2 * len(self._store.low))
+        at, store = slice(first, first + count), self._store
+        store.f[:, at] = (f % moduli(self.primes)).T
+        store.low[at], store.high[at] = low, high
+        self._count += count
+        values = np.arange(first, first + count)
+        if first >= CONSTANTS:  # the constants themselves are added first
+            values = np.where(low == high, low & 0xFF, values)
+        return values
+
+    def _add_members(self, members: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Store sets of members; return the index of each set's first member, and the sizes of the sets."""
+        mask = np.ones(members.shape[:2], bool) if mask is None else mask
+        counts = mask.sum(axis=1)
+        flat = members[mask]
+        while self._member_count + len(flat) > len(self._members):
             self._members = np.concatenate([self._members, np.zeros_like(self._members)])
-        self._members[self._taken : self._taken + len(flat)] = flat
-        first = self._taken + np.cumsum(counts) - counts
-        self._taken += len(flat)
+        self._members[self._member_count : self._member_count + len(flat)] = flat
+        first = self._member_count + np.cumsum(counts) - counts
+        self._member_count += len(flat)
         return first, counts
 
 
 def _unique(members: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Sets (count, set, PRIMES), sorted, and which members are not the same as the one before; None if all."""
+    """Sort sets (count, set, PRIMES); return them and a mask without repeated members, or None if there are none."""
     if members.shape[1] == 1:
         return members, None
+    # Two of the residues are enough to bring equal members together; the comparison below uses all.
     keys = members[..., 0] | members[..., 1] << np.uint64(32)
     order = np.argsort(keys, axis=1, kind="stable")
     ordered = np.take_along_axis(members, order[..., None], axis=1)
-    kept = np.ones(keys.shape, bool)
-    kept[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=-1)
-    return ordered, None if kept.all() else kept
+    mask = np.ones(keys.shape, bool)
+    mask[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=-1)
+    return ordered, None if mask.all() else mask

@@ -1,5 +1,5 @@
-"""Program folders that somebody edited, with every checksum made right again: none passes for the program of a model
-that is named, and what runs as certified is what was proven."""
+"""Edited program folders with valid checksums: none passes as a program of a named model, and only proven programs
+run as certified."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRAPH, CERTIFICATE = "network0.graph", "certificate.json"
 
 
 def network(seed: int) -> onnx.ModelProto:
-    """Two device segments, the second one with two outputs of one shape, and the host between."""
+    """Return a model of two device segments and a host part between; the second has two outputs of equal shape."""
     builder = Builder(np.random.default_rng(1))
     x = builder.conv(builder.input((1, 3, 6, 6), unsigned=True), 4, (3, 3), pads=(1, 1, 1, 1))
     middle = builder.node("LogSoftmax", [builder.dequantise(x)], axis=1)
@@ -49,7 +49,7 @@ def network(seed: int) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models that differ in one weight, `a.onnx` and `b.onnx`, and their certified programs, `a` and `b`."""
+    """Folder with two models, which differ in one weight, and their certified programs: `a.onnx` and `a`, and `b`."""
     made = tmp_path_factory.mktemp("forgeries")
     for seed, name in enumerate("ab"):
         onnx.save(network(seed), made / f"{name}.onnx")
@@ -68,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(folders: Path, tmp_path: Path) -> Path:
-    """A copy of both, and an input."""
+    """Copy of the folder with both programs, and an input."""
     shutil.copytree(folders, tmp_path, dirs_exist_ok=True)
     ((name, (dtype, shape)),) = weft.load(tmp_path / "a").inputs.items()
     values = np.random.default_rng(2).normal(0, 1, shape).astype(dtype)
@@ -77,7 +77,7 @@ def folder(folders: Path, tmp_path: Path) -> Path:
 
 
 def seal(program: Path, manifest: Any | None = None) -> None:
-    """Have all checksums in a program's folder be those of its files."""
+    """Update all checksums in a program's folder."""
     manifest = manifest_of(program) if manifest is None else manifest
     for index, entry in enumerate(manifest["segments"]):
         raw = (program / f"segment{index}.{'host' if entry['kind'] == 'host' else 'bin'}").read_bytes()
@@ -99,7 +99,7 @@ def edit_certificate(program: Path, **changes: Any) -> None:
 
 
 def of_model(program: Path, model: Path) -> None:
-    """Have a certificate name another model."""
+    """Write the hash of another model into a certificate."""
     edit_certificate(program, model_sha256=hashlib.sha256(model.read_bytes()).hexdigest())
 
 
@@ -109,7 +109,7 @@ def change_graph(program: Path, change: Callable[[Graph], Graph]) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The sentence with which a command refuses what is wrong."""
+    """Return the error message of a command that fails."""
     capsys.readouterr()
     assert code([str(item) for item in arguments]) in (1, 2)
     said = capsys.readouterr().err
@@ -118,20 +118,20 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said[said.index("error:") :]
 
 
-def test_what_was_compiled_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_compiled_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code(["verify", str(folder / "a"), "--model", str(folder / "a.onnx")]) == 0
     said = capsys.readouterr().out
     assert "those of a.onnx, which was imported again" in said
     assert said.count("are proven") == 2
     assert code(["verify", str(folder / "a")]) == 0
-    assert "the network is the folder's word" in capsys.readouterr().out
+    assert "the network and the host's parts come from the folder" in capsys.readouterr().out
 
 
 def test_the_program_of_another_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also beside the network of the model that is named."""
+    """It is refused with its own network, and with the network of the named model."""
     of_model(folder / "b", folder / "a.onnx")
     arguments = ("verify", folder / "b", "--model", folder / "a.onnx")
-    assert "b is no program of " in (said := refused(capsys, *arguments))
+    assert "b is not a program of " in (said := refused(capsys, *arguments))
     assert "network0.graph is another network" in said
     assert code(["verify", str(folder / "b")]) == 0
     shutil.copy(folder / "a" / GRAPH, folder / "b" / GRAPH)
@@ -140,20 +140,23 @@ def test_the_program_of_another_network(folder: Path, capsys: pytest.CaptureFixt
     assert "is not proven" in said
 
 
-def emptied(graph: Graph) -> Graph:
+def remove_all(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, operators=(), outputs={})
 
 
-def less(graph: Graph) -> Graph:
-    """The network without its last operator."""
+def remove_last(graph: Graph) -> Graph:
+    """Remove the network's last operator."""
     return msgspec.structs.replace(graph, operators=graph.operators[:-1])
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(emptied, "of which the network says nothing"), (less, "no operator of the network computes")],
+    [
+        (remove_all, "which the network does not compute"),
+        (remove_last, "no operator of the network computes"),
+    ],
 )
-def test_a_network_that_says_less(
+def test_an_incomplete_network(
     folder: Path, change: Callable[[Graph], Graph], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change_graph(folder / "a", change)
@@ -211,10 +214,10 @@ def _other_signature(program: Path) -> None:
         (_other_signature, "input 'spare' is float32 1x3x6x6, the model's missing"),
     ],
 )
-def test_what_the_host_does_is_the_models(
+def test_host_parts_are_compared(
     folder: Path, change: Callable[[Path], None], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a model these are the folder's word."""
+    """They are compared only if a model is named."""
     change(folder / "a")
     assert code(["verify", str(folder / "a")]) == 0
     assert words in refused(capsys, "verify", folder / "a", "--model", folder / "a.onnx")
@@ -225,10 +228,10 @@ def test_what_the_host_does_is_the_models(
     [Ring(1, taps=3, channels=4, outputs=3), Svdf(1, inputs=6, units=4, rank=2, memory=3)],
     ids=["ring", "svdf"],
 )
-def test_what_is_kept_is_the_models(
+def test_states_are_compared(
     model_of: Ring | Svdf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether what a run leaves for the next one is written in place, or moved at its end."""
+    """The state is compared, whether a run writes it in place or moves it at the end."""
     model, program, config = tmp_path / "model.tflite", tmp_path / "program", tmp_path / "config.json"
     model.write_bytes(model_of.build())
     config.write_text(json.dumps(PRESETS["small"].replace(kernel=64).to_dict()))
@@ -274,7 +277,7 @@ def test_a_missing_file_is_named(folder: Path, name: str, capsys: pytest.Capture
 
 @contextlib.contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Fail what takes longer, as what reads from a pipe that nobody writes to."""
+    """Fail a test that takes longer, for example because it reads from a pipe without a writer."""
 
     def late(number: int, frame: object) -> None:
         raise TimeoutError(f"it took more than {seconds} s")
@@ -305,10 +308,10 @@ def test_special_files_are_refused(
 
 
 @pytest.mark.parametrize("moment", ["when it was loaded", "when it was proven"])
-def test_what_was_proven_is_what_runs(
+def test_the_proven_program_runs(
     folder: Path, moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A link is swapped for another program while a command runs."""
+    """A link is replaced by another program while a command runs."""
     right, source, link = folder / "right.npz", str(folder / "x.npz"), folder / "link"
     assert code(["run", str(folder / "a"), "--input", source, "--output", str(right), "-q"]) == 0
     link.symlink_to("a")
@@ -336,7 +339,7 @@ def test_what_was_proven_is_what_runs(
     output = folder / "y.npz"
     arguments = ["run", str(link), "--certified", "--input", source, "--output", str(output), "-q"]
     if moment == "when it was loaded":
-        assert "certificate.json is of another program" in refused(capsys, *arguments)
+        assert "certificate.json belongs to another program" in refused(capsys, *arguments)
         assert not output.exists()
         return
     assert code(arguments) == 0
@@ -356,7 +359,7 @@ def test_a_program_without_a_device_is_not_certified(
     assert not (tmp_path / "p").exists()
 
 
-def test_weights_of_a_network_are_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_weights_in_a_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def change(graph: Graph) -> Graph:
         first = graph.operators[0]
         weight = first.arrays["weight"].numpy.copy()
@@ -365,6 +368,6 @@ def test_weights_of_a_network_are_its_own(folder: Path, capsys: pytest.CaptureFi
         return graph
 
     change_graph(folder / "a", change)
-    assert "is not the network that certificate.json names" in refused(capsys, "verify", folder / "a")
+    assert "is not the network of certificate.json" in refused(capsys, "verify", folder / "a")
     seal(folder / "a")
     assert "is not proven" in refused(capsys, "verify", folder / "a")

@@ -1,4 +1,4 @@
-"""Mutants of a small unit, all in one build: each is told from the unit, or proven to be the same hardware."""
+"""Mutants of a small unit in one build: each differs from the unit, or is proven equal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from amaranth.hdl import Fragment
 
-from weft.extras.proof.mutants.equivalence import equal
+from weft.extras.proof.mutants.equivalence import prove_equal
 from weft.extras.proof.mutants.mutated import (
     PLAIN,
     Mutant,
-    Mutated,
+    MutatedCore,
     MutationError,
-    chosen,
-    mutated,
-    shares,
+    apportion,
+    mutate_core,
+    select_mutant,
     unit_of,
 )
 from weft.hdl.lib.queues import SkidBuffer
@@ -47,65 +47,65 @@ int main() {
 """
 
 
-def outputs(found: Mutated, folder: Path) -> dict[int, str]:
-    """By the number of a mutant what its ports do in 400 cycles, 0 for the unit itself."""
+def outputs(core: MutatedCore, folder: Path) -> dict[int, str]:
+    """Return traces of ports over 400 cycles, by the number of the mutant; 0 for the unit itself."""
     (folder / "driver.cpp").write_text(DRIVER)
-    model = Model(verilog=found.verilog, top=TOP, driver=folder / "driver.cpp", output="run").build()
-    said = {}
-    for number in range(len(found.mutants) + 1):
-        with chosen(number):
-            said[number] = subprocess.run([model], capture_output=True, text=True, check=True).stdout
-    return said
+    model = Model(verilog=core.verilog, top=TOP, driver=folder / "driver.cpp", output="run").build()
+    traces = {}
+    for number in range(len(core.mutants) + 1):
+        with select_mutant(number):
+            traces[number] = subprocess.run([model], capture_output=True, text=True, check=True).stdout
+    return traces
 
 
 @pytest.fixture(scope="module")
-def found() -> Mutated:
-    return mutated(SkidBuffer(3), COUNT, 5)
+def core() -> MutatedCore:
+    return mutate_core(SkidBuffer(3), COUNT, 5)
 
 
-def test_each_mutant_differs_or_is_the_same_hardware(found: Mutated, tmp_path: Path) -> None:
-    said = outputs(found, tmp_path)
-    assert len(found.mutants) == COUNT
-    assert len({mutant.command for mutant in found.mutants}) == COUNT
-    alive = [mutant for mutant in found.mutants if said[mutant.number] == said[0]]
+def test_each_mutant_differs_or_is_proven_equal(core: MutatedCore, tmp_path: Path) -> None:
+    traces = outputs(core, tmp_path)
+    assert len(core.mutants) == COUNT
+    assert len({mutant.command for mutant in core.mutants}) == COUNT
+    alive = [mutant for mutant in core.mutants if traces[mutant.number] == traces[0]]
     assert len(alive) < COUNT / 2
-    assert all(equal(found.folder / PLAIN, alive).values())
+    assert all(prove_equal(core.folder / PLAIN, alive).values())
 
 
-def test_a_mutant_that_differs_is_not_proven_equal(found: Mutated, tmp_path: Path) -> None:
-    said = outputs(found, tmp_path)
-    killed = next(mutant for mutant in found.mutants if said[mutant.number] != said[0])
-    assert equal(found.folder / PLAIN, [killed]) == {killed.number: False}
+def test_a_mutant_that_differs_is_not_proven_equal(core: MutatedCore, tmp_path: Path) -> None:
+    traces = outputs(core, tmp_path)
+    killed = next(mutant for mutant in core.mutants if traces[mutant.number] != traces[0])
+    assert prove_equal(core.folder / PLAIN, [killed]) == {killed.number: False}
 
 
-def test_nothing_changed_is_the_same_hardware(found: Mutated) -> None:
-    """`none` is a mutation of Yosys that changes nothing."""
-    first = found.mutants[0].command
+def test_an_unchanged_core_is_proven_equal(core: MutatedCore) -> None:
+    """Yosys' mutation `none` changes nothing."""
+    first = core.mutants[0].command
     nothing = Mutant(1, "core", " ".join(["mutate", "-mode", "none", *first.split()[3:]]))
-    assert equal(found.folder / PLAIN, [nothing]) == {1: True}
+    assert prove_equal(core.folder / PLAIN, [nothing]) == {1: True}
 
 
-def test_mutants_are_the_same_again_and_others_with_another_seed(found: Mutated) -> None:
-    assert mutated(SkidBuffer(3), COUNT, 5) == found
-    assert mutated(SkidBuffer(3), COUNT, 6).mutants != found.mutants
+def test_mutants_depend_on_the_seed_only(core: MutatedCore) -> None:
+    assert mutate_core(SkidBuffer(3), COUNT, 5) == core
+    assert mutate_core(SkidBuffer(3), COUNT, 6).mutants != core.mutants
 
 
 def test_a_wrong_number_is_refused() -> None:
     unit = SkidBuffer(3)
     Fragment.get(unit, None)  # a component that nobody elaborates makes a warning
     with pytest.raises(MutationError, match="the number of mutants is from 1 to 65535, not 0"):
-        mutated(unit, 0, 1)
+        mutate_core(unit, 0, 1)
 
 
-def test_a_mutation_that_yosys_refuses_is_said(found: Mutated) -> None:
+def test_errors_of_yosys_are_reported(core: MutatedCore) -> None:
     wrong = Mutant(1, "core", f"mutate -mode inv -module {TOP} -cell nothing -port A -portbit 0")
     with pytest.raises(MutationError, match="yosys failed"):
-        equal(found.folder / PLAIN, [wrong])
+        prove_equal(core.folder / PLAIN, [wrong])
 
 
-def test_shares_are_in_proportion_and_none_is_lost() -> None:
-    assert shares({"a": 10, "b": 10, "c": 80}, 10) == {"a": 1, "b": 1, "c": 8}
-    assert sum(shares({"a": 1, "b": 1, "c": 1}, 10).values()) == 10
+def test_apportion() -> None:
+    assert apportion({"a": 10, "b": 10, "c": 80}, 10) == {"a": 1, "b": 1, "c": 8}
+    assert sum(apportion({"a": 1, "b": 1, "c": 1}, 10).values()) == 10
 
 
 @pytest.mark.parametrize(

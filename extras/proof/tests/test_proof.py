@@ -1,4 +1,4 @@
-"""Programs are proven to compute their networks, and programs with faults are not."""
+"""Proofs of programs, and of programs with faults, which fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.compiler.machine.memory import CONSTANTS
 from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph
 from weft.extras.proof.programs.proof import Placement, prove
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.hdl.isa import End, Store
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS
@@ -54,12 +54,12 @@ def test_networks_of_convolutions(seed: int) -> None:
 
 def test_an_overflow_is_not_proven() -> None:
     op = convolution(whole("x", (1, 1, 1, 70_000), "input"), 3, Window())
-    with pytest.raises(Unproven, match="not what the network says"):
+    with pytest.raises(Unproven, match="differ from the network's"):
         proven(segment_of(op.replace(weight=np.full_like(op.weight, 255))), PRESETS["default"])
 
 
-def test_what_is_not_known_is_not_proven() -> None:
-    """Keys in pages, whose places are inputs."""
+def test_paged_keys_are_not_proven() -> None:
+    """Keys are in pages, whose addresses are inputs."""
     q, y = whole("q", (1, 1, 1, 8), "input"), whole("y", (1, 1, 1, 8), "output")
     k, v = whole("k", (4, 1, 16, 8), "pages"), whole("v", (4, 1, 16, 8), "pages")
     table = whole("table", (1, 1, 4, 4), "table")
@@ -68,17 +68,17 @@ def test_what_is_not_known_is_not_proven() -> None:
         proven(segment_of(op), PRESETS["default"])
 
 
-def test_results_left_out_are_not_proven() -> None:
-    """A program that ends early leaves memory as it was, which may be anything."""
+def test_missing_results_are_not_proven() -> None:
+    """A program that ends early leaves arbitrary contents in memory."""
     op = convolution(whole("x", (1, 4, 4, 8), "input"), 8, Window())
     segment, config = segment_of(op), PRESETS["tiny"]
     program = compile_segment(segment, config)
     early = dataclasses.replace(program, instructions=Code.of([End()]))
-    assert "not what the network says" in refused(segment, config, early)
+    assert "differ from the network's" in refused(segment, config, early)
 
 
-def test_a_store_beside_its_output_is_not_proven() -> None:
-    """Neither where an output's buffer has bytes of which the network says nothing, nor where there is no buffer."""
+def test_a_store_outside_of_outputs_is_not_proven() -> None:
+    """A STORE must not change bytes of an output that the network does not compute, nor bytes outside of buffers."""
     target = whole("y", (1, 5, 4, 8), "output")
     inside = dataclasses.replace(target, shape=(1, 4, 4, 8))
     op = dataclasses.replace(convolution(whole("x", (1, 4, 4, 8), "input"), 8, Window()), dst=inside)
@@ -90,47 +90,50 @@ def test_a_store_beside_its_output_is_not_proven() -> None:
     store = dataclasses.replace(items[last], wait=0, signal=0)
     below = dataclasses.replace(store, offset=store.offset + 8)
     constants = dataclasses.replace(store, base=CONSTANTS, offset=0)
-    for again, told in ((below, "not what the network says"), (constants, "that are in no buffer")):
+    for again, message in (
+        (below, "differ from the network's"),
+        (constants, "of memory outside of its buffers"),
+    ):
         changed = Code.of([*items[: last + 1], again, *items[last + 1 :]])
-        assert told in refused(segment, config, dataclasses.replace(program, instructions=changed))
+        assert message in refused(segment, config, dataclasses.replace(program, instructions=changed))
 
 
 Change = Callable[[Graph, Placement], tuple[Graph, Placement]]
 
 
-def _views(graph: Graph, **fields: object) -> Graph:
-    """The network with another view as its last output."""
+def _change_view(graph: Graph, **fields: object) -> Graph:
+    """Change the view of the network's last output."""
     last = graph.operators[-1]
     changed = msgspec.structs.replace(last, dst=msgspec.structs.replace(last.dst, **fields))
     return msgspec.structs.replace(graph, operators=(*graph.operators[:-1], changed))
 
 
-def _placed(placement: Placement, name: str, **places: tuple[int, int]) -> Placement:
+def _place(placement: Placement, name: str, **places: tuple[int, int]) -> Placement:
     return dataclasses.replace(placement, **{name: {**getattr(placement, name), **places}})
 
 
 ENDS: dict[str, tuple[Change, str]] = {
     "no network": (
         lambda graph, at: (msgspec.structs.replace(graph, operators=(), outputs={}), at),
-        "the program has 64 bytes of 'y', of which the network says nothing",
+        "the program has 64 bytes of 'y', which the network does not compute",
     ),
     "no operator": (
         lambda graph, at: (msgspec.structs.replace(graph, operators=graph.operators[:-1]), at),
         "no operator of the network computes 'z'",
     ),
     "part of an output": (
-        lambda graph, at: (_views(graph, buffer_shape=(1, 4, 2, 8), shape=(1, 2, 2, 8)), at),
-        "operator 'z' (Conv) means nothing: cannot reshape array of size 64 into shape (1,2,2,8)",
+        lambda graph, at: (_change_view(graph, buffer_shape=(1, 4, 2, 8), shape=(1, 2, 2, 8)), at),
+        "operator 'z' (Conv) is invalid: cannot reshape array of size 64 into shape (1,2,2,8)",
     ),
     "twice": (
         lambda graph, at: (msgspec.structs.replace(graph, operators=(*graph.operators, graph.operators[-1])), at),
-        "writes bytes of 'z' that hold something already",
+        "writes bytes of 'z' that are already written",
     ),
     "over an input": (
-        lambda graph, at: (_views(graph, buffer="x"), at), "writes bytes of 'x' that hold something already"
+        lambda graph, at: (_change_view(graph, buffer="x"), at), "writes bytes of 'x' that are already written"
     ),
     "outside": (
-        lambda graph, at: (_views(graph, start=(0, -1, 0, 0)), at), "is not inside 'z' of (1, 2, 4, 8)"
+        lambda graph, at: (_change_view(graph, start=(0, -1, 0, 0)), at), "is not inside 'z' of (1, 2, 4, 8)"
     ),
     "an output more": (
         lambda graph, at: (msgspec.structs.replace(graph, outputs={**graph.outputs, "w": 64}), at),
@@ -149,12 +152,12 @@ ENDS: dict[str, tuple[Change, str]] = {
         "the network reads 63 bytes of 'x', unlike the program",
     ),
     "outputs in one place": (
-        lambda graph, at: (graph, _placed(at, "buffers", z=(at.buffers["y"][0] + 8, 64))),
+        lambda graph, at: (graph, _place(at, "buffers", z=(at.buffers["y"][0] + 8, 64))),
         "'y' and 'z' share memory at ",
     ),
     "an output over weights": (
-        lambda graph, at: (graph, _placed(at, "buffers", t=(at.contents[0][0] + 8, 8))),
-        "'t' lies over the program's words and constants at 0x8",
+        lambda graph, at: (graph, _place(at, "buffers", t=(at.contents[0][0] + 8, 8))),
+        "'t' overlaps the program's words and constants at 0x8",
     ),
     "inputs in one place": (
         lambda graph, at: (
@@ -166,8 +169,8 @@ ENDS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_ends_of_program_and_network_agree(name: str) -> None:
-    """Two outputs and their input: what the host reads is all proven, and no byte of memory serves two of them."""
+def test_inputs_and_outputs_are_compared(name: str) -> None:
+    """All bytes that the host reads are proven, and buffers do not overlap: two outputs of one input."""
     x = whole("x", (1, 2, 4, 8), "input")
     ops = [
         dataclasses.replace(convolution(x, 8, Window()), name=out, dst=whole(out, (1, 2, 4, 8), "output"))
@@ -192,8 +195,8 @@ def test_every_byte_that_the_host_reads_is_computed() -> None:
         prove(graph_before(segment), config, placement_of(program), 1)
 
 
-def test_inputs_that_the_network_does_not_have_may_hold_anything() -> None:
-    """A program that stores the difference of two of these does not compute a network whose output is 0."""
+def test_other_inputs_are_arbitrary() -> None:
+    """A program that stores the difference of two such inputs does not compute a network with output 0."""
     a, b, c = (whole(name, (1, 1, 1, 8), "input") for name in "abc")
     y, config = whole("y", (1, 1, 1, 8), "output"), PRESETS["tiny"]
     placement = placement_of(compile_segment(segment_of(Add("sum", b, c, y, 1.0, -1.0)), config))
@@ -202,5 +205,5 @@ def test_inputs_that_the_network_does_not_have_may_hold_anything() -> None:
     other = dataclasses.replace(
         placement, memory_bytes=placement.memory_bytes + 8, inputs={**placement.inputs, "a": own}
     )
-    with pytest.raises(Unproven, match="8 of 8 bytes of 'y' are not what the network says"):
+    with pytest.raises(Unproven, match="8 of 8 bytes of 'y' differ from the network's"):
         prove(graph_before(segment_of(zero)), config, other, 1)

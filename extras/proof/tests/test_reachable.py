@@ -1,4 +1,4 @@
-"""A mutant that differs only while nobody asks is the same hardware from a reset on; one that can be told is not."""
+"""Proofs by induction that a mutant equals its core after a reset."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.mutants.equivalence import equal, same_from_reset
-from weft.extras.proof.mutants.mutated import PLAIN, Mutant, Mutated, MutationError, mutated
+from weft.extras.proof.mutants.equivalence import prove_equal, prove_equal_from_reset
+from weft.extras.proof.mutants.mutated import PLAIN, Mutant, MutatedCore, MutationError, mutate_core
 from weft.hdl.lib.loopnest import LoopNest
 from weft.sim.rtl.device import TOP
 
 
 class Walker(wiring.Component):
-    """A nest of two loops that begins again only where it has ended, and goes on only where it is active."""
+    """Nest of two loops that starts only after its end, and advances only while it is active."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,31 +40,31 @@ class Walker(wiring.Component):
 
 
 @pytest.fixture(scope="module")
-def found() -> Mutated:
-    return mutated(Walker(), 4, 1)
+def core() -> MutatedCore:
+    return mutate_core(Walker(), 4, 1)
 
 
-def inverted(found: Mutated, register: str) -> Mutant:
-    """The lowest bit of what a register of the nest holds."""
-    text = (found.folder / PLAIN).read_text()
+def invert_bit(core: MutatedCore, register: str) -> Mutant:
+    """Return the mutant that inverts the lowest bit of a register."""
+    text = (core.folder / PLAIN).read_text()
     cell = re.search(rf"cell \$\w*dff\w* (\S+)\n(?:    .*\n)*?    connect \\Q \\nest\.{register}\n", text)
     assert cell is not None
     return Mutant(1, "nest", f"mutate -mode inv -module {TOP} -cell {cell[1]} -port Q -portbit 0 -ctrlbit 1")
 
 
-def test_what_is_never_asked_for_is_the_same_hardware(found: Mutated) -> None:
-    """What the outermost loop would begin anew with."""
-    mutant = inverted(found, "reload_outer")
-    assert equal(found.folder / PLAIN, [mutant]) == {1: False}
-    assert same_from_reset(found.folder / PLAIN, [mutant]) == {1: True}
+def test_an_unused_register_is_proven_equal(core: MutatedCore) -> None:
+    """The mutated register is the outermost loop's reload value, which is never used."""
+    mutant = invert_bit(core, "reload_outer")
+    assert prove_equal(core.folder / PLAIN, [mutant]) == {1: False}
+    assert prove_equal_from_reset(core.folder / PLAIN, [mutant]) == {1: True}
 
 
 @pytest.mark.parametrize("register", ["reload_inner", "left_outer", "near_outer", "single_inner"])
-def test_what_can_be_seen_is_not(found: Mutated, register: str) -> None:
-    assert same_from_reset(found.folder / PLAIN, [inverted(found, register)]) == {1: False}
+def test_a_used_register_is_not(core: MutatedCore, register: str) -> None:
+    assert prove_equal_from_reset(core.folder / PLAIN, [invert_bit(core, register)]) == {1: False}
 
 
-def test_a_mutation_that_yosys_refuses_is_said(found: Mutated) -> None:
+def test_errors_of_yosys_are_reported(core: MutatedCore) -> None:
     wrong = Mutant(1, "core", f"mutate -mode inv -module {TOP} -cell nothing -port A -portbit 0")
     with pytest.raises(MutationError, match="yosys failed"):
-        same_from_reset(found.folder / PLAIN, [wrong])
+        prove_equal_from_reset(core.folder / PLAIN, [wrong])

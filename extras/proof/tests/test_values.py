@@ -1,4 +1,4 @@
-"""The normal form of values against numbers: what has the same residues is the same function, and only that."""
+"""Normal form of values: residues are equal exactly for equal functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.extras.proof.programs.field import PRIMES, draw_primes, hashed, is_prime
+from weft.extras.proof.programs.field import PRIMES, draw_primes, hash_sets, is_prime
 from weft.extras.proof.programs.form import Form
-from weft.extras.proof.programs.requantise import requantised
-from weft.extras.proof.programs.sums import concatenated
+from weft.extras.proof.programs.requantise import requantise
+from weft.extras.proof.programs.sums import concatenate
 from weft.extras.proof.programs.values import CONSTANTS, Values
 from weft.sim.golden.memories import round_half_even
 
@@ -34,66 +34,66 @@ def test_hashes_of_sets_have_no_order() -> None:
     rng = np.random.default_rng(2)
     members = rng.integers(0, 1 << 31, (50, 4, PRIMES)).astype(np.uint64)
     keys = rng.integers(0, 1 << 63, (50, PRIMES)).astype(np.uint64)
-    found = hashed(members, None, keys)
-    assert (hashed(members[:, ::-1], None, keys) == found).all()
+    found = hash_sets(members, None, keys)
+    assert (hash_sets(members[:, ::-1], None, keys) == found).all()
     assert len(np.unique(found, axis=0)) == 50
     other = members.copy()
     other[:, 2, 1] ^= np.uint64(1)
-    assert (hashed(other, None, keys) != found).any(axis=1).all()
+    assert (hash_sets(other, None, keys) != found).any(axis=1).all()
 
 
 @given(form=FORMS, numbers=st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=20))
-def test_forms_compute_what_the_device_does(form: Form, numbers: list[int]) -> None:
+def test_forms_equal_the_device(form: Form, numbers: list[int]) -> None:
     p = np.array(numbers)
     q = np.clip(round_half_even(p, np.array(form.shift)) + form.zero, form.low, form.high)
     table = np.frombuffer(form.table, np.int8) if form.table else np.arange(-128, 128)
-    assert (form.of(p) == table[q + 128]).all()
-    assert (form.normal.of(p) == form.of(p)).all()
+    assert (form.apply(p) == table[q + 128]).all()
+    assert (form.canonical.apply(p) == form.apply(p)).all()
 
 
 @given(form=FORMS, then=FORMS, numbers=st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=20))
-def test_forms_behind_one_another(form: Form, then: Form, numbers: list[int]) -> None:
+def test_composition_of_forms(form: Form, then: Form, numbers: list[int]) -> None:
     then, p = then._replace(shift=0), np.array(numbers)
-    assert (form.before(then).of(p) == then.of(form.of(p))).all()
+    assert (form.then(then).apply(p) == then.apply(form.apply(p))).all()
 
 
 def column(values: Values, numbers: np.ndarray, form: Form) -> np.ndarray:
-    """One column of results."""
-    sums = values.terms(numbers)
-    return values.results(sums.reshape(*sums.low.shape, 1), [form])
+    """Return results of one column."""
+    sums = values.integers_of(numbers)
+    return values.apply_forms(sums.reshape(*sums.low.shape, 1), [form])
 
 
-def test_one_function_has_one_form() -> None:
-    """Clamped twice, looked up after a maximum or before, a sum in another order."""
+def test_equal_functions_have_equal_residues() -> None:
+    """Two clamps, a table before or after a maximum, and a sum in another order."""
     values = Values(3)
-    x = values.inputs(30).reshape(-1, 3)
+    x = values.new_inputs(30).reshape(-1, 3)
     rising = bytes((np.arange(-128, 128) // 3).astype(np.int8).tobytes())
     form = Form(2, 5, -100, 90)
     each = np.stack([column(values, x[:, [i]], form)[:, 0] for i in range(3)], axis=1)
-    behind = values._behind(values.maximum(each, np.ones_like(each, bool)), Form(0, 0, -128, 127, rising))
-    ahead = np.stack([values._behind(item, Form(0, 0, -128, 127, rising)) for item in each.T], axis=1)
+    behind = values._compose(values.maximum(each, np.ones_like(each, bool)), Form(0, 0, -128, 127, rising))
+    ahead = np.stack([values._compose(item, Form(0, 0, -128, 127, rising)) for item in each.T], axis=1)
     most = values.maximum(ahead[:, ::-1], np.ones_like(each, bool))
     assert (values.residues(behind) == values.residues(most)).all()
-    a, b, c = (values.terms(item) for item in x.T)
-    left, right = a.plus(b).scaled(3).plus(c), c.plus(b.scaled(3)).plus(a.scaled(3))
+    a, b, c = (values.integers_of(item) for item in x.T)
+    left, right = a.plus(b).times_constant(3).plus(c), c.plus(b.times_constant(3)).plus(a.times_constant(3))
     assert (left.f == right.f).all()
-    other = c.plus(b.scaled(3)).plus(a.scaled(4))
+    other = c.plus(b.times_constant(3)).plus(a.times_constant(4))
     assert (left.f != other.f).any(axis=1).all()
 
 
-def test_one_scale_behind_another_is_a_table() -> None:
-    """A program looks up once what a network scales twice."""
+def test_two_scales_are_one_table() -> None:
+    """A program may use one table for two scales of the network."""
     values, numbers = Values(5), np.arange(-128, 128)
-    x = values.inputs(6).reshape(-1, 2)
+    x = values.new_inputs(6).reshape(-1, 2)
     first, second = (7, 4, (3, -128, 127)), (21, 5, (-9, -128, 127))
     columns = np.ones(2, np.int64)
 
     def scaled(
         source: np.ndarray, mantissa: int, shift: int, clamp: tuple[int, int, int], table: bytes
     ) -> np.ndarray:
-        sums = values.terms(source).reshape(*source.shape, 1)
+        sums = values.integers_of(source).reshape(*source.shape, 1)
         own = source, 0 * columns
-        return requantised(values, sums, mantissa * columns, shift * columns, clamp, table, source=own)
+        return requantise(values, sums, mantissa * columns, shift * columns, clamp, table, source=own)
 
     twice = scaled(scaled(x, *first, b""), *second, b"")
     clamp = second[2]
@@ -105,26 +105,26 @@ def test_one_scale_behind_another_is_a_table() -> None:
     assert (values.residues(twice) != values.residues(other)).any(axis=-1).all()
 
 
-def test_what_never_is_the_largest_does_not_count() -> None:
-    """Of a set some of whose results are always the least of a clamp, and of one with a constant."""
+def test_members_below_others_do_not_count() -> None:
+    """Members whose results are always the lower clamp do not count, nor a constant below others."""
     values = Values(6)
-    x = values.inputs(3)
+    x = values.new_inputs(3)
     form = Form(2, 0, -20, 127)
-    low = values.terms(x).shifted(-1000)
-    sums = values.terms(x)
-    both = concatenated([sums.reshape(3, 1, 1), low.reshape(3, 1, 1)], 2)
-    alone = values.results(sums.reshape(3, 1, 1), [form])
-    assert (values.residues(values.results(both, [form])) == values.residues(alone)).all()
+    low = values.integers_of(x).plus_constant(-1000)
+    sums = values.integers_of(x)
+    both = concatenate([sums.reshape(3, 1, 1), low.reshape(3, 1, 1)], 2)
+    alone = values.apply_forms(sums.reshape(3, 1, 1), [form])
+    assert (values.residues(values.apply_forms(both, [form])) == values.residues(alone)).all()
     floor = np.stack([alone[:, 0], np.full(3, -10 & 0xFF)], axis=1)
     most = values.maximum(floor, np.ones((3, 2), bool))
-    raised = values.results(sums.reshape(3, 1, 1), [form._replace(low=-10)])
+    raised = values.apply_forms(sums.reshape(3, 1, 1), [form._replace(low=-10)])
     assert (values.residues(most) == values.residues(raised)[:, 0]).all()
 
 
 @pytest.mark.parametrize("field", ["shift", "zero", "low", "high"])
 def test_other_forms_are_other_values(field: str) -> None:
     values = Values(4)
-    x = values.inputs(5)[:, None]
+    x = values.new_inputs(5)[:, None]
     form = Form(3, 1, -50, 60)
     changed = form._replace(**{field: getattr(form, field) + 1})
     assert (
@@ -134,11 +134,11 @@ def test_other_forms_are_other_values(field: str) -> None:
 
 @settings(deadline=None)  # a loaded machine takes longer than 200 ms
 @given(seed=st.integers(0, 1 << 20))
-def test_ranges_hold(seed: int) -> None:
-    """Of random terms the results at random points are within the ranges, and constants are what they are."""
+def test_ranges_contain_results(seed: int) -> None:
+    """Results at random points are within the ranges of random sums."""
     rng = np.random.default_rng(seed)
     values = Values(seed)
-    inputs = values.inputs(4)
+    inputs = values.new_inputs(4)
     numbers = np.where(rng.random(12) < 0.4, rng.integers(0, CONSTANTS, 12), rng.choice(inputs, 12)).reshape(
         3, 4
     )
@@ -146,8 +146,8 @@ def test_ranges_hold(seed: int) -> None:
     sums = values.dot(numbers, zero, weights)
     mantissa, shift = rng.integers(0, 1 << 10, 2), rng.integers(0, 20, 2)
     clamp = int(rng.integers(-128, 128)), int(rng.integers(-128, 1)), int(rng.integers(0, 128))
-    made = requantised(values, sums.reshape(3, 2, 1), mantissa, shift, clamp)
-    results = values.terms(made)
+    made = requantise(values, sums.reshape(3, 2, 1), mantissa, shift, clamp)
+    results = values.integers_of(made)
     for _ in range(5):
         point = rng.choice([-128, 127, 0, 5, -7], 4)
         known = np.where(numbers < CONSTANTS, (numbers + 128) % 256 - 128, 0)

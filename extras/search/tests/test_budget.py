@@ -193,13 +193,13 @@ def test_the_command_and_its_certificate(tmp_path: Path, capsys: pytest.CaptureF
     assert "are proven" in told
     written = json.loads((folder / "certificate.json").read_text())
     assert any("mean taken before" in rule for item in written["roundings"] for rule in item["rules"])
-    assert f"with {len(written['roundings'])} rewrites that round otherwise" in told
+    assert f"after {len(written['roundings'])} rewrites with different rounding" in told
     assert code(["verify", str(folder), "--model", str(model)]) == 0
-    assert "rewrites that round otherwise" in " ".join("".join(capsys.readouterr()).split())
+    assert "rewrites with different rounding" in " ".join("".join(capsys.readouterr()).split())
     written["roundings"] = written["roundings"][1:]
     (folder / "certificate.json").write_text(json.dumps(written))
     assert code(["verify", str(folder), "--model", str(model)]) == 1
-    assert "is no program of " in capsys.readouterr().err
+    assert "is not a program of " in capsys.readouterr().err
     written["roundings"] = [{"rules": ["none"], "operator": "none", "before": 2, "behind": 1}]
     (folder / "certificate.json").write_text(json.dumps(written))
     assert code(["verify", str(folder), "--model", str(model)]) == 1

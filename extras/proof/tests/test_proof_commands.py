@@ -1,4 +1,4 @@
-"""The command that proves properties: what it prints, and how it leaves."""
+"""`weft prove`: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from weft.hdl.lib.queues import SkidBuffer
 
 
 def run(*arguments: str) -> int:
-    """The exit code of a command line."""
-    with pytest.raises(SystemExit) as left:
+    """Return the exit code of a command."""
+    with pytest.raises(SystemExit) as exit_:
         main(list(arguments))
-    return int(left.value.code or 0)
+    return int(exit_.value.code or 0)
 
 
-def test_proven(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prove", "lib/skid_buffer", "--mutants", "4") == 0
-    told = capsys.readouterr().out
-    assert "lib/skid_buffer: order" in told
-    assert "1 property: 1 proven" in told
-    assert "4 of 4 mutants killed" in told
+    output = capsys.readouterr().out
+    assert "lib/skid_buffer: order" in output
+    assert "1 property: 1 proven" in output
+    assert "4 of 4 mutants killed" in output
     assert run("prove", "lib/skid_buffer", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["format"] == "weft prove 1"
-    assert [item["outcome"] for item in found["properties"]] == ["proven"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["format"] == "weft prove 1"
+    assert [item["outcome"] for item in result["properties"]] == ["proven"]
 
 
-def test_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prove", "--list") == 0
-    told = capsys.readouterr().out
-    assert "lib/skid_buffer: order\n    Words come out once" in told
-    assert told.count("\n") > 20
+    output = capsys.readouterr().out
+    assert "lib/skid_buffer: order\n    Words come out once" in output
+    assert output.count("\n") > 20
 
 
 def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,14 +44,14 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Wrong(Bench):
-    """Claims that a skid buffer never refuses a word."""
+    """Bench with the wrong claim that a skid buffer never refuses a word."""
 
     def watch(self, m: object) -> None:
         self.free_inputs(m)  # type: ignore[arg-type]
         self.claim("never full", self.dut.i.ready)
 
 
-def test_what_does_not_hold(
+def test_a_failing_property(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = Property("lib/skid_buffer", "wrong", "It never refuses.", lambda: Wrong(SkidBuffer(2)))
@@ -59,7 +59,9 @@ def test_what_does_not_hold(
     monkeypatch.setattr("weft.extras.proof.boards.registry.properties", lambda: iter([]))
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     assert run("prove") == 1
-    told = capsys.readouterr().out
-    assert "never full in cycle" in told
-    assert "1 property: 1 failed" in told
-    assert f"the trace are in {tmp_path}" in told.replace("netlists, logs and the trace are", "the trace are")
+    output = capsys.readouterr().out
+    assert "never full in cycle" in output
+    assert "1 property: 1 failed" in output
+    assert f"the trace are in {tmp_path}" in output.replace(
+        "netlists, logs and the trace are", "the trace are"
+    )

@@ -1,4 +1,4 @@
-"""Formulas are near to their operators, and those of operators with other numbers are not."""
+"""Formulas are close to their operators, and not close to operators with other attributes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.products import RowNorm, RowScale, RowShare
 from weft.compiler.kernel.rows import RowLogSoftmax, RowPair, RowPower, RowTotal
 from weft.extras.proof.certificate import placement_of
+from weft.extras.proof.programs.formula_check import formula_error
 from weft.extras.proof.programs.graph import Array, Operator
-from weft.extras.proof.programs.nearness import far
 from weft.extras.proof.programs.proof import prove
-from weft.extras.proof.programs.words import Unproven
+from weft.extras.proof.programs.value_device import Unproven
 from weft.hdl.isa.config import PRESETS
 
 SHAPE = (1, 1, 6, 24)
@@ -54,29 +54,29 @@ def operator(name: str) -> Operator:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_near(name: str) -> None:
-    found, number = operator(name), OPERATORS[name][1]
-    assert far(found, np.random.default_rng(1)) == ""
-    value = found.numbers[number]
+def test_formulas_are_close(name: str) -> None:
+    op, number = operator(name), OPERATORS[name][1]
+    assert formula_error(op, np.random.default_rng(1)) == ""
+    value = op.numbers[number]
     changed = value * 1.4 if value != int(value) else value + 40
-    other = msgspec.structs.replace(found, numbers={**found.numbers, number: changed})
-    assert f"the formula of 'op' ({found.kind}) is up to" in far(other, np.random.default_rng(1))
+    other = msgspec.structs.replace(op, numbers={**op.numbers, number: changed})
+    assert f"the formula of 'op' ({op.kind}) is up to" in formula_error(other, np.random.default_rng(1))
 
 
-def test_weights() -> None:
-    """One weight is another one."""
-    found = operator("LayerNorm")
+def test_wrong_weight() -> None:
+    """A wrong weight is detected."""
+    op = operator("LayerNorm")
     weight = WEIGHT.copy()
     weight[5] += 0.5
-    other = msgspec.structs.replace(found, arrays={**found.arrays, "weight": Array.of(weight)})
-    assert "steps from what the operator says" in far(other, np.random.default_rng(1))
+    other = msgspec.structs.replace(op, arrays={**op.arrays, "weight": Array.of(weight)})
+    assert "steps from the operator's result" in formula_error(other, np.random.default_rng(1))
 
 
-def test_far_formulas_are_not_certified() -> None:
+def test_wrong_formulas_are_not_certified() -> None:
     segment, config = segment_of(OPERATORS["LayerNorm"][0]), PRESETS["small"].replace(kernel=64)
     program, graph = compile_segment(segment, config), graph_before(segment)
     assert prove(graph, config, placement_of(program), 1).compared == np.prod(SHAPE)
-    (found,) = graph.operators
-    other = msgspec.structs.replace(found, numbers={**found.numbers, "scale": 50.0})
-    with pytest.raises(Unproven, match="steps from what the operator says"):
+    (op,) = graph.operators
+    other = msgspec.structs.replace(op, numbers={**op.numbers, "scale": 50.0})
+    with pytest.raises(Unproven, match="steps from the operator's result"):
         prove(msgspec.structs.replace(graph, operators=(other,)), config, placement_of(program), 1)
