@@ -146,9 +146,7 @@ class _Judge:
         image = Image(
             compile_segment(_isolate(shape, chosen), self.config, bandwidth=self.bandwidth, passes=())
         )
-        device = TimingDevice(
-            self.config, image.memory_bytes, latency=self.latency, bytes_per_cycle=self.bandwidth
-        )
+        device = TimingDevice(self.config, image.memory_bytes, latency=self.latency, bandwidth=self.bandwidth)
         image.run(device, {})
         return device.counters()[Counter.CYCLES]
 

@@ -409,7 +409,7 @@ def test_a_bug_is_not_dressed_up_as_the_users_mistake(program: Program) -> None:
 
 @pytest.fixture
 def digits(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
-    monkeypatch.setattr(Demo, "_device", lambda self, memory_bytes, trace=None: FakeDevice(trace))
+    monkeypatch.setattr(Demo, "_device", lambda self, memory_bytes, waves=None: FakeDevice(waves))
     program.inputs = {"image": ("float32", (1, 1, 8, 8))}
     return program
 

@@ -82,7 +82,7 @@ def test_names_do_not_depend_on_the_format(compiled: Path, tmp_path: Path) -> No
     found = []
     for suffix in (".fst", ".vcd"):
         path = tmp_path / f"wave{suffix}"
-        with RtlDevice(TINY, 4096, trace=path):
+        with RtlDevice(TINY, 4096, waves=path):
             pass
         found.append({(scopes_of(variable), variable.name, variable.range) for variable in variables(path)})
     assert found[0] == found[1]
@@ -167,7 +167,7 @@ def test_cycle_0_is_the_start(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def hang(path: Path, first: int = 0) -> None:
-    with recording(path, first) as waves, RtlDevice(TINY, 4096, trace=waves) as device:
+    with recording(path, first) as waves, RtlDevice(TINY, 4096, waves=waves) as device:
         device.write(0, Vec(wait=1).encode() + End().encode())
         device.start(0)
         device.wait(100)
@@ -199,7 +199,7 @@ def test_what_did_not_start_leaves_nothing(tmp_path: Path) -> None:
         pass
     assert names(tmp_path) == set()
     with pytest.raises(DeviceError, match=r"^cannot write the trace .*missing/w.fst$"):
-        RtlDevice(TINY, 4096, trace=Waves(tmp_path / "missing" / "w.fst"))
+        RtlDevice(TINY, 4096, waves=Waves(tmp_path / "missing" / "w.fst"))
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,13 @@ class Simulation:
     def memory(self) -> dict[str, Any]:
         """Keyword arguments for the memory of every simulated device."""
         latency, bandwidth = arguments.memory(self.latency, self.bandwidth)
-        return {"latency": latency, "bytes_per_cycle": bandwidth}
+        return {"latency": latency, "bandwidth": bandwidth}
 
     @property
     def rtl(self) -> dict[str, Any]:
         """Keyword arguments of `weft.sim.rtl.device.RtlDevice`."""
-        trace = Path(self.trace) if isinstance(self.trace, str | os.PathLike) else self.trace
-        stalls = {"stall_probability": 0.0 if self.stalls is None else 0.3, "stall_seed": self.stalls or 0}
-        return {**self.memory, **stalls, "trace": trace}
+        waves = Path(self.trace) if isinstance(self.trace, str | os.PathLike) else self.trace
+        return {**self.memory, "stall_seed": self.stalls, "waves": waves}
 
 
 def check_target(on: str | Device, config: Config) -> None:
