@@ -11,8 +11,11 @@ import typer
 from rich.table import Table
 
 from weft import report as reports
-from weft.arguments import SEED
-from weft.cli.options import Json, whole, writes
+from weft.arguments import SEED, Whole
+from weft.cli.commands import command
+from weft.cli.options import (
+    Json,
+)
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ FORMAT = "weft prove 1"
 """Format of what `weft prove --json` prints."""
 
 
+@command()
 def prove(
     names: Annotated[
         list[str] | None,
@@ -36,21 +40,20 @@ def prove(
     listed: Annotated[
         bool, typer.Option("--list", help="List the properties with their claims, and prove nothing.")
     ] = False,
-    seconds: Annotated[int, whole("--seconds", "Time limit for each property, in seconds.", 1, 86_400)] = 240,
+    seconds: Annotated[int, Whole("Time limit for each property, in seconds.", 1, 86_400)] = 240,
     jobs: Annotated[
         int | None,
-        whole("--jobs", "Properties to prove in parallel. Default: the number of processors.", 1, 1024),
+        Whole("Properties to prove in parallel. Default: the number of processors.", 1, 1024),
     ] = None,
     mutants: Annotated[
         int,
-        whole(
-            "--mutants",
+        Whole(
             "Mutation test: change this many bits of each unit, one at a time, and check that a property fails.",
             0,
             10_000,
         ),
     ] = 0,
-    seed: Annotated[int, whole("--seed", "Seed that chooses the bits of --mutants.", *SEED)] = 1,
+    seed: Annotated[int, Whole("Seed that chooses the bits of --mutants.", *SEED)] = 1,
     as_json: Json = False,
 ) -> None:
     """Prove properties of the hardware for all inputs, with the solvers of Yosys and ABC.
@@ -141,10 +144,5 @@ def _show(results: list[Result], killed: list[Mutants]) -> None:
             reports.say(f"{item.title}: netlists, logs and the trace are in {item.folder}")
     for found in killed:
         reports.say(_counted(found))
-        for command in (*found.survivors, *found.undecided):
-            reports.say(f"    survived: {command}")
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(prove))
+        for line in (*found.survivors, *found.undecided):
+            reports.say(f"    survived: {line}")

@@ -10,9 +10,19 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.options import Folder, Json, Shapes, States, load, shapes_of, states_of, writes
+from weft.cli.commands import command
+from weft.cli.options import (
+    Folder,
+    Json,
+    Shapes,
+    States,
+    load,
+    shapes_of,
+    states_of,
+)
 
 
+@command()
 def verify(
     folder: Folder,
     model: Annotated[
@@ -42,8 +52,3 @@ def verify(
         print(json.dumps(found.json, indent=1))
     else:
         reports.say(*found.told)
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(verify))
