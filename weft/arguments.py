@@ -31,10 +31,10 @@ def integer(name: str, value: Any, low: float | None = None, high: float | None 
     return result
 
 
-def number(name: str, value: Any, low: float, high: float) -> float:
+def number(name: str, value: Any, low: float, high: float | None = None) -> float:
     """Return `value`, of any real type except bool, as a float. Raises `InputError` unless it is in [low, high]."""
     result = _real(value)
-    if result is None or not low <= result <= high:
+    if result is None or not math.isfinite(result) or result < low or (high is not None and result > high):
         raise InputError(f"{name!r} must be a finite number{_limits(low, high)}, not {_abbreviate(value)}")
     return result
 
@@ -70,25 +70,21 @@ class Number:
     high: float | None = None
     kind: ClassVar[type[int | float]]
 
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` as an int or float. Raises `InputError` unless it is within the limits."""
+        return (integer if self.kind is int else number)(name, value, self.low, self.high)
+
 
 class Whole(Number):
     """Declaration of an option that is an integer."""
 
     kind = int
 
-    def check(self, name: str, value: Any) -> int:
-        """Return `value` as an int. Raises `InputError` unless it is an integer within the limits."""
-        return integer(name, value, self.low, self.high)
-
 
 class Real(Number):
     """Declaration of an option that is a finite number."""
 
     kind = float
-
-    def check(self, name: str, value: Any) -> float:
-        """Return `value` as a float. Raises `InputError` unless it is a number within the limits."""
-        return number(name, value, self.low, math.inf if self.high is None else self.high)
 
 
 def option(default: Any, declaration: Number | str, *devices: str) -> Any:

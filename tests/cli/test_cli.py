@@ -90,7 +90,7 @@ class Program:
     def run(
         self, inputs: dict[str, np.ndarray], on: Any = "golden", *, memory: bool = True, **options: Any
     ) -> Result:
-        record = RunOptions.of(on, options)  # type: ignore[arg-type]
+        record = RunOptions.of(on, **options)
         on = record.on
         self.calls.append(vars(record))
         if self.fails and on != "golden":

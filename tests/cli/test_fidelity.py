@@ -49,7 +49,7 @@ def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
     ops = device_ops(import_model(drawn.model))
     fused = [op for op in ops if isinstance(op, Attention)]
     reach = np.abs(given[drawn.products]).max() * drawn.factor
-    if fused and fused[0].rounding is None and reach > 0.75 * bounds.CLAMP:
+    if fused and fused[0].rounding is None and reach > 0.75 * bounds.SCORE_CLAMP:
         return None
     name = drawn.model.graph.output[0].name
     got = weft.compile(drawn.model, config).run(drawn.feeds).outputs[name] / drawn.output.scale

@@ -82,22 +82,21 @@ class Take:
 
     def parameters(self, record: type[Any]) -> Iterator[inspect.Parameter]:
         """Yield a parameter for each field that is taken."""
-        for field in dataclasses.fields(record):
-            if field.name not in self.fields:
-                continue
-            declaration, devices = field.metadata["option"], field.metadata["devices"]
+        declared = {field.name: field for field in dataclasses.fields(record)}
+        for name in self.fields:
+            default, declaration = declared[name].default, declared[name].metadata["option"]
+            devices = declared[name].metadata["devices"]
             # Devices are only worth a word if the command runs on others, too.
             some = f" For {' and '.join(devices)}." if devices and set(self.on) - set(devices) else ""
-            if field.name == "on":
-                option = typer.Option("--on", help=declaration)
-                yield _parameter("on", Annotated[Literal[self.on], option], self.on[0])
-            elif isinstance(declaration, Number):
-                number = dataclasses.replace(declaration, help=declaration.help + some)
-                kind: Any = declaration.kind if field.default is not None else declaration.kind | None
-                yield _parameter(field.name, Annotated[kind, _number(field.name, number)], field.default)
+            kind: Any = Path | None
+            if name == "on":
+                kind, default = Literal[self.on], self.on[0]
+            if isinstance(declaration, Number):
+                kind = declaration.kind if default is not None else declaration.kind | None
+                option = _number(name, dataclasses.replace(declaration, help=declaration.help + some))
             else:
-                option = typer.Option(_flag(field.name), help=declaration + some)
-                yield _parameter(field.name, Annotated[Path | None, option], field.default)
+                option = typer.Option(_flag(name), help=declaration + some)
+            yield _parameter(name, Annotated[kind, option], default)
 
 
 def expand(function: Function, *, quiet: bool) -> Function:
@@ -109,11 +108,12 @@ def expand(function: Function, *, quiet: bool) -> Function:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         match getattr(parameter.annotation, "__metadata__", ()):
             case [Take() as take]:
-                records[name] = record, _ = parameter.annotation.__origin__, take
-                parameters += take.parameters(record)
+                records[name] = (parameter.annotation.__origin__, take)
+                parameters += take.parameters(parameter.annotation.__origin__)
             case [Number() as declaration]:
-                annotation = Annotated[parameter.annotation.__origin__, _number(name, declaration)]
-                parameters.append(_parameter(name, annotation, parameter.default))
+                kind: Any = parameter.annotation.__origin__
+                option = Annotated[kind, _number(name, declaration)]
+                parameters.append(_parameter(name, option, parameter.default))
             case _:
                 parameters.append(_parameter(name, parameter.annotation, parameter.default))
     if quiet:

@@ -80,7 +80,8 @@ def _options(
 
 def _add_commands() -> None:
     """Add all commands to `app`: the core's by their groups, then those of extras, which the core does not import."""
-    core = sorted(find_commands("weft.cli"), key=lambda found: list(Group).index(found[0].group))
+    order = {group: place for place, group in enumerate((*Group, None))}
+    core = sorted(find_commands("weft.cli"), key=lambda found: order[found[0].group])
     for title, commands in (("", core), *((extra.title, find_commands(extra.package)) for extra in extras())):
         for declaration, function in commands:
             paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")

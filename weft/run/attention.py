@@ -235,7 +235,7 @@ class PagedAttention:
         InputError
             If an array has another dtype or shape, a page does not exist, or the table does not hold `length` keys.
         """
-        execution = Execution(RunOptions.of(on, options), self.config, warnings=self.warnings)
+        execution = Execution(RunOptions.of(on, **options), self.config, warnings=self.warnings)
         pool = (self.pages, self.page, self.kv_heads, self.head_size)
         shapes = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
         for (name, shape), value in zip(shapes.items(), (q, k, v), strict=True):

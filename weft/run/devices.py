@@ -20,7 +20,7 @@ NAMES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
 
 
-def check_target(on: str | Device, config: Config) -> None:
+def check_target(on: str | Device | Opening, config: Config) -> None:
     """Raise `InputError` unless `on` is the name of a device, or a device for `config`."""
     from weft.sim.device import Device
 

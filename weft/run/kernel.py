@@ -83,7 +83,7 @@ class Kernel:
         InputError
             If the number, dtype or shape of tensors is wrong, or another argument is out of range.
         """
-        record = RunOptions.of(on, options)
+        record = RunOptions.of(on, **options)
         names = (view.buffer.name for view in self._op.inputs)
         contents = dict(zip(names, self._check(tensors), strict=True))
         with open_device(record, self.config, self._image.memory_bytes) as device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from weft.arguments import BANDWIDTH, SEED, Real, Whole, check_fields, option
 from weft.errors import InputError
@@ -93,7 +93,7 @@ class RunOptions:
             raise InputError(f"'waves' is for the device rtl, and this one is {device}")
 
     @classmethod
-    def of(cls, on: str | Device | Opening | RunOptions, keywords: RunKeywords) -> RunOptions:
+    def of(cls, on: str | Device | Opening | RunOptions, **keywords: Unpack[RunKeywords]) -> RunOptions:
         """Return `on` if it is a record, else a record for this device; `keywords` replace fields."""
         return replace(on, **keywords) if isinstance(on, RunOptions) else cls(on, **keywords)
 

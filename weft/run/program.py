@@ -247,7 +247,7 @@ class Program:
         weft.sim.device.DeviceError
             If a device fails.
         """
-        record = RunOptions.of(on, options).planned_for(self.memory)
+        record = RunOptions.of(on, **options).planned_for(self.memory)
         keep = flag("memory", memory)
         execution = Execution(record, self.config, keep=keep, warnings=self.warnings)
         values = self._check(inputs) | self._states  # by name; segments add their outputs

@@ -106,7 +106,7 @@ def timelines_of(
     weft.sim.device.DeviceError
         If the model or the RTL fails.
     """
-    options = RunOptions.of(on, memory).planned_for(program.memory)
+    options = RunOptions.of(on, **memory).planned_for(program.memory)
     if options.on not in ("timing", "rtl"):
         raise InputError(f"traces are of 'timing' or 'rtl', not of {options.on!r}")
     boards = sequential_boards(program.config)

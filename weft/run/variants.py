@@ -97,7 +97,7 @@ class Variants:
         for memory; and ``why``, the reason for the choice.
         """
         program = self.programs[self.choice]
-        record = RunOptions.of(on, options).planned_for(self.programs[0].memory)
+        record = RunOptions.of(on, **options).planned_for(self.programs[0].memory)
         if program is not self._last:  # states are in the program that ran last
             program.reset(self._last.states)
         result = program.run(inputs, record, memory=memory)

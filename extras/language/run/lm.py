@@ -334,7 +334,7 @@ def load(
     InputError
         If an argument has a wrong type or is out of its limits, or if memory is too small.
     """
-    record = RunOptions.of(on, options)
+    record = RunOptions.of(on, **options)
     language_configuration(config)  # raises before a large file is read
     rows = integer("rows", rows, *ROWS)
     model = read(path)
