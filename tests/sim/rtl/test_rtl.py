@@ -89,6 +89,17 @@ def test_slow_memory_takes_longer() -> None:
     assert cycles[0] < cycles[1] < cycles[2]
 
 
+def test_a_seed_stalls_the_memory() -> None:
+    """Each seed in its own way; a probability of 0 keeps it from that."""
+    cycles = []
+    for memory in ({}, {"stall_seed": 3, "stall_probability": 0.0}, {"stall_seed": 3}, {"stall_seed": 4}):
+        with RtlDevice(CONFIG, MEMORY, **memory) as device:
+            run(device)
+            cycles.append(device.counters()[Counter.CYCLES])
+    assert cycles[0] == cycles[1] < min(cycles[2:])
+    assert cycles[2] != cycles[3]
+
+
 def test_counters() -> None:
     with RtlDevice(CONFIG, MEMORY) as device:
         run(device, rows=50)
