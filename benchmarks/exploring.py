@@ -98,7 +98,7 @@ def main() -> int:
         path = folder / f"{options.network}.onnx"
         path.write_bytes(quantised(options.network).SerializeToString())
         models = copy_models(folder, [path], {})
-        task = Task(models, Space(), make_places(None, 30, None, None), ("ms", "lut"))
+        task = Task(models, Space(), make_places(None), ("ms", "lut"))
         first, *others = drawn(task, options.points + 1, options.seed)
         points, without = [first, *sorted(others, key=lambda point: point.config.n)], unused_units(models)
         spent = {}

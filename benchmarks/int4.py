@@ -58,7 +58,7 @@ def measured(segment: DeviceSegment, config: Config, board: str | None) -> tuple
     if board:
         device = board_model(BOARDS[board], config, BOARDS[board].clock, image.memory_bytes)
     else:
-        device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=BANDWIDTH)
+        device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bandwidth=BANDWIDTH)
     image.run(device, {})
     counters = device.counters()
     beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]

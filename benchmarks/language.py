@@ -99,7 +99,7 @@ def measured(
 ) -> tuple[int, int]:
     """Cycles of a token, and bytes that it moves."""
     memory = DecoderMemory(decoder, SIZES.context // decoder.places.page)
-    device = TimingDevice(decoder.config, memory.memory_bytes, bytes_per_cycle=bandwidth, sdram=sdram)
+    device = TimingDevice(decoder.config, memory.memory_bytes, bandwidth=bandwidth, sdram=sdram)
     DecoderRun(memory, device).step([Row(1, POSITION, range(memory.pages))])
     counters = device.counters()
     beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
@@ -115,7 +115,7 @@ def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float
     one token of each of so many texts."""
     each = SIZES.context // decoder.places.page
     memory = DecoderMemory(decoder, each * max(texts, 1))
-    device = TimingDevice(decoder.config, memory.memory_bytes, bytes_per_cycle=bandwidth)
+    device = TimingDevice(decoder.config, memory.memory_bytes, bandwidth=bandwidth)
     run = DecoderRun(memory, device)
     if texts:
         compute = run.step

@@ -36,7 +36,7 @@ def measured(network: str, config: Config, planned: float | None, bandwidth: flo
         report = program.run(given, on="timing", latency=30, bandwidth=bandwidth).report
         return report["cycles"], report["dram_bytes"] / 1e6
     image = Image(compile_segment(resnet18(), config, bandwidth=planned))
-    device = TimingDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=bandwidth)
+    device = TimingDevice(config, image.memory_bytes, latency=30, bandwidth=bandwidth)
     image.run(device, {})
     counters = device.counters()
     beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]

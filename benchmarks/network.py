@@ -87,7 +87,7 @@ def main() -> int:
     begin = time.perf_counter()
     image.run(golden, values)
     interpreted = time.perf_counter() - begin
-    with RtlDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=config.bus_bytes) as rtl:
+    with RtlDevice(config, image.memory_bytes, latency=30, bandwidth=config.bus_bytes) as rtl:
         begin = time.perf_counter()
         image.run(rtl, values)
         simulated = time.perf_counter() - begin

@@ -202,9 +202,7 @@ def weft_cycles(shape: Shape) -> tuple[int, int]:
     """Whole and window, behind the memory, compiled as models are."""
     segment, inputs = shape.segment()
     image = Image(compile_segment(segment, CONFIG))
-    device = TimingDevice(
-        CONFIG, image.memory_bytes, latency=LATENCY, bytes_per_cycle=float(CONFIG.bus_bytes)
-    )
+    device = TimingDevice(CONFIG, image.memory_bytes, latency=LATENCY, bandwidth=float(CONFIG.bus_bytes))
     image.run(device, inputs)
     return _cycles(device)
 
@@ -212,7 +210,7 @@ def weft_cycles(shape: Shape) -> tuple[int, int]:
 def weft_on_chip(side: int) -> tuple[int, int]:
     """The same if the array waits until all operands are on chip."""
     code, start = on_chip.image(side, CONFIG)
-    device = TimingDevice(CONFIG, start + len(code), latency=LATENCY, bytes_per_cycle=float(CONFIG.bus_bytes))
+    device = TimingDevice(CONFIG, start + len(code), latency=LATENCY, bandwidth=float(CONFIG.bus_bytes))
     on_chip.execute(device, code, start)
     return _cycles(device)
 
@@ -333,7 +331,7 @@ def drawing(results: Sequence[Result]) -> str:
 def save(path: Path, results: Sequence[Result]) -> None:
     """A line a result, so that a difference shows which."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(result)) for result in results)
-    memory = {"latency": LATENCY, "bytes_per_cycle": CONFIG.bus_bytes}
+    memory = {"latency": LATENCY, "bandwidth": CONFIG.bus_bytes}
     about = {"array": N, "versions": PINS, "memory": memory}
     path.write_text(f'{json.dumps(about)[:-1]}, "results": [\n{lines}\n]}}\n')
 

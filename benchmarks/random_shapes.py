@@ -49,7 +49,7 @@ def measure(sizes: tuple[int, int, int], config: Config) -> Measured:
     rows, depth, columns = sizes
     shape = Shape("x".join(map(str, sizes)), 1, rows, depth, columns)
     image = Image(compile_segment(shape.segment()[0], config))
-    device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=config.bus_bytes)
+    device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bandwidth=config.bus_bytes)
     image.run(device, {})
     cycles = device.counters()[Counter.CYCLES]
     n = config.n

@@ -44,7 +44,7 @@ def main() -> int:
     program = compile_segment(segment, config)
     print(f"| compile {shape.name} | {time.perf_counter() - begin:.2f} s |", flush=True)
     image = Image(program)
-    with RtlDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes) as rtl:
+    with RtlDevice(config, image.memory_bytes, bandwidth=config.bus_bytes) as rtl:
         begin = time.perf_counter()
         image.run(rtl, inputs)
         seconds = time.perf_counter() - begin

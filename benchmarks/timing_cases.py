@@ -67,7 +67,7 @@ class Case:
         latency, share = MEMORIES[self.memory]
         return {
             "latency": latency,
-            "bytes_per_cycle": None if share is None else share * self.config.bus_bytes,
+            "bandwidth": None if share is None else share * self.config.bus_bytes,
         }
 
 

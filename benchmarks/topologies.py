@@ -93,7 +93,7 @@ class Layer:
         """Cycles from start to done."""
         program = compile_segment(self.segment(), CONFIG)
         image = Image(program)
-        device = TimingDevice(CONFIG, image.memory_bytes, latency=30, bytes_per_cycle=float(CONFIG.bus_bytes))
+        device = TimingDevice(CONFIG, image.memory_bytes, latency=30, bandwidth=float(CONFIG.bus_bytes))
         image.run(device, {"x": np.zeros(program.input_shape("x"), np.int8)})
         return device.counters()[Counter.CYCLES]
 

@@ -39,7 +39,7 @@ def measure(
 ) -> tuple[dict[Counter, int], bool]:
     """Run a segment on the RTL: its counters, and whether all memory equals the golden interpreter's."""
     image = Image(compile_segment(segment, config))
-    with RtlDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=config.bus_bytes) as rtl:
+    with RtlDevice(config, image.memory_bytes, latency=30, bandwidth=config.bus_bytes) as rtl:
         image.run(rtl, inputs)
         counters = rtl.counters()
         got = rtl.read(0, image.memory_bytes)

@@ -28,16 +28,16 @@ class Extra(NamedTuple):
 
     Attributes
     ----------
+    package : str
+        Package with its commands, see `weft.cli.commands`.
     title : str
         Heading of its commands in `weft --help`.
-    commands : tuple of str
-        Modules with a function ``add(app)`` that adds commands to a `typer.Typer`.
     services : mapping of str to str
         Objects for the core as ``module:name``, by the name of the service.
     """
 
+    package: str
     title: str
-    commands: tuple[str, ...] = ()
     services: Mapping[str, str] = MappingProxyType({})
 
 

@@ -50,12 +50,12 @@ def check_list(address: int, config: Config, memory_bytes: int) -> None:
         raise DeviceError(str(error)) from None
 
 
-def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
+def check_memory(latency: int, bandwidth: float | None) -> None:
     """Raise `ValueError` unless the latency is at least 1 cycle and the bandwidth is positive or None (unlimited)."""
     if latency < 1:
         raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
-    if bytes_per_cycle is not None and bytes_per_cycle <= 0:
-        raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+    if bandwidth is not None and bandwidth <= 0:
+        raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bandwidth}")
 
 
 class Closable(ABC):

@@ -8,7 +8,8 @@
 >>> result.outputs["logits"].shape
 (1, 10)
 
-`compile` turns a quantised ONNX, TFLite or MLIR model into a `Program`, and `Program.run` returns a `Result`.
+`compile` turns a quantised ONNX, TFLite or MLIR model into a `Program`, and `Program.run` returns a `Result`; its
+keyword arguments are the fields of `RunOptions`.
 `quantise` turns a float model into a quantised model. `check` lists which nodes of a model run on the device, `convert`
 prints a model as MLIR, and `verilog` generates the accelerator. `Program.save` writes a program to a folder, and `load`
 reads it. A `Config` holds the accelerator's parameters; the name of a preset or board can replace it everywhere.
@@ -51,6 +52,7 @@ __all__ = [
     "ProgramFileError",
     "Quantised",
     "Result",
+    "RunOptions",
     "Trained",
     "WeftError",
     "check",
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from weft.hdl.errors import WeftError
     from weft.hdl.isa.config import Config, ConfigError
     from weft.quantiser.quantise import Quantised, quantise
+    from weft.run.options import RunOptions
     from weft.run.program import Program, Result
     from weft.sim.device import DeviceError
     from weft.sim.verilate import BuildError
@@ -96,6 +99,7 @@ _MODULES = {
     "ProgramFileError": "compiler.artefact",
     "Quantised": "quantiser.quantise",
     "Result": "run.program",
+    "RunOptions": "run.options",
     "WeftError": "hdl.errors",
     "quantise": "quantiser.quantise",
 }

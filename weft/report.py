@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from weft.hdl.schema import printable
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Progress = Callable[[str], None]
 """Function that takes a short text on the current step."""
@@ -233,13 +235,15 @@ def _share(value: float | None) -> str:
 
 def mismatches(expected: bytes | np.ndarray, got: bytes | np.ndarray) -> int:
     """Count differing bytes, including those that only the longer side has."""
+    import numpy as np
+
     left, right = (np.frombuffer(_raw(side), np.uint8) for side in (expected, got))
     common = min(left.size, right.size)
     return int(np.count_nonzero(left[:common] != right[:common])) + abs(left.size - right.size)
 
 
 def _raw(side: bytes | np.ndarray) -> bytes:
-    return side.tobytes() if isinstance(side, np.ndarray) else bytes(side)
+    return side if isinstance(side, bytes) else side.tobytes()
 
 
 def difference(golden: Any, result: Any) -> int:

@@ -3,7 +3,7 @@
 from weft.hdl.extras import Extra
 
 EXTRA = Extra(
+    package=__name__,
     title="Language models",
-    commands=("weft.extras.language.language_commands", "weft.extras.language.serve_command"),
     services={"demonstrate a language model": "weft.extras.language.language_demo:demonstrate"},
 )

@@ -14,9 +14,17 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.options import Bandwidth, Baud, Configuration, Json, Latency, Port, real, whole, writes
+from weft.arguments import Real, Whole
+from weft.cli.commands import Take, command
+from weft.cli.options import (
+    Baud,
+    Configuration,
+    Json,
+    Port,
+)
 from weft.errors import FileError
-from weft.extras.language.run.language_target import Compare, On, Running, Target
+from weft.extras.language.run.language_target import Compare, Running
+from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
     from weft.extras.language.run.language_report import Timing
@@ -36,11 +44,12 @@ File = Annotated[
         show_default=False,
     ),
 ]
+Device = Annotated[RunOptions, Take("latency", "bandwidth", on=("golden", "rtl", "timing", "board"))]
 Context = Annotated[
     int | None,
-    whole("--context", "Maximum tokens of a text, prompt included. Default: the model's.", 1, 1 << 24),
+    Whole("Maximum tokens of a text, prompt included. Default: the model's.", 1, 1 << 24),
 ]
-Rows = Annotated[int, whole("--rows", "Tokens of the prompt to compute side by side.", 1, 64)]
+Rows = Annotated[int, Whole("Tokens of the prompt to compute side by side.", 1, 64)]
 Calibration = Annotated[
     Path | None,
     typer.Option(
@@ -50,7 +59,7 @@ Calibration = Annotated[
 ]
 Clock = Annotated[
     float | None,
-    real("--clock", "Clock in MHz for tokens per second (timing). Default: the board's own.", 0.001, 1e5),
+    Real("Clock in MHz for tokens per second (timing). Default: the board's own.", 0.001, 1e5),
 ]
 Certify = Annotated[
     bool,
@@ -61,6 +70,7 @@ Certify = Annotated[
 ]
 
 
+@command()
 def generate(
     model: File,
     prompt: Annotated[
@@ -69,11 +79,10 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option(help="File with the text to continue, used unchanged.", show_default=False)
     ] = None,
-    tokens: Annotated[int, whole("--tokens", "Maximum number of tokens to generate.", 1, 1 << 24)] = 128,
+    tokens: Annotated[int, Whole("Maximum number of tokens to generate.", 1, 1 << 24)] = 128,
     temperature: Annotated[
         float,
-        real(
-            "--temperature",
+        Real(
             "Sampling temperature, which divides the logits; 0 takes the most likely token.",
             0,
             100,
@@ -81,19 +90,18 @@ def generate(
     ] = 0.0,
     top_k: Annotated[
         int | None,
-        whole("--top-k", "Sample from this many most likely tokens. Default: from all.", 1, 1 << 24),
+        Whole("Sample from this many most likely tokens. Default: from all.", 1, 1 << 24),
     ] = None,
-    seed: Annotated[int, whole("--seed", "Seed of sampling.", 0, (1 << 32) - 1)] = 0,
+    seed: Annotated[int, Whole("Seed of sampling.", 0, (1 << 32) - 1)] = 0,
     stop: Annotated[
         list[str], typer.Option(help="Stop before this text. May be repeated.", metavar="TEXT")
     ] = [],  # noqa: B006
     config: Configuration = "default",
-    on: On = Target.GOLDEN,
+    *,
+    options: Device,
     context: Context = None,
     rows: Rows = 1,
     calibration: Calibration = None,
-    latency: Latency = 30,
-    bandwidth: Bandwidth = None,
     clock: Clock = None,
     port: Port = None,
     baud: Baud = None,
@@ -110,7 +118,7 @@ def generate(
     On board, the connected board computes everything but the choice of tokens.
     """
     text = _prompt(prompt, prompt_file)
-    running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
+    running = Running(config, options, clock, port, baud, compare)
     with _load(running, model, context, rows, calibration) as loaded:
         if certify:
             with reports.progress() as progress:
@@ -138,16 +146,17 @@ def generate(
         running.report_mismatches(loaded)
 
 
+@command()
 def perplexity(
     model: File,
     text: Annotated[Path, typer.Argument(help="Text file in UTF-8.", metavar="TEXT", show_default=False)],
     config: Configuration = "default",
-    on: On = Target.GOLDEN,
+    *,
+    options: Device,
     context: Context = None,
     stride: Annotated[
         int | None,
-        whole(
-            "--stride",
+        Whole(
             "Tokens between the starts of successive windows. Default: half the context.",
             1,
             1 << 24,
@@ -155,8 +164,6 @@ def perplexity(
     ] = None,
     rows: Rows = 1,
     calibration: Calibration = None,
-    latency: Latency = 30,
-    bandwidth: Bandwidth = None,
     clock: Clock = None,
     port: Port = None,
     baud: Baud = None,
@@ -168,12 +175,12 @@ def perplexity(
     For comparison: a model that knows nothing has a perplexity equal to the size of its vocabulary.
     """
     content = read_text(text)
-    running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
+    running = Running(config, options, clock, port, baud, compare)
     with _load(running, model, context, rows, calibration) as loaded:
         with reports.progress() as progress:
             progress("computing in float32")
             exact = loaded.perplexity(content, stride=stride, exact=True)
-            progress(f"computing on {on}")
+            progress(f"computing on {options.on}")
             begin = time.monotonic()
             device = loaded.perplexity(content, stride=stride)
             seconds = time.monotonic() - begin
@@ -181,7 +188,7 @@ def perplexity(
         timing = running.timing(loaded, None)
         if as_json:
             report = {
-                "format": PERPLEXITY, "config": loaded.decoder.config.to_dict(), "on": on.value,
+                "format": PERPLEXITY, "config": loaded.decoder.config.to_dict(), "on": options.on,
                 "tokens": device.tokens, "device": device.value, "float32": exact.value, "chance": chance,
                 "timing": None if timing is None else dataclasses.asdict(timing),
                 "mismatching_bytes": loaded.mismatches if running.compares_with_golden else None,
@@ -227,7 +234,7 @@ def _generation_report(
     return {
         "format": GENERATE,
         "config": model.decoder.config.to_dict(),
-        "on": running.on.value,
+        "on": running.on,
         "prompt_tokens": list(result.prompt),
         "tokens": list(result.tokens),
         "text": result.text,
@@ -242,9 +249,3 @@ def without_controls(text: str) -> str:
     if not sys.stdout.isatty():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
-
-
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module to `app`."""
-    app.command()(writes(generate))
-    app.command()(writes(perplexity))

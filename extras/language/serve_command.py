@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import enum
 import importlib
 import ipaddress
 import os
@@ -18,10 +17,17 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.options import Baud, Configuration, board_port, real, whole, writes
+from weft.arguments import Real, Whole
+from weft.cli.commands import Take, command
+from weft.cli.options import (
+    Baud,
+    Configuration,
+    board_port,
+)
 from weft.errors import InputError
 from weft.extras.language.language_commands import Calibration, Context, File, read_text
-from weft.extras.language.run.language_target import Running, Target
+from weft.extras.language.run.language_target import Running
+from weft.run.options import RunOptions
 
 BOARD_PORT = "--board-port"
 HOW_TO_INSTALL = "pip install 'weft[serve]'"
@@ -32,29 +38,24 @@ _M_MMAP_THRESHOLD = -3
 """Code of the parameter M_MMAP_THRESHOLD of the C library's function `mallopt`."""
 
 
-class ServeTarget(enum.StrEnum):
-    GOLDEN = Target.GOLDEN
-    BOARD = Target.BOARD
-
-
+@command()
 def serve(
     model: File,
     config: Configuration = "default",
     host: Annotated[str, typer.Option(help="Address to listen at.", metavar="ADDRESS")] = "127.0.0.1",
-    port: Annotated[int, whole("--port", "TCP port to listen at; 0 takes any free port.", 0, 65535)] = 8080,
+    port: Annotated[int, Whole("TCP port to listen at; 0 takes any free port.", 0, 65535)] = 8080,
     rows: Annotated[
         int,
-        whole("--rows", "Texts to generate at once, and tokens of a prompt to compute side by side.", 1, 64),
+        Whole("Texts to generate at once, and tokens of a prompt to compute side by side.", 1, 64),
     ] = 4,
     context: Context = None,
     pages: Annotated[
         int | None,
-        whole("--pages", "Pages in the cache of keys and values. Default: enough for all texts.", 1, 1 << 24),
+        Whole("Pages in the cache of keys and values. Default: enough for all texts.", 1, 1 << 24),
     ] = None,
     calibration: Calibration = None,
-    on: Annotated[
-        ServeTarget, typer.Option("--on", help="Where to run: on the golden interpreter or on a board.")
-    ] = ServeTarget.GOLDEN,
+    *,
+    options: Annotated[RunOptions, Take(on=("golden", "board"))],
     port_of_board: Annotated[str | None, board_port(BOARD_PORT)] = None,
     baud: Baud = None,
     allow_host: Annotated[
@@ -85,20 +86,17 @@ def serve(
         ),
     ] = None,
     connections: Annotated[
-        int, whole("--connections", "Maximum number of connections; further ones are refused.", 1, 1 << 16)
+        int, Whole("Maximum number of connections; further ones are refused.", 1, 1 << 16)
     ] = 512,
     read_timeout: Annotated[
         float,
-        real(
-            "--read-timeout",
+        Real(
             "Seconds that a client has to send a request, or to read an answer.",
             0.1,
             86_400,
         ),
     ] = 30,
-    idle_timeout: Annotated[
-        float, real("--idle-timeout", "Seconds between an answer and the next request.", 0.1, 86_400)
-    ] = 5,
+    idle_timeout: Annotated[float, Real("Seconds between an answer and the next request.", 0.1, 86_400)] = 5,
 ) -> None:
     """Serve a language model over HTTP, with an API compatible with OpenAI's, until interrupted.
 
@@ -110,7 +108,7 @@ def serve(
     for name in ("starlette", "jinja2"):
         _import_library(name)
     text = None if calibration is None else read_text(calibration)
-    running = Running(config, Target(on.value), port=port_of_board, baud=baud, port_option=BOARD_PORT)
+    running = Running(config, options, port=port_of_board, baud=baud, port_option=BOARD_PORT)
     from weft.extras.language.run.engine import Engine
     from weft.extras.language.server.server import Server
     from weft.extras.language.server.server_access import Access
@@ -174,8 +172,3 @@ def _import_library(name: str) -> ModuleType:
         raise InputError(
             f"serving needs the Python package {name!r}, which is not installed: {HOW_TO_INSTALL}"
         ) from None
-
-
-def add(app: typer.Typer) -> None:
-    """Add the command of this module to `app`."""
-    app.command()(writes(serve))

@@ -3,8 +3,8 @@
 from weft.hdl.extras import Extra
 
 EXTRA = Extra(
+    package=__name__,
     title="MLIR",
-    commands=("weft.extras.mlir.convert_command",),
     services={
         "read models": "weft.extras.mlir.reader:FORMAT",
         "weft.convert": "weft.extras.mlir.convert_command:convert_model",

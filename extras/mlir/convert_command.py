@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft import files
 from weft import report as reports
-from weft.api import graph_of
-from weft.cli.options import Model, Shapes, shapes_of, writes
-from weft.compiler.onnx.model import COMPLETE
-from weft.compiler.onnx.reader import Source
-from weft.extras.mlir.writer import written
+from weft.cli.commands import command
+from weft.cli.options import (
+    Model,
+    Shapes,
+    shapes_of,
+)
+
+if TYPE_CHECKING:
+    from weft.compiler.onnx.reader import Source
 
 
 def convert_model(
@@ -34,9 +38,14 @@ def convert_model(
         As `weft.compile`; also if something but that quantisation runs on the host, TOSA has nothing that computes the
         same bytes, or xDSL is not installed.
     """
+    from weft.api import graph_of
+    from weft.compiler.onnx.model import COMPLETE
+    from weft.extras.mlir.writer import written
+
     return written(graph_of(model, COMPLETE, shapes, states))
 
 
+@command()
 def convert(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="MLIR file to write.", show_default=False)],
@@ -51,8 +60,3 @@ def convert(
     files.write_text(output, text)
     count = text.count('"tosa.') - text.count('"tosa.const')
     reports.say(f"{output}: {model.name} as {count:,} operations of TOSA")
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the commands of this module."""
-    app.command()(writes(convert))

@@ -3,8 +3,8 @@
 from weft.hdl.extras import Extra
 
 EXTRA = Extra(
+    package=__name__,
     title="Proof",
-    commands=("weft.extras.proof.proof_commands",),
     services={
         "certify a program": "weft.extras.proof.certificate:certify",
         "verify a program": "weft.extras.proof.certificate:verify",

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from weft import files
 from weft import report as reports
-from weft.arguments import SEED
-from weft.cli.options import Folder, Json, Shapes, States, load, shapes_of, states_of, whole, writes
+from weft.arguments import SEED, Whole
+from weft.cli.commands import command
+from weft.cli.options import Folder, Json, Shapes, States, load, shapes_of, states_of
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ FORMAT = "weft prove 1"
 """Value of "format" in the output of `weft prove --json`."""
 
 
+@command()
 def prove(
     names: Annotated[
         list[str] | None,
@@ -41,21 +43,20 @@ def prove(
     listed: Annotated[
         bool, typer.Option("--list", help="List the properties with their claims, without a proof.")
     ] = False,
-    seconds: Annotated[int, whole("--seconds", "Time limit for each property, in seconds.", 1, 86_400)] = 240,
+    seconds: Annotated[int, Whole("Time limit for each property, in seconds.", 1, 86_400)] = 240,
     jobs: Annotated[
         int | None,
-        whole("--jobs", "Properties to prove in parallel. Default: the number of processors.", 1, 1024),
+        Whole("Properties to prove in parallel. Default: the number of processors.", 1, 1024),
     ] = None,
     mutants: Annotated[
         int,
-        whole(
-            "--mutants",
+        Whole(
             "Mutation test: change this many bits of each unit, one at a time, and check that a property fails.",
             0,
             10_000,
         ),
     ] = 0,
-    seed: Annotated[int, whole("--seed", "Seed of the choice of bits for --mutants.", *SEED)] = 1,
+    seed: Annotated[int, Whole("Seed of the choice of bits for --mutants.", *SEED)] = 1,
     as_json: Json = False,
 ) -> None:
     """Prove properties of the hardware for all inputs, with the solvers of Yosys and ABC.
@@ -150,6 +151,7 @@ def _show(results: list[Result], tested: list[Mutants]) -> None:
             reports.say(f"    survived: {command}")
 
 
+@command()
 def verify(
     folder: Folder,
     model: Annotated[
@@ -179,9 +181,3 @@ def verify(
         print(json.dumps(verified.json, indent=1))
     else:
         reports.say(*verified.lines)
-
-
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module to `app`."""
-    app.command()(writes(verify))
-    app.command()(writes(prove))

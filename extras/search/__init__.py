@@ -3,12 +3,8 @@
 from weft.hdl.extras import Extra
 
 EXTRA = Extra(
+    package=__name__,
     title="Search",
-    commands=(
-        "weft.extras.search.tune_command",
-        "weft.extras.search.explore_command",
-        "weft.extras.search.rules_command",
-    ),
     services={
         "round within a budget": "weft.extras.search.budget:round_within_budget",
         "substitute operators": "weft.extras.search.substitute:substitute_operators",

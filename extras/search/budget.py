@@ -13,7 +13,7 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.verify import run_model
 from weft.errors import InputError
-from weft.extras.search.substitute import DEFAULT_LATENCY, Costs
+from weft.extras.search.substitute import Costs
 from weft.extras.search.substitution.part_costs import PartCosts
 from weft.extras.search.substitution.rounding import Rewrite, rewrites
 from weft.extras.search.substitution.search import Used
@@ -147,7 +147,7 @@ def round_within_budget(
         raise InputError(
             "a 'budget' in % is for models with an output of classes, (n, classes), and this model has none: give steps"
         )
-    return _Search(budget, comparison, Costs(config, bandwidth, DEFAULT_LATENCY), progress).run(graph)
+    return _Search(budget, comparison, Costs(config, bandwidth), progress).run(graph)
 
 
 class _OutputComparison:

@@ -12,9 +12,15 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import BANDWIDTH, LATENCY, SEED
-from weft.cli.options import Shapes, board_names, real, shapes_of, whole
+from weft.arguments import SEED, Real, Whole
+from weft.cli.commands import Take, command
+from weft.cli.options import (
+    Shapes,
+    board_names,
+    shapes_of,
+)
 from weft.errors import InputError
+from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
     from weft.extras.search.explore.checks import Check, Name, Outcome, Outcomes
@@ -22,7 +28,8 @@ if TYPE_CHECKING:
     from weft.extras.search.explore.output import Output
 
 
-def command(
+@command(name="explore", quiet=False)
+def search(
     model: Annotated[
         list[Path],
         typer.Argument(
@@ -68,26 +75,22 @@ def command(
     space: Annotated[
         Path | None, typer.Option(help="JSON file with the values to try for each field.", show_default=False)
     ] = None,
-    trials: Annotated[int, whole("--trials", "Number of points to measure.", 1, 1_000_000)] = 100,
+    trials: Annotated[int, Whole("Number of points to measure.", 1, 1_000_000)] = 100,
     minutes: Annotated[
         float | None,
-        real(
-            "--minutes",
+        Real(
             "Time limit in minutes, after which no further point starts.",
             0.01,
             100_000,
-            show_default=False,
         ),
     ] = None,
     sampler: Annotated[
         str, typer.Option(metavar="NAME", help="Algorithm that proposes points: nsga2 or tpe.")
     ] = "nsga2",
-    seed: Annotated[int, whole("--seed", "Seed of the search.", *SEED)] = 0,
+    seed: Annotated[int, Whole("Seed of the search.", *SEED)] = 0,
     jobs: Annotated[
         int | None,
-        whole(
-            "--jobs", "Number of processes. Default: the number of processors.", 1, 1024, show_default=False
-        ),
+        Whole("Number of processes. Default: the number of processors.", 1, 1024),
     ] = None,
     scheduler: Annotated[
         str | None,
@@ -97,18 +100,9 @@ def command(
             show_default=False,
         ),
     ] = None,
-    latency: Annotated[
-        int, whole("--latency", "Latency of the memory in cycles, without --board.", *LATENCY)
-    ] = 30,
-    bandwidth: Annotated[
-        float | None,
-        real(
-            "--bandwidth",
-            "Bandwidth of the memory in bytes per cycle, without --board. Default: the bus's.",
-            *BANDWIDTH,
-        ),
-    ] = None,
-    clock: Annotated[float, real("--clock", "Clock of the core in MHz, without --board.", 0.1, 1000)] = 75.0,
+    *,
+    options: Annotated[RunOptions, Take("latency", "bandwidth")],
+    clock: Annotated[float, Real("Clock of the core in MHz, without --board.", 0.1, 1000)] = 75.0,
     verify: Annotated[
         bool,
         typer.Option(
@@ -138,7 +132,7 @@ def command(
         output,
         copy_models(output, model, shapes_of(shape)),
         Space() if space is None else Space.load(space),
-        make_places(board, latency, bandwidth, clock * 1e6),
+        make_places(board, options, clock * 1e6),
         tuple(objectives.split(",")),
         _limits(limit),
         (sampler, seed),
@@ -245,8 +239,3 @@ def _format_time(seconds: float) -> str:
     return (
         f"{minutes // 60}:{minutes % 60:02} h" if minutes >= 60 else f"{minutes}:{round(seconds) % 60:02} min"
     )
-
-
-def add(app: typer.Typer) -> None:
-    """Add the command of this module to `app`."""
-    app.command("explore")(command)

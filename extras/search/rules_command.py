@@ -10,13 +10,14 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import SEED
-from weft.cli.options import whole, writes
+from weft.arguments import SEED, Whole
+from weft.cli.commands import command
 
 if TYPE_CHECKING:
     from weft.extras.search.substitution.rule import Rule
 
 
+@command()
 def rules(
     file: Annotated[
         Path | None,
@@ -32,9 +33,7 @@ def rules(
             "--find", help="Search for rules, prove them, and write them to this file.", show_default=False
         ),
     ] = None,
-    seed: Annotated[
-        int, whole("--seed", "Seed for the random integers with which --find compares terms.", *SEED)
-    ] = 1,
+    seed: Annotated[int, Whole("Seed for the random integers with which --find compares terms.", *SEED)] = 1,
     list_rules: Annotated[bool, typer.Option("--list", help="Print the rules.")] = False,
 ) -> None:
     """Prove the rules of graph substitution, or find new rules.
@@ -75,8 +74,3 @@ def _prove(loaded: tuple[Rule, ...], path: Path, list_rules: bool) -> None:
     print(
         f"{path}: all {len(loaded):,} rules are proven; number of rules by operators of the larger side: {shares}"
     )
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(rules))

@@ -16,13 +16,12 @@ from weft.extras.search.substitution.rule_file import builtin_rules, prove_rules
 from weft.extras.search.substitution.search import Search, SearchResult, Used
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import Simulation, open_device
+from weft.run.devices import open_device
+from weft.run.options import RunOptions
 from weft.run.runtime import Image, zeros
 
 MAX_PARTS = 1_000_000
 """Limit for the parts that a search measures."""
-DEFAULT_LATENCY = 30
-"""Default latency of the memory in cycles, as in simulations."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def substitute_operators(
     *,
     most: int,
     bandwidth: float | None = None,
-    latency: int = DEFAULT_LATENCY,
+    latency: int = RunOptions.latency,
     rules: Sequence[Rule] | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[DeviceSegment], Substitutions]:
@@ -119,16 +118,16 @@ def substitute_operators(
 class Costs:
     """Cost function: cycles of a segment compiled on its own."""
 
-    def __init__(self, config: Config, bandwidth: float | None, latency: int) -> None:
-        self._config, self._bandwidth = config, bandwidth
-        self._memory = Simulation(latency, bandwidth)
+    def __init__(self, config: Config, bandwidth: float | None, latency: int = RunOptions.latency) -> None:
+        self._config = config
+        self._options = RunOptions("timing", latency=latency, bandwidth=bandwidth)
         self._sequential = bool(sequential_boards(config))
 
     def __call__(self, segment: DeviceSegment) -> int:
         program = compile_segment(
-            segment, self._config, bandwidth=self._bandwidth, sequential=self._sequential
+            segment, self._config, bandwidth=self._options.bandwidth, sequential=self._sequential
         )
         image = Image(program)
-        with open_device("timing", self._config, image.memory_bytes, self._memory) as device:
+        with open_device(self._options, self._config, image.memory_bytes) as device:
             image.run(device, zeros(program))
             return int(device.counters()[Counter.CYCLES])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 import weft
-from weft.arguments import SEED, integer, memory
+from weft.arguments import SEED, integer
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply, View
 from weft.compiler.machine.target import Target
@@ -24,6 +25,7 @@ from weft.hdl.cache import entry
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.report import Progress
+from weft.run.options import MemoryKeywords, RunOptions
 from weft.run.program import Program
 from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
@@ -39,9 +41,8 @@ def tune(
     *,
     trials: int = 32,
     seed: int = 0,
-    latency: int = 30,
-    bandwidth: float | None = None,
     progress: Progress = lambda text: None,
+    **memory: Unpack[MemoryKeywords],
 ) -> tuple[Tuning, int, int]:
     """Search for better plans of all convolutions of a model, each on its own.
 
@@ -56,10 +57,10 @@ def tune(
     config : Config
     trials, seed : int
         Plans to try for each distinct layer, and the seed of Optuna's random numbers.
-    latency, bandwidth : int, float
-        Of the memory: cycles, and bytes per cycle (None: the bus's).
     progress : callable
         Called with a description of each step.
+    memory
+        ``latency`` and ``bandwidth`` of `RunOptions`.
 
     Returns
     -------
@@ -81,17 +82,17 @@ def tune(
         raise InputError(f"{sequential_core_sentence(boards)}: tilings are tuned for the pipelined core only")
     integer("trials", trials, 1, MAX_TRIALS)
     integer("seed", seed, *SEED)
-    judge = _Judge(config, *memory(latency, bandwidth))
+    judge = _Judge(config, RunOptions("timing", **memory))
     shapes, default = _convolutions(model, judge)
     layers = {}
     for index, (key, shape) in enumerate(shapes.items()):
         progress(f"layer {index + 1} of {len(shapes)}: {shape.op.name}")
         layers[key] = _tune_layer(shape, judge, trials, seed)
     faster = {key: layer for key, layer in layers.items() if layer.cycles < layer.default}
-    tuning = Tuning(config, judge.latency, judge.bandwidth, faster)
+    tuning = Tuning(config, judge.options.latency, judge.options.bandwidth, faster)
     progress("the whole program")
     cycles = judge.program_cycles(
-        weft.compile(model, config, memory=judge.bandwidth, choose=tuning.chooser())
+        weft.compile(model, config, memory=judge.options.bandwidth, choose=tuning.chooser())
     )
     if cycles >= default:
         return dataclasses.replace(tuning, layers={}), default, default
@@ -107,7 +108,9 @@ def _convolutions(model: Path, judge: _Judge) -> tuple[dict[str, ConvShape], int
             for shape in convolutions(segment, judge.target):
                 shapes.setdefault(shape.key, shape)
 
-    cycles = judge.program_cycles(weft.compile(model, judge.config, memory=judge.bandwidth, watch=collect))
+    cycles = judge.program_cycles(
+        weft.compile(model, judge.config, memory=judge.options.bandwidth, watch=collect)
+    )
     if not shapes:
         raise FileError(f"{model.name} has no convolution or matrix product on the device: nothing to tune")
     return shapes, cycles
@@ -129,26 +132,23 @@ class _Judge:
     """Cycle model with one memory."""
 
     config: Config
-    latency: int
-    bandwidth: float | None
+    options: RunOptions
 
     @property
     def target(self) -> Target:
-        return Target(self.config, self.bandwidth)
+        return Target(self.config, self.options.bandwidth)
 
     def program_cycles(self, program: Program) -> int:
         inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
-        report = program.run(inputs, on="timing", latency=self.latency, bandwidth=self.bandwidth).report
+        report = program.run(inputs, self.options).report
         return int(report["cycles"] or 0)
 
     def cycles(self, shape: ConvShape, chosen: ConvPlan) -> int:
         """Return the cycles of one layer compiled on its own."""
         image = Image(
-            compile_segment(_isolate(shape, chosen), self.config, bandwidth=self.bandwidth, passes=())
+            compile_segment(_isolate(shape, chosen), self.config, bandwidth=self.options.bandwidth, passes=())
         )
-        device = TimingDevice(
-            self.config, image.memory_bytes, latency=self.latency, bytes_per_cycle=self.bandwidth
-        )
+        device = TimingDevice(self.config, image.memory_bytes, **self.options.memory)
         image.run(device, {})
         return device.counters()[Counter.CYCLES]
 
@@ -176,18 +176,18 @@ def _with_kind(view: View, kind: str) -> View:
     return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind=kind))
 
 
-def _tune_layer(shape: ConvShape, memory: _Judge, trials: int, seed: int) -> TunedLayer:
+def _tune_layer(shape: ConvShape, judge: _Judge, trials: int, seed: int) -> TunedLayer:
     """Return the best plan for a layer, from the cache or by a search."""
-    key_parts = (shape.key, sources_digest(), memory.latency, memory.bandwidth, trials, seed)
+    key_parts = (shape.key, sources_digest(), *judge.options.memory.values(), trials, seed)
 
     def make(folder: Path) -> None:
-        (folder / "layer.json").write_text(_search(shape, memory, trials, seed).text())
+        (folder / "layer.json").write_text(_search(shape, judge, trials, seed).text())
 
     cached = TunedLayer.load(entry(f"tuned-{'-'.join(map(str, key_parts))}", make) / "layer.json")
-    return dataclasses.replace(cached or _search(shape, memory, trials, seed), name=shape.op.name)
+    return dataclasses.replace(cached or _search(shape, judge, trials, seed), name=shape.op.name)
 
 
-def _search(shape: ConvShape, memory: _Judge, trials: int, seed: int) -> TunedLayer:
+def _search(shape: ConvShape, judge: _Judge, trials: int, seed: int) -> TunedLayer:
     # Of equal tilings the plan with the best estimate remains; `candidates` sorts by estimate.
     distinct = {plan.tiling: plan for plan in reversed(candidates(shape))}
     plans = list(reversed(distinct.values()))
@@ -195,7 +195,7 @@ def _search(shape: ConvShape, memory: _Judge, trials: int, seed: int) -> TunedLa
 
     def cycles(index: int) -> int:
         if index not in cycles_by_plan:
-            cycles_by_plan[index] = memory.cycles(shape, plans[index])
+            cycles_by_plan[index] = judge.cycles(shape, plans[index])
         return cycles_by_plan[index]
 
     for index in range(min(trials, RANKED_TRIALS, len(plans))):

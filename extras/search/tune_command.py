@@ -9,23 +9,23 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import SEED
-from weft.cli.options import Bandwidth, Configuration, Latency, Model, config_file, whole, writes
-from weft.configurations import configuration
+from weft.arguments import SEED, Whole
+from weft.cli.commands import Take, command
+from weft.cli.options import Configuration, Model, config_file, configuration
+from weft.run.options import RunOptions
 
 
+@command()
 def tune(
     model: Model,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Write the plans to this .json file.", show_default=False)
     ],
     config: Configuration = "default",
-    trials: Annotated[
-        int, whole("--trials", "Number of plans to try for each distinct layer.", 1, 100_000)
-    ] = 32,
-    seed: Annotated[int, whole("--seed", "Seed of the search.", *SEED)] = 0,
-    latency: Latency = 30,
-    bandwidth: Bandwidth = None,
+    trials: Annotated[int, Whole("Number of plans to try for each distinct layer.", 1, 100_000)] = 32,
+    seed: Annotated[int, Whole("Seed of the search.", *SEED)] = 0,
+    *,
+    options: Annotated[RunOptions, Take("latency", "bandwidth")],
 ) -> None:
     """Find faster plans for the convolutions of a model, for `weft compile --tuning`."""
     files.require_file(model)
@@ -35,7 +35,7 @@ def tune(
 
     with reports.progress() as progress:
         tuning, default, cycles = search(
-            model, loaded, trials=trials, seed=seed, latency=latency, bandwidth=bandwidth, progress=progress
+            model, loaded, trials=trials, seed=seed, progress=progress, **options.memory
         )
         files.write_text(output, tuning.text())
     for layer in tuning.layers.values():
@@ -44,8 +44,3 @@ def tune(
         reports.say(f"{output}: {default:,} -> {cycles:,} cycles ({1 - cycles / default:.2%} less)")
     else:
         reports.say(f"{output}: found nothing faster than the default's {default:,} cycles")
-
-
-def add(app: typer.Typer) -> None:
-    """Add the command of this module to `app`."""
-    app.command()(writes(tune))

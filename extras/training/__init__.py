@@ -3,8 +3,8 @@
 from weft.hdl.extras import Extra
 
 EXTRA = Extra(
+    package=__name__,
     title="Training",
-    commands=("weft.extras.training.train_command",),
     services={
         f"weft.{name}": f"weft.extras.training.interface:{name}" for name in ("Trained", "grad", "train")
     },

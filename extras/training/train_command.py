@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +11,11 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED
-from weft.cli.options import Baud, Configuration, Port, config_file, real, whole, writes
-from weft.configurations import configuration
+from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, Real, Whole
+from weft.cli.commands import Take, command
+from weft.cli.options import Baud, Configuration, Port, check_only, config_file, configuration
 from weft.errors import FileError
+from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,12 +30,7 @@ LABELS = "labels"
 """The array of a file of samples that has the class of each."""
 
 
-class Target(enum.StrEnum):
-    GOLDEN = "golden"
-    RTL = "rtl"
-    BOARD = "board"
-
-
+@command()
 def train(
     model: Annotated[
         Path,
@@ -62,7 +57,7 @@ def train(
             help="Samples to measure accuracy on. Default: the samples of --data.", show_default=False
         ),
     ] = None,
-    layers: Annotated[int, whole("--layers", "Train this many of the last layers.", *LAYERS)] = 1,
+    layers: Annotated[int, Whole("Train this many of the last layers.", *LAYERS)] = 1,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Train all layers.")] = False,
     layer: Annotated[
         list[str],
@@ -70,16 +65,15 @@ def train(
     ] = [],  # noqa: B006
     adapter: Annotated[
         int,
-        whole(
-            "--adapter", "Train low-rank adapters of this rank; 0 trains the weights themselves.", *ADAPTER
-        ),
+        Whole("Train low-rank adapters of this rank; 0 trains the weights themselves.", *ADAPTER),
     ] = 0,
-    epochs: Annotated[int, whole("--epochs", "Number of passes over all samples.", *EPOCHS)] = 10,
-    batch: Annotated[int, whole("--batch", "Samples in each step.", *BATCH)] = 32,
-    rate: Annotated[float, real("--rate", "Learning rate of the first epochs.", *RATE)] = 0.01,
-    momentum: Annotated[float, real("--momentum", "Momentum of the gradients.", *MOMENTUM)] = 0.9,
-    seed: Annotated[int, whole("--seed", "Seed of the order of samples.", *SEED)] = 0,
-    on: Annotated[Target, typer.Option("--on", help="Where to run the steps.")] = Target.GOLDEN,
+    epochs: Annotated[int, Whole("Number of passes over all samples.", *EPOCHS)] = 10,
+    batch: Annotated[int, Whole("Samples in each step.", *BATCH)] = 32,
+    rate: Annotated[float, Real("Learning rate of the first epochs.", *RATE)] = 0.01,
+    momentum: Annotated[float, Real("Momentum of the gradients.", *MOMENTUM)] = 0.9,
+    seed: Annotated[int, Whole("Seed of the order of samples.", *SEED)] = 0,
+    *,
+    options: Annotated[RunOptions, Take(on=("golden", "rtl", "board"))],
     config: Configuration = "default",
     report: Annotated[
         Path | None, typer.Option(help="Write the epochs and the accuracy as JSON.", show_default=False)
@@ -92,8 +86,7 @@ def train(
     reads = [files.require_file(path) for path in (model, data, held_out) if path is not None]
     suffixes = {"--output": (".onnx",), "--report": (".json",)}
     files.check_overwrites({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
-    if port is not None and on is not Target.BOARD:
-        raise FileError(f"--port and --on {on} do not go together: only a board has a port")
+    check_only("board", options.on, {"--port": port, "--baud": baud})
     import weft
 
     samples, labels = _samples(data)
@@ -101,7 +94,7 @@ def train(
     with reports.progress() as progress:
         progress("measuring the model's accuracy")
         before = _accuracy(model, *tested, chosen)
-        with _device(on, port, baud, chosen, progress) as device:
+        with _device(options.on, port, baud, chosen, progress) as device:
             made = weft.train(
                 model, samples, labels, chosen, layers=None if all_layers else layers, names=layer, epochs=epochs,
                 batch=batch, rate=rate, momentum=momentum, seed=seed, adapter=adapter, on=device, progress=progress,
@@ -141,10 +134,10 @@ def _accuracy(model: Any, samples: dict[str, np.ndarray], labels: np.ndarray, co
 
 @contextlib.contextmanager
 def _device(
-    on: Target, port: str | None, baud: int | None, config: Config, progress: reports.Progress
+    on: object, port: str | None, baud: int | None, config: Config, progress: reports.Progress
 ) -> Iterator[Any]:
-    if on is not Target.BOARD:
-        yield on.value
+    if on != "board":
+        yield on
         return
     from weft.run.board_run import open_board
 
@@ -184,8 +177,3 @@ def _tell(made: Trained, before: float | None, after: float | None, tested: Path
     reports.say(f"{on_device} of {len(made.nodes)} nodes of a training step run on the device")
     if before is not None and after is not None:
         reports.say(f"accuracy on {tested}: {before:.1%} before, {after:.1%} after")
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(train))

@@ -56,6 +56,8 @@ PROBE = 1000
 """Cycles to watch a program that does not end, in order to report what it waits for."""
 SLOWEST = 10_000_000
 """Most cycles to wait for a slow memory before a program counts as hanging."""
+STALLS = 0.3
+"""Default probability of stalls."""
 SETTLING_COLUMN, SETTLING = 5, 6
 """Cycles from a reset until a sequential core can start a program: per column of the array, and in addition."""
 _NEVER = 1 << 56  # cycles
@@ -144,17 +146,18 @@ class RtlDevice(Closable, Device):
         Size of the DRAM, rounded up to whole pages of 4 KiB; zero at first.
     latency : int
         Cycles from an accepted address to its first beat, and from the last write beat to its response.
-    bytes_per_cycle : float or None
+    bandwidth : float or None
         Memory bandwidth shared by reads and writes; None: one beat a cycle in each direction.
-    stall_probability : float
-        Probability, in every cycle and for every AXI channel, that the memory stalls the channel.
+    stall_seed : int or None
+        Seed of random stalls, and of reordering; None: no stalls.
+    stall_probability : float or None
+        Probability, in every cycle and for every AXI channel, that the memory stalls the channel. None: `STALLS` with a
+        `stall_seed`, else 0.
     reordered : bool
         Memory answers reads of different IDs in random order, and interleaves their beats.
-    stall_seed : int
-        Seed of stalls and reordering.
-    trace : Waves, Path or None
+    waves : Waves, Path or None
         Waveform file to write; a path records all cycles from the reset on. Slow.
-    trace_levels : int or None
+    wave_levels : int or None
         Depth of traced modules: 1 for the ports, 2 for the wires between the units, and so on; None for all modules,
         which is about 10 kB a cycle as VCD.
     verilog : str or None
@@ -184,17 +187,19 @@ class RtlDevice(Closable, Device):
         memory_bytes: int,
         *,
         latency: int = 30,
-        bytes_per_cycle: float | None = None,
-        stall_probability: float = 0.0,
+        bandwidth: float | None = None,
+        stall_seed: int | None = None,
+        stall_probability: float | None = None,
         reordered: bool = False,
-        stall_seed: int = 0,
-        trace: Waves | Path | None = None,
-        trace_levels: int | None = None,
+        waves: Waves | Path | None = None,
+        wave_levels: int | None = None,
         verilog: str | None = None,
         sequential: bool = False,
         observed: Observed | None = None,
     ) -> None:
-        check_memory(latency, bytes_per_cycle)
+        check_memory(latency, bandwidth)
+        if stall_probability is None:
+            stall_probability = 0.0 if stall_seed is None else STALLS
         if not 0 <= stall_probability < 1:
             raise ValueError(f"the stall probability is from 0 to below 1, not {stall_probability}")
         self.config = config
@@ -202,7 +207,7 @@ class RtlDevice(Closable, Device):
         self._model: int | None = None
         if sequential and verilog is None:
             verilog = core_verilog(config, sequential=True)
-        self._waves = Waves(trace) if isinstance(trace, Path) else trace
+        self._waves = Waves(waves) if isinstance(waves, Path) else waves
         form = self._waves.format if self._waves else False
         library = build_model(
             config, trace=form, observed=observed, verilog=verilog, driver=self.DRIVER, coverage=self.COVERAGE
@@ -216,11 +221,11 @@ class RtlDevice(Closable, Device):
         model = self._library.weft_open(
             self.memory_bytes,
             latency,
-            bytes_per_cycle or 0.0,
+            bandwidth or 0.0,
             stall_probability,
-            stall_seed,
+            stall_seed or 0,
             path,
-            trace_levels or 0,
+            wave_levels or 0,
             self._waves is not None and self._waves.has_window,
             ctypes.byref(exhausted),
         )
@@ -239,9 +244,7 @@ class RtlDevice(Closable, Device):
         self._watchdog = 0
         self.sequential = sequential
         # A program hangs if no counter moves for several times the cycles of a memory access.
-        answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
-            1 - stall_probability
-        )
+        answer = (latency + config.bus_bytes / (bandwidth or config.bus_bytes)) / (1 - stall_probability)
         self._patience = CHUNK + int(min(4 * answer, SLOWEST))
         self._marks = 0
         self._settle()

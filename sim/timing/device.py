@@ -70,10 +70,10 @@ class TimingDevice(Device):
     config : Config
     memory_bytes : int
         Size of the DRAM; zero at first.
-    latency, bytes_per_cycle
+    latency, bandwidth
         Latency and bandwidth of the memory, as in `weft.sim.rtl.device.RtlDevice`.
     sdram : Sdram, optional
-        Model a board's SDRAM instead, which ignores `latency` and `bytes_per_cycle`. It is refreshed just before each
+        Model a board's SDRAM instead, which ignores `latency` and `bandwidth`. It is refreshed just before each
         program.
     trace : bool
         Record `intervals` and `beats` of the last program.
@@ -101,15 +101,15 @@ class TimingDevice(Device):
         memory_bytes: int,
         *,
         latency: int = 30,
-        bytes_per_cycle: float | None = None,
+        bandwidth: float | None = None,
         sdram: Sdram | None = None,
         trace: bool = False,
     ) -> None:
-        check_memory(latency, bytes_per_cycle)
+        check_memory(latency, bandwidth)
         self.config = config
         self.memory_bytes = memory_bytes
         self.latency = latency
-        self.bytes_per_cycle = bytes_per_cycle
+        self.bandwidth = bandwidth
         self.trace = trace
         self.intervals: list[Interval] = []
         self.beats: list[tuple[int, int]] = []
@@ -257,7 +257,7 @@ class TimingDevice(Device):
     def _request(self, program: int, timeout: int | None) -> Request:
         return Request(
             self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, len(self._memory),
-            self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
+            self.latency, self.bandwidth or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
             len(self._marks), LIMIT if timeout is None else timeout,
             MAX_EXECUTED if self.config.loops else LIMIT,
             None if self._sdram is None else self._sdram.ctypes.data, None, 0,

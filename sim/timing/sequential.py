@@ -31,7 +31,7 @@ class SequentialTimingDevice(TimingDevice):
     config : Config
     memory_bytes : int
         Size of the DRAM; zero at first.
-    latency, bytes_per_cycle
+    latency, bandwidth
         Latency and bandwidth of the memory, as in `weft.sim.rtl.device.RtlDevice`.
     flash : TimedFlash, optional
         Flash next to that memory, for read-only data.
@@ -55,12 +55,12 @@ class SequentialTimingDevice(TimingDevice):
         memory_bytes: int,
         *,
         latency: int = 30,
-        bytes_per_cycle: float | None = None,
+        bandwidth: float | None = None,
         flash: TimedFlash | None = None,
     ) -> None:
         check_config(config)
         self.sequential = True
-        super().__init__(config, memory_bytes, latency=latency, bytes_per_cycle=bytes_per_cycle)
+        super().__init__(config, memory_bytes, latency=latency, bandwidth=bandwidth)
         self.flash = flash
         if flash is not None:  # one array holds DRAM and, from `window` on, flash
             self._memory = np.zeros(flash.window + flash.end, np.uint8)
@@ -98,7 +98,7 @@ class SequentialTimingDevice(TimingDevice):
         self.computed = self._memory.copy()
         request = SequentialRequest(
             self._core.ctypes.data, words.ctypes.data, len(words), memory.ctypes.data, len(memory),
-            self.computed.ctypes.data, len(self.computed), self.latency, self.bytes_per_cycle or 0.0, self._tokens,
+            self.computed.ctypes.data, len(self.computed), self.latency, self.bandwidth or 0.0, self._tokens,
             self._marks.ctypes.data, len(self._marks), LIMIT if timeout is None else timeout,
             *((flash.window, flash.page, flash.jump, flash.word) if (flash := self.flash) else (0,) * 4),
         )  # fmt: skip

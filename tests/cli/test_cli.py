@@ -22,6 +22,7 @@ from weft.cli.demo import Demo
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Shares
 from weft.hdl.isa.config import PRESETS
+from weft.run.options import RunOptions
 from weft.sim.device import DeviceError
 
 NODES = [("conv1", "Conv", "device", ""), ("top", "TopK", "host", "the device has no TopK")]
@@ -86,8 +87,12 @@ class Program:
     def disassemble(self) -> str:
         return "END\n"
 
-    def run(self, inputs: dict[str, np.ndarray], on: Any, **options: Any) -> Result:
-        self.calls.append({"on": on} | options)
+    def run(
+        self, inputs: dict[str, np.ndarray], on: Any = "golden", *, memory: bool = True, **options: Any
+    ) -> Result:
+        record = RunOptions.of(on, **options)
+        on = record.on
+        self.calls.append(vars(record))
         if self.fails and on != "golden":
             raise self.fails
         cycles = 100 if on != "golden" else None
@@ -215,10 +220,12 @@ def test_run_on_rtl_compares_reports_and_stores(program: Program, capsys: pytest
     assert call("run", "built", "--on", "rtl", *arguments) == 0
     assert program.calls[-1] == {
         "on": "rtl",
-        "trace": None,
         "latency": 7,
         "bandwidth": 2.5,
-        "stalls": 3,
+        "stall_seed": 3,
+        "waves": None,
+        "waves_from": 0,
+        "waves_cycles": None,
     }
     with np.load("out.npz") as stored:
         assert stored.files == ["logits"]
@@ -302,7 +309,7 @@ BAD: list[tuple[list[str], str]] = [
     (["run", "built", "--input", "dtype.npz"], "array 'image' is float64, but the model takes float32"),
     (
         ["run", "built", "--input", "in.npz", "--port", "/dev/ttyUSB0"],
-        "--port and --on golden do not go together: only a board has a port",
+        "--port and --on golden do not go together: it is for --on board",
     ),
     (["verilog", "-o", "core.json"], "core.json: the Verilog file must not end in .json"),
     (["verilog", "-o", "built"], "cannot use built"),
@@ -411,7 +418,7 @@ def test_a_bug_is_not_dressed_up_as_the_users_mistake(program: Program) -> None:
 
 @pytest.fixture
 def digits(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
-    monkeypatch.setattr(Demo, "_device", lambda self, memory_bytes, trace=None: FakeDevice(trace))
+    monkeypatch.setattr(Demo, "_device", lambda self, memory_bytes, waves=None: FakeDevice(waves))
     program.inputs = {"image": ("float32", (1, 1, 8, 8))}
     return program
 

@@ -9,9 +9,10 @@ import pytest
 import typer
 
 from weft import __main__ as command
-from weft.arguments import BANDWIDTH, LATENCY, SEED
+from weft.arguments import BANDWIDTH, SEED
 from weft.cli import main
 
+LATENCY = (1, 1_000_000)
 LIMITS: dict[str, tuple[float, float | None]] = {
     "run --latency": LATENCY,
     "run --bandwidth": BANDWIDTH,

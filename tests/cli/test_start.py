@@ -184,6 +184,14 @@ def test_failures_are_sentences(
     assert capsys.readouterr().err == f"{text}\n"
 
 
+def test_help_loads_no_large_library() -> None:
+    """Commands import numpy and the rooms when they run."""
+    text = "import sys, weft.cli.main; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert {"typer", "weft.cli.run_command", "weft.run.options"} <= set(names.split())
+    assert not {"numpy", "onnx", "amaranth", "weft.compiler", "weft.sim"} & set(names.split())
+
+
 def test_names_that_the_locale_cannot_write(tmp_path: Path) -> None:
     result = run("example", "-o", "日本", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")

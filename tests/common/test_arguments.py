@@ -30,8 +30,8 @@ def outside(low: float, high: float) -> list[Any]:
 
 
 INTEGERS = {
-    "latency": arguments.LATENCY,
-    "stalls": arguments.SEED,
+    "latency": (1, 1_000_000),
+    "stall_seed": arguments.SEED,
     "seed": arguments.SEED,
     "trials": (1, 100_000),
 }
@@ -41,7 +41,7 @@ def wrong(name: str) -> list[Any]:
     if name == "bandwidth":
         return [value for value in NOT_FINITE if value is not None] + [0, -1, 1e-9, 1e300]
     values = NO_INTEGERS + outside(*INTEGERS[name])
-    return [value for value in values if value is not None or name != "stalls"]  # None is none
+    return [value for value in values if value is not None or name != "stall_seed"]  # None is none
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def runs(program: Program) -> dict[str, Callable[..., Any]]:
 
 def test_simulation(program: Program) -> None:
     for target, function in runs(program).items():
-        for name in ("latency", "bandwidth", "stalls"):
+        for name in ("latency", "bandwidth", "stall_seed"):
             for value in wrong(name):
                 with pytest.raises(InputError, match=f"^'{name}' must be ") as refused:
                     function(**{name: value})
@@ -121,7 +121,7 @@ def test_other_arguments(program: Program, tmp_path: Path) -> None:
         (lambda: program.run(inputs, on=3), "'on' must be 'golden', 'rtl' or 'timing', or a device, not int"),
         (lambda: program.run(inputs, on="fpga"), "unknown device 'fpga'; choose 'golden', 'rtl' or 'timing'"),
         (lambda: program.run(inputs, memory=1), "'memory' must be True or False, not 1"),
-        (lambda: program.run(inputs, trace=5), "'trace' must be a path or Waves, not int"),
+        (lambda: program.run(inputs, waves=5), "'waves' must be a path or Waves, not int"),
         (lambda: program.run([1]), "inputs are a dict of arrays by name, not list"),
         (lambda: program.run({"image": [[1], [1, 2]]}), "input 'image' is no array: "),
         (lambda: program.save(5), "a folder is a path, not int"),

@@ -34,7 +34,7 @@ def cycles_of(op: Conv | Attention, config: Config) -> int:
     segment = DeviceSegment("attention", (op,)) if isinstance(op, Attention) else segment_of(*apart(op))
     program = compile_segment(segment, config)
     image = Image(program)
-    device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=config.bus_bytes)
+    device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bandwidth=config.bus_bytes)
     image.run(device, {})
     return int(device.counters()[Counter.CYCLES])
 

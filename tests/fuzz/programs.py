@@ -247,7 +247,7 @@ def compare(core: Core, generator: Program, program: list[Instruction], settings
     """Run a program on all; raises `Failure` where they differ."""
     words = b"".join(item.encode() for item in (*program, End()))
     timed = settings["timed"] and not settings["traffic"]
-    memory: dict[str, Any] = {"latency": settings["latency"], "bytes_per_cycle": settings["rate"] or None}
+    memory: dict[str, Any] = {"latency": settings["latency"], "bandwidth": settings["rate"] or None}
     hostile = {} if timed else {
         "stall_probability": settings["stalls"], "stall_seed": settings["seed"], "reordered": settings["reordered"]
     }  # fmt: skip

@@ -26,6 +26,12 @@ def test_an_operator_of_the_device(tmp_path: Path) -> None:
     run_tests(tmp_path, path, write_file(tmp_path, "tests/compiler/test_double.py"))
 
 
+def test_a_command(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    write_file(tmp_path, "weft/cli/cycles_command.py")
+    run_tests(tmp_path, path, write_file(tmp_path, "tests/cli/test_cycles_command.py"))
+
+
 def test_a_pass(tmp_path: Path) -> None:
     path = copied(tmp_path)
     write_file(tmp_path, "compiler/passes/drop_unread.py")

@@ -107,7 +107,7 @@ def test_rtl_is_golden_in_every_run(case: Svdf | Ring) -> None:
     program.reset()
     for seed, (feed, wanted) in enumerate(zip(feeds, golden, strict=True)):
         program.run({"x": feed}, on="timing")
-        found = program.run({"x": feed}, on="rtl", stalls=seed)
+        found = program.run({"x": feed}, on="rtl", stall_seed=seed)
         assert found.memory == wanted.memory
         assert np.array_equal(found.outputs["y"], wanted.outputs["y"])
 

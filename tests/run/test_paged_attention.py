@@ -151,7 +151,7 @@ def test_rtl_equals_golden(rows: int) -> None:
     for length, stalls in ((rows, None), (33, 3), (80, 4)):
         state = cache(rng)
         golden = program.run(q, state.k, state.v, state.table, length)
-        rtl = program.run(q, state.k, state.v, state.table, length, on="rtl", stalls=stalls)
+        rtl = program.run(q, state.k, state.v, state.table, length, on="rtl", stall_seed=stalls)
         assert golden.memory == rtl.memory
 
 

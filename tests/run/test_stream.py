@@ -151,7 +151,7 @@ def test_fewer_at_a_start_where_memory_is_small() -> None:
 def test_reports_of_runs_in_lists_have_their_cycles() -> None:
     program = model("small", LISTS)
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(5)]
-    with RtlDevice(LISTS, 8 * need(program), bytes_per_cycle=1.5) as device:
+    with RtlDevice(LISTS, 8 * need(program), bandwidth=1.5) as device:
         results = list(stream(program, runs, device))
         alone = [program.run(inputs, on=device) for inputs in runs]
     for inputs, result, single in zip(runs, results, alone, strict=True):

@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from weft.api import Program
-from weft.cli import main, trace_command, trace_svg
+from weft.cli import main, trace_json, trace_svg
 from weft.compiler.backend import DeviceProgram
 from weft.errors import FileError
 from weft.examples import attention, digits
@@ -48,7 +48,7 @@ def timeline(program: Program) -> Timeline:
 
 @pytest.fixture(scope="module")
 def events(timeline: Timeline) -> list[Event]:
-    document = json.loads(trace_command.trace_json([timeline], {"program": "p"}))
+    document = json.loads(trace_json.trace_json([timeline], {"program": "p"}))
     assert document["displayTimeUnit"] == "ns"
     assert document["otherData"] == {"time": "1 us of the trace is 1 clock cycle", "program": "p"}
     return list(document["traceEvents"])
@@ -160,7 +160,7 @@ def test_bandwidth_adds_up_to_the_beats(timeline: Timeline, events: list[Event],
     assert sum(window.written for window in timeline.windows) == timeline.counters[Counter.WRITE_BEATS] * bus
     assert [timeline.windows[0].start, timeline.windows[-1].end] == [0, timeline.cycles]
     assert all(before.end == after.start for before, after in pairwise(timeline.windows))
-    rates = [event for event in events if event["name"] == trace_command.BANDWIDTH]
+    rates = [event for event in events if event["name"] == trace_json.BANDWIDTH]
     for kind in ("read", "written"):
         moved = sum(event["args"][kind] * (after["ts"] - event["ts"]) for event, after in pairwise(rates))
         assert moved == pytest.approx(sum(getattr(window, kind) for window in timeline.windows), rel=0.001)
@@ -170,7 +170,7 @@ def test_bandwidth_adds_up_to_the_beats(timeline: Timeline, events: list[Event],
 
 def test_occupancy_is_that_of_each_vector(timeline: Timeline, events: list[Event], program: Program) -> None:
     size = program.config.scratchpad_size
-    counted = [event["args"]["vectors"] for event in events if event["name"] == trace_command.OCCUPANCY]
+    counted = [event["args"]["vectors"] for event in events if event["name"] == trace_json.OCCUPANCY]
     assert counted == [vectors for _, vectors in timeline.vectors]
     assert 0 < max(counted) <= size
     assert counted[-1] == 0
@@ -219,7 +219,7 @@ def test_segments_follow_each_other(program: Program) -> None:
     twice = Program(dataclasses.replace(program._compiled, segments=(segment, segment)))
     first, second = timelines_of(twice)
     assert (first.origin, second.origin) == (0, first.cycles)
-    events = trace_command.events([first, second])
+    events = trace_json.events([first, second])
     check_structure(events)
     assert min(event["ts"] for event in events if event["pid"] == 2 and event["ph"] != "M") == first.cycles
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
@@ -302,7 +302,7 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("the program is planned for a memory of 4 bytes a cycle, and ran behind one of 3: ")
     assert out.partition("\n")[2] == f"t.json: {made.cycles:,} cycles\nt.svg: {made.cycles:,} cycles\n"
     document = json.loads(Path("t.json").read_text())
-    assert document["traceEvents"] == trace_command.events([made])
+    assert document["traceEvents"] == trace_json.events([made])
     assert document["otherData"]["latency"] == 20
     assert document["otherData"]["config"] == PRESETS["tiny"].to_dict()
     assert Path("t.svg").read_text() == trace_svg.svg([made], PRESETS["tiny"].scratchpad_size)

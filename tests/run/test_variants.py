@@ -46,7 +46,7 @@ def test_bytes_are_the_same_whichever_runs() -> None:
     expected = made[0].run(given)
     for rate in (1, 2, 4, 64):
         variants = Variants(made)
-        with RtlDevice(TINY, 1 << 18, bytes_per_cycle=rate) as device:
+        with RtlDevice(TINY, 1 << 18, bandwidth=rate) as device:
             for _ in range(3):
                 assert same(variants.run(given, on=device), expected)
         variants = Variants(made)

@@ -67,7 +67,7 @@ def test_examples(function: Callable[[Rows], object], rows: int, columns: int) -
     assert np.array_equal(kernel.run(*tensors), wanted)
     assert kernel.cycles is None
     if (rows, columns) == (9, 7):
-        assert np.array_equal(kernel.run(*tensors, on="rtl", stalls=5), wanted)
+        assert np.array_equal(kernel.run(*tensors, on="rtl", stall_seed=5), wanted)
         assert kernel.cycles
         cycles = kernel.cycles
         kernel.run(*tensors, on="rtl")

@@ -224,7 +224,7 @@ def test_wrong_memories() -> None:
     with pytest.raises(ValueError, match="latency is at least 1"):
         TimingDevice(TINY, 4096, latency=0)
     with pytest.raises(ValueError, match="bandwidth is above 0"):
-        TimingDevice(TINY, 4096, bytes_per_cycle=0.0)
+        TimingDevice(TINY, 4096, bandwidth=0.0)
 
 
 def test_intervals_cover_what_counters_count() -> None:

@@ -20,6 +20,7 @@ from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.isa import End, Vec
 from weft.hdl.isa.config import PRESETS
+from weft.run.options import RunOptions
 from weft.sim import verilate
 from weft.sim.device import DeviceError
 from weft.sim.rtl.device import RtlDevice
@@ -82,7 +83,7 @@ def test_names_do_not_depend_on_the_format(compiled: Path, tmp_path: Path) -> No
     found = []
     for suffix in (".fst", ".vcd"):
         path = tmp_path / f"wave{suffix}"
-        with RtlDevice(TINY, 4096, trace=path):
+        with RtlDevice(TINY, 4096, waves=path):
             pass
         found.append({(scopes_of(variable), variable.name, variable.range) for variable in variables(path)})
     assert found[0] == found[1]
@@ -167,7 +168,8 @@ def test_cycle_0_is_the_start(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def hang(path: Path, first: int = 0) -> None:
-    with recording(path, first) as waves, RtlDevice(TINY, 4096, trace=waves) as device:
+    wanted = RunOptions("rtl", waves=path, waves_from=first)
+    with recording(wanted) as options, RtlDevice(TINY, 4096, waves=options.recording) as device:
         device.write(0, Vec(wait=1).encode() + End().encode())
         device.start(0)
         device.wait(100)
@@ -187,19 +189,19 @@ def test_a_program_that_hangs_leaves_waveforms(tmp_path: Path) -> None:
 
 def test_what_did_not_start_leaves_nothing(tmp_path: Path) -> None:
     for error in (DeviceError("no start"), KeyboardInterrupt()):
-        with pytest.raises(type(error)), recording(tmp_path / "w.fst"):
+        with pytest.raises(type(error)), recording(RunOptions("rtl", waves=tmp_path / "w.fst")):
             raise error
     assert names(tmp_path) == set()
     with (
         pytest.raises(
             FileError, match=r"^nothing of this program runs on the device, so there are no waveforms$"
         ),
-        recording(tmp_path / "w.fst"),
+        recording(RunOptions("rtl", waves=tmp_path / "w.fst")),
     ):
         pass
     assert names(tmp_path) == set()
     with pytest.raises(DeviceError, match=r"^cannot write the trace .*missing/w.fst$"):
-        RtlDevice(TINY, 4096, trace=Waves(tmp_path / "missing" / "w.fst"))
+        RtlDevice(TINY, 4096, waves=Waves(tmp_path / "missing" / "w.fst"))
 
 
 @pytest.mark.parametrize(
@@ -210,19 +212,19 @@ def test_what_did_not_start_leaves_nothing(tmp_path: Path) -> None:
         ([*RUN, "--waves", "built.fst"], "cannot use built.fst: Is a directory"),
         (
             [*RUN, "--waves-from", "5"],
-            "--waves is missing: --waves-from and --waves-cycles select the cycles that it shows",
+            "--waves is missing: --waves-from and --waves-cycles select its cycles",
         ),
         (
             [*RUN, "--waves-cycles", "5"],
-            "--waves is missing: --waves-from and --waves-cycles select the cycles that it shows",
+            "--waves is missing: --waves-from and --waves-cycles select its cycles",
         ),
         (
             [*RUN, "--waves", "w.fst", "--on", "golden"],
-            "--waves and --on golden do not go together: only rtl has waveforms",
+            "--waves is for the device rtl, and this one is golden",
         ),
         (
             [*RUN, "--waves", "w.fst", "--on", "timing"],
-            "--waves and --on timing do not go together: only rtl has waveforms",
+            "--waves is for the device rtl, and this one is timing",
         ),
     ],
 )

@@ -120,13 +120,13 @@ class Scenario:
 
 
 PLAIN: tuple[dict[str, Any], ...] = (
-    {"latency": 1}, {"latency": 5}, {"latency": 40}, {"latency": 5, "bytes_per_cycle": 1.5}
+    {"latency": 1}, {"latency": 5}, {"latency": 40}, {"latency": 5, "bandwidth": 1.5}
 )  # fmt: skip
 """Memories whose time the cycle model tells."""
 STALLS: tuple[dict[str, Any], ...] = (
     {"latency": 1, "stall_probability": 0.3, "stall_seed": 1, "reordered": True},
     {"latency": 40, "stall_probability": 0.7, "stall_seed": 2, "reordered": True},
-    {"latency": 5, "bytes_per_cycle": 1.5, "reordered": True},
+    {"latency": 5, "bandwidth": 1.5, "reordered": True},
 )
 """Memories that do as they like."""
 

@@ -308,7 +308,7 @@ def corners(core: Core, kinds: Iterable[Kind] = KINDS) -> Iterator[Scenario]:
         if not kind.needs().unsupported(core.config):
             yield _scenario(core, kind, {"latency": 2})
     narrow = Kind("narrow pixels", Store, Corners.build_narrow)
-    yield _scenario(core, narrow, {"latency": 5, "bytes_per_cycle": 1.5}, timed=True)
+    yield _scenario(core, narrow, {"latency": 5, "bandwidth": 1.5}, timed=True)
     for origin in ORIGINS:
         memory = {
             "latency": 3,

@@ -39,7 +39,7 @@ def long(core: Core) -> list[Scenario]:
     for name, items in {"long loads": _loads(config), "a wide row": _wide_row(config)}.items():
         bench = Bench({"latency": 1}, GoldenDevice(config, SIZE))
         found.append(Scenario(name, bench, [compared(name, made, _in_order(items), bench)]))
-    slow = Bench({"latency": 1, "bytes_per_cycle": SLOW}, GoldenDevice(config, SIZE))
+    slow = Bench({"latency": 1, "bandwidth": SLOW}, GoldenDevice(config, SIZE))
     step = counted(core, "long stores", made, _in_order(_stores(config)), slow)
     return [*found, Scenario(step.name, slow, [step])]
 

@@ -45,7 +45,7 @@ def task(
     """A search whose models are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     found = copy_models(folder, [model(folder)], {})
-    where = make_places(list(boards), 30, None, None)
+    where = make_places(list(boards))
     return Task(found, space or Space(VALUES), where, objectives, limits or {})
 
 

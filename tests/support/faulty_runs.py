@@ -83,7 +83,7 @@ def _drawn_device(pick: random.Random, sequential: bool) -> RtlDevice:
         CONFIG,
         MEMORY,
         latency=pick.choice([1, 5, 40]),
-        bytes_per_cycle=pick.choice([None, None, 1.5]),
+        bandwidth=pick.choice([None, None, 1.5]),
         stall_probability=pick.choice([0.0, 0.0, 0.3]),
         stall_seed=pick.randrange(1000),
         sequential=sequential,

@@ -220,5 +220,5 @@ def memory_of(config: Config, rng: np.random.Generator) -> dict[str, float | Non
     """Settings of a random memory, for both devices."""
     return {
         "latency": int(rng.integers(1, 80)),
-        "bytes_per_cycle": [None, config.bus_bytes, config.bus_bytes / 3, 1.7][rng.integers(4)],
+        "bandwidth": [None, config.bus_bytes, config.bus_bytes / 3, 1.7][rng.integers(4)],
     }

@@ -59,7 +59,7 @@ def measured(name: str) -> dict[str, Measured]:
         program = compile_segment(segment, config, bandwidth=bandwidth, sequential=sequential)
         image = Image(program)
         kind = SequentialTimingDevice if sequential else TimingDevice
-        device = kind(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=bandwidth)
+        device = kind(config, image.memory_bytes, latency=LATENCY, bandwidth=bandwidth)
         image.run(device, {})
         counters = device.counters()
         found[title] = {

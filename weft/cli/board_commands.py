@@ -13,19 +13,20 @@ from rich.table import Table
 
 from weft import files
 from weft import report as reports
-from weft.cli.flash_command import flash
+from weft.arguments import Real, Whole
+from weft.cli.commands import Group, command
 from weft.cli.options import Board as Name
-from weft.cli.options import Json, config_file, real, whole, writes
-from weft.configurations import configuration
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.cli.options import Json, config_file, configuration
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
+    from weft.hdl.isa.config import Config
 
 LIST = "weft boards 1"
 """Format of what `weft boards --json` prints."""
 
 
+@command(Group.HARDWARE, quiet=False)
 def boards(as_json: Json = False) -> None:
     """List the supported FPGA boards, their resources, and the presets that fit by estimate."""
     from weft.boards.registry import BOARDS
@@ -81,6 +82,8 @@ def _as_json(board: Board) -> dict[str, Any]:
 
 
 def _fitting(board: Board) -> list[str]:
+    from weft.hdl.isa.config import PRESETS
+
     return [name for name, config in PRESETS.items() if _fits(board, config)]
 
 
@@ -95,6 +98,7 @@ def _shares(board: Board) -> dict[str, float]:
 
 def _fits(board: Board, config: Config) -> bool:
     from weft.boards.build.estimate import can_place
+    from weft.hdl.isa.config import ConfigError
 
     # A preset may need wider multipliers than the FPGA has.
     try:
@@ -104,6 +108,7 @@ def _fits(board: Board, config: Config) -> bool:
     return can_place(board, config)
 
 
+@command(Group.HARDWARE)
 def build(
     board: Name,
     config: Annotated[
@@ -116,15 +121,14 @@ def build(
     ] = None,
     seed: Annotated[
         int | None,
-        whole(
-            "--seed",
+        Whole(
             "Seed of place and route; different seeds reach different clocks. Default: the board's own.",
             1,
             (1 << 31) - 1,
         ),
     ] = None,
     clock: Annotated[
-        float | None, real("--clock", "Clock of the core in MHz. Default: the board's own.", 1, 10_000)
+        float | None, Real("Clock of the core in MHz. Default: the board's own.", 1, 10_000)
     ] = None,
     allow_timing_fail: Annotated[
         bool,
@@ -209,10 +213,3 @@ def show(report: dict[str, Any], console: Console) -> None:
     for note in report["notes"]:
         console.print(f"note: {note}")
     console.print(f"peak: {report['peak_gops']:g} GOPS; built in {report['seconds']['total']:g} s")
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the commands of this module."""
-    app.command()(boards)
-    for command in (build, flash):
-        app.command()(writes(command))

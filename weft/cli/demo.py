@@ -116,12 +116,12 @@ class Demo:
             program.run({NAME: self.images[:1]}, on=device)
         return tally
 
-    def _device(self, memory_bytes: int, trace: Path | None = None) -> Any:
+    def _device(self, memory_bytes: int, waves: Path | None = None) -> Any:
         """Return a simulator of the Verilog. All images share it: every run writes whatever it reads."""
         from weft.sim.rtl.device import RtlDevice
 
         return RtlDevice(
-            self.config, memory_bytes, verilog=self.verilog, trace=trace, trace_levels=WAVEFORM_LEVELS
+            self.config, memory_bytes, verilog=self.verilog, waves=waves, wave_levels=WAVEFORM_LEVELS
         )
 
     def _show(self, tally: Tally) -> None:

@@ -9,7 +9,16 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.options import Json, Model, Shapes, States, board_names, shapes_of, states_of
+from weft.cli.commands import Group, command
+from weft.cli.options import (
+    Json,
+    Model,
+    Shapes,
+    States,
+    board_names,
+    shapes_of,
+    states_of,
+)
 
 if TYPE_CHECKING:
     from weft.run.estimate import Estimate
@@ -18,6 +27,7 @@ FORMAT = "weft estimate 1"
 """Format of what `weft estimate --json` prints."""
 
 
+@command(Group.HARDWARE, quiet=False)
 def estimate(
     model: Model,
     board: Annotated[
@@ -187,8 +197,3 @@ def _host_nodes(item: Estimate) -> str:
         return f"{text}, which convert values at the model's ends"
     reason, count = next(iter(item.reasons.items()))
     return f"{text}; the reason for {count}: {reason}"
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(estimate)

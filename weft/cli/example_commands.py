@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from weft import arrays, files
+from weft import files
 from weft import report as reports
-from weft.cli.options import Configuration, config_file, whole, writes
-from weft.configurations import configuration
+from weft.arguments import Whole
+from weft.cli.commands import Group, command
+from weft.cli.options import Configuration, config_file, configuration
 from weft.errors import FileError
 from weft.hdl.extras import provider
 
@@ -24,6 +25,7 @@ class Example(enum.StrEnum):
     LANGUAGE = "llm"
 
 
+@command(Group.EXAMPLES)
 def example(
     name: Annotated[Example, typer.Argument(help="Example model.", metavar="NAME")] = Example.DIGITS,
     folder: Annotated[
@@ -46,6 +48,7 @@ def example(
 
 
 def _network(name: str, folder: Path, force: bool) -> None:
+    from weft import arrays
     from weft.examples import load
 
     network = load(name)
@@ -87,15 +90,16 @@ def _check_free(force: bool, *targets: Path) -> None:
         )
 
 
+@command(Group.EXAMPLES)
 def demo(
     example: Annotated[Example, typer.Argument(help="Example model.", metavar="NAME")] = Example.DIGITS,
     config: Configuration = "default",
     images: Annotated[
-        int | None, whole("--images", "Images to run on the RTL. Default: as many as take a minute.", 1)
+        int | None, Whole("Images to run on the RTL. Default: as many as take a minute.", 1)
     ] = None,
     tokens: Annotated[
         int | None,
-        whole("--tokens", "Maximum number of tokens that the language model generates.", 1, 1 << 24),
+        Whole("Maximum number of tokens that the language model generates.", 1, 1 << 24),
     ] = None,
     keep: Annotated[
         Path, typer.Option(help="Folder for Verilog, waveform and report.", metavar="FOLDER")
@@ -121,9 +125,3 @@ def _demo_language(config: str, images: int | None, tokens: int | None, keep: Pa
         raise FileError("--images and the example llm do not go together: it generates text")
     if not provider("demonstrate a language model")(config, keep, tokens):
         raise typer.Exit(1)
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the commands of this module."""
-    for command in (example, demo):
-        app.command()(writes(command))

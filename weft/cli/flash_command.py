@@ -11,8 +11,11 @@ import typer
 
 from weft import files
 from weft import report as reports
+from weft.cli.commands import Group, command
 from weft.cli.options import Board as Name
-from weft.cli.options import load
+from weft.cli.options import (
+    load,
+)
 from weft.errors import FileError, InputError
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from weft.run.program import Program
 
 
+@command(Group.HARDWARE)
 def flash(
     board: Name,
     bitstream: Annotated[

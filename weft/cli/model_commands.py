@@ -13,6 +13,8 @@ import typer
 
 from weft import files
 from weft import report as reports
+from weft.arguments import Whole
+from weft.cli.commands import Group, command
 from weft.cli.options import (
     Configuration,
     Folder,
@@ -22,14 +24,12 @@ from weft.cli.options import (
     Shapes,
     States,
     config_file,
+    configuration,
     load,
-    memory_given,
+    planned_memory,
     shapes_of,
     states_of,
-    whole,
-    writes,
 )
-from weft.configurations import configuration, memory_of
 from weft.errors import FileError
 from weft.hdl.extras import provider
 
@@ -45,6 +45,7 @@ CHECK = "weft check 1"
 """Format of what `weft check --json` prints."""
 
 
+@command(Group.MODELS, name="compile")
 def compile_model(
     model: Model,
     output: Annotated[
@@ -76,8 +77,7 @@ def compile_model(
     ] = False,
     substitute: Annotated[
         int | None,
-        whole(
-            "--substitute",
+        Whole(
             "Search for graph substitutions that save cycles; measure at most this many parts of the graph.",
             1,
             1_000_000,
@@ -115,7 +115,7 @@ def compile_model(
     files.require_file(model)
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     options["states"] = states_of(state)
-    options["memory"] = memory_of(memory_given(memory), config)
+    options["memory"] = planned_memory(memory, config)
     if substitute is not None or rules is not None:
         options |= {"substitute": substitute, "rules": rules}
     if budget is not None or samples is not None:
@@ -185,6 +185,7 @@ def _dump_into(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
     return watch
 
 
+@command(Group.MODELS, quiet=False)
 def check(
     model: Model,
     config: Configuration = "default",
@@ -251,6 +252,7 @@ def warn_of_host(nodes: Assignment) -> None:
     )
 
 
+@command(Group.HARDWARE)
 def verilog(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Verilog file to write.", show_default=False)
@@ -291,15 +293,8 @@ def verilog(
         reports.say(f"{description_file}: parameters, ports and register map")
 
 
+@command(Group.MODELS, quiet=False)
 def dis(folder: Folder) -> None:
     """Disassemble a compiled program: print its instructions as text."""
     program, _ = load(folder)
     print(program.disassemble(), end="")
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the commands of this module."""
-    app.command("compile")(writes(compile_model))
-    app.command()(writes(verilog))
-    app.command()(check)
-    app.command()(dis)

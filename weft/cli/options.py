@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.arguments import BANDWIDTH, LATENCY, SEED, integer, number
-from weft.errors import InputError
+from weft.arguments import Whole
+from weft.errors import FileError, InputError
 from weft.files import program_files
-from weft.report import QUIET
+
+if TYPE_CHECKING:
+    from weft.hdl.isa.config import Config
 
 
 def _configurations(incomplete: str) -> list[str]:
@@ -26,43 +26,6 @@ def board_names(incomplete: str) -> list[str]:
     from weft.boards.registry import BOARDS
 
     return [name for name in BOARDS if name.startswith(incomplete)]
-
-
-def whole(name: str, help: str, low: int | None = None, high: int | None = None, **shown: Any) -> Any:
-    """Return the option `name`: a whole number from `low` to `high`, checked as the Python API checks it."""
-    return _number(name, help, low, high, lambda value: integer(name, value, low, high), int, **shown)
-
-
-def real(name: str, help: str, low: float, high: float, **shown: Any) -> Any:
-    """Return the option `name`: a finite number from `low` to `high`."""
-    return _number(name, help, low, high, lambda value: number(name, value, low, high), float, **shown)
-
-
-def _number(
-    name: str,
-    help: str,
-    low: float | None,
-    high: float | None,
-    check: Callable[[Any], Any],
-    kind: type[int] | type[float],
-    **shown: Any,
-) -> Any:
-    # Typer's own range check would print a message unlike the Python API's.
-    def parse(text: Any) -> Any:
-        # Text that is not a number goes to the check as it is, which names it in its message.
-        try:
-            value = kind(text)
-        except ValueError:
-            value = text
-        try:
-            return check(value)
-        except InputError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    metavar = {int: "INTEGER", float: "NUMBER"}[kind]
-    limits = " to ".join(f"{limit:,}" for limit in (low, high) if limit is not None)
-    about = f"{help} [{limits}]" if high is not None else f"{help} [at least {limits}]"
-    return typer.Option(name, help=about, parser=parse, metavar=metavar, **shown)
 
 
 Model = Annotated[
@@ -146,13 +109,6 @@ Board = Annotated[
         autocompletion=board_names,
     ),
 ]
-Latency = Annotated[
-    int, whole("--latency", "Latency of the simulated memory, in cycles (rtl, timing).", *LATENCY)
-]
-Bandwidth = Annotated[
-    float | None,
-    real("--bandwidth", "Bandwidth of the simulated memory, in bytes per cycle (rtl, timing).", *BANDWIDTH),
-]
 PlannedMemory = Annotated[
     str | None,
     typer.Option(
@@ -166,44 +122,24 @@ PlannedMemory = Annotated[
 ]
 
 
-def memory_given(text: str | None) -> float | str | None:
-    """Parse the value of ``--memory`` into the argument `memory` of `weft.compile`."""
+def planned_memory(text: str | None, config: str) -> float | None:
+    """Return the bandwidth in bytes a cycle that ``--memory`` or the board of ``--config`` names, or None."""
+    from weft.configurations import memory_of
+
     try:
-        return None if text is None else float(text)
+        return memory_of(None if text is None else float(text), config)
     except ValueError:
-        return text
+        return memory_of(text, config)
 
 
-StallSeed = Annotated[
-    int | None,
-    whole("--stall-seed", "Seed of random memory stalls (rtl). Default: no stalls.", *SEED),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Print errors only: no progress and no summary."),
-]
+def configuration(source: str) -> Config:
+    """Return the configuration that ``--config`` names, see `weft.configurations.configuration`."""
+    from weft.configurations import configuration
 
-
-def writes(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the option ``--quiet`` to a command that writes files or acts on a device."""
-
-    @functools.wraps(command)
-    def run(*arguments: Any, quiet: bool = False, **options: Any) -> None:
-        before = QUIET.set(quiet)
-        try:
-            command(*arguments, **options)
-        finally:
-            QUIET.reset(before)
-
-    # Typer reads the options from the signature and the annotations.
-    signature = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    run.__annotations__ = {**get_type_hints(command, include_extras=True), "quiet": Quiet}
-    return run
+    return configuration(source)
 
 
 def config_file(config: str | None) -> Path | None:
@@ -214,7 +150,6 @@ def config_file(config: str | None) -> Path | None:
 def load(folder: Path) -> tuple[Any, list[Path]]:
     """Load the program in a folder. Returns it and the files that it was read from."""
     import weft
-    from weft.errors import FileError
 
     if not folder.is_dir():
         hint = f"; compile the model first: weft compile {folder} -o FOLDER" if folder.is_file() else ""
@@ -236,10 +171,12 @@ def board_port(name: str) -> Any:
 Port = Annotated[str | None, board_port("--port")]
 Baud = Annotated[
     int | None,
-    whole(
-        "--baud",
-        "Baud rate of the port, as `weft build` printed it. Default: found by trial.",
-        1,
-        1 << 31,
-    ),
+    Whole("Baud rate of the port, as `weft build` printed it. Default: found by trial.", 1, 1 << 31),
 ]
+
+
+def check_only(device: str, on: object, options: Mapping[str, object]) -> None:
+    """Raise `InputError` if any of `options`, by name, has a value although only `device` takes them, not `on`."""
+    for name, value in options.items():
+        if on != device and value:
+            raise InputError(f"{name} and --on {on} do not go together: it is for --on {device}")

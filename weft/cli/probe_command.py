@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import report as reports
-from weft.cli.options import Baud, Json, Port, writes
+from weft.cli.commands import Group, command
+from weft.cli.options import (
+    Baud,
+    Json,
+    Port,
+)
 
 if TYPE_CHECKING:
     from weft.boards.bus.memory import BoardMemory, MemoryTest
@@ -41,6 +46,7 @@ class Part(enum.StrEnum):
     NONE = "none"
 
 
+@command(Group.HARDWARE)
 def probe(
     port: Port = None,
     baud: Baud = None,
@@ -227,8 +233,3 @@ def _configuration(identity: Identity) -> str:
         f"{title}: {config.n} x {config.n}, {config.lanes} {'lane' if config.lanes == 1 else 'lanes'}, "
         f"bus of {config.bus_bytes} bytes (digest {identity.digest:#010x})"
     )
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(probe))

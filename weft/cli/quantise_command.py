@@ -12,8 +12,9 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.options import Configuration, Shapes, config_file, real, shapes_of, whole, writes
-from weft.configurations import configuration
+from weft.arguments import Real, Whole
+from weft.cli.commands import Group, command
+from weft.cli.options import Configuration, Shapes, config_file, configuration, shapes_of
 
 if TYPE_CHECKING:
     from weft.api import Check
@@ -30,6 +31,7 @@ class Method(enum.StrEnum):
     MSE = "mse"
 
 
+@command(Group.MODELS)
 def quantise(
     model: Annotated[
         Path,
@@ -75,14 +77,13 @@ def quantise(
     ] = [],  # noqa: B006
     budget: Annotated[
         float | None,
-        real(
-            "--budget",
+        Real(
             "Minimum signal-to-noise ratio of each layer, in dB. Exit with code 1 if a layer has less.",
             0,
             200,
         ),
     ] = None,
-    top: Annotated[int, whole("--top", "Number of layers to show, largest errors first.", 0, 1_000_000)] = 10,
+    top: Annotated[int, Whole("Number of layers to show, largest errors first.", 0, 1_000_000)] = 10,
     report: Annotated[
         Path | None,
         typer.Option(help="Write the errors of all layers as JSON.", show_default=False),
@@ -211,8 +212,3 @@ def _json(
         values["below_budget"] = [layer.name for layer in accuracy.below(budget)]
         values["causes"] = [layer.name for layer in accuracy.causes(budget)]
     return values
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(quantise))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +9,19 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.options import Bandwidth, Folder, Latency, load, writes
+from weft.cli.commands import Group, Take, command
+from weft.cli.options import (
+    Folder,
+    load,
+)
 from weft.errors import FileError
-from weft.run.trace import TRACKS, Slice, Timeline
+from weft.run.options import RunOptions
 
 FORMAT = "weft trace 1"
 """Format in the metadata of a trace."""
 
 
-class Simulation(enum.StrEnum):
-    TIMING = "timing"
-    RTL = "rtl"
-
-
+@command(Group.RUNS)
 def trace(
     folder: Folder,
     output: Annotated[
@@ -39,9 +36,8 @@ def trace(
     drawing: Annotated[
         Path | None, typer.Option("--svg", help="Write the trace as an SVG drawing.", show_default=False)
     ] = None,
-    on: Annotated[Simulation, typer.Option("--on", help="Where to run.")] = Simulation.TIMING,
-    latency: Latency = 30,
-    bandwidth: Bandwidth = None,
+    *,
+    options: Annotated[RunOptions, Take("latency", "bandwidth", on=("timing", "rtl"))],
 ) -> None:
     """Trace what every unit of the accelerator does over time, on the cycle model or the RTL with zeros as inputs."""
     if output is None and drawing is None:
@@ -50,88 +46,22 @@ def trace(
     suffixes = {"--output": (".json",), "--svg": (".svg",)}
     files.check_overwrites({"--output": output, "--svg": drawing}, read, suffixes)
     from weft.cli import trace_svg
+    from weft.cli.trace_json import trace_json
     from weft.run.trace import timelines_of
 
     with reports.progress() as progress:
-        progress(reports.RTL_STARTS if on is Simulation.RTL else "running on the cycle model")
-        timelines = timelines_of(program, on=on.value, latency=latency, bandwidth=bandwidth)
+        progress(reports.RTL_STARTS if options.on == "rtl" else "running on the cycle model")
+        timelines = timelines_of(program, options)
         progress("writing the trace")
         texts: dict[Path, str] = {}
         if output is not None:
-            memory = {"latency": latency, "bandwidth": bandwidth or program.memory}
-            head: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": on.value, **memory}
+            memory = options.planned_for(program.memory).memory
+            head: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": options.on, **memory}
             texts[output] = trace_json(timelines, head | {"config": program.config.to_dict()})
         if drawing is not None:
             texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)
         for path, text in texts.items():
             files.write_text(path, text)
-    reports.say_plan(program, bandwidth)
+    reports.say_plan(program, options.bandwidth)
     for path in texts:
         reports.say(f"{path}: {sum(line.cycles for line in timelines):,} cycles")
-
-
-def add(app: typer.Typer) -> None:
-    """Give `app` the command of this module."""
-    app.command()(writes(trace))
-
-
-Event = dict[str, Any]
-
-BANDWIDTH = "DRAM bytes per cycle"
-OCCUPANCY = "scratchpad vectors in use"
-
-
-def events(timelines: Sequence[Timeline]) -> list[Event]:
-    """Return Trace Events: a process per timeline, a thread per track; time stamps are in cycles and rise."""
-    names = [event for pid, timeline in enumerate(timelines, 1) for event in _names(pid, timeline)]
-    timed = [event for pid, timeline in enumerate(timelines, 1) for event in _timed_events(pid, timeline)]
-    # Perfetto needs time stamps in order; names come first.
-    return names + sorted(timed, key=lambda event: event["ts"])
-
-
-def trace_json(timelines: Sequence[Timeline], metadata: dict[str, Any]) -> str:
-    """Return the trace as JSON, one event per line."""
-    head = {"time": "1 us of the trace is 1 clock cycle"} | metadata
-    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events(timelines))
-    return f'{{"displayTimeUnit":"ns","otherData":{json.dumps(head)},"traceEvents":[\n{lines}\n]}}\n'
-
-
-def _names(pid: int, timeline: Timeline) -> Iterator[Event]:
-    yield _meta(pid, 0, "process_name", name=timeline.name)
-    yield _meta(pid, 0, "process_sort_index", sort_index=pid)
-    for tid, track in enumerate(TRACKS, 1):
-        yield _meta(pid, tid, "thread_name", name=track)
-        yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
-
-
-def _meta(pid: int, tid: int, what: str, **args: Any) -> Event:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
-
-
-def _timed_events(pid: int, timeline: Timeline) -> Iterator[Event]:
-    for tid, track in enumerate(TRACKS, 1):
-        for item in timeline.tracks[track]:
-            yield _slice(pid, tid, timeline, item)
-    for window in timeline.windows:
-        # Counters hold from their time stamp on, so a rate is an average over the window that it begins.
-        length = window.end - window.start
-        rates = {"read": window.read / length, "written": window.written / length}
-        yield _counter(pid, timeline, BANDWIDTH, window.start, rates)
-    # Otherwise the last rate would seem to continue.
-    yield _counter(pid, timeline, BANDWIDTH, timeline.cycles, {"read": 0, "written": 0})
-    for cycle, vectors in timeline.vectors:
-        yield _counter(pid, timeline, OCCUPANCY, cycle, {"vectors": vectors})
-
-
-def _slice(pid: int, tid: int, timeline: Timeline, item: Slice) -> Event:
-    event = {
-        "ph": "X", "pid": pid, "tid": tid, "ts": timeline.origin + item.start, "dur": item.end - item.start,
-        "name": item.name, "cat": "waits" if item.waits else "runs",
-        "args": {"layer": timeline.layers[item.layer]} | item.details,
-    }  # fmt: skip
-    return event | {"cname": "grey"} if item.waits else event
-
-
-def _counter(pid: int, timeline: Timeline, name: str, cycle: int, values: dict[str, float]) -> Event:
-    rounded = {key: round(value, 4) for key, value in values.items()}
-    return {"ph": "C", "pid": pid, "tid": 0, "ts": timeline.origin + cycle, "name": name, "args": rounded}

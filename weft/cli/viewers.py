@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 
 from weft.errors import FileError
 from weft.files import whole_file, write_text
+from weft.run.options import RunOptions
 from weft.sim.device import DeviceError
 from weft.sim.waves import FORMATS, Waves, gtkw, sucl, variables
 
@@ -16,8 +17,8 @@ VIEWERS = (".gtkw", ".sucl")
 
 
 @contextmanager
-def recording(path: Path | None, first: int = 0, cycles: int | None = None) -> Iterator[Waves | None]:
-    """Yield the argument ``trace`` of a run; None without a `path`.
+def recording(options: RunOptions) -> Iterator[RunOptions]:
+    """Yield options of a run that records the waveforms of `options`, if they name a file.
 
     When the block ends, the waveforms and the files of both viewers are written, all of them or none. If the device
     fails after its first recorded cycle, they are written too, because they show the cause.
@@ -25,18 +26,20 @@ def recording(path: Path | None, first: int = 0, cycles: int | None = None) -> I
     Raises
     ------
     FileError
-        If the suffix of `path` names no format, or no cycle was recorded.
+        If the suffix of the file names no format, or no cycle was recorded.
     """
-    if path is None:
-        yield None
+    wanted = options.recording
+    if wanted is None:
+        yield options
         return
+    path, first = wanted.path, wanted.first
     if path.suffix not in FORMATS:
         raise FileError(f"{path}: the file of waveforms must end in {' or '.join(FORMATS)}")
     with whole_file(path) as part:
-        waves = Waves(part, first, cycles)
+        waves = Waves(part, first, wanted.cycles)
         failure = None
         try:
-            yield waves
+            yield replace(options, waves=waves)
         except DeviceError as error:
             if waves.zero is None:  # it failed before the program started
                 raise

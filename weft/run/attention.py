@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from weft.errors import InputError
 from weft.hdl.checker.order import check_sequence
 from weft.hdl.checker.program import check as check_program
 from weft.hdl.isa.config import Config
-from weft.run.devices import Simulation
 from weft.run.execution import Execution
+from weft.run.options import RunKeywords, RunOptions
 from weft.run.program import Result
 
 if TYPE_CHECKING:
@@ -209,11 +209,8 @@ class PagedAttention:
         v: np.ndarray,
         table: Sequence[int],
         length: int,
-        on: str | Device = "golden",
-        *,
-        latency: int = 30,
-        bandwidth: float | None = None,
-        stalls: int | None = None,
+        on: str | Device | RunOptions = "golden",
+        **options: Unpack[RunKeywords],
     ) -> Result:
         """Attend to the first `length` keys of the pages in `table`.
 
@@ -225,7 +222,7 @@ class PagedAttention:
             Numbers of the sequence's pages, in order; at most `capacity`.
         length : int
             Keys in these pages, including the current positions.
-        on, latency, bandwidth, stalls
+        on, options
             See `Program.run`.
 
         Returns
@@ -238,8 +235,7 @@ class PagedAttention:
         InputError
             If an array has another dtype or shape, a page does not exist, or the table does not hold `length` keys.
         """
-        simulation = Simulation(latency, bandwidth, stalls)
-        execution = Execution(on, self.config, simulation, warnings=self.warnings)
+        execution = Execution(RunOptions.of(on, **options), self.config, warnings=self.warnings)
         pool = (self.pages, self.page, self.kv_heads, self.head_size)
         shapes = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
         for (name, shape), value in zip(shapes.items(), (q, k, v), strict=True):

@@ -122,9 +122,9 @@ def board_model(
     size = memory_bytes or board.memory.size
     if board.core is CoreKind.SEQUENTIAL:
         timed = board.timed_flash(config, clock) if flash else None
-        return SequentialTimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, flash=timed)
+        return SequentialTimingDevice(config, size, latency=latency, bandwidth=bandwidth, flash=timed)
     sdram = board.sdram(clock)
-    return TimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, sdram=sdram)
+    return TimingDevice(config, size, latency=latency, bandwidth=bandwidth, sdram=sdram)
 
 
 def link_of(device: BoardDevice) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from weft.configurations import runs_in_turn
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.isa.program_lists import Record
-from weft.run.devices import Simulation, check_target, open_device
+from weft.run.devices import check_target, open_device
+from weft.run.options import RunOptions
 from weft.run.runtime import Image
-
-if TYPE_CHECKING:
-    from weft.sim.device import Device
-
+from weft.sim.device import Device
 
 FORMAT = "weft report 2"
 """Format of reports. Version 1 lacked this field, and spelled its keys ``utilization``."""
@@ -128,10 +126,9 @@ class Execution:
 
     Parameters
     ----------
-    on : "golden", "rtl", "timing" or Device
+    options : RunOptions
     config : Config
         Configuration that the programs are compiled for.
-    simulation : Simulation
     keep : bool
         Store the device's memory after each program in `memory`.
     warnings : sequence of str
@@ -152,16 +149,15 @@ class Execution:
 
     def __init__(
         self,
-        on: str | Device,
+        options: RunOptions,
         config: Config,
-        simulation: Simulation,
         *,
         keep: bool = True,
         warnings: Sequence[str] = (),
     ) -> None:
-        check_target(on, config)
+        check_target(options.on, config)
         self._warnings = warnings
-        self._on, self._config, self._simulation, self._keep = on, config, simulation, keep
+        self._options, self._config, self._keep = options, config, keep
         self.complete, self.memory = True, b""
         self._layers: list[dict[str, Any]] = []
         self._host: list[dict[str, Any]] = []
@@ -186,7 +182,7 @@ class Execution:
         """
         image = self._image(program)
         less = "; with `plain_inputs` it may need less" if program.rows else ""
-        with open_device(self._on, self._config, image.memory_bytes, self._simulation, less) as device:
+        with open_device(self._options, self._config, image.memory_bytes, less) as device:
             self.complete = self.complete and device.computes
             image.run(device, contents, registers=registers)
             results = {name: image.read(device, name) for name in read} if device.computes else {}
@@ -196,7 +192,8 @@ class Execution:
 
     def _image(self, program: DeviceProgram) -> Image:
         image = Image(program)
-        address = None if isinstance(self._on, str) else self._on.find_in_flash(image.read_only)
+        on = self._options.on
+        address = on.find_in_flash(image.read_only) if isinstance(on, Device) else None
         return image if address is None else Image(program, address)
 
     def count(self, program: DeviceProgram, device: Device) -> None:

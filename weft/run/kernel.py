@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -35,7 +35,8 @@ from weft.errors import InputError
 from weft.hdl.isa import MicroOp
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import Simulation, open_device
+from weft.run.devices import open_device
+from weft.run.options import RunKeywords, RunOptions
 from weft.run.runtime import Image
 from weft.sim.device import Device
 
@@ -70,10 +71,8 @@ class Kernel:
     def run(
         self,
         *tensors: np.ndarray,
-        on: str | Device = "golden",
-        latency: int = 30,
-        bandwidth: float | None = None,
-        stalls: int | None = None,
+        on: str | Device | RunOptions = "golden",
+        **options: Unpack[RunKeywords],
     ) -> np.ndarray:
         """Run the kernel on int8 tensors (rows, columns) and return int8 (rows, columns).
 
@@ -84,10 +83,10 @@ class Kernel:
         InputError
             If the number, dtype or shape of tensors is wrong, or another argument is out of range.
         """
-        simulation = Simulation(latency, bandwidth, stalls)
+        record = RunOptions.of(on, **options)
         names = (view.buffer.name for view in self._op.inputs)
         contents = dict(zip(names, self._check(tensors), strict=True))
-        with open_device(on, self.config, self._image.memory_bytes, simulation) as device:
+        with open_device(record, self.config, self._image.memory_bytes) as device:
             self._image.run(device, contents)
             self.cycles = device.counters().get(Counter.CYCLES)
             return self._image.read(device, _RESULT).reshape(self._op.dst.shape[2:])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
 
@@ -22,13 +22,12 @@ from weft.errors import InputError
 from weft.files import whole_folder
 from weft.hdl.isa.config import Config
 from weft.hdl.schema import printable
-from weft.run.devices import Simulation
 from weft.run.execution import Execution
+from weft.run.options import RunKeywords, RunOptions
 
 if TYPE_CHECKING:
     from weft.compiler.ir.graph import DeviceSegment
     from weft.sim.device import Device
-    from weft.sim.waves import Waves
 
 
 class Changes(Protocol):
@@ -216,13 +215,10 @@ class Program:
     def run(
         self,
         inputs: Mapping[str, np.ndarray],
-        on: str | Device = "golden",
+        on: str | Device | RunOptions = "golden",
         *,
-        latency: int = 30,
-        bandwidth: float | None = None,
-        stalls: int | None = None,
-        trace: str | os.PathLike[str] | Waves | None = None,
         memory: bool = True,
+        **options: Unpack[RunKeywords],
     ) -> Result:
         """Run the model.
 
@@ -233,35 +229,29 @@ class Program:
         ----------
         inputs : dict of str to ndarray
             One array for each of `self.inputs`, with exactly its dtype and shape.
-        on : "golden", "rtl", "timing" or Device
-            Device for device programs. A `Device` must be built for this program's configuration. "rtl" simulates the
-            core that `weft.verilog` writes. "timing" counts that core's cycles but computes no results: there are no
-            outputs, and host segments do not run.
-        latency, bandwidth : int, float
-            Latency (1 to 1,000,000 cycles) and bandwidth (at least 0.001 bytes a cycle) of the simulated memory (rtl,
-            timing). By default, the bandwidth that the program is planned for.
-        stalls : int
-            Seed (32 bits) of random stalls on every bus channel (rtl); None: no stalls.
-        trace : path or Waves
-            Waveform file for the last device program (rtl): FST if the suffix is ``.fst``, else VCD.
+        on : "golden", "rtl", "timing", Device or RunOptions
+            Device for device programs, or all options in one record. On "timing" there are no outputs, and host
+            segments do not run.
         memory : bool
             Store the device's memory in the result, which takes time on a serial line.
+        options
+            Fields of `weft.RunOptions`: ``latency``, ``bandwidth``, ``stall_seed``, ``waves`` and so on.
 
         Raises
         ------
         InputError
             If an input is missing or has a wrong dtype or shape, or another argument has a wrong type or is out of
             range. Then nothing has run.
-            If `on` is a device that was built for another configuration, or has too little memory.
-            If `on` is "timing", and no part of the model runs on the device.
+            If the device was built for another configuration, or has too little memory.
+            If the device is "timing", and no part of the model runs on the device.
         weft.sim.device.DeviceError
             If a device fails.
         """
-        simulation = Simulation(latency, self.memory if bandwidth is None else bandwidth, stalls, trace)
+        record = RunOptions.of(on, **options).planned_for(self.memory)
         keep = flag("memory", memory)
-        execution = Execution(on, self.config, simulation, keep=keep, warnings=self.warnings)
+        execution = Execution(record, self.config, keep=keep, warnings=self.warnings)
         values = self._check(inputs) | self._states  # by name; segments add their outputs
-        if on == "timing" and not self.on_device:
+        if record.on == "timing" and not self.on_device:
             raise InputError("nothing of this program runs on the device, so there are no cycles to report")
         for segment in self.segments:
             if isinstance(segment, DeviceProgram):

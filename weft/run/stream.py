@@ -18,8 +18,8 @@ from weft.hdl.checker.program import ListedProgram, check_places
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.program_lists import Record, encode_list, pitch
-from weft.run.devices import Simulation
 from weft.run.execution import Execution
+from weft.run.options import RunOptions
 from weft.run.program import Program, Result
 from weft.run.runtime import Image
 
@@ -246,9 +246,7 @@ class _Run:
         self, program: Program, device: Device, inputs: Mapping[str, np.ndarray], image: Image, states: Values
     ) -> None:
         self.program, self.device, self.image = program, device, image
-        self.execution = Execution(
-            device, program.config, Simulation(), keep=False, warnings=program.warnings
-        )
+        self.execution = Execution(RunOptions(device), program.config, keep=False, warnings=program.warnings)
         self.values: Values = program._check(inputs) | states
         segments = list(program.segments)
         at = segments.index(image.program)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 from weft.compiler.backend import DeviceProgram
 from weft.configurations import sequential_boards, sequential_core_sentence
@@ -16,7 +16,7 @@ from weft.hdl.isa import Instruction, Queue
 from weft.hdl.isa.code import format_instruction
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import Simulation
+from weft.run.options import MemoryKeywords, RunOptions
 from weft.run.program import Program
 from weft.run.runtime import Image
 from weft.sim.rtl.trace import TracedRtl
@@ -83,7 +83,7 @@ class Timeline:
 
 
 def timelines_of(
-    program: Program, *, on: str = "timing", latency: int = 30, bandwidth: float | None = None
+    program: Program, on: str | RunOptions = "timing", **memory: Unpack[MemoryKeywords]
 ) -> list[Timeline]:
     """Run a program with inputs of zeros, and return the timelines of its device segments.
 
@@ -92,33 +92,33 @@ def timelines_of(
     Parameters
     ----------
     program : Program
-    on : "timing" or "rtl"
+    on : "timing", "rtl" or RunOptions
         The cycle model, or the RTL. On the RTL only softmax's cycles depend on the inputs.
-    latency, bandwidth
-        See `Program.run`.
+    memory
+        ``latency`` and ``bandwidth`` of `RunOptions`.
 
     Raises
     ------
     InputError
-        If `on`, `latency` or `bandwidth` is invalid, or if the program is for a sequential core, which has no traces.
+        If an option is invalid, or if the program is for a sequential core, which has no traces.
     FileError
         If no part of the program runs on the device.
     weft.sim.device.DeviceError
         If the model or the RTL fails.
     """
-    if on not in ("timing", "rtl"):
-        raise InputError(f"traces are of 'timing' or 'rtl', not of {on!r}")
+    options = RunOptions.of(on, **memory).planned_for(program.memory)
+    if options.on not in ("timing", "rtl"):
+        raise InputError(f"traces are of 'timing' or 'rtl', not of {options.on!r}")
     boards = sequential_boards(program.config)
     if boards:
         raise InputError(
             f"{sequential_core_sentence(boards)}: there are no traces of it, as it does one thing at a time"
         )
-    memory = Simulation(latency, program.memory if bandwidth is None else bandwidth).memory
     timelines: list[Timeline] = []
     for segment in program.segments:
         if isinstance(segment, DeviceProgram):
             image = Image(segment)
-            with _tracing_device(on, program.config, image.memory_bytes, memory) as device:
+            with _tracing_device(options, program.config, image.memory_bytes) as device:
                 image.run(device, {})
                 timelines.append(_timeline(segment, device, sum(earlier.cycles for earlier in timelines)))
     if not timelines:
@@ -128,13 +128,13 @@ def timelines_of(
 
 @contextmanager
 def _tracing_device(
-    on: str, config: Config, memory_bytes: int, memory: dict[str, Any]
+    options: RunOptions, config: Config, memory_bytes: int
 ) -> Iterator[TimingDevice | TracedRtl]:
-    if on == "rtl":
-        with TracedRtl(config, memory_bytes, **memory) as device:
+    if options.on == "rtl":
+        with TracedRtl(config, memory_bytes, **options.memory) as device:
             yield device
     else:
-        yield TimingDevice(config, memory_bytes, trace=True, **memory)
+        yield TimingDevice(config, memory_bytes, trace=True, **options.memory)
 
 
 def _timeline(program: DeviceProgram, device: TimingDevice | TracedRtl, origin: int) -> Timeline:

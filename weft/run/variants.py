@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from weft.errors import InputError
+from weft.run.options import RunKeywords, RunOptions
 from weft.run.program import Program, Result
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
-    from weft.sim.waves import Waves
 
 LOADS = 0.4
 """Share of cycles in which LOAD is busy. From this share on, a plan for a slower memory is tried, else for a faster."""
@@ -85,13 +84,10 @@ class Variants:
     def run(
         self,
         inputs: Mapping[str, np.ndarray],
-        on: str | Device = "golden",
+        on: str | Device | RunOptions = "golden",
         *,
-        latency: int = 30,
-        bandwidth: float | None = None,
-        stalls: int | None = None,
-        trace: str | os.PathLike[str] | Waves | None = None,
         memory: bool = True,
+        **options: Unpack[RunKeywords],
     ) -> Result:
         """Run the chosen program, see `Program.run`. The default bandwidth is that of the first program.
 
@@ -101,14 +97,13 @@ class Variants:
         for memory; and ``why``, the reason for the choice.
         """
         program = self.programs[self.choice]
-        rate = self.programs[0].memory if bandwidth is None else bandwidth
+        record = RunOptions.of(on, **options).planned_for(self.programs[0].memory)
         if program is not self._last:  # states are in the program that ran last
             program.reset(self._last.states)
-        result = program.run(
-            inputs, on, latency=latency, bandwidth=rate, stalls=stalls, trace=trace, memory=memory
-        )
+        result = program.run(inputs, record, memory=memory)
         self._last = program
-        where = (on if isinstance(on, str) else id(on), latency, rate, stalls is None)
+        device = record.on if isinstance(record.on, str) else id(record.on)
+        where = (device, record.latency, record.bandwidth, record.stall_seed is None)
         result.report["variant"] = self._learn(where, result.report)
         return result
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft import report as reports
-from weft.errors import FileError
-from weft.run.board_run import link_of, link_text, open_board
+from weft.cli.options import check_only
+from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
@@ -27,16 +26,6 @@ if TYPE_CHECKING:
     from weft.sim.device import Device
 
 
-class Target(enum.StrEnum):
-    GOLDEN = "golden"
-    RTL = "rtl"
-    TIMING = "timing"
-    BOARD = "board"
-
-
-On = Annotated[
-    Target, typer.Option("--on", help="Device to run on; timing computes on golden and counts cycles.")
-]
 Compare = Annotated[
     bool,
     typer.Option("--compare", help="Compare a board's logits with the golden interpreter's, byte by byte."),
@@ -51,9 +40,8 @@ class Running:
     ----------
     config : str
         Name or file of the configuration.
-    on : Target
-    latency, bandwidth
-        Latency of the simulated memory in cycles, and its bandwidth in bytes per cycle.
+    options : RunOptions
+        The device, which may also be "board", and the simulated memory.
     clock : float, optional
         Clock in MHz, as --clock gives it.
     port : str, optional
@@ -67,9 +55,7 @@ class Running:
     """
 
     config: str
-    on: Target = Target.GOLDEN
-    latency: int = 30
-    bandwidth: float | None = None
+    options: RunOptions
     clock: float | None = None
     port: str | None = None
     baud: int | None = None
@@ -78,22 +64,19 @@ class Running:
     _connected: BoardDevice | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.clock is not None and self.on is not Target.TIMING:
-            raise FileError(f"--clock and --on {self.on} do not go together: only timing takes a clock")
-        if self.on is not Target.BOARD:
-            board_options = {
-                self.port_option: self.port,
-                "--baud": self.baud,
-                "--compare": self.compare or None,
-            }
-            for name, value in board_options.items():
-                if value is not None:
-                    raise FileError(f"{name} and --on {self.on} do not go together: it is for a board")
+        check_only("timing", self.on, {"--clock": self.clock})
+        board_options = {self.port_option: self.port, "--baud": self.baud, "--compare": self.compare}
+        check_only("board", self.on, board_options)
+
+    @property
+    def on(self) -> str:
+        """Name of the device."""
+        return str(self.options.on)
 
     @property
     def compares_with_golden(self) -> bool:
         """Whether the golden interpreter computes the same steps for comparison."""
-        return self.on is Target.RTL or self.compare
+        return self.on == "rtl" or self.compare
 
     def load(self, path: Path, **options: Any) -> Model:
         """Load the model on the device, and report the features that weft adds to a preset.
@@ -101,33 +84,34 @@ class Running:
         `options` are the other options of `weft.extras.language.run.lm.load`.
         """
         from weft.extras.language.run import lm
-        from weft.run.devices import Simulation
 
         with reports.progress() as progress:
-            progress(
-                reports.RTL_STARTS if self.on is Target.RTL else "reading the model, and choosing its steps"
-            )
+            progress(reports.RTL_STARTS if self.on == "rtl" else "reading the model, and choosing its steps")
             model = lm.load(
-                path, self.config, on=self._device(progress), compare=self.compares_with_golden,
-                simulation=Simulation(latency=self.latency, bandwidth=self.bandwidth), **options,
+                path, self.config, on=replace(self.options, on=self._device(progress)),
+                compare=self.compares_with_golden, **options,
             )  # fmt: skip
         if model.added:
             reports.say_on_stderr(f"configuration: {self.config} with {', '.join(model.added)}")
         if self._connected is not None:
+            from weft.run.board_run import link_of, link_text
+
             reports.say_on_stderr(link_text(link_of(self._connected)))
         for note in model.reference.model.notes:
             reports.warn(note)
         return model
 
     def _device(self, progress: Progress) -> str | Device | Opening:
-        if self.on is Target.BOARD:
+        if self.on == "board":
             return functools.partial(self._open_board, progress)
-        model = self._board_model() if self.on is Target.TIMING else None
-        return self.on.value if model is None else model
+        model = self._board_model() if self.on == "timing" else None
+        return self.on if model is None else model
 
     @contextlib.contextmanager
     def _open_board(self, progress: Progress, config: Config) -> Iterator[Device]:
         """Open the board for a configuration."""
+        from weft.run.board_run import open_board
+
         with open_board(self.port, config, self.baud, progress) as device:
             progress(f"sending the model to {device.identity.board} at {device.port}")
             self._connected = device
@@ -141,7 +125,7 @@ class Running:
         from weft.run.board_run import board_model
 
         board = self._board()
-        if board is None or self.bandwidth is not None:
+        if board is None or self.options.bandwidth is not None:
             return None
         return board_model(board, board.config, board.clock)
 
@@ -149,7 +133,7 @@ class Running:
         """Return the timing of steps on the cycle model or a board, else None; `prompt` is the number of prompt
         tokens.
         """
-        if self.on not in (Target.TIMING, Target.BOARD):
+        if self.on not in ("timing", "board"):
             return None
         from weft.extras.language.run.language_report import Timing
 
@@ -170,8 +154,8 @@ class Running:
 
     def _bandwidth_limit(self) -> float | None:
         """Return the memory's bandwidth limit in bytes per cycle, or None."""
-        if self.bandwidth is not None:
-            return self.bandwidth
+        if self.options.bandwidth is not None:
+            return self.options.bandwidth
         board = self._board()
         return None if board is None else board.memory.peak_bytes_per_cycle
 

@@ -16,7 +16,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -42,7 +42,8 @@ from weft.extras.language.run.lm_ranges import model_ranges
 from weft.extras.language.run.lm_text import TextStream
 from weft.extras.language.run.sampling import Sampler
 from weft.hdl.isa.config import Config
-from weft.run.devices import Opening, Simulation
+from weft.run.devices import Opening
+from weft.run.options import RunKeywords, RunOptions
 
 if TYPE_CHECKING:
     from weft.extras.language.certificate.certificate import CertifiedProgram
@@ -292,9 +293,9 @@ def load(
     context: int | None = None,
     pages: int | None = None,
     calibration: str | None = None,
-    on: str | Device | Opening = "golden",
-    simulation: Simulation | None = None,
+    on: str | Device | Opening | RunOptions = "golden",
     compare: bool = False,
+    **options: Unpack[RunKeywords],
 ) -> Model:
     """Load a language model from a GGUF or ONNX file onto a device.
 
@@ -314,14 +315,14 @@ def load(
     calibration : str, optional
         Text for choosing quantisation steps; by default texts that the model generates
         (`weft.extras.language.run.lm_ranges`).
-    on : "golden", "rtl", "timing", Device or Opening
+    on : "golden", "rtl", "timing", Device, Opening or RunOptions
         Where to run. A function opens a device for the final configuration, for example
         ``functools.partial(weft.run.virtual.board_at, None)`` for the connected board. On "timing" the golden
         interpreter computes, and the cycle model counts cycles.
-    simulation : Simulation, optional
-        Parameters of the simulated memory.
     compare : bool
         Compare the device with the golden interpreter.
+    options
+        Fields of `weft.RunOptions`.
 
     Raises
     ------
@@ -333,6 +334,7 @@ def load(
     InputError
         If an argument has a wrong type or is out of its limits, or if memory is too small.
     """
+    record = RunOptions.of(on, **options)
     language_configuration(config)  # raises before a large file is read
     rows = integer("rows", rows, *ROWS)
     model = read(path)
@@ -353,9 +355,8 @@ def load(
         prompt_rows=choose_prompt_rows(places),
     )  # fmt: skip
     memory = DecoderMemory(decoder, pages)
-    simulation = simulation or Simulation()
-    machine = Machine(memory, on, simulation, compare=compare)
-    min_tokens = functools.cache(functools.partial(min_prompt_tokens, memory, simulation))
+    machine = Machine(memory, record, compare=compare)
+    min_tokens = functools.cache(functools.partial(min_prompt_tokens, memory, record))
     return Model(reference, memory, machine, extended.added, min_tokens)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
 from weft.hdl.isa.memmap import Counter
 from weft.report import mismatches
-from weft.run.devices import Opening, Simulation, open_device
-from weft.sim.device import Device
+from weft.run.devices import open_device
+from weft.run.options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StepCost:
     bytes_moved: int | None
 
 
-def min_prompt_tokens(memory: DecoderMemory, simulation: Simulation) -> int:
+def min_prompt_tokens(memory: DecoderMemory, options: RunOptions) -> int:
     """Return the number of prompt tokens from which the prompt program is faster than steps side by side.
 
     The cycle model decides. Return 0 if the decoder has no prompt program.
@@ -32,8 +32,8 @@ def min_prompt_tokens(memory: DecoderMemory, simulation: Simulation) -> int:
     if memory.prompts is None:
         return 0
     cycles, places = [], memory.decoder.places
-    plain = Simulation(simulation.latency, simulation.bandwidth)
-    with open_device("timing", memory.decoder.config, memory.memory_bytes, plain) as device:
+    timing = RunOptions("timing", **options.memory)
+    with open_device(timing, memory.decoder.config, memory.memory_bytes) as device:
         run, pages = DecoderRun(memory, device), range(memory.pages)
         # Cycles of a step with all rows, and of a step of the prompt program.
         for start, rows in ((run.step, places.rows), (run.prompt, memory.prompts.decoder.places.rows)):
@@ -48,9 +48,8 @@ class Machine:
     Parameters
     ----------
     memory : DecoderMemory
-    on : "golden", "rtl", "timing", Device or Opening
+    options : RunOptions
         On "timing", and any other device without results, the golden interpreter computes the same steps.
-    simulation : Simulation
     compare : bool
         Run the golden interpreter as well, and compare logits byte by byte.
 
@@ -70,8 +69,7 @@ class Machine:
     def __init__(
         self,
         memory: DecoderMemory,
-        on: str | Device | Opening,
-        simulation: Simulation,
+        options: RunOptions,
         *,
         compare: bool = False,
     ) -> None:
@@ -79,21 +77,17 @@ class Machine:
         self.step_costs: list[StepCost] = []
         self.mismatches = 0
         with contextlib.ExitStack() as stack:
-            self._main = self._run(stack, on, simulation)
+            self._main = self._run(stack, options)
             computes = self._main.device.computes
-            needs_golden = compare if computes else True
-            self._golden = self._run(stack, "golden", simulation) if needs_golden and on != "golden" else None
+            needs_golden = (compare or not computes) and options.on != "golden"
+            self._golden = self._run(stack, RunOptions("golden")) if needs_golden else None
             self._computing = self._main if computes or self._golden is None else self._golden
             self._open = stack.pop_all()
 
-    def _run(
-        self, stack: contextlib.ExitStack, on: str | Device | Opening, simulation: Simulation
-    ) -> DecoderRun:
+    def _run(self, stack: contextlib.ExitStack, options: RunOptions) -> DecoderRun:
         memory = self._memory
         hint = "; fewer pages, or a shorter context, take less"
-        device = stack.enter_context(
-            open_device(on, memory.decoder.config, memory.memory_bytes, simulation, hint)
-        )
+        device = stack.enter_context(open_device(options, memory.decoder.config, memory.memory_bytes, hint))
         return DecoderRun(memory, device)
 
     def close(self) -> None:

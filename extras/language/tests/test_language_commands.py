@@ -27,10 +27,11 @@ from weft.extras.language.certificate.certificate import describe_model
 from weft.extras.language.certificate.language import Language
 from weft.extras.language.compiler.integers import Integers
 from weft.extras.language.gguf.writer import write
-from weft.extras.language.run.decoder_run import Row
+from weft.extras.language.run.decoder_run import DecoderMemory, Row
 from weft.extras.language.run.language_report import Part, Timing
 from weft.extras.language.run.lm_machine import Machine, StepCost
 from weft.hdl.isa.config import PRESETS
+from weft.run.options import RunOptions
 
 PROMPT = "the quick fox"
 
@@ -165,9 +166,9 @@ class TwoAlike(Machine):
 
     WRONG = 0
 
-    def __init__(self, memory: object, on: object, simulation: object, *, compare: bool) -> None:
-        assert (on, compare) == ("rtl", True)
-        super().__init__(memory, "golden", simulation)  # type: ignore[arg-type]
+    def __init__(self, memory: DecoderMemory, options: RunOptions, *, compare: bool) -> None:
+        assert (options.on, compare) == ("rtl", True)
+        super().__init__(memory, dataclasses.replace(options, on="golden"))
 
     def step(self, rows: Sequence[Row]) -> None:
         super().step(rows)
@@ -237,11 +238,11 @@ REFUSED = [
     ),
     (
         ["--prompt", "a", "--clock", "5"],
-        "--clock and --on golden do not go together: only timing takes a clock",
+        "--clock and --on golden do not go together: it is for --on timing",
     ),
-    (["--prompt", "a", "--port", "x"], "--port and --on golden do not go together: it is for a board"),
-    (["--prompt", "a", "--baud", "9600"], "--baud and --on golden do not go together: it is for a board"),
-    (["--prompt", "a", "--compare"], "--compare and --on golden do not go together: it is for a board"),
+    (["--prompt", "a", "--port", "x"], "--port and --on golden do not go together: it is for --on board"),
+    (["--prompt", "a", "--baud", "9600"], "--baud and --on golden do not go together: it is for --on board"),
+    (["--prompt", "a", "--compare"], "--compare and --on golden do not go together: it is for --on board"),
     (["--prompt", "a", "--on", "board", "--port", "virtual:none"], "unknown board 'none'; choose "),
     (["--prompt-file", "model.gguf"], "model.gguf is not UTF-8 text: byte "),
     (["--prompt-file", "none"], "cannot use none: No such file or directory"),

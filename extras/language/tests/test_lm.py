@@ -25,7 +25,7 @@ from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.language.run.lm import End, Model
 from weft.extras.language.run.lm_machine import min_prompt_tokens
 from weft.hdl.isa.config import Config
-from weft.run.devices import Simulation
+from weft.run.options import RunOptions
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.device import Device
 
@@ -339,8 +339,8 @@ def test_cycles_are_counted_beside_what_is_computed(path: Path, model: Model) ->
         assert [step.tokens for step in loaded.step_costs] == [3, 1, 1, 1, 1]
         assert min(step.cycles or 0 for step in loaded.step_costs) > 10_000
         assert min(step.bytes_moved or 0 for step in loaded.step_costs) > 10_000
-    slow = Simulation(bandwidth=0.5)
-    with weft.extras.language.run.lm.load(path, "small", rows=3, on="timing", simulation=slow) as other:
+    slow = RunOptions("timing", bandwidth=0.5)
+    with weft.extras.language.run.lm.load(path, "small", rows=3, on=slow) as other:
         other.generate(PROMPT[:1], tokens=1).result  # noqa: B018
         assert (other.step_costs[0].cycles or 0) > 2 * (loaded.step_costs[1].cycles or 0)
         assert other.step_costs[0].bytes_moved == pytest.approx(loaded.step_costs[1].bytes_moved, rel=0.2)
@@ -349,13 +349,13 @@ def test_cycles_are_counted_beside_what_is_computed(path: Path, model: Model) ->
 
 def test_prompts_come_together_where_memory_sets_the_pace(path: Path, model: Model) -> None:
     """Many tokens take as long as one then, and else as long as their products and kernels."""
-    slow = Simulation(bandwidth=0.25)
-    with weft.extras.language.run.lm.load(path, "small", on="timing", simulation=slow) as loaded:
+    slow = RunOptions("timing", bandwidth=0.25)
+    with weft.extras.language.run.lm.load(path, "small", on=slow) as loaded:
         prompts = loaded.decoder.prompts
         assert prompts is not None
         memory = DecoderMemory(loaded.decoder, 3)
         least = min_prompt_tokens(memory, slow)
-        assert 2 <= least < min_prompt_tokens(memory, Simulation())
+        assert 2 <= least < min_prompt_tokens(memory, RunOptions())
         prompt = [3 + at % 7 for at in range(least + 1)]
         result = loaded.generate(prompt, tokens=2).result
         assert [step.tokens for step in loaded.step_costs] == [least, 1, 1]

@@ -719,7 +719,7 @@ def test_what_the_command_refuses(path: Path) -> None:
         "error: serving needs the Python package 'uvicorn', which is not installed: pip install 'weft[serve]'",
     )
     wrong = {
-        ("--board-port", "x"): "--board-port and --on golden do not go together: it is for a board",
+        ("--board-port", "x"): "--board-port and --on golden do not go together: it is for --on board",
         ("--on", "board", "--board-port", "virtual:none"): "unknown board 'none'; choose ",
     }
     for options, message in wrong.items():

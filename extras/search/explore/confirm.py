@@ -241,7 +241,7 @@ def _isolate(op: DeviceOp) -> DeviceOp:
 def _timing(item: Measured, image: Image) -> TimingDevice:
     latency, bandwidth = item.point.place.memory
     kind = SequentialTimingDevice if item.point.place.sequential else TimingDevice
-    return kind(item.point.config, image.memory_bytes, latency=latency, bytes_per_cycle=bandwidth)
+    return kind(item.point.config, image.memory_bytes, latency=latency, bandwidth=bandwidth)
 
 
 def _contents(program: DeviceProgram, seed: int) -> dict[str, np.ndarray]:
@@ -263,7 +263,7 @@ def _compare(item: Measured, image: Image, contents: dict[str, np.ndarray]) -> t
         config,
         image.memory_bytes,
         latency=latency,
-        bytes_per_cycle=bandwidth,
+        bandwidth=bandwidth,
         sequential=item.point.place.sequential,
     ) as device:
         image.run(device, contents)

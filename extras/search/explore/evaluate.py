@@ -235,7 +235,7 @@ def _run_counters(program: DeviceProgram, job: Job, *, flash: bool) -> dict[Coun
     device: Any
     if board is None:
         device = TimingDevice(
-            job.config, image.memory_bytes, latency=place.latency, bytes_per_cycle=place.bandwidth
+            job.config, image.memory_bytes, latency=place.latency, bandwidth=place.bandwidth
         )
     else:
         size = max(image.memory_bytes, board.memory.size)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weft.arguments import memory, number
+from weft.arguments import number
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS, find
+from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
@@ -35,7 +36,7 @@ class Place:
     """
 
     name: str
-    latency: int = 30
+    latency: int = RunOptions.latency
     bandwidth: float | None = None
     clock: float = DEFAULT_CLOCK
 
@@ -74,9 +75,9 @@ class Place:
 
 
 def make_places(
-    boards: list[str] | None, latency: int, bandwidth: float | None, clock: float | None
+    boards: list[str] | None, options: RunOptions | None = None, clock: float | None = None
 ) -> tuple[Place, ...]:
-    """Return the places for boards of these names, or one memory if there are none.
+    """Return the places for boards of these names, or one memory with the latency and bandwidth of `options`.
 
     Raises
     ------
@@ -85,8 +86,7 @@ def make_places(
     InputError
         If a number is outside its limits.
     """
-    latency, bandwidth = memory(latency, bandwidth)
     hertz = DEFAULT_CLOCK if clock is None else number("clock", clock, 1e5, 1e9)
     if not boards:
-        return (Place(MEMORY, latency, bandwidth, hertz),)
+        return (Place(MEMORY, clock=hertz, **(options or RunOptions()).memory),)
     return tuple(Place(find(name).name) for name in dict.fromkeys(boards))

@@ -112,7 +112,7 @@ def test_the_rtl_computes_it_and_rules_come_on_top() -> None:
     assert program.substitutions.before == program.roundings.after
     inputs = {name: values[0] for name, values in samples.items()}
     golden, rtl = (
-        program.run(inputs, on=device, stalls=stalls) for device, stalls in (("golden", None), ("rtl", 3))
+        program.run(inputs, on=device, stall_seed=stalls) for device, stalls in (("golden", None), ("rtl", 3))
     )
     for name, values in golden.outputs.items():
         np.testing.assert_array_equal(rtl.outputs[name], values)

@@ -218,7 +218,7 @@ def test_memories_that_are_too_small(tmp_path: Path) -> None:
     made = task(tmp_path)
     found = measure(job(made, PRESETS["tiny"], made.places[0], tmp_path))
     assert not found.refused
-    (nano,) = make_places(["tang-nano-9k"], 30, None, None)
+    (nano,) = make_places(["tang-nano-9k"])
     (tmp_path / "large").mkdir()
     large = copy_models(tmp_path, [model(tmp_path / "large", side=96)], {})
     board = Task(large, made.space, (nano,), OBJECTIVES)

@@ -31,6 +31,7 @@ from weft.extras.search import tuning
 from weft.extras.search.tune import RANKED_TRIALS, tune
 from weft.extras.search.tuning import TunedLayer, Tuning, sources_digest, timed_sources
 from weft.hdl.isa.config import PRESETS, Config
+from weft.run.options import RunOptions
 from weft.sim.timing.library import library
 
 TINY = PRESETS["tiny"]
@@ -100,7 +101,7 @@ def test_a_tiling_says_all_of_a_plan(preset: str) -> None:
 def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
     """With as many trials as there are plans for the smallest layer, none is better."""
     shapes = shapes_of(model, TINY)
-    memory = tuner._Judge(TINY, 30, None)
+    memory = tuner._Judge(TINY, RunOptions("timing"))
     plans = {
         key: list({plan.tiling: plan for plan in candidates(shape)}.values()) for key, shape in shapes.items()
     }
@@ -157,7 +158,7 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     shapes = shapes_of(model, TINY)
     held = [(shape.src.resident is not None, shape.dst.resident is not None) for shape in shapes.values()]
     assert held == [(False, True), (True, True), (True, False)]
-    memory = tuner._Judge(TINY, 30, None)
+    memory = tuner._Judge(TINY, RunOptions("timing"))
     last = list(shapes.values())[-1]
     moved = dataclasses.replace(last.src, resident=None)
     alone = ConvShape(last.op, Site((moved,), last.dst, Target(TINY)))

@@ -124,7 +124,7 @@ def test_rtl(name: str, kind: int) -> None:
         before = program.states
         golden, states = program.run(given), program.states
         program.reset(before)
-        found = program.run(given, on="rtl", stalls=index)
+        found = program.run(given, on="rtl", stall_seed=index)
         assert found.memory == golden.memory
         assert (found.outputs[PROBABILITIES] == golden.outputs[PROBABILITIES]).all()
         assert all((program.states[item] == value).all() for item, value in states.items())

@@ -73,7 +73,7 @@ def test_second_part_is_what_there_is(h: int, channels: int) -> None:
 def cycles(op: Conv, config: Config) -> int:
     """What an operator takes on the cycle model."""
     image = Image(compile_segment(segment_of(op), config))
-    model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)
+    model = TimingDevice(config, image.memory_bytes, bandwidth=config.bus_bytes)
     image.run(model, random_inputs(np.random.default_rng(0), op))
     return model.counters()[Counter.CYCLES]
 

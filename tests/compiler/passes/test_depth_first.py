@@ -59,7 +59,7 @@ def inputs(program: DeviceProgram) -> dict[str, np.ndarray]:
 def measured(program: DeviceProgram, config: Config, bandwidth: float) -> tuple[int, int]:
     """Cycles by the cycle model, and beats of the bus."""
     image = Image(program)
-    device = TimingDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=bandwidth)
+    device = TimingDevice(config, image.memory_bytes, latency=30, bandwidth=bandwidth)
     image.run(device, {})
     counters = device.counters()
     return counters[Counter.CYCLES], counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]

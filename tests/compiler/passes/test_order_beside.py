@@ -49,7 +49,7 @@ def inception(channels: int = 128, side: int = 28) -> DeviceSegment:
 def cycles(segment: DeviceSegment, bandwidth: float, *, beside: bool) -> int:
     passes = [item for item in PIPELINE if beside or item.run not in (order_beside, overlap_rows)]
     image = Image(compile_segment(segment, DEFAULT, bandwidth=bandwidth, passes=passes))
-    device = TimingDevice(DEFAULT, image.memory_bytes, bytes_per_cycle=bandwidth)
+    device = TimingDevice(DEFAULT, image.memory_bytes, bandwidth=bandwidth)
     image.run(device, {"x": np.zeros(segment.ops[0].sources[0].shape, np.int8)})
     return device.counters()[Counter.CYCLES]
 

@@ -123,7 +123,7 @@ def test_the_quicker_program_is_taken(segment: DeviceSegment, place: int) -> Non
     cycles = []
     for program in programs:
         image = Image(program)
-        device = TimingDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=2)
+        device = TimingDevice(config, image.memory_bytes, latency=30, bandwidth=2)
         image.run(device, {"x": np.zeros(program.input_shape("x"), np.int8)})
         cycles.append(device.counters()[Counter.CYCLES])
     assert cycles[place] < cycles[1 - place]
@@ -179,7 +179,7 @@ def test_rows_and_weights_in_banks_of_their_own(rows: int, out: int, cin: int, l
     op = conv("c", whole("x", (1, 1, rows, cin), "input"), out, 1, "output")
     program = compile_segment(DeviceSegment("s", (op,)), ULX3S)
     image = Image(program)
-    device = TimingDevice(ULX3S, image.memory_bytes, bytes_per_cycle=ULX3S.bus_bytes)
+    device = TimingDevice(ULX3S, image.memory_bytes, bandwidth=ULX3S.bus_bytes)
     image.run(device, {})
     counters = device.counters()
     moved = (rows * cin + cin * out + rows * out) / ULX3S.bus_bytes

@@ -118,6 +118,6 @@ def test_small_products_on_default(side: int, least: float) -> None:
     config = PRESETS["default"]
     op = convolution(whole("x", (1, 1, side, side), "input"), side)
     image = Image(compile_segment(segment_of(op), config))
-    device = TimingDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=16)
+    device = TimingDevice(config, image.memory_bytes, latency=30, bandwidth=16)
     image.run(device, {})
     assert op.macs / config.n**2 >= least * device.counters()[Counter.CYCLES]

@@ -59,7 +59,7 @@ def test_estimate(preset: str, op: Product) -> None:
     chosen = plan(op, Target(config))
     assert chosen is not None
     image = Image(compile_segment(segment_of(op), config))
-    model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)
+    model = TimingDevice(config, image.memory_bytes, bandwidth=config.bus_bytes)
     image.run(model, random_inputs(np.random.default_rng(0), op))
     assert 0.8 < model.counters()[Counter.CYCLES] / chosen.cycles < 1.25
 

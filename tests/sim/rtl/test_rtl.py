@@ -67,9 +67,9 @@ def expected() -> bytes:
         {},
         {"latency": 1},
         {"latency": 200},
-        {"bytes_per_cycle": 0.5},
+        {"bandwidth": 0.5},
         {"stall_probability": 0.3, "stall_seed": 1},
-        {"stall_probability": 0.9, "stall_seed": 2, "bytes_per_cycle": 3.0},
+        {"stall_probability": 0.9, "stall_seed": 2, "bandwidth": 3.0},
     ],
     ids=str,
 )
@@ -82,11 +82,22 @@ def test_program(memory: dict[str, float], expected: bytes) -> None:
 
 def test_slow_memory_takes_longer() -> None:
     cycles = []
-    for memory in ({"latency": 1}, {"latency": 100}, {"latency": 100, "bytes_per_cycle": 0.5}):
+    for memory in ({"latency": 1}, {"latency": 100}, {"latency": 100, "bandwidth": 0.5}):
         with RtlDevice(CONFIG, MEMORY, **memory) as device:
             run(device)
             cycles.append(device.counters()[Counter.CYCLES])
     assert cycles[0] < cycles[1] < cycles[2]
+
+
+def test_a_seed_stalls_the_memory() -> None:
+    """Each seed in its own way; a probability of 0 keeps it from that."""
+    cycles = []
+    for memory in ({}, {"stall_seed": 3, "stall_probability": 0.0}, {"stall_seed": 3}, {"stall_seed": 4}):
+        with RtlDevice(CONFIG, MEMORY, **memory) as device:
+            run(device)
+            cycles.append(device.counters()[Counter.CYCLES])
+    assert cycles[0] == cycles[1] < min(cycles[2:])
+    assert cycles[2] != cycles[3]
 
 
 def test_counters() -> None:
@@ -102,11 +113,11 @@ def test_counters() -> None:
 
 
 def test_trace(tmp_path: Path, expected: bytes) -> None:
-    with RtlDevice(CONFIG, MEMORY, trace=tmp_path / "trace.vcd") as device:
+    with RtlDevice(CONFIG, MEMORY, waves=tmp_path / "trace.vcd") as device:
         assert run(device) == expected
     assert "m_axi_araddr" in (tmp_path / "trace.vcd").read_text()
     with pytest.raises(DeviceError, match=r"^cannot write the trace .*missing"):
-        RtlDevice(CONFIG, MEMORY, trace=tmp_path / "missing" / "trace.vcd")
+        RtlDevice(CONFIG, MEMORY, waves=tmp_path / "missing" / "trace.vcd")
 
 
 def failing(program: bytes, timeout: int | None = 5000) -> str:
@@ -193,9 +204,7 @@ def test_start_while_running() -> None:
         device.wait(100_000)
 
 
-@pytest.mark.parametrize(
-    "options", [{"latency": 0}, {"bytes_per_cycle": 0.0}, {"stall_probability": 1.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{"latency": 0}, {"bandwidth": 0.0}, {"stall_probability": 1.0}], ids=str)
 def test_memory_options(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"^the (memory|stall) .* not (0|0\.0|1\.0)$"):
         RtlDevice(CONFIG, MEMORY, **options)

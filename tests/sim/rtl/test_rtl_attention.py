@@ -39,7 +39,7 @@ def compare(config: Config, block: int, *, sequential: bool = False) -> None:
         image.run(golden, inputs)
         memory = {
             "latency": int(rng.integers(1, 80)),
-            "bytes_per_cycle": float(rng.choice([config.bus_bytes, config.bus_bytes / 2])),
+            "bandwidth": float(rng.choice([config.bus_bytes, config.bus_bytes / 2])),
             "stall_probability": float(rng.choice([0.0, 0.2, 0.5])),
             "stall_seed": int(rng.integers(1 << 30)),
         }

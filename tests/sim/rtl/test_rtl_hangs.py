@@ -137,7 +137,7 @@ def test_a_long_program_does_not_hang(name: str) -> None:
     """One instruction of VEC takes several times as long as a hang is noticed in, and so do slow memories; LOAD writes
     fill bytes to the whole scratchpad."""
     options: dict[str, float] = {
-        "slow": {"latency": 300_000}, "narrow": {"bytes_per_cycle": 1e-5}, "stalls": {"stall_probability": 0.99}
+        "slow": {"latency": 300_000}, "narrow": {"bandwidth": 1e-5}, "stalls": {"stall_probability": 0.99}
     }.get(name, {})  # fmt: skip
     pixels = CONFIG.scratchpad_size // N * N
     program: Instruction = {

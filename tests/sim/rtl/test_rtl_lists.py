@@ -46,7 +46,7 @@ def compare(config: Config, seeds: Iterable[int], counts: tuple[int, ...] = (1, 
         golden, plain = (kind(config, made.memory_bytes) for kind in (CompiledDevice, GoldenDevice))
         memory: dict[str, Any] = {
             "latency": pick.choice([1, 5, 40]),
-            "bytes_per_cycle": pick.choice([None, None, 1.5]),
+            "bandwidth": pick.choice([None, None, 1.5]),
             "stall_probability": pick.choice([0.0, 0.3, 0.7]),
             "stall_seed": seed,
             "reordered": pick.random() < 0.5,
@@ -83,7 +83,7 @@ def test_many_lists() -> None:
 def times(config: Config, seeds: Iterable[int], counts: tuple[int, ...] = (1, 3, 6)) -> None:
     """All counters of lists, and the cycles of each of their programs, are what the cycle model says."""
     memories: list[dict[str, Any]] = [
-        {"latency": 1}, {"latency": 5}, {"latency": 40}, {"latency": 5, "bytes_per_cycle": 1.5}
+        {"latency": 1}, {"latency": 5}, {"latency": 40}, {"latency": 5, "bandwidth": 1.5}
     ]  # fmt: skip
     for seed in seeds:
         made = ProgramList(config, seed, random.Random(seed).choice(counts))

@@ -41,7 +41,7 @@ def compare(config: Config, seeds: range, count: int) -> None:
         unrolled += len(made.straight) > len(made.program)
         # A beat of the widest bus would take such a slow memory longer than all else.
         rate = pick.choice([None, None, 1.5]) if config.bus_bytes < 128 else None
-        memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": rate}
+        memory = {"latency": pick.choice([1, 5, 40]), "bandwidth": rate}
         expected = made.run(GoldenDevice(config, MEMORY))
         model = TimingDevice(config, MEMORY, **memory)
         stalls = {"stall_probability": pick.choice([0.0, 0.3, 0.7]), "stall_seed": seed}

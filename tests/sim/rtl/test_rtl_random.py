@@ -41,7 +41,7 @@ def compare(
             config,
             MEMORY,
             latency=pick.choice([1, 5, 40]),
-            bytes_per_cycle=pick.choice([None, None, 1.5]),
+            bandwidth=pick.choice([None, None, 1.5]),
             stall_probability=pick.choice([0.0, 0.0, 0.3, 0.7]),
             stall_seed=seed,
             sequential=sequential,

@@ -75,7 +75,7 @@ def test_programs_run_as_in_the_cycle_model() -> None:
     """Twice each: nothing stays behind from the first time."""
     for seed in range(10):
         pick = random.Random(seed)
-        memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": pick.choice([None, 1.5])}
+        memory = {"latency": pick.choice([1, 5, 40]), "bandwidth": pick.choice([None, 1.5])}
         generator = WithoutDivision(TINY, seed, serial=seed % 4 == 0)
         generator.build(25)
         model = TimingDevice(TINY, MEMORY, trace=True, **memory)

@@ -138,7 +138,9 @@ def test_programs(on: str, preset: str, tmp_path: Path) -> None:
     for _ in range(2):
         given = feeds(model, rng, rows)
         (found,) = (
-            weft.load(tmp_path / "program").run(given, on, stalls=3 if on == "rtl" else None).outputs.values()
+            weft.load(tmp_path / "program")
+            .run(given, on, stall_seed=3 if on == "rtl" else None)
+            .outputs.values()
         )
         (wanted,) = plain_session(model).run(None, given)
         assert np.abs(found - wanted).max() <= 2 * np.abs(np.diff(np.unique(wanted))).min()
