@@ -147,8 +147,8 @@ def _show(results: list[Result], tested: list[Mutants]) -> None:
             reports.say(f"{item.title}: netlists, logs and the trace are in {item.folder}")
     for result in tested:
         reports.say(_summary(result))
-        for command in (*result.survivors, *result.undecided):
-            reports.say(f"    survived: {command}")
+        for line in (*result.survivors, *result.undecided):
+            reports.say(f"    survived: {line}")
 
 
 @command()
