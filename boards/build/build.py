@@ -110,7 +110,8 @@ class Design:
 
     @property
     def hardware(self) -> str:
-        """Hash of the hardware and its pads, 16 hexadecimal digits, which does not depend on names of signals."""
+        """Hash of the hardware and its pads, 16 hexadecimal digits, which does not depend on names of signals
+        and modules."""
         digest = hashlib.sha256()
         for name, text in self.sources.items():
             for line in _without_names(text) if name.endswith(".il") else [text]:
@@ -119,12 +120,14 @@ class Design:
 
 
 def _without_names(rtlil: str) -> Iterator[str]:
-    """Yield the lines of RTLIL with each module's names replaced by numbers in order of occurrence.
+    """Yield the lines of RTLIL with names of modules, and each module's own names, replaced by numbers in order.
 
     Names of library cells, of their ports and of parameters stay.
     """
     # Ports of instances of these modules are renamed like other names; ports of library cells are not.
-    modules = set(re.findall(r"^module (\S+)$", rtlil, flags=re.M))
+    modules = {
+        name: str(number) for number, name in enumerate(re.findall(r"^module (\S+)$", rtlil, flags=re.M))
+    }
     numbers: dict[str, int] = {}
     own = False  # the current cell is an instance of one of these modules
     for line in rtlil.splitlines(keepends=True):
@@ -133,9 +136,11 @@ def _without_names(rtlil: str) -> Iterator[str]:
             continue
         if words[0] == "module":
             numbers = {}
+            words[1] = modules[words[1]]
         elif words[0] == "cell":
             own = words[1] in modules
-            words = ["cell", "module" if own else words[1], str(numbers.setdefault(words[2], len(numbers)))]
+            kind = modules.get(words[1], words[1])
+            words = ["cell", kind, str(numbers.setdefault(words[2], len(numbers)))]
         elif words[0] in ("wire", "memory", "process"):
             words[-1] = str(numbers.setdefault(words[-1], len(numbers)))
         elif words[0] == "connect" and line.startswith("    "):  # inside a cell

@@ -284,7 +284,7 @@ def test_where_a_signal_comes_from_does_not_count(monkeypatch: pytest.MonkeyPatc
     assert building.key(board, design, 1) != building.key(board, design, 2)
 
 
-def test_names_of_signals_do_not_count_for_the_hardware() -> None:
+def test_names_of_signals_and_modules_do_not_count_for_the_hardware() -> None:
     """But what the hardware does, and its pads."""
     board = BOARDS["icebreaker"]
     design = building.elaborate(board, CONFIG, board.clock, small())
@@ -298,6 +298,7 @@ def test_names_of_signals_do_not_count_for_the_hardware() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", design.hardware)
     for name in ("bits", "product1", "memory", "total"):
         assert changed(rf"\\{name}\b", rf"\\other_{name}") == design.hardware
+    assert changed(r"(module|cell) \\top\.top(?=\s)", r"\1 \\top.another") == design.hardware
     assert changed(r"test_board_build\.py:\d+", "elsewhere.py:1") == design.hardware
     assert changed(r"cell \$mul ", "cell $add ") != design.hardware
     assert changed(r"connect \\A \\bits", r"connect \\A \\total") != design.hardware
