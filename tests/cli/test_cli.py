@@ -120,7 +120,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
         "compile": compile,
         "load": lambda folder: program,
         "check": lambda model, config, shapes, states: Check(NODES, Shares(9, 1, 2, 3)),
-        "verilog": lambda config, prefix: (
+        "verilog": lambda config, prefix="": (
             f"module {prefix}top;\nendmodule\n",
             {"core": "pipelined", "parameters": config.to_dict()},
         ),

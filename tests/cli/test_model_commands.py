@@ -313,7 +313,7 @@ def test_what_is_read_is_never_overwritten(folder: Path, capsys: pytest.CaptureF
 
 def test_files_that_are_no_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(
-        weft, "verilog", lambda config, prefix: ("module weft;", {"core": "pipelined"}), raising=False
+        weft, "verilog", lambda config, prefix="": ("module weft;", {"core": "pipelined"}), raising=False
     )
     assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny") == 0
     capfd.readouterr()

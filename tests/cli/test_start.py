@@ -104,7 +104,7 @@ def test_other_errors_in_destructors_are_told() -> None:
         class Failing:
             def __del__(self):
                 raise ValueError("of a destructor")
-        weft.verilog = lambda config, prefix: (Failing() and None, ("module weft;", {"core": "no"}))[1]
+        weft.verilog = lambda config, prefix="": (Failing() and None, ("module weft;", {"core": "no"}))[1]
         main(["verilog", "-o", "/dev/stdout", "-q"])
     """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -138,7 +138,7 @@ def test_without_a_terminal_weft_goes_on() -> None:
         import os, signal, weft
         from weft.__main__ import main
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        weft.verilog = lambda config, prefix: (os.kill(os.getpid(), signal.SIGHUP), ("module weft;", {"core": "no"}))[1]
+        weft.verilog = lambda config, prefix="": (os.kill(os.getpid(), signal.SIGHUP), ("module weft;", {"core": "no"}))[1]
         main(["verilog", "-o", "/dev/stdout", "-q"])
     """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
