@@ -1,12 +1,12 @@
 """What the integers of a decoder cost in accuracy, on the example's language model and texts that were held out.
 
-    python benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write docs/language.md]
+    python benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write PAGE]
 
 Tables are `budget` (perplexities in float32 and on the device, for types of weights), `errors` (of logits and products,
 beside those of products in blocks as processors compute them), `causes` (each rounding alone, and all others) and
 `keys` (steps of keys and values that the device has, and others). Windows of 256 tokens do not overlap. The device is
-the golden interpreter with `default`, its ranges those of texts that the model makes by itself. ``--write`` puts each
-table in the place of the one between its two comments in a file.
+the golden interpreter with `default`, its ranges those of texts that the model makes by itself. ``--write`` puts
+each table between its two comments in a page, extras/language/README.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What graph substitutions and rewrites within a budget are worth: networks with and without, by the cycle model.
 
-    python benchmarks/substitutions.py [NETWORK[:CONFIG[:BYTES]] ...] [--most 400] [--write docs/substitutions.md]
+    python benchmarks/substitutions.py [NETWORK[:CONFIG[:BYTES]] ...] [--most 400] [--write PAGE]
     python benchmarks/substitutions.py NETWORK[:CONFIG[:BYTES]] ... --budget 2 [--samples 4] [--write ...]
 
 Networks are those of `zoo.py`, none of which rules were made for. Columns: cycles of all device programs by the cycle

@@ -34,7 +34,9 @@ def convert(context: Context) -> None:
     op, builder = context.op, context.builder
     record, count = NAMES.get(op.name), len(op.operands)
     if record is None:
-        raise context.refuse("is none that weft reads; docs/mlir.md lists those")
+        raise context.refuse(
+            "is none that weft reads; extras/mlir/operations.md lists the supported operations"
+        )
     least, most = record.operands
     if count < least or (most is not None and count > most):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"

@@ -73,7 +73,8 @@ class Reader(Parser):
             found = super()._get_op_by_name(name)
             if issubclass(found, UnregisteredOp) and self._current_token.span.text != "(":
                 raise CompileError(
-                    f"line {self._line}: {name[:80]} is none that weft reads; docs/mlir.md lists those"
+                    f"line {self._line}: {name[:80]} is none that weft reads; "
+                    "extras/mlir/operations.md lists the supported operations"
                 )
             return found
         if name not in self._forms:

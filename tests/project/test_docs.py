@@ -1,4 +1,4 @@
-"""The documentation: its Python runs, its commands print what it says, its links lead somewhere."""
+"""The documentation: Python runs, commands print the shown output, links and anchors exist."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from support import float_nets, language_models, onnx_decoders, tflite_networks
 from weft.examples import digits
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-RUN = [
-    ROOT / "docs" / name
-    for name in (
-        "machine.md",
-        "compiling.md",
-        "quantising.md",
-        "attention.md",
-        "extending.md",
-        "tflite.md",
-        "mlir.md",
-        "boards.md",
-        "language.md",
-        "assurance.md",
-        "exploring.md",
-        "training.md",
-    )
-]
+PAGES = {
+    str(page.relative_to(ROOT)): page
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "reference", *sorted((ROOT / "extras").iterdir()))
+    for page in sorted(folder.glob("*.md"))
+}
+RUN = (
+    "docs/core.md",
+    "docs/machine.md",
+    "docs/compiling.md",
+    "docs/quantising.md",
+    "docs/attention.md",
+    "docs/extending.md",
+    "docs/tflite.md",
+    "docs/boards.md",
+    "extras/language/README.md",
+    "extras/mlir/README.md",
+    "extras/proof/README.md",
+    "extras/search/exploring.md",
+    "extras/training/README.md",
+)
+"""Pages whose examples run."""
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -68,7 +68,7 @@ def shell(command: str, folder: Path) -> list[str]:
 
 
 def agree(expected: list[str], printed: list[str]) -> bool:
-    """Whether lines are as expected: ``...`` alone stands for any lines, inside a line for any text."""
+    """Compare lines: a line ``...`` matches any lines, and ``...`` inside a line any text."""
     if not expected:
         return not printed
     if expected[0] == "...":
@@ -78,7 +78,7 @@ def agree(expected: list[str], printed: list[str]) -> bool:
 
 
 def session(text: str) -> list[tuple[str, list[str]]]:
-    """Commands, each with the lines that follow it; runs of blanks count as one."""
+    """Return commands, each with the lines of its output; runs of blanks count as one."""
     runs: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -88,39 +88,60 @@ def session(text: str) -> list[tuple[str, list[str]]]:
     return runs
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
-def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", RUN)
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if page.name != "compiling.md":  # which puts it there itself
+    if name not in ("docs/compiling.md", "docs/core.md"):  # their examples write it
         Path("digits.onnx").write_bytes(digits.model())
-    if page.name == "tflite.md":
+    if name == "docs/tflite.md":
         Path("network.tflite").write_bytes(tflite_networks.convolutions())
         np.save("input.npy", np.zeros((1, 9, 8, 3), np.int8))
-    if page.name == "language.md":
-        made = language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
+    if name == "extras/language/README.md":
+        model = language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
         form = onnx_decoders.Form(style="plain")
-        onnx_decoders.write(Path("exported"), made, form, np.random.default_rng(0))
-    if page.name == "quantising.md":
+        onnx_decoders.write(Path("exported"), model, form, np.random.default_rng(0))
+    if name == "docs/quantising.md":
         onnx.save(float_nets.residual(batch="batch"), "network.onnx")
         np.savez("samples.npz", **float_nets.samples(float_nets.residual(), 64))
     names: dict[str, object] = {}
-    found = blocks(page)
-    assert found
-    for block in found:
+    examples = blocks(PAGES[name])
+    assert examples
+    for block in examples:
         if block.kind == "python":
-            exec(compile(block.text, str(page), "exec"), names)
+            exec(compile(block.text, name, "exec"), names)
             continue
         for command, expected in session(block.text):
             printed = shell(command, tmp_path)
             assert agree(expected, printed), f"{command}\n" + "\n".join(printed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links(page: Path) -> None:
-    written = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)  # code has no links
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", written):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def heading_anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links(name: str) -> None:
+    page = PAGES[name]
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", without_code(page)):
+        if "://" in target:
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{name} links to {target}"
+        assert not anchor or anchor in heading_anchors(linked), f"{name} links to {target}#{anchor}"
+
+
+def test_each_extra_has_a_page_that_the_map_links() -> None:
+    extras = {path.parent.name for path in (ROOT / "extras").glob("*/__init__.py")}
+    map_of_all = (ROOT / "README.md").read_text(), (ROOT / "docs" / "core.md").read_text()
+    for extra in extras:
+        for text in map_of_all:
+            assert f"extras/{extra}/README.md" in text, extra
 
 
 def test_ellipses() -> None:

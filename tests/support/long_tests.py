@@ -20,6 +20,7 @@ SOURCES = (
     "compiler",
     "sim",
     "boards",
+    "extras",
     "weft",
     "examples",
     "benchmarks",

@@ -1,4 +1,4 @@
-"""The language model that comes with weft: it is what docs/language.md says of it."""
+"""The language model that comes with weft: it is what extras/language/README.md says of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.gguf.reader import read
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "language.md"
+PAGE = Path(__file__).resolve().parents[3] / "extras" / "language" / "README.md"
 LEAST_SOLVED = {"sums": 0.9, "stories": 0.8, "letters": 0.7}
-"""Shares of 30 problems; docs/language.md has those of more."""
+"""Shares of 30 problems; extras/language/README.md has those of more."""
 
 
 @functools.cache

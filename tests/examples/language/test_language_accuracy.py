@@ -18,7 +18,7 @@ from weft.examples import language
 from weft.examples.language import measure
 from weft.extras.language.compiler.model import BlockTensor
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "language.md"
+PAGE = Path(__file__).resolve().parents[3] / "extras" / "language" / "README.md"
 TOKENS = 20
 
 
