@@ -25,6 +25,7 @@ TIMING_SOURCES = (
     "weft.compiler",
     "weft.hdl",
     "weft.sim.timing",
+    "weft.run.options",
     "weft.run.runtime",
     "weft.extras.search.tune",
 )

@@ -138,7 +138,8 @@ def test_without_a_terminal_weft_goes_on() -> None:
         import os, signal, weft
         from weft.__main__ import main
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        weft.verilog = lambda config, prefix="": (os.kill(os.getpid(), signal.SIGHUP), ("module weft;", {"core": "no"}))[1]
+        written = "module weft;", {"core": "no"}
+        weft.verilog = lambda config, prefix="": (os.kill(os.getpid(), signal.SIGHUP), written)[1]
         main(["verilog", "-o", "/dev/stdout", "-q"])
     """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

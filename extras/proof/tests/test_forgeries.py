@@ -343,8 +343,8 @@ def test_the_proven_program_runs(
         assert not output.exists()
         return
     assert code(arguments) == 0
-    one, other = np.load(right), np.load(output)
-    assert all(np.array_equal(one[name], other[name]) for name in one.files)
+    with np.load(right) as one, np.load(output) as other:
+        assert all(np.array_equal(one[name], other[name]) for name in one.files)
 
 
 def test_a_program_without_a_device_is_not_certified(
