@@ -13,9 +13,7 @@ from rich.table import Table
 from weft import report as reports
 from weft.arguments import SEED, Whole
 from weft.cli.commands import command
-from weft.cli.options import (
-    Json,
-)
+from weft.cli.options import Json
 from weft.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,15 +11,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.cli.commands import command
-from weft.cli.options import (
-    Folder,
-    Json,
-    Shapes,
-    States,
-    load,
-    shapes_of,
-    states_of,
-)
+from weft.cli.options import Folder, Json, Shapes, States, load, shapes_of, states_of
 
 
 @command()
