@@ -26,7 +26,8 @@ from weft.examples import digits
 from weft.extras.training.evaluation import accuracy
 from weft.extras.training.gradient.deployed import in_real_numbers
 from weft.extras.training.layers import layers_of
-from weft.extras.training.trainer import Settings, Trainer
+from weft.extras.training.settings import Settings
+from weft.extras.training.trainer import Trainer
 
 CONFIG = weft.Config.load("default")
 SEED = 7

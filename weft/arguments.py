@@ -13,10 +13,6 @@ from weft.errors import InputError
 BANDWIDTH = (0.001, 1_000_000)
 """Limits of a simulated memory's bandwidth, in bytes a cycle."""
 SEED = (0, (1 << 32) - 1)
-EPOCHS, BATCH, LAYERS = (1, 10_000), (1, 4096), (1, 10_000)
-RATE, MOMENTUM = (1e-9, 1000), (0, 0.9999)
-ADAPTER = (0, 1024)
-"""Limits of the parameters of training."""
 
 
 def integer(name: str, value: Any, low: float | None = None, high: float | None = None) -> int:

@@ -16,12 +16,7 @@ from weft import files
 from weft import report as reports
 from weft.arguments import Real, Whole
 from weft.cli.commands import Take, command
-from weft.cli.options import (
-    Baud,
-    Configuration,
-    Json,
-    Port,
-)
+from weft.cli.options import Baud, Configuration, Json, Port
 from weft.errors import FileError
 from weft.extras.language.run.language_target import Compare, Running
 from weft.run.options import RunOptions
@@ -234,7 +229,7 @@ def _generation_report(
     return {
         "format": GENERATE,
         "config": model.decoder.config.to_dict(),
-        "on": running.on,
+        "on": running.options.on,
         "prompt_tokens": list(result.prompt),
         "tokens": list(result.tokens),
         "text": result.text,

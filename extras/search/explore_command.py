@@ -14,11 +14,7 @@ from weft import files
 from weft import report as reports
 from weft.arguments import SEED, Real, Whole
 from weft.cli.commands import Take, command
-from weft.cli.options import (
-    Shapes,
-    board_names,
-    shapes_of,
-)
+from weft.cli.options import Shapes, board_names, shapes_of
 from weft.errors import InputError
 from weft.run.options import RunOptions
 

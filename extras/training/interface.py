@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, integer, number
+from weft.arguments import integer
 from weft.compiler.frontend import other_network
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.reader import Source, read
@@ -18,13 +18,17 @@ from weft.configurations import configuration
 from weft.errors import InputError
 from weft.extras.training.gradient.deployed import in_real_numbers
 from weft.extras.training.gradient.network import gradient_network
-from weft.extras.training.trainer import Epoch, Settings, Trainer
+from weft.extras.training.settings import Settings
+from weft.extras.training.trainer import Epoch, Trainer
 from weft.hdl.isa.config import Config
 from weft.run.devices import NAMES
 from weft.samples import SampleSource, array_of, fit_samples
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
+
+MAX_LAYERS = 10_000
+"""Limit for the number of layers to train."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def train(
     names : sequence of str
         Nodes of layers instead.
     epochs, batch, rate, momentum, seed
-        Of stochastic gradient descent: see `weft.extras.training.trainer.Settings`.
+        Of stochastic gradient descent: see `weft.extras.training.settings.Settings`.
     adapter : int
         If it is above 0, weights stay, and a low-rank adapter of this rank is trained beside each: see
         `weft.extras.training.gradient.adapters`. The model that is written has weights with it.
@@ -131,12 +135,8 @@ def train(
         raise InputError(
             f"training takes 'golden', 'rtl' or a device, not {on!r}: it needs what steps compute"
         )
-    settings = Settings(
-        integer("epochs", epochs, *EPOCHS), integer("batch", batch, *BATCH), number("rate", rate, *RATE),
-        number("momentum", momentum, *MOMENTUM), integer("seed", seed, *SEED),
-        integer("adapter", adapter, *ADAPTER),
-    )  # fmt: skip
-    last = None if layers is None else integer("layers", layers, *LAYERS)
+    settings = Settings(epochs, batch, rate, momentum, seed, adapter)
+    last = None if layers is None else integer("layers", layers, 1, MAX_LAYERS)
     told = progress or (lambda text: None)
     trainer = Trainer(model, configuration(config), settings, layers=last, names=names, on=on, told=told)
     arrays = samples_of(trainer, samples)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,11 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.arguments import ADAPTER, BATCH, EPOCHS, LAYERS, MOMENTUM, RATE, SEED, Real, Whole
+from weft.arguments import Whole
 from weft.cli.commands import Take, command
 from weft.cli.options import Baud, Configuration, Port, check_only, config_file, configuration
 from weft.errors import FileError
+from weft.extras.training.settings import Settings
 from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
@@ -57,22 +57,14 @@ def train(
             help="Samples to measure accuracy on. Default: the samples of --data.", show_default=False
         ),
     ] = None,
-    layers: Annotated[int, Whole("Train this many of the last layers.", *LAYERS)] = 1,
+    layers: Annotated[int, Whole("Train this many of the last layers.", 1, 10_000)] = 1,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Train all layers.")] = False,
     layer: Annotated[
         list[str],
         typer.Option(help="Train the layer of this node instead. May be repeated.", metavar="NODE"),
     ] = [],  # noqa: B006
-    adapter: Annotated[
-        int,
-        Whole("Train low-rank adapters of this rank; 0 trains the weights themselves.", *ADAPTER),
-    ] = 0,
-    epochs: Annotated[int, Whole("Number of passes over all samples.", *EPOCHS)] = 10,
-    batch: Annotated[int, Whole("Samples in each step.", *BATCH)] = 32,
-    rate: Annotated[float, Real("Learning rate of the first epochs.", *RATE)] = 0.01,
-    momentum: Annotated[float, Real("Momentum of the gradients.", *MOMENTUM)] = 0.9,
-    seed: Annotated[int, Whole("Seed of the order of samples.", *SEED)] = 0,
     *,
+    settings: Annotated[Settings, Take("adapter", "epochs", "batch", "rate", "momentum", "seed")],
     options: Annotated[RunOptions, Take(on=("golden", "rtl", "board"))],
     config: Configuration = "default",
     report: Annotated[
@@ -88,16 +80,18 @@ def train(
     files.check_overwrites({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
     check_only("board", options.on, {"--port": port, "--baud": baud})
     import weft
+    from weft.run.board_run import open_board
 
     samples, labels = _samples(data)
     tested = (samples, labels) if held_out is None else _samples(held_out)
     with reports.progress() as progress:
         progress("measuring the model's accuracy")
         before = _accuracy(model, *tested, chosen)
-        with _device(options.on, port, baud, chosen, progress) as device:
+        board = open_board(port, chosen, baud, progress) if options.on == "board" else None
+        with board or contextlib.nullcontext(str(options.on)) as device:
             made = weft.train(
-                model, samples, labels, chosen, layers=None if all_layers else layers, names=layer, epochs=epochs,
-                batch=batch, rate=rate, momentum=momentum, seed=seed, adapter=adapter, on=device, progress=progress,
+                model, samples, labels, chosen, layers=None if all_layers else layers, names=layer, on=device,
+                progress=progress, **vars(settings),
             )  # fmt: skip
         progress("measuring the trained model's accuracy")
         after = _accuracy(made.model, *tested, chosen)
@@ -130,19 +124,6 @@ def _accuracy(model: Any, samples: dict[str, np.ndarray], labels: np.ndarray, co
     from weft.extras.training.evaluation import accuracy
 
     return accuracy(model, samples, labels, config)
-
-
-@contextlib.contextmanager
-def _device(
-    on: object, port: str | None, baud: int | None, config: Config, progress: reports.Progress
-) -> Iterator[Any]:
-    if on != "board":
-        yield on
-        return
-    from weft.run.board_run import open_board
-
-    with open_board(port, config, baud, progress) as device:
-        yield device
 
 
 def _json(made: Trained, before: float | None, after: float | None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from weft.extras.training.gradient.training import (
     training_step,
 )
 from weft.extras.training.layers import chosen
+from weft.extras.training.settings import Settings
 from weft.extras.training.written import with_weights
 from weft.hdl.isa.config import Config
 from weft.run.program import Program, Result
@@ -45,25 +46,6 @@ _HEADROOM = 1.5
 """How many times the largest value of a calibration what is computed forward may be."""
 _LEAST = 1e-3
 """Probabilities below count as this much in the loss that is told: the device's are multiples of 1/256."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model is trained: `rate` falls to a third after 60 % of the epochs, and once more after 85 %.
-
-    With `adapter` above 0 it is not the weights that are trained, but a low-rank adapter of that rank beside each.
-    """
-
-    epochs: int = 10
-    batch: int = 32
-    rate: float = 0.01
-    momentum: float = 0.9
-    seed: int = 0
-    adapter: int = 0
-
-    def rate_in(self, epoch: int) -> float:
-        falls = (epoch >= 0.6 * self.epochs) + (epoch >= 0.85 * self.epochs)
-        return self.rate / 3**falls
 
 
 @dataclass(frozen=True)

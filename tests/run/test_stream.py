@@ -14,7 +14,8 @@ from support.state_models import Ring
 import weft
 from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
-from weft.extras.training.trainer import Settings, Trainer
+from weft.extras.training.settings import Settings
+from weft.extras.training.trainer import Trainer
 from weft.hdl.isa.config import PRESETS
 from weft.run.stream import MAX_LIST_RUNS, alternate_images, stream
 from weft.sim.golden.interpreter import GoldenDevice

@@ -13,9 +13,7 @@ from weft import files
 from weft import report as reports
 from weft.cli.commands import Group, command
 from weft.cli.options import Board as Name
-from weft.cli.options import (
-    load,
-)
+from weft.cli.options import load
 from weft.errors import FileError, InputError
 
 if TYPE_CHECKING:

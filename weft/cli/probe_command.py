@@ -11,11 +11,7 @@ import typer
 
 from weft import report as reports
 from weft.cli.commands import Group, command
-from weft.cli.options import (
-    Baud,
-    Json,
-    Port,
-)
+from weft.cli.options import Baud, Json, Port
 
 if TYPE_CHECKING:
     from weft.boards.bus.memory import BoardMemory, MemoryTest

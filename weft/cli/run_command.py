@@ -89,9 +89,10 @@ def run(
     program, others, runs = _read(options, folder, source, written, against, variant)
     if certified:
         _certify(program, folder)
-    variants = _variants(program, others)
     from weft import arrays, litert
+    from weft.run.variants import Variants
 
+    variants = Variants([program, *others]) if others else None
     if output is not None:
         arrays.check_outputs(program.outputs)
     ends = (program.inputs, program.outputs)
@@ -139,14 +140,6 @@ def run(
     # Last, because it exits with code 1 if bytes differ: files and tables are then there to look at.
     if options.on != "golden":
         _compare(golden, results)
-
-
-def _variants(program: Any, others: list[Any]) -> Any:
-    if not others:
-        return None
-    from weft.run.variants import Variants
-
-    return Variants([program, *others])
 
 
 def _without_memory(results: list[Any]) -> list[Any]:

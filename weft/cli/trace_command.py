@@ -10,10 +10,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.cli.commands import Group, Take, command
-from weft.cli.options import (
-    Folder,
-    load,
-)
+from weft.cli.options import Folder, load
 from weft.errors import FileError
 from weft.run.options import RunOptions
 

@@ -62,21 +62,17 @@ class RunOptions:
     on: str | Device | Opening = option("golden", "Device to run on.")  # noqa: RUF009
     _: KW_ONLY
     latency: int = option(
-        30, Whole("Latency of the simulated memory, in cycles.", 1, 1_000_000), "rtl", "timing"
+        30, Whole("Latency of the simulated memory in cycles.", 1, 1_000_000), "rtl", "timing"
     )
     bandwidth: float | None = option(
-        None, Real("Bandwidth of the simulated memory, in bytes per cycle.", *BANDWIDTH), "rtl", "timing"
+        None, Real("Bandwidth of the simulated memory in bytes per cycle.", *BANDWIDTH), "rtl", "timing"
     )
-    stall_seed: int | None = option(
-        None, Whole("Seed of random memory stalls. Default: no stalls.", *SEED), "rtl"
-    )
+    stall_seed: int | None = option(None, Whole("Seed of random stalls. Default: no stalls.", *SEED), "rtl")
     waves: str | os.PathLike[str] | Waves | None = option(  # noqa: RUF009
         None, "Write waveforms as .fst or .vcd, with setup files for GTKWave and Surfer.", "rtl"
     )
     waves_from: int = option(0, Whole("First cycle in --waves.", 0, 1 << 40))
-    waves_cycles: int | None = option(
-        None, Whole("Number of cycles in --waves. Default: to the end.", 1, 1 << 40)
-    )
+    waves_cycles: int | None = option(None, Whole("Cycles in --waves. Default: to the end.", 1, 1 << 40))
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -64,19 +64,14 @@ class Running:
     _connected: BoardDevice | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check_only("timing", self.on, {"--clock": self.clock})
+        check_only("timing", self.options.on, {"--clock": self.clock})
         board_options = {self.port_option: self.port, "--baud": self.baud, "--compare": self.compare}
-        check_only("board", self.on, board_options)
-
-    @property
-    def on(self) -> str:
-        """Name of the device."""
-        return str(self.options.on)
+        check_only("board", self.options.on, board_options)
 
     @property
     def compares_with_golden(self) -> bool:
         """Whether the golden interpreter computes the same steps for comparison."""
-        return self.on == "rtl" or self.compare
+        return self.options.on == "rtl" or self.compare
 
     def load(self, path: Path, **options: Any) -> Model:
         """Load the model on the device, and report the features that weft adds to a preset.
@@ -86,7 +81,11 @@ class Running:
         from weft.extras.language.run import lm
 
         with reports.progress() as progress:
-            progress(reports.RTL_STARTS if self.on == "rtl" else "reading the model, and choosing its steps")
+            progress(
+                reports.RTL_STARTS
+                if self.options.on == "rtl"
+                else "reading the model, and choosing its steps"
+            )
             model = lm.load(
                 path, self.config, on=replace(self.options, on=self._device(progress)),
                 compare=self.compares_with_golden, **options,
@@ -102,10 +101,10 @@ class Running:
         return model
 
     def _device(self, progress: Progress) -> str | Device | Opening:
-        if self.on == "board":
+        if self.options.on == "board":
             return functools.partial(self._open_board, progress)
-        model = self._board_model() if self.on == "timing" else None
-        return self.on if model is None else model
+        model = self._board_model() if self.options.on == "timing" else None
+        return self.options.on if model is None else model
 
     @contextlib.contextmanager
     def _open_board(self, progress: Progress, config: Config) -> Iterator[Device]:
@@ -133,7 +132,7 @@ class Running:
         """Return the timing of steps on the cycle model or a board, else None; `prompt` is the number of prompt
         tokens.
         """
-        if self.on not in ("timing", "board"):
+        if self.options.on not in ("timing", "board"):
             return None
         from weft.extras.language.run.language_report import Timing
 

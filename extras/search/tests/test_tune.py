@@ -286,8 +286,8 @@ from weft.hdl.isa.config import PRESETS
 weft.extras.search.tune.tune(sys.argv[1], PRESETS["tiny"], trials=1)
 print(*(module.__file__ for name, module in list(sys.modules.items()) if name.startswith("weft.")), sep="\\n")
 """
-NO_CYCLES = ("__init__", "api", "arguments", "configurations", "devices", "errors", "execution", "files", "program",
-             "report", "run_report", "tuning")  # fmt: skip
+NO_CYCLES = ("__init__", "api", "arguments", "configurations", "devices", "errors", "execution", "files", "options",
+             "program", "report", "run_report", "tuning")  # fmt: skip
 """Modules of weft/ and of this extra that take part in a search and do not decide its cycles."""
 
 

@@ -15,7 +15,8 @@ from weft.configurations import configuration
 from weft.extras.proof.certificate import graph_of, placement_of
 from weft.extras.proof.programs.proof import prove
 from weft.extras.training.gradient.training import PROBABILITIES
-from weft.extras.training.trainer import Settings, Trainer
+from weft.extras.training.settings import Settings
+from weft.extras.training.trainer import Trainer
 from weft.hdl.isa.config import PRESETS, Config
 
 KERNEL = {"tiny": PRESETS["tiny"].replace(kernel=64), "default": PRESETS["default"]}

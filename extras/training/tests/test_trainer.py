@@ -15,7 +15,7 @@ import weft
 from weft.examples import digits
 from weft.extras.training.evaluation import accuracy
 from weft.extras.training.gradient.derivative import GradientError
-from weft.extras.training.trainer import Settings
+from weft.extras.training.settings import Settings
 
 MODEL = Path(digits.__file__).with_name("digits.onnx")
 CONFIG = weft.Config.load("default")
