@@ -18,7 +18,7 @@ from weft.compiler.onnx.model import prepare as prepare_network
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
-from weft.compiler.onnx.recurrent import unrolled
+from weft.compiler.onnx.recurrent import unroll
 from weft.compiler.tflite import reader as tflite
 from weft.compiler.tflite.reader import HOW_TO_QUANTISE
 from weft.compiler.verify import verify
@@ -161,7 +161,7 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
     """
     model.config = config
     # Loops and recurrent steps become plain operators before matching.
-    model = unrolled(model)
+    model = unroll(model)
     matched = match(model)
     graph = lower(matched, plan(matched))
     for segment in graph.segments:

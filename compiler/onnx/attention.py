@@ -18,7 +18,7 @@ from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, m
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Tensor, result
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 from weft.hdl.isa import COORDINATE_MAX
 
 MASKED = -9999.0
@@ -27,7 +27,7 @@ PASSING = ("QuantizeLinear", "DequantizeLinear", "Identity", "Mul", "Div", "Relu
 """Operators that leave the order of elements as it is."""
 
 Find = Callable[[Tensor, Layout], Tensor | None]
-"""A tensor in a layout, None if it cannot be: `Tensor.arranged`, or `placed`."""
+"""A tensor in a layout, None if it cannot be: `Tensor.in_layout`, or `placed`."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Operand:
     rows: int
     size: int
 
-    def arranged(self, images: int, heads: int, find: Find) -> tuple[Tensor, Shape4] | None:
+    def find_layout(self, images: int, heads: int, find: Find) -> tuple[Tensor, Shape4] | None:
         """The tensor in a layout of `weft.compiler.ir.graph.Attention` that `find` gives, and its shape there; None if
         it is in none."""
         tensor = self.activation.tensor
@@ -136,10 +136,10 @@ class Problem:
     def solutions(self) -> Iterator[Solution]:
         """Where operands lie as the device takes them, and then where they are brought into such an order."""
         for find, ((images, heads, kv_heads), mask) in itertools.product(
-            (Tensor.arranged, placed), self.masks()
+            (Tensor.in_layout, to_layout), self.masks()
         ):
-            q = self.q.arranged(images, heads, find)
-            k, v = (operand.arranged(images, kv_heads, find) for operand in (self.k, self.v))
+            q = self.q.find_layout(images, heads, find)
+            k, v = (operand.find_layout(images, kv_heads, find) for operand in (self.k, self.v))
             if q is not None and k is not None and v is not None:
                 yield Solution(images, heads, kv_heads, mask, (q, k, v))
 
@@ -178,17 +178,19 @@ def heads_move_behind_rows(model: Model, value: str) -> bool:
     return False
 
 
-KEYS = COORDINATE_MAX
+MAX_KEYS = COORDINATE_MAX
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
-SIZE = (1 << 15) - 1
+MAX_HEAD_SIZE = (1 << 15) - 1
 """Largest number of elements of a head: sums of products of two of its vectors fit 32 bits."""
-ROW = PITCH_MAX
+MAX_ROW = PITCH_MAX
 """Largest number of elements of all heads in a row."""
-FOUND = f"scores beyond {{reach:.0f}} {CLAMPED}, and a calibration found them up to {{found:.4g}}"
+CALIBRATED_NOTE = f"scores beyond {{reach:.0f}} {CLAMPED}, and a calibration found them up to {{found:.4g}}"
 """The note on scores that some int8 queries and keys clamp, but none of a calibration by far."""
-UNKNOWN = "queries and keys at the ends of their ranges make {most:.4g}, and no calibration found less"
+NOT_CALIBRATED = "queries and keys at the ends of their ranges make {most:.4g}, and no calibration found less"
 """The reason for which attention is not fused where nothing says that scores stay below the clamp."""
-BEYOND = f"a calibration found {{found:.4g}}, and {CALIBRATION_HEADROOM} times that is beyond {{reach:.0f}}"
+NEAR_CLAMP = (
+    f"a calibration found {{found:.4g}}, and {CALIBRATION_HEADROOM} times that is beyond {{reach:.0f}}"
+)
 """The same for scores that a calibration found near the clamp."""
 
 
@@ -271,17 +273,17 @@ def score_factor(context: NodeContext) -> float:
 def keys_fit(context: NodeContext) -> str | None:
     """Attention takes at most 32767 queries and keys."""
     most = max(problem_of(context).full[-2:])
-    return None if most <= KEYS else f"there are {most}"
+    return None if most <= MAX_KEYS else f"there are {most}"
 
 
 def rows_fit(context: NodeContext) -> str | None:
     """Attention takes heads of at most 32767 elements, and rows of 65535: sums of products and pitches have no more."""
     problem = problem_of(context)
     for operand in (problem.q, problem.k, problem.v):
-        if operand.size > SIZE:
+        if operand.size > MAX_HEAD_SIZE:
             return f"there are {operand.size} in a head"
         row = operand.activation.tensor.layout.nhwc[3]
-        if row > ROW:
+        if row > MAX_ROW:
             return f"there are {row} in a row"
     return None
 
@@ -313,7 +315,7 @@ def key_mask_reaches(context: NodeContext) -> str | None:
         return "they would take more"
     heads = max(split[1] for split in problem.splits)
     row = heads * (problem.q.size + more.size)
-    return None if row <= ROW else f"a row would have {row} of them"
+    return None if row <= MAX_ROW else f"a row would have {row} of them"
 
 
 def _extension(problem: Problem, factor: float) -> Extension | None:
@@ -324,10 +326,14 @@ def _extension(problem: Problem, factor: float) -> Extension | None:
 
 def scores_reach(context: NodeContext) -> str | None:
     """Scores must not be clamped, at 177: for any int8 queries and keys, or by 1.25 times what a calibration found."""
-    known, found = score_range(context), largest(context)
+    known, found = score_range(context), largest_score(context)
     if known.holds(found):
         return None
-    return UNKNOWN.format(most=known.most) if found is None else BEYOND.format(found=found, reach=known.reach)
+    return (
+        NOT_CALIBRATED.format(most=known.most)
+        if found is None
+        else NEAR_CLAMP.format(found=found, reach=known.reach)
+    )
 
 
 def score_range(context: NodeContext) -> ScoreRange:
@@ -339,7 +345,7 @@ def score_range(context: NodeContext) -> ScoreRange:
     return ScoreRange.of(q.zero, k.zero, problem.q.size, nats, 0 if more is None else more.size)
 
 
-def largest(context: NodeContext) -> float | None:
+def largest_score(context: NodeContext) -> float | None:
     """The largest score of rows that a calibration found; None if there was none."""
     symbol = context.symbol(0)
     name = symbol.scores.softmax if isinstance(symbol, Probabilities) else context.node.name
@@ -349,7 +355,7 @@ def largest(context: NodeContext) -> float | None:
 FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches)
 
 
-def fused(
+def fuse(
     context: NodeContext,
     problem: Problem,
     factor: float,
@@ -362,8 +368,8 @@ def fused(
     (q, q_shape), (k, k_shape), (v, v_shape) = found.operands
     quants = [operand.activation.quant for operand in (problem.q, problem.k, problem.v)]
     nats = quants[0].scale * quants[1].scale * factor
-    known, found_score = score_range(context), largest(context)
-    note = FOUND.format(reach=known.reach, found=found_score or 0.0)
+    known, found_score = score_range(context), largest_score(context)
+    note = CALIBRATED_NOTE.format(reach=known.reach, found=found_score or 0.0)
     saturation = () if known.certain else (note,)
     if problem.key_mask is not None:
         more, mask = _extension(problem, factor), problem.key_mask.tensor()

@@ -19,15 +19,15 @@ from weft.compiler.ir.graph import DeviceOp, View
 from weft.compiler.ir.layout import Layout, Shape4, natural, refinement, row_major_layout, spatial
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
-from weft.compiler.onnx.reorder import effort, placed
-from weft.compiler.onnx.runs import BOXES, ordered, runs
-from weft.compiler.onnx.wide import moved
+from weft.compiler.onnx.reorder import layout_cost, to_layout
+from weft.compiler.onnx.runs import MAX_COPIES, find_runs, order_channels
+from weft.compiler.onnx.wide import move_planes
 
 Indices = tuple[np.ndarray, ...]
 """For each axis the elements of the input that are taken, in order; -1 for what is not of the input."""
 
 
-def whole(indices: np.ndarray, size: int) -> bool:
+def takes_all(indices: np.ndarray, size: int) -> bool:
     """Whether all elements along an axis are taken, in order."""
     return len(indices) == size and bool((indices == np.arange(size)).all())
 
@@ -63,8 +63,8 @@ def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrange
         row_major_layout,
         _like(tensor, shape),
     )
-    for kind in sorted(kinds, key=lambda kind: effort(tensor, kind(shape))):
-        found, groups = placed(tensor, kind(shape)), _groups(kind(shape), shape, indices)
+    for kind in sorted(kinds, key=lambda kind: layout_cost(tensor, kind(shape))):
+        found, groups = to_layout(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
             n, h, w, c = (math.prod(shape[axis] for axis in group) for group in groups)
             merged = tuple(_merged([(indices[axis], shape[axis]) for axis in group]) for group in groups)
@@ -95,7 +95,7 @@ def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[li
     if not layout.perm:
         return [[], [], [], []]
     *order, last = layout.perm
-    all_taken = [whole(indices[axis], shape[axis]) for axis in range(len(shape))]
+    all_taken = [takes_all(indices[axis], shape[axis]) for axis in range(len(shape))]
     groups = [[axis] for axis in order]
     if layout.perm != natural(shape).perm or len(groups) != 3 or not all_taken[order[0]]:
         groups = []
@@ -120,21 +120,21 @@ def _merged(axes: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
     return merged
 
 
-def copies(arrangement: Arrangement, name: str, fill: int = 0) -> list[DeviceOp] | None:
+def copy_ops(arrangement: Arrangement, name: str, fill: int = 0) -> list[DeviceOp] | None:
     """The operators that take the elements; None if they are too many, or too large.
 
     Channels may be none of the input's: they are `fill`.
     """
     _, rows, columns, channels = arrangement.indices
-    down, across = runs(rows), runs(columns)
+    down, across = find_runs(rows), find_runs(columns)
     if min(rows.min(), columns.min()) < 0 or down is None or across is None:
         return None
     ops: list[DeviceOp] = []
     for y, x in itertools.product(down, across):
         source = _box(arrangement.source, (y.source, x.source), (y.many, x.many), (y.by, x.by))
         target = _box(arrangement.target, (y.target, x.target), (y.many, x.many), (y.apart, x.apart))
-        made = ordered(name, source, target, channels, fill)
-        if made is None or len(ops) + len(made) > BOXES:
+        made = order_channels(name, source, target, channels, fill)
+        if made is None or len(ops) + len(made) > MAX_COPIES:
             return None
         ops += made
     return ops
@@ -152,7 +152,7 @@ def tensor_of(symbol: Symbol) -> Tensor | None:
     return symbol if isinstance(symbol, Tensor) else None
 
 
-class Moved(NamedTuple):
+class Movement(NamedTuple):
     """A result that operators make of the bytes of a tensor, which they write as `layout` says."""
 
     tensor: Tensor
@@ -160,7 +160,7 @@ class Moved(NamedTuple):
     layout: Layout
 
 
-def results(context: NodeContext, made: Sequence[Moved]) -> Results:
+def results(context: NodeContext, made: Sequence[Movement]) -> Results:
     """What the outputs of a node are that has the bytes of its first input in them.
 
     Those of an activation are another one: its bytes are a value that the model has not.
@@ -173,7 +173,7 @@ def results(context: NodeContext, made: Sequence[Moved]) -> Results:
         model.shapes[name], model.dtypes[name] = model.shapes[output], source.dtype
         tensor = Tensor(name, name, layout, layout, source.unsigned, False, wide=source.wide)
         nodes = tuple(dict.fromkeys((*source.via, node.index)))
-        ops = moved(ops) if source.wide else ops
+        ops = move_planes(ops) if source.wide else ops
         recipes.append(Recipe(tensor, tuple(_named(ops, node.name, name)), (source,), nodes, ()))
         symbols.append(Activation(tensor, symbol.quant) if isinstance(symbol, Activation) else tensor)
     return Results(tuple(symbols), tuple(recipes))

@@ -23,8 +23,8 @@ from weft.compiler.onnx.qdq import (
     result,
     result_of,
 )
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.wide import moved
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.wide import move_planes
 
 INT32 = np.iinfo(np.int32)
 _FAR = 2.0**62
@@ -50,9 +50,9 @@ def pad_apart(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Win
     op = Pad(name, source.view(), result_of(name, shape), around, quant.zero)
     layout = row_major_layout(shape)
     layout = dataclasses.replace(layout, nhwc=shape)
-    output = Tensor(name, name, layout, layout, source.unsigned, hosted=False, wide=source.wide)
-    ops = moved((op,)) if source.wide else (op,)
-    made = dataclasses.replace(output, made=Recipe(output, ops, (source,), source.via, ()))
+    output = Tensor(name, name, layout, layout, source.unsigned, from_host=False, wide=source.wide)
+    ops = move_planes((op,)) if source.wide else (op,)
+    made = dataclasses.replace(output, recipe=Recipe(output, ops, (source,), source.via, ()))
     kept = (pad - out for pad, out in zip(window.pad, inner, strict=True))
     top, left, bottom, right = kept
     return made, dataclasses.replace(window, pad=(top, left, bottom, right))
@@ -112,8 +112,8 @@ def with_constant(context: NodeContext, operand: Symbol, value: Constant) -> Pen
     """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
     layout = channel_layout(context, operand, value)
     if context.node.op == "Add":
-        return shifted(context, convolution(context, operand, layout, ADD_WEIGHT), value.floats)
-    return scaled(context, convolution(context, operand, layout, 1), value.floats)
+        return add_offsets(context, convolution(context, operand, layout, ADD_WEIGHT), value.floats)
+    return scale_channels(context, convolution(context, operand, layout, 1), value.floats)
 
 
 def convolution(context: NodeContext, operand: Symbol, layout: Layout | None, weight: int) -> Pending:
@@ -126,7 +126,7 @@ def convolution(context: NodeContext, operand: Symbol, layout: Layout | None, we
     return pending
 
 
-def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
+def scale_channels(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
     """Convolutions times a factor for each channel, or one factor: signs go into the weights."""
     ops = []
     for op in operand.ops:
@@ -139,7 +139,7 @@ def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pendi
     return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand))
 
 
-def shifted(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
+def add_offsets(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
     """Convolutions plus an offset for each channel, or one offset."""
     ops, notes = [], operand.notes
     for op in operand.ops:
@@ -157,7 +157,7 @@ def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:
 
 def _depthwise(context: NodeContext, source: Activation, layout: Layout, weight: int) -> Pending:
     """Every channel times `weight`, at a scale that makes it the identity."""
-    tensor = placed(source.tensor, layout)
+    tensor = to_layout(source.tensor, layout)
     assert tensor is not None
     count = layout.nhwc[3]
     op = Conv(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator, foreign_types
-from weft.compiler.host.onnx_model import STANDARD, NetworkError, inferred
+from weft.compiler.host.onnx_model import STANDARD, NetworkError, infer_types
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type, type_of
 from weft.compiler.ir.windows import axes, span
@@ -46,13 +46,13 @@ def _text_shapes_inferred(
     nodes = tuple(node for node in network.nodes if settled.keys().isdisjoint(node.outputs))
     cut = _cut(network, nodes, settled) if settled else network
     try:
-        return {**settled, **inferred(cut)}, None
+        return {**settled, **infer_types(cut)}, None
     except NetworkError as error:
         if not any(node.op in _BY_TEXT for node in network.nodes):
             raise
         foreign = (name for node in nodes if node.domain not in STANDARD for name in node.outputs)
         given = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
-        return {**settled, **inferred(dataclasses.replace(cut, types=given))}, error
+        return {**settled, **infer_types(dataclasses.replace(cut, types=given))}, error
 
 
 def _cut(network: Network, nodes: tuple[Node, ...], settled: Mapping[str, Type]) -> Network:

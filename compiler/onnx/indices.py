@@ -18,16 +18,16 @@ from weft.compiler.ir.graph import View
 from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, slice_indices
 from weft.compiler.ir.network import Network, Type
 from weft.compiler.onnx.boxes import Indices
-from weft.compiler.onnx.channels import paired
+from weft.compiler.onnx.channels import pair_operands
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Tensor
-from weft.compiler.onnx.reorder import effort, placed
+from weft.compiler.onnx.reorder import layout_cost, to_layout
 
-LARGEST = 1 << 24
+MAX_ELEMENTS = 1 << 24
 """Most elements of an input whose places are told by floats."""
 
 
-class Taken(NamedTuple):
+class Selection(NamedTuple):
     """What one output takes of the input, seen as a value of `shape`."""
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ def constants(context: NodeContext, name: str, index: int) -> tuple[int, ...] | 
 
 
 @functools.lru_cache(maxsize=1)
-def taken(context: NodeContext) -> tuple[Taken, ...] | None:
+def selections(context: NodeContext) -> tuple[Selection, ...] | None:
     """What each output takes; None if that is not known before the model runs.
 
     All conditions of a node ask for it, one after the other, and Resize has to be evaluated to know.
@@ -59,7 +59,7 @@ def _all(shape: tuple[int, ...]) -> list[np.ndarray]:
     return [np.arange(size) for size in shape]
 
 
-def _slice(context: NodeContext) -> tuple[Taken, ...] | None:
+def _slice(context: NodeContext) -> tuple[Selection, ...] | None:
     shape = context.shape()
     given = [constants(context, name, at) for at, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
     starts, ends, axes, steps = (item for item in given)
@@ -69,37 +69,37 @@ def _slice(context: NodeContext) -> tuple[Taken, ...] | None:
     axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         indices[axis] = slice_indices(shape[axis], start, end, step)
-    return (Taken(shape, tuple(indices)),)
+    return (Selection(shape, tuple(indices)),)
 
 
-def _split(context: NodeContext) -> tuple[Taken, ...]:
+def _split(context: NodeContext) -> tuple[Selection, ...]:
     shape, first, made = context.shape(), 0, []
     axis = int(context.node.attributes.get("axis", 0)) % len(shape)
     for output in context.node.outputs:
         indices = _all(shape)
         indices[axis] = np.arange(first, first + context.model.shapes[output][axis])
         first = int(indices[axis][-1]) + 1
-        made.append(Taken(shape, tuple(indices)))
+        made.append(Selection(shape, tuple(indices)))
     return tuple(made)
 
 
-def _gather(context: NodeContext) -> tuple[Taken, ...] | None:
+def _gather(context: NodeContext) -> tuple[Selection, ...] | None:
     shape, given = context.shape(), context.model.constants.get(context.node.inputs[1])
     if given is None:
         return None
     indices, axis = _all(shape), int(context.node.attributes.get("axis", 0)) % len(shape)
     indices[axis] = given.reshape(-1).astype(np.int64) % shape[axis]
-    return (Taken(shape, tuple(indices)),)
+    return (Selection(shape, tuple(indices)),)
 
 
-def _expand(context: NodeContext) -> tuple[Taken, ...]:
+def _expand(context: NodeContext) -> tuple[Selection, ...]:
     output = context.output
     shape = (1,) * (len(output) - len(context.shape())) + context.shape()
     pairs = zip(shape, output, strict=True)
-    return (Taken(shape, tuple(np.arange(many) % size for size, many in pairs)),)
+    return (Selection(shape, tuple(np.arange(many) % size for size, many in pairs)),)
 
 
-def _pad(context: NodeContext) -> tuple[Taken, ...] | None:
+def _pad(context: NodeContext) -> tuple[Selection, ...] | None:
     shape, pads = context.shape(), constants(context, "pads", 1)
     axes = constants(context, "axes", 3)
     mode = str(context.attribute("mode", "constant"))
@@ -113,28 +113,28 @@ def _pad(context: NodeContext) -> tuple[Taken, ...] | None:
         filling = {"constant_values": -1} if mode == "constant" else {}
         around = (max(before, 0), max(after, 0))
         indices[axis] = np.pad(kept, around, mode, **filling)  # type: ignore[call-overload]
-    return (Taken(shape, tuple(indices)),)
+    return (Selection(shape, tuple(indices)),)
 
 
-def _resize(context: NodeContext) -> tuple[Taken, ...] | None:
+def _resize(context: NodeContext) -> tuple[Selection, ...] | None:
     shape = context.shape()
-    lanes = places(context) if str(context.attribute("mode", "nearest")) == "nearest" else None
+    lanes = source_coordinates(context) if str(context.attribute("mode", "nearest")) == "nearest" else None
     if lanes is None:
         return None
     indices = [lane[:, 0].astype(np.int64) for lane in lanes]
     for lane, found, size in zip(lanes, indices, shape, strict=True):
         if (lane != found[:, None]).any() or found.min() < 0 or found.max() >= size:
             return None  # what is outside is filled
-    return (Taken(shape, tuple(indices)),)
+    return (Selection(shape, tuple(indices)),)
 
 
-def places(context: NodeContext) -> list[np.ndarray] | None:
+def source_coordinates(context: NodeContext) -> list[np.ndarray] | None:
     """What a Resize makes of the places along each axis, (output, others), by evaluating it: modes of coordinates are
     many. None if it is not known before the model runs.
     """
     shape, output = context.shape(), context.output
     given = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
-    if given or max(math.prod(shape), math.prod(output)) > LARGEST:
+    if given or max(math.prod(shape), math.prod(output)) > MAX_ELEMENTS:
         return None
     try:
         evaluator = Evaluator(_alone(context))
@@ -164,7 +164,7 @@ def _alone(context: NodeContext) -> Network:
     )
 
 
-_TAKEN: dict[str, Callable[[NodeContext], tuple[Taken, ...] | None]] = {
+_TAKEN: dict[str, Callable[[NodeContext], tuple[Selection, ...] | None]] = {
     "Expand": _expand,
     "Gather": _gather,
     "Pad": _pad,
@@ -198,7 +198,7 @@ class Operands:
 
 def operands(context: NodeContext) -> Operands | str:
     """The operands of a node with two activations, or what is not as the device takes it."""
-    symbols = paired(context)
+    symbols = pair_operands(context)
     context = dataclasses.replace(context, symbols=symbols)
     if len(symbols) != 2 or not all(isinstance(symbol, Activation) for symbol in symbols):
         return f"inputs are {context.inputs}"
@@ -216,8 +216,10 @@ def _alike(context: NodeContext) -> Operands | str:
     """Operands of the result's shape, in any order of elements that both can have."""
     a, b = (symbol for symbol in context.symbols if isinstance(symbol, Activation))
     layouts = natural(context.output), a.tensor.layout, b.tensor.layout
-    for layout in sorted(layouts, key=lambda layout: effort(a.tensor, layout) + effort(b.tensor, layout)):
-        first, second = placed(a.tensor, layout), placed(b.tensor, layout)
+    for layout in sorted(
+        layouts, key=lambda layout: layout_cost(a.tensor, layout) + layout_cost(b.tensor, layout)
+    ):
+        first, second = to_layout(a.tensor, layout), to_layout(b.tensor, layout)
         if first is not None and second is not None:
             views = first.view(), second.view(first.layout.nhwc)
             return Operands(
@@ -235,10 +237,10 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
     tensors = (whole.tensor, context.output), (other.tensor, shape)
     for kind in sorted(
         (natural, row_major_layout),
-        key=lambda kind: sum(effort(tensor, kind(sizes)) for tensor, sizes in tensors),
+        key=lambda kind: sum(layout_cost(tensor, kind(sizes)) for tensor, sizes in tensors),
     ):
         layout = kind(context.output)
-        first, second = (placed(tensor, kind(sizes)) for tensor, sizes in tensors)
+        first, second = (to_layout(tensor, kind(sizes)) for tensor, sizes in tensors)
         if first is None or second is None:
             wrong = context.node.inputs[at if first is None else 1 - at]
             reason = reason or f"input {wrong!r} has its elements in another order"

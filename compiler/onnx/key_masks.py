@@ -18,9 +18,9 @@ from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.scales import SCORE_REACH, product_ends
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Tensor
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 
-MOST = 1024
+MAX_ELEMENTS = 1024
 """Elements that a mask may add to a head."""
 _GAIN = 128
 """What takes each step of a mask to the end of the range of int8."""
@@ -49,7 +49,7 @@ class KeyMask:
     def tensor(self) -> Tensor | None:
         """The mask with keys as pixels of one channel; None if it cannot be laid out so."""
         layout = Layout(self.shape, (0, 1, 2, 3), (self.images, 1, self.keys, 1))
-        return placed(self.activation.tensor, layout)
+        return to_layout(self.activation.tensor, layout)
 
 
 def is_mask(quant: Quant) -> bool:
@@ -69,14 +69,14 @@ class Extension:
 def extension(q: Quant, k: Quant, size: int, nats: float) -> Extension | None:
     """What masks keys for certain; `nats` are those of a product of integers, of which `size` make a score.
 
-    None if it would be more than `MOST` elements.
+    None if it would be more than `MAX_ELEMENTS` elements.
     """
     ways = ((127, -128), (-128, 127))
     query, key = min(ways, key=lambda way: (way[0] - q.zero) * (way[1] - k.zero))
     lowered = -(query - q.zero) * (key - k.zero) * nats
     low, high = product_ends(q.zero, k.zero)
     apart = (high - low) * size * nats + SCORE_REACH
-    if lowered <= 0 or apart > MOST * lowered:
+    if lowered <= 0 or apart > MAX_ELEMENTS * lowered:
         return None
     return Extension(math.ceil(apart / lowered), query, key)
 
@@ -103,7 +103,7 @@ class Heads:
         name = f"{self.tensor.storage}:{more} elements for {behind}"
         shape = (n, 1, rows, across * (self.size + more))
         layout = Layout(shape, (0, 1, 2, 3), shape)
-        tensor = Tensor(name, name, layout, layout, self.tensor.unsigned, hosted=False)
+        tensor = Tensor(name, name, layout, layout, self.tensor.unsigned, from_host=False)
         whole = self.tensor.view((n, rows, across, self.size))
         copy = Rescale(f"{name}.heads", whole, self.part(tensor, more, 0, self.size))
         return tensor, shape, [copy]
@@ -152,7 +152,7 @@ def masked_keys(k: Heads, ext: Extension, mask: KeyMask, given: Tensor) -> tuple
 
 def _made(tensor: Tensor, ops: list[DeviceOp], inputs: tuple[Tensor, ...]) -> Tensor:
     via = tuple(dict.fromkeys(index for item in inputs for index in item.via))
-    return dataclasses.replace(tensor, made=Recipe(tensor, tuple(ops), inputs, via, ()))
+    return dataclasses.replace(tensor, recipe=Recipe(tensor, tuple(ops), inputs, via, ()))
 
 
 def _spread(mask: KeyMask, given: Tensor, ext: Extension, heads: int) -> Tensor:
@@ -161,7 +161,7 @@ def _spread(mask: KeyMask, given: Tensor, ext: Extension, heads: int) -> Tensor:
     name = f"{given.storage}:{count} of {ext.key}"
     shape = (mask.images, 1, mask.keys, count)
     layout = Layout(shape, (0, 1, 2, 3), shape)
-    tensor = Tensor(name, name, layout, layout, unsigned=False, hosted=False)
+    tensor = Tensor(name, name, layout, layout, unsigned=False, from_host=False)
     weight = np.full((count, 1, 1, 1), -_GAIN if ext.key > 0 else _GAIN, np.int16)
     op = Conv(
         name,

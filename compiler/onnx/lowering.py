@@ -67,7 +67,7 @@ def _device(
             name = tensor.storage if tensor.storage not in used else f"{tensor.storage}@{index}"
             kind = "input" if tensor.rows is None else "table"
             renamed[tensor.storage] = (name, kind)
-            source = tensor if tensor.hosted else match.recipes[tensor.storage].output
+            source = tensor if tensor.from_host else match.recipes[tensor.storage].output
             entering.append(_transfer(match.model, source.value, source, source.source, name, kind))
         storage = recipe.output.storage
         renamed[storage] = (storage, "output" if storage in sent else "temp")

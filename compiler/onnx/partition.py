@@ -52,7 +52,7 @@ def _demand(match: Match, made: Plan) -> list[Recipe]:
             continue
         seen.add(name)
         symbol = match.symbols.get(name)
-        if isinstance(symbol, Tensor) and not symbol.hosted:
+        if isinstance(symbol, Tensor) and not symbol.from_host:
             made.leaving[name] = symbol
             made.device.update(dict.fromkeys(symbol.via))
             stack.extend(_need(match, made, needed, symbol.storage))
@@ -73,7 +73,7 @@ def _need(match: Match, made: Plan, needed: dict[str, Recipe], storage: str) -> 
         recipe = needed[name] = match.recipes[name]
         made.device.update(dict.fromkeys(recipe.nodes, recipe))
         for tensor in recipe.inputs:
-            if tensor.hosted:
+            if tensor.from_host:
                 made.entering[tensor.storage] = tensor
                 yield tensor.value
             else:
@@ -119,8 +119,8 @@ def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> 
     missing: list[int] = []
     readers: dict[str, list[int]] = {}
     for place, recipe in enumerate(waiting):
-        needs = {tensor.storage for tensor in recipe.inputs if not tensor.hosted} - filled
-        on_host = sum(tensor.hosted and tensor.value not in known for tensor in recipe.inputs)
+        needs = {tensor.storage for tensor in recipe.inputs if not tensor.from_host} - filled
+        on_host = sum(tensor.from_host and tensor.value not in known for tensor in recipe.inputs)
         missing.append(len(needs) + on_host)
         for storage in needs:
             readers.setdefault(storage, []).append(place)

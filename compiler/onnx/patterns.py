@@ -29,7 +29,7 @@ from weft.compiler.onnx.qdq import (
     Symbol,
     Tensor,
     finish,
-    hosted,
+    host_tensor,
     integers,
 )
 from weft.compiler.passes.split_pool import fits
@@ -91,11 +91,11 @@ class Match:
         found = [self.symbol(name) for name in node.inputs]
         symbols = tuple(_given(node, symbol) for symbol in found)
         arguments = tuple(
-            elementwise.of_value(name, symbol, self.functions.get(name, ()))
+            elementwise.value_functions(name, symbol, self.functions.get(name, ()))
             for name, symbol in zip(node.inputs, found, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
-        context.functions = elementwise.of_result(context)
+        context.functions = elementwise.result_functions(context)
         return context
 
     def add(self, recipe: Recipe) -> None:
@@ -106,8 +106,8 @@ class Match:
             self.model.shapes[output.value] = output.layout.shape
             self.model.dtypes[output.value] = output.dtype
         for tensor in recipe.inputs:
-            if tensor.made is not None:
-                self.add(tensor.made)
+            if tensor.recipe is not None:
+                self.add(tensor.recipe)
 
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
@@ -115,7 +115,7 @@ class Match:
         if name in self.model.constants:
             return float_constant(self.model.constants[name])
         if self.model.dtypes.get(name) in BITS:
-            return hosted(self.model, name)
+            return host_tensor(self.model, name)
         return None
 
 
@@ -200,8 +200,8 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
             found.add(made)
             made = made.output
         tensor = made.tensor if isinstance(made, Activation) else made
-        if isinstance(tensor, Tensor) and tensor.made is not None:
-            found.add(tensor.made)  # also where nothing but the host reads it
+        if isinstance(tensor, Tensor) and tensor.recipe is not None:
+            found.add(tensor.recipe)  # also where nothing but the host reads it
         found.symbols[node.outputs[0]] = made
     return found
 

@@ -44,12 +44,12 @@ _Function = tuple[str, str, str]
 def read(source: Source, shapes: Mapping[str, int] | None = None) -> Network:
     """Read and check a model; functions are written out.
 
-    Parameters and errors are those of `checked`.
+    Parameters and errors are those of `read_proto`.
     """
-    return network_of(checked(source, shapes))
+    return network_of(read_proto(source, shapes))
 
 
-def checked(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.ModelProto:
+def read_proto(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.ModelProto:
     """A valid model with static inputs, in ONNX's form; functions are written out.
 
     `shapes` has sizes for dimensions of inputs that the model leaves open, by the names that it gives them, or by

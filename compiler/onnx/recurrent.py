@@ -32,7 +32,7 @@ _OUTPUT_ORDER = {0: (0, 1, 2, 3), 1: (2, 0, 1, 3)}
 """Axes of all hidden states (steps, directions, batch, size), by the attribute `layout`."""
 
 
-def unrolled(model: Model) -> Model:
+def unroll(model: Model) -> Model:
     """The model with its recurrent operators as their steps, where the device has what these take.
 
     Those of other activations, with clips, peepholes, lengths of sequences, or weights that are not quantised stay.

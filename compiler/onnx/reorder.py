@@ -20,8 +20,8 @@ import numpy as np
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, View, Window
 from weft.compiler.ir.layout import Layout, row_major_layout
 from weft.compiler.onnx.qdq import Recipe, Tensor
-from weft.compiler.onnx.runs import WEIGHTS, of_channels, ordered
-from weft.compiler.onnx.wide import moved
+from weft.compiler.onnx.runs import MAX_WEIGHTS, channel_slice, order_channels
+from weft.compiler.onnx.wide import move_planes
 
 LOOPS = 3
 """Loops around channels: images, rows, columns."""
@@ -178,8 +178,8 @@ class Interleaving(NamedTuple):
             here, there = np.meshgrid(np.arange(many), np.arange(b), indexing="ij")
             weight[here, there, 0, there, here] = 1
             yield (
-                of_channels(read, first, many),
-                of_channels(written, first * b, many * b),
+                channel_slice(read, first, many),
+                channel_slice(written, first * b, many * b),
                 weight.reshape(many * b, 1, b, many),
             )
             return
@@ -189,7 +189,7 @@ class Interleaving(NamedTuple):
             assert written is not None
             weight = np.zeros((many, 1, 1, many * a), np.int16)
             weight[np.arange(many), 0, 0, np.arange(many) * a + place] = 1
-            yield of_channels(read, first * a, many * a), of_channels(written, first, many), weight
+            yield channel_slice(read, first * a, many * a), channel_slice(written, first, many), weight
 
 
 def _product(name: str, src: View, dst: View, weight: np.ndarray) -> Conv:
@@ -213,7 +213,7 @@ def interleavings(axes: Sequence[Axis], total: int, most: int) -> Iterator[Inter
             for loops in itertools.combinations(others, count):
                 rest = tuple(axis for axis in others if axis not in loops)
                 way = Interleaving(inner, outer, loops, rest, spread)
-                if way.operators <= most and way.weights <= WEIGHTS and way.possible(total):
+                if way.operators <= most and way.weights <= MAX_WEIGHTS and way.possible(total):
                     yield way
 
 
@@ -254,30 +254,32 @@ class Way(NamedTuple):
             src, dst = _views(self, total, source, target, Axis(1, before, behind))
             assert src is not None
             assert dst is not None
-            yield from ordered(f"{target}.{index}", src, dst, self.channels + before % self.block) or ()
+            yield from (
+                order_channels(f"{target}.{index}", src, dst, self.channels + before % self.block) or ()
+            )
 
 
-def placed(tensor: Tensor, layout: Layout) -> Tensor | None:
+def to_layout(tensor: Tensor, layout: Layout) -> Tensor | None:
     """A value in a layout: as it is, or by another transfer from the host, or else brought into it by copies.
 
     None if that would be more than `COPIES`. The result then has the recipe of the copies in `made`.
     """
-    found = tensor.arranged(layout)
+    found = tensor.in_layout(layout)
     return _moved(tensor, layout) if found is None else found
 
 
-def effort(tensor: Tensor, layout: Layout) -> float:
-    """What `placed` costs in cycles of a device of middle size: nothing for a value that is in the layout or comes from
+def layout_cost(tensor: Tensor, layout: Layout) -> float:
+    """What `to_layout` costs in cycles of a device of middle size: nothing for a value that is in the layout or comes from
     the host; infinite if it cannot be."""
-    if tensor.arranged(layout) is not None:
+    if tensor.in_layout(layout) is not None:
         return 0.0
     way = cheapest(tensor.layout.canonical, layout.canonical)
     return math.inf if way is None else way.cost
 
 
-def row_major(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def to_row_major(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A value of `shape` in row-major order, if need be by copies."""
-    found = placed(tensor, row_major_layout(tensor.layout.shape))
+    found = to_layout(tensor, row_major_layout(tensor.layout.shape))
     return None if found is None else dataclasses.replace(found, layout=row_major_layout(shape))
 
 
@@ -288,9 +290,9 @@ def _moved(tensor: Tensor, layout: Layout) -> Tensor | None:
     order = "x".join(f"{size}by{stride}" for size, stride in layout.canonical)
     name = f"{tensor.storage}:{order}"
     ops = tuple(way.ops(prod(layout.shape), tensor.storage, name))
-    ops = moved(ops) if tensor.wide else ops
-    output = Tensor(name, name, layout, layout, tensor.unsigned, hosted=False, wide=tensor.wide)
-    return dataclasses.replace(output, made=Recipe(output, ops, (tensor,), tensor.via, ()))
+    ops = move_planes(ops) if tensor.wide else ops
+    output = Tensor(name, name, layout, layout, tensor.unsigned, from_host=False, wide=tensor.wide)
+    return dataclasses.replace(output, recipe=Recipe(output, ops, (tensor,), tensor.via, ()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -298,7 +300,7 @@ def cheapest(
     before: tuple[tuple[int, int], ...], behind: tuple[tuple[int, int], ...]
 ) -> Way | Interleaving | None:
     """The cheapest way from one order to another, both as `Layout.canonical` has them; None if there is none."""
-    axes = common(before, behind)
+    axes = common_axes(before, behind)
     if axes is None:
         return None
     total = prod(axis.size for axis in axes)
@@ -306,7 +308,7 @@ def cheapest(
     return min(found, key=lambda way: way.cost, default=None)
 
 
-def common(before: Sequence[tuple[int, int]], behind: Sequence[tuple[int, int]]) -> list[Axis] | None:
+def common_axes(before: Sequence[tuple[int, int]], behind: Sequence[tuple[int, int]]) -> list[Axis] | None:
     """The axes that two orders have in common, in the order they have behind; None if one axis cuts across another."""
     marks = sorted({mark for size, stride in (*before, *behind) for mark in (stride, size * stride)})
     if any(outer % inner for inner, outer in itertools.pairwise(marks)):
@@ -340,7 +342,9 @@ def _ways(axes: list[Axis]) -> Iterator[Way]:
         block, outer = inner[:depth], [axis for axis in axes if axis not in inner[:depth]]
         target = [*itertools.takewhile(block.__contains__, axes[::-1])][::-1]
         size, channels = prod(axis.size for axis in block), places(target, "before")
-        if depth and (not target or ((len(target) > 1 or len(block) > 1) and size * len(channels) > WEIGHTS)):
+        if depth and (
+            not target or ((len(target) > 1 or len(block) > 1) and size * len(channels) > MAX_WEIGHTS)
+        ):
             continue
         other = [axis for axis in block if axis not in target]
         for count in range(min(LOOPS, len(outer)) + 1):

@@ -14,12 +14,12 @@ from weft.compiler.ir.network import Node
 from weft.compiler.ir.scales import SCORE_REACH, Bounds, Pair, common_rounding, exceeded_pairs
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
-from weft.compiler.onnx.attention import largest, score_range, scores_reach
+from weft.compiler.onnx.attention import largest_score, score_range, scores_reach
 from weft.compiler.onnx.functions import Entries, Function, key_of
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Probabilities, Quant, Scores, Tensor
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 from weft.hdl.isa.config import Config
 
 _BYTES = np.arange(-128, 128, dtype=np.float64)
@@ -27,7 +27,7 @@ _CLOSE = 1e-5
 """Relative error of what a model computes in float32."""
 
 
-class Placed(NamedTuple):
+class Rows(NamedTuple):
     """A value with some axes as the channels of the device and all others as pixels. `axes` are in the order that they
     have there."""
 
@@ -36,17 +36,17 @@ class Placed(NamedTuple):
     axes: tuple[int, ...]
 
 
-def rows_of(tensor: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Placed | None:
+def rows_of(tensor: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Rows | None:
     """A value of `shape` with rows along `axes`, as it is or by copies; None if there would be too many."""
     orders = [axes]
     if len(shape) == 4 and 1 in axes:
         orders.append((*(axis for axis in axes if axis != 1), 1))
     layouts = [row_layout(shape, order) for order in orders]
-    for find in (Tensor.arranged, placed):
+    for find in (Tensor.in_layout, to_layout):
         for order, layout in zip(orders, layouts, strict=True):
             found = find(tensor, layout)
             if found is not None:
-                return Placed(found, layout, order)
+                return Rows(found, layout, order)
     return None
 
 
@@ -80,7 +80,7 @@ def along(values: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
     return np.broadcast_to(padded, wanted).transpose(*rest, *axes).reshape(-1).astype(np.float64)
 
 
-def same(a: Activation, b: Activation) -> bool:
+def same_values(a: Activation, b: Activation) -> bool:
     """Whether two activations are the same values."""
     alike = (a.quant.zero, a.quant.unsigned) == (b.quant.zero, b.quant.unsigned)
     return (
@@ -117,7 +117,7 @@ def _fitted(function: Function, power: int) -> Quant | None:
     if function.root.wide:
         return None
     entries = function.entries
-    if not entries.defined or entries.values.dtype.kind != "f":
+    if not entries.is_defined or entries.values.dtype.kind != "f":
         return None
     values = entries.values.astype(np.float64)
     if not np.isfinite(values).all() or values.min() < 0:
@@ -245,12 +245,12 @@ def rounding_of(context: NodeContext) -> tuple[Rounding, float] | None:
     """
     scores = _scores_of(context)
     clipping, _ = clipping_pairs(scores)
-    if not clipping and (not scores.pairs or score_range(context).holds(largest(context))):
+    if not clipping and (not scores.pairs or score_range(context).holds(largest_score(context))):
         return None
     return common_rounding(clipping or scores.pairs, scores.unit, scores.factor, scores.bounds)
 
 
-def scores_told_apart(context: NodeContext) -> str | None:
+def scores_not_clamped(context: NodeContext) -> str | None:
     """Scores must not be clamped, at 177: for any int8 values, by 1.25 times a calibration, or rounded to 8 bits."""
     clipping, _ = clipping_pairs(_scores_of(context))
     return None if clipping or rounding_of(context) is not None else scores_reach(context)

@@ -14,11 +14,11 @@ import numpy as np
 
 from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View
 
-BOXES = 64
+MAX_COPIES = 64
 """Most copies that a node may become."""
-WEIGHTS = 1 << 20
+MAX_WEIGHTS = 1 << 20
 """Most weights of a product that puts channels in order."""
-RANGES = 4
+MAX_RANGES = 4
 """Most ranges of channels that are copied one by one."""
 
 
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     apart: int
 
 
-def runs(indices: np.ndarray, most: int = BOXES, unit: int = 1) -> list[Run] | None:
+def find_runs(indices: np.ndarray, most: int = MAX_COPIES, unit: int = 1) -> list[Run] | None:
     """As few runs as there are for elements along rows or columns; None if they are more than `most`.
 
     Places between elements are multiples of 1 / `unit`: runs of such are by whole elements.
@@ -43,7 +43,7 @@ def runs(indices: np.ndarray, most: int = BOXES, unit: int = 1) -> list[Run] | N
         found = [
             run
             for first in range(apart)
-            for run in itertools.islice(rising(indices, first, apart, unit), most + 1)
+            for run in itertools.islice(rising_runs(indices, first, apart, unit), most + 1)
         ]
         if len(found) <= most:
             best, most = found, len(found) - 1
@@ -51,7 +51,7 @@ def runs(indices: np.ndarray, most: int = BOXES, unit: int = 1) -> list[Run] | N
     return best
 
 
-def rising(indices: np.ndarray, first: int = 0, apart: int = 1, unit: int = 1) -> Iterator[Run]:
+def rising_runs(indices: np.ndarray, first: int = 0, apart: int = 1, unit: int = 1) -> Iterator[Run]:
     """Runs for places from `first` on: elements that are equally far from each other, none of them backwards.
 
     With `unit` they are by multiples of it, and no place between elements is repeated.
@@ -73,21 +73,21 @@ def rising(indices: np.ndarray, first: int = 0, apart: int = 1, unit: int = 1) -
         at += count
 
 
-def ordered(
+def order_channels(
     name: str, source: View, target: View, channels: np.ndarray, fill: int = 0
 ) -> list[DeviceOp] | None:
     """Copies of `source` with its channels in an order; None if that takes too large a product."""
-    ranges = list(itertools.islice(rising(channels), RANGES + 1))
-    if channels.min() >= 0 and len(ranges) <= RANGES and all(run.by == 1 for run in ranges):
-        return [Rescale(name, of_channels(source, run.source, run.many), of_channels(target, run.target, run.many))
+    ranges = list(itertools.islice(rising_runs(channels), MAX_RANGES + 1))
+    if channels.min() >= 0 and len(ranges) <= MAX_RANGES and all(run.by == 1 for run in ranges):
+        return [Rescale(name, channel_slice(source, run.source, run.many), channel_slice(target, run.target, run.many))
                 for run in ranges]  # fmt: skip
-    if source.shape[3] * len(channels) > WEIGHTS:
+    if source.shape[3] * len(channels) > MAX_WEIGHTS:
         return None
     weight = (channels[:, None] == np.arange(source.shape[3])).astype(np.int16)[:, None, None, :]
     bias, scale = np.zeros(len(channels), np.int32), np.ones(len(channels))
     return [Conv(name, source, target, weight, bias, scale, x_zero=fill, y_zero=fill)]
 
 
-def of_channels(view: View, first: int, count: int) -> View:
+def channel_slice(view: View, first: int, count: int) -> View:
     """Some channels of a view."""
     return dataclasses.replace(view, shape=(*view.shape[:3], count), c=view.c + first)

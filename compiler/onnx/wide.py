@@ -51,7 +51,7 @@ def is_wide(view: View) -> bool:
     return view.buffer.shape[0] == 2 * view.shape[0]
 
 
-def doubled(view: View) -> View:
+def upper_plane(view: View) -> View:
     """The upper plane of a view's elements, if these have 16 bits."""
     if is_wide(view):
         return view
@@ -60,7 +60,7 @@ def doubled(view: View) -> View:
     return View(buffer, view.shape, view.y, view.x, view.c, view.step, view.image)
 
 
-def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
+def move_planes(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
     """Operators that only move bytes, once for each plane. Raises `NarrowError` if one does more."""
     made: list[DeviceOp] = []
     for op in ops:
@@ -69,7 +69,7 @@ def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
             continue
         if not _moves(op):
             raise NarrowError(_named(op))
-        upper = op.map_views(doubled)
+        upper = op.map_views(upper_plane)
         lower = upper.map_views(lambda view: view.planes[1])
         if isinstance(op, Conv):  # channels that are none of the input's
             high, low = fill_planes(op.y_zero)
@@ -88,7 +88,7 @@ def _moves(op: DeviceOp) -> bool:
     return plain and ones and (op.low, op.high) == (-128, 127)
 
 
-def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
+def widen(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
     """The same operator with inputs of 16 bits where buffers have planes, and with `wide` such results.
 
     Clamps of the given one are those of the result. Raises `NarrowError` if there is none.
@@ -111,7 +111,7 @@ def _named(op: DeviceOp) -> str:
 
 def _result(op: DeviceOp, wide: bool) -> dict[str, Any]:
     """The fields of results."""
-    dst = doubled(op.dst) if wide else op.dst
+    dst = upper_plane(op.dst) if wide else op.dst
     return {"name": op.name, "dst": dst, "y_zero": op.y_zero, "clamp": (op.low, op.high), "wide": wide}
 
 
@@ -156,7 +156,7 @@ def _row_scale(op: RowScale, wide: bool) -> WideElements:
 
 def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
     if _stays(op, wide):
-        return moved([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
+        return move_planes([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
     return WideElements(
         **_result(op, wide),
         a=op.src,
@@ -180,7 +180,7 @@ def _stays(op: Rescale | Pad, wide: bool) -> bool:
 
 def _padded(op: Pad) -> tuple[DeviceOp, ...]:
     """Each plane with its byte of the number around it."""
-    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).map_views(doubled)
+    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).map_views(upper_plane)
     high, low = fill_planes(op.fill)
     return bytes_only.replace(fill=high), bytes_only.map_views(lambda view: view.planes[1]).replace(fill=low)
 
@@ -188,7 +188,7 @@ def _padded(op: Pad) -> tuple[DeviceOp, ...]:
 def _embedding(op: Embedding, wide: bool) -> tuple[DeviceOp, ...]:
     """A table of each plane's bytes."""
     upper, lower = split_planes(op.quantise(*LIMITS))
-    plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=doubled(op.dst))
+    plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=upper_plane(op.dst))
     return plain.replace(values=upper), plain.replace(values=lower, dst=plain.dst.planes[1])
 
 
@@ -221,14 +221,14 @@ def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
     if any(op.window.pad):
         n, h, w, c = src.shape
         top, left, bottom, right = op.window.pad
-        src = between(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
+        src = wide_buffer(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
         around = Pad(f"{op.name}/padded", op.src, src, Window(pad=op.window.pad), LIMITS[0])
         yield from _padded(around)
     for axis in (1, 0):
         taps = [_tap(src, op, axis, place) for place in range(op.window.kernel[axis])]
         src = taps[0]
         for place, tap in enumerate(taps[1:], 1):
-            made = between(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
+            made = wide_buffer(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
             yield WideElements(
                 name=f"{op.name}/{'rows' if axis else 'columns'}{place}", a=src, b=tap, dst=made, kind="maximum",
                 a_wide=True, b_wide=True, wide=True,
@@ -238,9 +238,9 @@ def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
     yield from _as_tuple(_rescale(last, wide))
 
 
-def between(name: str, shape: tuple[int, int, int, int]) -> View:
+def wide_buffer(name: str, shape: tuple[int, int, int, int]) -> View:
     """A new buffer of 16 bits."""
-    return doubled(View(Buffer(name, shape), shape))
+    return upper_plane(View(Buffer(name, shape), shape))
 
 
 def _tap(view: View, op: Pool, axis: int, place: int) -> View:

@@ -13,7 +13,7 @@ from weft.compiler.onnx.attention import (
     FORM,
     MASKED,
     attention_mask,
-    fused,
+    fuse,
     heads_move_behind_rows,
     mask_of,
     problem_of,
@@ -24,7 +24,7 @@ from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
 from weft.compiler.onnx.key_masks import KeyMask, is_mask
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operator import NodeContext, Operator
-from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Scores, Undefined
+from weft.compiler.onnx.qdq import Activation, NanMask, Pending, Probabilities, Scores
 from weft.compiler.onnx.row_forms import (
     masked_apart,
     pair,
@@ -32,7 +32,7 @@ from weft.compiler.onnx.row_forms import (
     probabilities_whole,
     rounding_of,
     scores_clamped,
-    scores_told_apart,
+    scores_not_clamped,
 )
 
 
@@ -130,7 +130,7 @@ def attention(context: NodeContext) -> Pending:
     problem = problem_of(context)
     rank = len(context.output)
     behind = rank == 3 or heads_move_behind_rows(context.model, context.node.outputs[0])
-    return fused(context, problem, score_factor(context), behind, (context.node.index,), ())
+    return fuse(context, problem, score_factor(context), behind, (context.node.index,), ())
 
 
 _STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
@@ -257,9 +257,7 @@ def undefined_zero(context: NodeContext) -> str | None:
     """Probabilities that are not a number may be replaced by 0."""
     floats = context.floats(1)
     kinds = [type(context.symbol(index)) for index in (0, 2)]
-    good = (
-        kinds == [Undefined, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
-    )
+    good = kinds == [NanMask, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
     return None if good else f"inputs are {context.inputs}"
 
 
@@ -317,15 +315,15 @@ def rounding(context: NodeContext) -> Scores | Probabilities:
     return Probabilities(found) if weights else found
 
 
-def undefined(context: NodeContext) -> Undefined:
+def undefined(context: NodeContext) -> NanMask:
     """IsNaN of probabilities."""
-    return Undefined(_extended(context))
+    return NanMask(_extended(context))
 
 
 def defined(context: NodeContext) -> Probabilities:
     """Where replaces probabilities that are not a number by 0: there are none, as every query has a key."""
     guard, found = context.symbol(0), _extended(context)
-    assert isinstance(guard, Undefined)
+    assert isinstance(guard, NanMask)
     nodes, names = dict.fromkeys((*found.nodes, *guard.scores.nodes)), (*found.values, *guard.scores.values)
     return Probabilities(dataclasses.replace(found, nodes=tuple(nodes), values=tuple(dict.fromkeys(names))))
 
@@ -337,9 +335,7 @@ def values(context: NodeContext) -> Pending:
     found = symbol.scores
     behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
     notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
-    made = fused(
-        context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes
-    )
+    made = fuse(context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes)
     known = rounding_of(context)
     return made if known is None else _rounded(made, *known)
 
@@ -385,7 +381,7 @@ _VALUES = (
     private,
     *FORM,
     scores_clamped,
-    scores_told_apart,
+    scores_not_clamped,
     masked_apart,
     probabilities_whole,
 )

@@ -14,10 +14,10 @@ from weft.compiler.ir.graph import Conv, DeviceOp, View, Window
 from weft.compiler.ir.layout import spatial
 from weft.compiler.machine.target import COUNT_MAX, STEP_MAX, has_coordinates
 from weft.compiler.onnx.conditions import (
-    arranged,
     bias_constant,
     depth_alone,
     image,
+    image_operand,
     image_order,
     input_quantised,
     weights_constant,
@@ -26,7 +26,7 @@ from weft.compiler.onnx.conditions import (
 from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_apart, product_of, window_of
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Symbol, result
-from weft.compiler.onnx.runs import BOXES
+from weft.compiler.onnx.runs import MAX_COPIES
 
 
 def pads_fit(context: NodeContext) -> str | None:
@@ -41,7 +41,7 @@ def pads_fit(context: NodeContext) -> str | None:
 
 def conv(context: NodeContext) -> Symbol:
     """The device's Conv, with weights as (outputs, rows, columns, inputs)."""
-    source, quant = arranged(context)
+    source, quant = image_operand(context)
     weight = context.symbol(1)
     assert isinstance(weight, Constant)
     kernel = weight.values.shape[2:]
@@ -153,13 +153,13 @@ def strides_few(context: NodeContext) -> str | None:
     strides, dilations = ([getattr(axis, name) for axis in found] for name in ("stride", "dilation"))
     if min(context.ints("pads", (0,))) < 0:
         return f"pads is {context.ints('pads', ())}"
-    good = math.prod(strides) <= BOXES and max(dilations) <= STEP_MAX
+    good = math.prod(strides) <= MAX_COPIES and max(dilations) <= STEP_MAX
     return None if good else f"strides are {strides}, dilations {dilations}"
 
 
 def conv_transpose(context: NodeContext) -> Symbol:
     """A convolution for each phase of rows and columns."""
-    source, quant = arranged(context)
+    source, quant = image_operand(context)
     weight, layout = context.symbol(1), spatial(context.output)
     assert isinstance(weight, Constant)
     groups = int(context.node.attributes.get("group", 1))

@@ -83,7 +83,7 @@ def _indices(context: NodeContext, rows: RowIndices, count: int) -> Tensor:
     name, shape = context.node.inputs[1], context.shape(1)
     layout = Layout(shape, tuple(range(len(shape))), (1, 1, count, PAGE_ENTRY))
     storage = f"{name}:{rows.rows} rows of {rows.pitch} bytes"
-    return Tensor(storage, name, layout, layout, unsigned=False, hosted=True, rows=rows)
+    return Tensor(storage, name, layout, layout, unsigned=False, from_host=True, rows=rows)
 
 
 OPERATORS = (

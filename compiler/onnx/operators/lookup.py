@@ -31,7 +31,7 @@ from weft.compiler.onnx.qdq import (
     rescale,
     result_of,
 )
-from weft.compiler.onnx.wide import NarrowError, doubled, is_wide
+from weft.compiler.onnx.wide import NarrowError, is_wide, upper_plane
 
 
 def bounds_constant(context: NodeContext) -> str | None:
@@ -228,7 +228,7 @@ def tables(context: NodeContext) -> str | None:
 
 def numbers(context: NodeContext) -> str | None:
     """What is computed must be a number for each value that the activation can have."""
-    if any(function.entries.defined for function in context.functions):
+    if any(function.entries.is_defined for function in context.functions):
         return None
     return context.functions[0].entries.cause
 
@@ -241,28 +241,28 @@ def looked_up(context: NodeContext) -> Recipe:
     quant = parameters(context.model, context.node, context.model.dtypes[name])
     assert quant is not None
     view = result_of(name, root.layout.nhwc)
-    view = doubled(view) if quant.bits > 8 else view
+    view = upper_plane(view) if quant.bits > 8 else view
     ops: tuple[DeviceOp, ...]
     if root.wide:
         made = _lines(context, function)
         assert isinstance(made, WideFunction)
         ops = (made.replace(src=root.view(), dst=view),)
     elif quant.bits > 8:
-        stored = function.entries.stored.astype(np.int16)
+        stored = function.entries.stored_values.astype(np.int16)
         ops = tuple(
             Rescale(context.node.name, root.view(), plane, lookup=bytes_.astype(np.int8))
             for plane, bytes_ in zip(view.planes, (stored >> 8, (stored & 255) - 128), strict=True)
         )
     else:
-        ops = (Rescale(context.node.name, root.view(), view, lookup=function.entries.stored),)
+        ops = (Rescale(context.node.name, root.view(), view, lookup=function.entries.stored_values),)
     output = Tensor(
         name,
         name,
         root.layout,
         root.layout,
         quant.unsigned,
-        hosted=False,
-        looked_up=True,
+        from_host=False,
+        from_table=True,
         wide=quant.bits > 8,
     )
     nodes = tuple(dict.fromkeys((*root.via, *function.nodes)))
@@ -303,7 +303,7 @@ def _fitted(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, int]:
     exact = np.nan_to_num(values, nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
     found = fit_lines(exact, (-half, half - 1))
     made = WideFunction(name="", wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **found._asdict())
-    return found, int(np.abs(made.results - rounded.stored.astype(np.int64)).max())
+    return found, int(np.abs(made.results - rounded.stored_values.astype(np.int64)).max())
 
 
 def _chosen(context: NodeContext) -> Function | None:
@@ -312,7 +312,7 @@ def _chosen(context: NodeContext) -> Function | None:
     It is that of the nearest root, so that no older tensor is kept for it; where nothing else reads that, the next.
     """
     source = _requantised(context)
-    if source is not None and not source.looked_up:
+    if source is not None and not source.from_table:
         return None
     usable = (function for function in context.functions if _usable(context, function))
     nearest = found = next(usable, None)
@@ -329,7 +329,7 @@ def _usable(context: NodeContext, function: Function) -> bool:
     config = context.model.config
     if function.root.wide and (config.lookup_tables < WIDE_FUNCTION_TABLES or config.kernel < KERNEL):
         return False
-    return function.entries.defined
+    return function.entries.is_defined
 
 
 def _requantised(context: NodeContext) -> Tensor | None:

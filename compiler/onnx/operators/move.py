@@ -13,8 +13,8 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, spatial
-from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
-from weft.compiler.onnx.indices import taken
+from weft.compiler.onnx.boxes import Arrangement, Movement, arrange, copy_ops, results, tensor_of
+from weft.compiler.onnx.indices import selections
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -24,13 +24,13 @@ from weft.compiler.onnx.qdq import (
     Results,
     Symbol,
     Tensor,
+    as_activation,
     finish,
     integers,
     result,
-    unfolded,
 )
-from weft.compiler.onnx.reorder import effort, placed, row_major
-from weft.compiler.onnx.runs import BOXES, WEIGHTS, of_channels, ordered
+from weft.compiler.onnx.reorder import layout_cost, to_layout, to_row_major
+from weft.compiler.onnx.runs import MAX_COPIES, MAX_WEIGHTS, channel_slice, order_channels
 
 
 def movable(context: NodeContext) -> str | None:
@@ -65,19 +65,19 @@ def transposed(context: NodeContext) -> Tensor | Pending | None:
             if symbol.layout.same(before):
                 return dataclasses.replace(symbol, layout=layout)
             continue
-        arranged = symbol.arranged(before)
+        arranged = symbol.in_layout(before)
         if arranged is not None:
-            return arranged.transposed(shape, perm, layout)
+            return arranged.transpose(shape, perm, layout)
     moved = symbol.layout.transpose(shape, perm)
     if moved is None and isinstance(symbol, Tensor):
-        rows = row_major(symbol, shape)
+        rows = to_row_major(symbol, shape)
         moved = row_major_layout(shape).transpose(shape, perm)
-        return None if rows is None or moved is None else rows.transposed(shape, perm, moved)
+        return None if rows is None or moved is None else rows.transpose(shape, perm, moved)
     if moved is None:
         return None
     if isinstance(symbol, Pending):
         return dataclasses.replace(symbol, layout=moved)
-    return symbol.transposed(shape, perm, moved)
+    return symbol.transpose(shape, perm, moved)
 
 
 def move(context: NodeContext) -> Symbol:
@@ -121,7 +121,7 @@ def _activation_of(context: NodeContext, source: Constant) -> Activation | None:
 
 def _takes_all(context: NodeContext) -> bool:
     """Whether a node that takes elements of a float value, which has no bytes yet, takes all of them in order."""
-    found = (taken(context) or ()) if isinstance(context.symbol(0), Pending) else ()
+    found = (selections(context) or ()) if isinstance(context.symbol(0), Pending) else ()
     return len(found) == 1 and all(
         np.array_equal(places, np.arange(size))
         for places, size in zip(found[0].indices, found[0].shape, strict=True)
@@ -144,7 +144,7 @@ MOVE_OPERATORS = (
 def inputs_quantised(context: NodeContext) -> str | None:
     """All inputs must be int8 or uint8 activations or constants behind DequantizeLinear, or int8 or uint8 values."""
     kind = Tensor if isinstance(context.symbol(0), Tensor) else Activation
-    for name, symbol in zip(context.node.inputs, map(unfolded, context.symbols), strict=True):
+    for name, symbol in zip(context.node.inputs, map(as_activation, context.symbols), strict=True):
         if not isinstance(symbol, kind):
             return f"input {name!r} is not"
     return None
@@ -164,7 +164,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
     tensors, layout, dim = found
     buffer = Buffer(result(layout.nhwc).buffer.name, layout.nhwc)
     ops, position = [], 0
-    for index, (tensor, symbol) in enumerate(zip(tensors, map(unfolded, context.symbols), strict=True)):
+    for index, (tensor, symbol) in enumerate(zip(tensors, map(as_activation, context.symbols), strict=True)):
         quant = symbol.quant if isinstance(symbol, Activation) else integers(tensor)
         box = list(layout.nhwc)
         box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
@@ -184,13 +184,15 @@ def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | 
     """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
     axis = int(context.node.attributes["axis"]) % len(context.output)
     shapes = [context.shape(index) for index in range(len(context.symbols))]
-    tensors = [tensor for symbol in context.symbols if (tensor := tensor_of(unfolded(symbol))) is not None]
+    tensors = [
+        tensor for symbol in context.symbols if (tensor := tensor_of(as_activation(symbol))) is not None
+    ]
 
     def efforts(kind: Callable[[tuple[int, ...]], Layout]) -> float:
-        return sum(effort(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
+        return sum(layout_cost(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
 
     for kind in sorted((natural, spatial, row_major_layout), key=efforts):
-        arranged = [placed(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
+        arranged = [to_layout(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
         found = tuple(tensor for tensor in arranged if tensor is not None)
         if len(found) == len(shapes):
             layout = kind(context.output)
@@ -221,7 +223,7 @@ def bytes_given(context: NodeContext) -> str | None:
 
 def places_constant(context: NodeContext) -> str | None:
     """Starts, ends, axes and steps of Slice, and indices of Gather, must be constant."""
-    if taken(context) is not None:
+    if selections(context) is not None:
         return None
     names = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
     return f"input {names[0]!r} is not"
@@ -229,7 +231,7 @@ def places_constant(context: NodeContext) -> str | None:
 
 def resized_nearest(context: NodeContext) -> str | None:
     """Resize and Upsample must take nearest or linear elements, by constant scales or sizes."""
-    return None if taken(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
+    return None if selections(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
 
 
 def rows_order(context: NodeContext) -> str | None:
@@ -250,7 +252,7 @@ def part(context: NodeContext) -> Results:
     for arrangement, ops in _copied(context):
         assert arrangement is not None
         assert ops is not None
-        made.append(Moved(arrangement.tensor, ops, arrangement.layout))
+        made.append(Movement(arrangement.tensor, ops, arrangement.layout))
     return results(context, made)
 
 
@@ -262,14 +264,15 @@ def _part_arranged(context: NodeContext) -> list[Arrangement | None]:
     """How the input and each output lie on the device."""
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
-    return [arrange(tensor, found.shape, found.indices) for found in taken(context) or ()]
+    return [arrange(tensor, found.shape, found.indices) for found in selections(context) or ()]
 
 
 @functools.lru_cache(maxsize=1)
 def _copied(context: NodeContext) -> list[tuple[Arrangement | None, list[DeviceOp] | None]]:
     """The copies that make each output, and how it lies on the device."""
     return [
-        (item, None if item is None else copies(item, context.node.name)) for item in _part_arranged(context)
+        (item, None if item is None else copy_ops(item, context.node.name))
+        for item in _part_arranged(context)
     ]
 
 
@@ -290,7 +293,7 @@ def image_bytes(context: NodeContext) -> str | None:
 def blocks_small(context: NodeContext) -> str | None:
     """Blocks must be at most 8 x 8 pixels, and in mode CRD there may be at most 1048576 pairs of channels."""
     size, channels = _size(context), context.shape()[1]
-    if size * size <= BOXES and (_rows_first(context) or channels * channels // size**2 <= WEIGHTS):
+    if size * size <= MAX_COPIES and (_rows_first(context) or channels * channels // size**2 <= MAX_WEIGHTS):
         return None
     return f"blocksize is {size}, the input has {channels} channels"
 
@@ -315,24 +318,24 @@ def blocks(context: NodeContext) -> Results:
         pixel = View(wide.buffer, (n, h, w, wide.shape[3]), y, x, step=(size, size))
         first, count = (y * size + x) * wide.shape[3], wide.shape[3]
         if context.node.op == "SpaceToDepth":
-            target = of_channels(narrow, first, count)
-            made = ordered(context.node.name, pixel, target, np.arange(count))
+            target = channel_slice(narrow, first, count)
+            made = order_channels(context.node.name, pixel, target, np.arange(count))
         else:
             taken = (
                 channels[first : first + count]
                 if _rows_first(context)
                 else channels[y * size + x :: size * size]
             )
-            made = ordered(context.node.name, narrow, pixel, taken)
+            made = order_channels(context.node.name, narrow, pixel, taken)
         assert made is not None
         ops += made
-    return results(context, [Moved(source, ops, layout)])
+    return results(context, [Movement(source, ops, layout)])
 
 
 def _images(context: NodeContext) -> Tensor | None:
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
-    return placed(tensor, natural(context.shape()))
+    return to_layout(tensor, natural(context.shape()))
 
 
 def _size(context: NodeContext) -> int:

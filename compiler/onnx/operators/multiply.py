@@ -14,15 +14,15 @@ from weft.compiler.ir.graph import Multiply, Window
 from weft.compiler.ir.layout import row_major_layout
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.onnx.attention import (
-    ROW,
-    SIZE,
+    MAX_HEAD_SIZE,
+    MAX_ROW,
     Find,
     Operand,
     heads_layout,
     heads_move_behind_rows,
     splits,
 )
-from weft.compiler.onnx.channels import channel_operands, paired, same_order, scaling
+from weft.compiler.onnx.channels import channel_operands, constant_factor, pair_operands, same_order
 from weft.compiler.onnx.conditions import (
     activation,
     bias_constant,
@@ -35,17 +35,19 @@ from weft.compiler.onnx.convolutions import product_of, with_constant
 from weft.compiler.onnx.indices import Operands, operands
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
-from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, result, unfolded
-from weft.compiler.onnx.reorder import placed, row_major
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, as_activation, result
+from weft.compiler.onnx.reorder import to_layout, to_row_major
 
 
 def multipliable(context: NodeContext) -> str | None:
     """Mul and Div take a device value and one constant for each channel."""
-    return None if scaling(context) is not None else channel_operands(context)
+    return None if constant_factor(context) is not None else channel_operands(context)
 
 
 def _two(context: NodeContext) -> bool:
-    return all(isinstance(symbol, Activation) for symbol in paired(context)) and not scales_rows(context)
+    return all(isinstance(symbol, Activation) for symbol in pair_operands(context)) and not scales_rows(
+        context
+    )
 
 
 def pairs(context: NodeContext) -> str | None:
@@ -75,7 +77,7 @@ def divisible(context: NodeContext) -> str | None:
 
 def multiply(context: NodeContext) -> Symbol:
     """Mul or Div; by one number it is only another scale."""
-    factor = scaling(context)
+    factor = constant_factor(context)
     for operand, value in (context.symbols, context.symbols[::-1]):
         if factor is not None and isinstance(operand, Activation):
             tensor = dataclasses.replace(operand.tensor, via=(*operand.tensor.via, context.node.index))
@@ -114,7 +116,7 @@ def product_rows(context: NodeContext) -> tuple[Tensor, np.ndarray] | None:
     """The first operand of a matrix product as rows, and the order of their elements (`Layout.row_order`)."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Activation)
-    for tensor in (symbol.tensor, row_major(symbol.tensor, context.shape())):
+    for tensor in (symbol.tensor, to_row_major(symbol.tensor, context.shape())):
         order = None if tensor is None else tensor.layout.row_order(math.prod(context.shape()[:-1]))
         if tensor is not None and order is not None:
             return tensor, order
@@ -172,7 +174,7 @@ class _Solution:
 
 def _operand(context: NodeContext, index: int) -> Activation | None:
     """An input as an activation: a constant with 8 bits for each element counts as one."""
-    symbol = unfolded(context.symbol(index))
+    symbol = as_activation(context.symbol(index))
     return symbol if isinstance(symbol, Activation) else None
 
 
@@ -207,7 +209,7 @@ def lengths(context: NodeContext) -> str | None:
     rows = [
         found.tensor.layout.nhwc[3] for index in range(2) if (found := _operand(context, index)) is not None
     ]
-    good = max(sizes) <= SIZE and max(rows) <= ROW
+    good = max(sizes) <= MAX_HEAD_SIZE and max(rows) <= MAX_ROW
     return None if good else f"they have {sizes[0]} and {sizes[1]}, of {max(rows)}"
 
 
@@ -254,9 +256,9 @@ def _solutions(context: NodeContext) -> Iterator[_Solution]:
     if context.model.config.softmax:  # whose LOAD transposes
         firsts.append(Operand(a, "ihds", depth, rows))
         seconds.append(Operand(b, "ihsd", depth, columns))
-    finds: tuple[Find, ...] = (Tensor.arranged, placed)
+    finds: tuple[Find, ...] = (Tensor.in_layout, to_layout)
     for find, (whole, first, second), one, other in itertools.product(finds, counts, firsts, seconds):
-        left, right = one.arranged(*first, find), other.arranged(*second, find)
+        left, right = one.find_layout(*first, find), other.find_layout(*second, find)
         if left is not None and right is not None:
             tensors, shapes = (left[0], right[0]), (left[1], right[1])
             transposed = one.axes == "ihds", other.axes == "ihds"

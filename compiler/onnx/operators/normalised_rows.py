@@ -32,8 +32,17 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, row_fits, rows_of, same
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.row_forms import (
+    Divisor,
+    Rows,
+    along,
+    divisor_of,
+    repeats,
+    row_fits,
+    rows_of,
+    same_values,
+)
 
 MOST_OFFSET = 1024
 """Most steps that what is under a root may be off its zero point."""
@@ -47,7 +56,7 @@ def row_mean(context: NodeContext) -> str | None:
     whole = math.prod(mean.shape[axis] for axis in mean.axes)
     plain = (mean.total, mean.offset, mean.root, mean.least, mean.gain) == ("sum", 0.0, "", 0.0, 1.0)
     plain = plain and math.isclose(mean.factor * whole, x.quant.scale, rel_tol=1e-4)
-    good = plain and same(x, mean.source) and context.shape(0) == mean.shape == context.output
+    good = plain and same_values(x, mean.source) and context.shape(0) == mean.shape == context.output
     fits = good and repeats(context.shape(1), mean.shape, mean.axes)
     return None if fits else f"input {context.node.inputs[1]!r} is not"
 
@@ -118,7 +127,7 @@ def _sides(context: NodeContext) -> tuple[tuple[int, int], ...]:
     return ((0, 1),) if context.node.op == "Div" else ((0, 1), (1, 0))
 
 
-def _normal(context: NodeContext) -> tuple[_Parts, RowNumber, Placed] | None:
+def _normal(context: NodeContext) -> tuple[_Parts, RowNumber, Rows] | None:
     """The elements, and the number that divides them."""
     wanted = "root" if context.node.op == "Div" else "inverse"
     for at, other in _sides(context):
@@ -180,14 +189,14 @@ def _divides_plainly(number: RowNumber) -> bool:
 
 def _is_share(parts: _Parts, number: RowNumber) -> bool:
     """Whether a number is the sum of the elements' magnitudes. Where that is 0 so are they, and no bound matters."""
-    own = number.total == "magnitudes" and not number.root and same(parts.source, number.source)
+    own = number.total == "magnitudes" and not number.root and same_values(parts.source, number.source)
     return own and not parts.centre and not number.offset and number.least <= number.factor
 
 
 def _own_norm(parts: _Parts, number: RowNumber) -> bool:
     """Whether the elements are divided by their own norm."""
     kind = number.total == ("spread" if parts.centre else "squares") and number.root
-    return bool(kind) and same(parts.source, number.source) and not (number.offset and number.least)
+    return bool(kind) and same_values(parts.source, number.source) and not (number.offset and number.least)
 
 
 def row_factor(context: NodeContext) -> str | None:
@@ -195,7 +204,7 @@ def row_factor(context: NodeContext) -> str | None:
     return None if _factor(context) is not None else f"inputs are {context.inputs}"
 
 
-def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | None:
+def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Rows, Tensor] | None:
     """The elements and their number, both as rows."""
     for at, other in _sides(context):
         parts = _parts(context, at)
@@ -214,7 +223,7 @@ def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | No
         if found is None or not row_fits(context.model.config, found.layout.nhwc[3]):
             continue
         rest = tuple(range(len(padded)))
-        number = placed(divisor.tensor, Layout(padded, rest, (*found.layout.nhwc[:3], 1)))
+        number = to_layout(divisor.tensor, Layout(padded, rest, (*found.layout.nhwc[:3], 1)))
         return None if number is None else (parts, divisor, found, number)
     return None
 
@@ -307,7 +316,7 @@ def norm_order(context: NodeContext) -> str | None:
     return None if _along_axis(context) is not None else f"axis is {context.attribute('axis', -1)}"
 
 
-def _along_axis(context: NodeContext) -> Placed | None:
+def _along_axis(context: NodeContext) -> Rows | None:
     axis = int(context.node.attributes.get("axis", -1)) % len(context.shape())
     return rows_of(activation(context).tensor, context.shape(), (axis,))
 

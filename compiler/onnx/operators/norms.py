@@ -18,18 +18,18 @@ from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX
 from weft.compiler.onnx.channels import channel_layout, same_order, takes_constants
 from weft.compiler.onnx.conditions import (
     activation,
-    arranged,
+    image_operand,
     image_order,
     input_quantised,
     kernel_engine,
     kernel_room,
 )
-from weft.compiler.onnx.convolutions import ADD_WEIGHT, convolution, scaled, shifted
+from weft.compiler.onnx.convolutions import ADD_WEIGHT, add_offsets, convolution, scale_channels
 from weft.compiler.onnx.operator import NodeContext, Operator
-from weft.compiler.onnx.qdq import Constant, Pending, Quant, Tensor, quantised, result
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.row_forms import Placed, row_fits, rows_of
-from weft.compiler.onnx.wide import between
+from weft.compiler.onnx.qdq import Constant, Pending, Quant, Tensor, finish_op, result
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.row_forms import Rows, row_fits, rows_of
+from weft.compiler.onnx.wide import wide_buffer
 
 
 def batch_norm_operands(context: NodeContext) -> str | None:
@@ -73,8 +73,8 @@ def batch_norm(context: NodeContext) -> Pending:
     factors, offsets = affine(context)
     symbol = context.symbol(0)
     layout = channel_layout(context, symbol, None)
-    return shifted(
-        context, scaled(context, convolution(context, symbol, layout, ADD_WEIGHT), factors), offsets
+    return add_offsets(
+        context, scale_channels(context, convolution(context, symbol, layout, ADD_WEIGHT), factors), offsets
     )
 
 
@@ -133,7 +133,7 @@ def _constant(context: NodeContext, index: int, channels: int) -> np.ndarray:
 
 def group_norm(context: NodeContext) -> Pending:
     """The device's GroupNorm."""
-    (tensor, quant), layout = arranged(context), spatial(context.shape())
+    (tensor, quant), layout = image_operand(context), spatial(context.shape())
     channels = context.shape()[1]
     weight, bias = (_constant(context, index, channels) for index in (1, 2))
     op = GroupNorm(
@@ -218,7 +218,7 @@ def _rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
     """The input with the normalised elements as channels, all others as pixels."""
     shape, count = context.shape(), _elements(context)
     layout = Layout(shape, tuple(range(len(shape))), (1, 1, math.prod(shape) // count, count))
-    tensor = placed(activation(context).tensor, layout)
+    tensor = to_layout(activation(context).tensor, layout)
     return None if tensor is None else (tensor, layout)
 
 
@@ -300,7 +300,7 @@ def _size(context: NodeContext) -> int:
     return int(context.node.attributes["size"])
 
 
-def _placed(context: NodeContext) -> Placed | None:
+def _placed(context: NodeContext) -> Rows | None:
     return rows_of(activation(context).tensor, context.shape(), (1,)) if len(context.shape()) > 1 else None
 
 
@@ -322,7 +322,7 @@ def response(context: NodeContext) -> Pending:
     assert found is not None
     (square, count), (_, beta, bias) = _largest(context), _constants(context)
     shape = found.layout.nhwc
-    src, sums = found.tensor.view(), between("sums", shape)
+    src, sums = found.tensor.view(), wide_buffer("sums", shape)
     op = RowResponse(
         name,
         src,
@@ -336,7 +336,7 @@ def response(context: NodeContext) -> Pending:
     )
 
     def join(to: Quant, value: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
-        squares, sums = (between(f"{value}/{part}", shape) for part in ("squares", "sums"))
+        squares, sums = (wide_buffer(f"{value}/{part}", shape) for part in ("squares", "sums"))
         zero = LIMITS[0]
         return (
             WideElements(
@@ -348,7 +348,7 @@ def response(context: NodeContext) -> Pending:
                 bias=np.zeros(shape[3], np.int64), scale=np.full(shape[3], LARGEST_SUM / (square * count)), x_zero=zero,
                 y_zero=zero, x_wide=True, wide=True,
             ),
-            quantised(op.replace(sums=sums), to, value, bounds),
+            finish_op(op.replace(sums=sums), to, value, bounds),
         )  # fmt: skip
 
     return Pending((op,), found.layout, (found.tensor,), (context.node.index,), join=join)

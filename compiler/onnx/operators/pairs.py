@@ -17,12 +17,12 @@ from weft.compiler.onnx.channels import (
     channel_constant,
     channel_layout,
     channel_operands,
-    paired,
+    pair_operands,
     same_order,
     takes_constants,
 )
 from weft.compiler.onnx.conditions import kernel_room, multipliers
-from weft.compiler.onnx.convolutions import convolution, scaled, with_constant
+from weft.compiler.onnx.convolutions import convolution, scale_channels, with_constant
 from weft.compiler.onnx.indices import Operands, operands
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
@@ -33,17 +33,17 @@ from weft.compiler.onnx.qdq import (
     Quant,
     Symbol,
     Tensor,
-    quantised,
+    finish_op,
     rescale,
     result,
     result_of,
 )
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 from weft.compiler.onnx.row_forms import repeats, rows_of
 
 
 def _two(context: NodeContext) -> bool:
-    return all(isinstance(symbol, Activation) for symbol in paired(context))
+    return all(isinstance(symbol, Activation) for symbol in pair_operands(context))
 
 
 def addable(context: NodeContext) -> str | None:
@@ -69,7 +69,7 @@ def subtractable(context: NodeContext) -> str | None:
 
 def add(context: NodeContext) -> Symbol:
     """The device's Add, or a bias."""
-    symbols = paired(context)
+    symbols = pair_operands(context)
     for operand, value in (symbols, symbols[::-1]):
         if isinstance(value, Constant):
             return with_constant(context, operand, value)
@@ -148,7 +148,7 @@ def _number(context: NodeContext, at: int) -> _Pair | None:
     if found is None:
         return None
     rows = Layout(padded, tuple(range(len(padded))), (*found.layout.nhwc[:3], 1))
-    number = placed(other.tensor, rows)
+    number = to_layout(other.tensor, rows)
     if number is None:
         return None
     views = found.tensor.view(), number.view()
@@ -266,7 +266,7 @@ def prelu(context: NodeContext) -> Symbol:
     assert isinstance(slope, Constant)
     layout = channel_layout(context, symbol, slope)
     value = convolution(context, symbol, layout, 1)
-    below = scaled(context, value, slope.floats)
+    below = scale_channels(context, value, slope.floats)
     above = value.ops
     if isinstance(symbol, Activation):
         (tensor,) = value.inputs
@@ -296,7 +296,7 @@ def _joined(
         ("below", below, (-128, zero) if rising else (zero, 127)),
     ):
         made += [
-            quantised(op, quant, f"{name}/{part}", clamp).replace(name=f"{op.name}.{part}") for op in ops
+            finish_op(op, quant, f"{name}/{part}", clamp).replace(name=f"{op.name}.{part}") for op in ops
         ]
     a, b = (result_of(f"{name}/{part}", shape) for part in ("above", "below"))
     total = Add(

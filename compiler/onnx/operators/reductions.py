@@ -23,8 +23,8 @@ from weft.compiler.onnx.qdq import (
     result,
     result_of,
 )
-from weft.compiler.onnx.row_forms import Placed, form_of, repeats, row_fits, rows_of
-from weft.compiler.onnx.wide import doubled
+from weft.compiler.onnx.row_forms import Rows, form_of, repeats, row_fits, rows_of
+from weft.compiler.onnx.wide import upper_plane
 
 SQUARES = 1 << 15
 """Most elements of a row whose squares are added up in 31 bits."""
@@ -90,7 +90,7 @@ def _of(context: NodeContext) -> tuple[str, Activation, tuple[int, ...]] | None:
     return None if form is None or kind is None else (kind, form.source, form.nodes)
 
 
-def _placed(context: NodeContext) -> Placed | None:
+def _placed(context: NodeContext) -> Rows | None:
     axes, found = _axes(context), _of(context)
     assert axes is not None
     assert found is not None
@@ -328,7 +328,7 @@ def _axis(context: NodeContext) -> int:
     return int(context.node.attributes.get("axis", 0)) % len(context.shape())
 
 
-def _arg_extreme_placed(context: NodeContext) -> Placed | None:
+def _arg_extreme_placed(context: NodeContext) -> Rows | None:
     tensor = _source(context)
     assert tensor is not None
     return rows_of(tensor, context.shape(), (_axis(context),))
@@ -342,11 +342,11 @@ def place(context: NodeContext) -> Recipe:
     pixels, wide = (*found.layout.nhwc[:3], 1), found.layout.nhwc[3] > _BYTE
     view = result_of(name, pixels)
     op = RowPlace(
-        node.name, tensor.view(), doubled(view) if wide else view, node.op == "ArgMin",
+        node.name, tensor.view(), upper_plane(view) if wide else view, node.op == "ArgMin",
         final=bool(context.attribute("select_last_index", 0)), wide=wide,
     )  # fmt: skip
     layout = Layout(context.output, tuple(range(len(context.output))), pixels)
-    output = Tensor(name, name, layout, layout, unsigned=True, hosted=False, wide=wide, index=True)
+    output = Tensor(name, name, layout, layout, unsigned=True, from_host=False, wide=wide, index=True)
     nodes = tuple(dict.fromkeys((*tensor.via, node.index)))
     return Recipe(output, (op,), (tensor,), nodes, ())
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View, Window
 from weft.compiler.ir.layout import spatial
-from weft.compiler.onnx.conditions import activation, arranged, input_quantised
+from weft.compiler.onnx.conditions import activation, image_operand, input_quantised
 from weft.compiler.onnx.convolutions import RANKS
-from weft.compiler.onnx.indices import places
+from weft.compiler.onnx.indices import source_coordinates
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Pending, Quant, Symbol, result
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.runs import Run, runs
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.runs import Run, find_runs
 
 PIECES = 128
 """Most convolutions that a node may become."""
@@ -61,7 +61,7 @@ def image_ranks(context: NodeContext) -> str | None:
 
 def linear_order(context: NodeContext) -> str | None:
     """The input of Resize must be in the device's order, or be brought into it by at most 256 copies."""
-    good = placed(activation(context).tensor, spatial(context.shape())) is not None
+    good = to_layout(activation(context).tensor, spatial(context.shape())) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
 
@@ -72,7 +72,7 @@ def between_elements(context: NodeContext) -> str | None:
         or context.attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
     ):
         return "it has"
-    lanes = places(context)
+    lanes = source_coordinates(context)
     if lanes is None:
         return "they are not"
     for axis in (0, 1, *((2,) if len(lanes) == 5 else ())):
@@ -96,7 +96,7 @@ def fractions_small(context: NodeContext) -> str | None:
 @functools.lru_cache(maxsize=1)
 def lines(context: NodeContext) -> tuple[list[Line], list[Line]] | None:
     """The results along rows and along columns; None if they are too many."""
-    lanes = places(context)
+    lanes = source_coordinates(context)
     assert lanes is not None
     made = (
         [_lines(lane[:, 0]) for lane in lanes[-2:]] if len(lanes) > 3 else [[_ALONE], _lines(lanes[2][:, 0])]
@@ -112,7 +112,7 @@ def _lines(lane: np.ndarray) -> list[Line] | None:
     for unit in range(1, FRACTIONS + 1):
         numerators = np.rint(lane.astype(np.float64) * unit).astype(np.int64)
         if np.abs(lane * unit - numerators).max() < _NEAR * unit:
-            found = [item for item in (runs(numerators, PIECES, unit), _apart(numerators, unit)) if item]
+            found = [item for item in (find_runs(numerators, PIECES, unit), _apart(numerators, unit)) if item]
             return min(([Line(run, unit) for run in item] for item in found), key=len, default=None)
     return None
 
@@ -123,7 +123,7 @@ def _apart(numerators: np.ndarray, unit: int) -> list[Run] | None:
     if not inside.size:
         return None
     first, stop = int(inside[0]), int(inside[-1]) + 1
-    between = runs(numerators[first:stop], PIECES, unit)
+    between = find_runs(numerators[first:stop], PIECES, unit)
     if between is None or numerators[0] % unit or numerators[-1] % unit:
         return None
     middle = [run._replace(target=run.target + first) for run in between]
@@ -133,7 +133,7 @@ def _apart(numerators: np.ndarray, unit: int) -> list[Run] | None:
 
 def resize(context: NodeContext) -> Symbol:
     """A convolution for each pair of lines; where results are elements it is a copy."""
-    source, quant = arranged(context)
+    source, quant = image_operand(context)
     layout = spatial(context.output)
     found = lines(context)
     assert found is not None

@@ -19,7 +19,7 @@ from weft.compiler.onnx.conditions import (
 )
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Tensor, result
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 from weft.compiler.onnx.row_forms import row_fits
 
 
@@ -66,9 +66,9 @@ def softmax_rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
     if own.shape == shape and set(own.perm[len(others) :]) == set(axes):
         same = own.nhwc if own.nhwc[3] == length else layouts[0].nhwc  # channels may be more axes than these
         layouts.insert(0, dataclasses.replace(own, nhwc=same))
-    found = next(((symbol.tensor, layout) for layout in layouts if symbol.tensor.arranged(layout)), None)
+    found = next(((symbol.tensor, layout) for layout in layouts if symbol.tensor.in_layout(layout)), None)
     tensor, layout = found or (symbol.tensor, layouts[-1])
-    moved = placed(tensor, layout)
+    moved = to_layout(tensor, layout)
     return None if moved is None else (moved, layout)
 
 

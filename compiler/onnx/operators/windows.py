@@ -11,17 +11,17 @@ from weft.compiler.ir.graph import DeviceOp, Pad, Pool, View, Window
 from weft.compiler.ir.layout import Layout, Shape4, row_major_layout, spatial
 from weft.compiler.ir.windows import axes
 from weft.compiler.machine.target import COUNT_MAX, has_coordinates
-from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
+from weft.compiler.onnx.boxes import Arrangement, Movement, arrange, copy_ops, results, tensor_of
 from weft.compiler.onnx.conditions import (
     activation,
-    arranged,
     depth_alone,
     image,
+    image_operand,
     image_order,
     input_quantised,
 )
 from weft.compiler.onnx.convolutions import window_of
-from weft.compiler.onnx.indices import constants, taken
+from weft.compiler.onnx.indices import constants, selections
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.move import bytes_given, rows_order
 from weft.compiler.onnx.qdq import (
@@ -35,8 +35,8 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.runs import of_channels
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.runs import channel_slice
 
 ELEMENTS = 1 << 16
 """Most elements of a window on the device, which multiplies them with as many weights to add them up."""
@@ -102,7 +102,7 @@ def pooled(context: NodeContext) -> bool:
         return True
     if any(user.op in _NORMALISING for user in context.model.users(context.node.outputs[0])):
         return False
-    return rank - 1 not in axes or rank == 4 or symbol.tensor.arranged(_pixels(context)) is not None
+    return rank - 1 not in axes or rank == 4 or symbol.tensor.in_layout(_pixels(context)) is not None
 
 
 _NORMALISING = ("Add", "Clip", "Div", "Expand", "Max", "Mul", "Pow", "Sqrt", "Sub")
@@ -120,7 +120,7 @@ def _pixels(context: NodeContext) -> Layout:
 
 def mean_order(context: NodeContext) -> str | None:
     """What is reduced over pixels must be in the device's order, or be brought into it by at most 256 copies."""
-    good = placed(activation(context).tensor, _pixels(context)) is not None
+    good = to_layout(activation(context).tensor, _pixels(context)) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
 
@@ -143,7 +143,7 @@ def depth_counted(context: NodeContext) -> str | None:
 
 def pool(context: NodeContext) -> Symbol:
     """A pool with a window."""
-    source, quant = arranged(context)
+    source, quant = image_operand(context)
     window = window_of(context, context.ints("kernel_shape", ()))
     include_pad = bool(context.attribute("count_include_pad", 0))
     return _pool(context, (source, quant), source.layout.nhwc, spatial(context.output), window, include_pad)
@@ -152,12 +152,12 @@ def pool(context: NodeContext) -> Symbol:
 def whole(context: NodeContext) -> Symbol:
     """A pool over all that is behind channels."""
     sides = _sides(context)
-    return _pool(context, arranged(context), sides, spatial(context.output), Window(sides[1:3]), False)
+    return _pool(context, image_operand(context), sides, spatial(context.output), Window(sides[1:3]), False)
 
 
 def rows(context: NodeContext) -> Symbol:
     """The mean, sum or maximum over pixels, or over rows of tokens."""
-    source = placed(activation(context).tensor, _pixels(context))
+    source = to_layout(activation(context).tensor, _pixels(context))
     assert source is not None
     sides = source.layout.nhwc
     kept = len(context.output) == len(context.shape()) and reduced_axes(context) in ((2, 3), (2,))
@@ -215,7 +215,7 @@ POOL_OPERATORS = (
 def pads_constant(context: NodeContext) -> str | None:
     """Pads must be constant, at most 4095, and not negative but around a constant."""
     pads = constants(context, "pads", 1)
-    if pads is not None and max(pads) <= COUNT_MAX and taken(context) is not None:
+    if pads is not None and max(pads) <= COUNT_MAX and selections(context) is not None:
         return None
     return f"input {context.node.input(1)!r} is not" if pads is None else f"pads are {pads}"
 
@@ -259,7 +259,7 @@ def pad(context: NodeContext) -> Results:
     """Padding with a byte, or copies of boxes."""
     arrangement, ops = _arrangement(context), _operators(context)
     assert ops is not None
-    return results(context, [Moved(arrangement.tensor, ops, arrangement.layout)])
+    return results(context, [Movement(arrangement.tensor, ops, arrangement.layout)])
 
 
 def _value(context: NodeContext) -> float | None:
@@ -286,7 +286,7 @@ def _fill(context: NodeContext) -> int:
 
 
 def _arrangement(context: NodeContext) -> Arrangement:
-    tensor, found = tensor_of(context.symbol(0)), taken(context)
+    tensor, found = tensor_of(context.symbol(0)), selections(context)
     assert tensor is not None
     assert found is not None
     arrangement = arrange(tensor, found[0].shape, found[0].indices)
@@ -304,7 +304,7 @@ def _operators(context: NodeContext) -> list[DeviceOp] | None:
     arrangement, fill = _arrangement(context), _fill(context)
     _, rows, columns, channels = arrangement.indices
     if not _outside(context)[0]:
-        return copies(arrangement, context.node.name, fill)
+        return copy_ops(arrangement, context.node.name, fill)
     down, across = _around(rows), _around(columns)
     if down is None or across is None or (np.diff(channels) != 1).any():
         return None
@@ -312,7 +312,7 @@ def _operators(context: NodeContext) -> list[DeviceOp] | None:
     n, h, w, _ = arrangement.layout.nhwc
     size = (n, h - top - bottom, w - left - right, arrangement.sizes[3])
     whole = arrangement.source
-    source = of_channels(View(whole.buffer, size, y, x), int(channels[0]), len(channels))
+    source = channel_slice(View(whole.buffer, size, y, x), int(channels[0]), len(channels))
     window = Window(pad=(top, left, bottom, right))
     return [Pad(context.node.name, source, arrangement.target, window, fill)]
 
