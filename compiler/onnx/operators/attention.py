@@ -14,7 +14,7 @@ from weft.compiler.onnx.attention import (
     MASKED,
     attention_mask,
     fuse,
-    heads_move_behind_rows,
+    heads_become_columns,
     mask_of,
     problem_of,
     score_factor,
@@ -129,7 +129,7 @@ def attention(context: NodeContext) -> Pending:
     """The device's Attention."""
     problem = problem_of(context)
     rank = len(context.output)
-    behind = rank == 3 or heads_move_behind_rows(context.model, context.node.outputs[0])
+    behind = rank == 3 or heads_become_columns(context.model, context.node.outputs[0])
     return fuse(context, problem, score_factor(context), behind, (context.node.index,), ())
 
 
@@ -333,7 +333,7 @@ def values(context: NodeContext) -> Pending:
     symbol = context.symbol(0)
     assert isinstance(symbol, Probabilities)
     found = symbol.scores
-    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
+    behind = len(context.output) > 2 and heads_become_columns(context.model, context.node.outputs[0])
     notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
     made = fuse(context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes)
     known = rounding_of(context)

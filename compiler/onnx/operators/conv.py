@@ -23,7 +23,7 @@ from weft.compiler.onnx.conditions import (
     weights_constant,
     weights_per_output,
 )
-from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_apart, product_of, window_of
+from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_separately, product_of, window_of
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Symbol, result
 from weft.compiler.onnx.runs import MAX_COPIES
@@ -52,7 +52,7 @@ def conv(context: NodeContext) -> Symbol:
         values = values[:, tap]
     elif len(kernel) == 1:
         values = values[:, None]
-    source, window = pad_apart(source, quant, window_of(context, kernel))
+    source, window = pad_separately(source, quant, window_of(context, kernel))
     return product_of(context, source, source.view(), quant, values, weight, window, spatial(context.output))
 
 

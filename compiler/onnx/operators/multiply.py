@@ -18,8 +18,8 @@ from weft.compiler.onnx.attention import (
     MAX_ROW,
     Find,
     Operand,
+    heads_become_columns,
     heads_layout,
-    heads_move_behind_rows,
     splits,
 )
 from weft.compiler.onnx.channels import channel_operands, constant_factor, pair_operands, same_order
@@ -269,7 +269,7 @@ def product_of_activations(context: NodeContext) -> Pending:
     """The device's Product; with heads beside each other if the model brings them there at once."""
     found = next(_solutions(context))
     quants = [activation.quant for index in range(2) if (activation := _operand(context, index)) is not None]
-    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
+    behind = len(context.output) > 2 and heads_become_columns(context.model, context.node.outputs[0])
     layout = heads_layout("ihsd", "ishd" if behind else "ihsd", *found.counts, found.rows, context.output[-1])
     (a, b), (a_shape, b_shape) = found.tensors, found.shapes
     op = Product(

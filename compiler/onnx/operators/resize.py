@@ -51,7 +51,7 @@ class Line(NamedTuple):
     @property
     def step(self) -> int:
         """Elements from one result to the next; 0 if all are of the same one."""
-        return self.run.by // self.unit if self.run.many > 1 else 1
+        return self.run.step // self.unit if self.run.length > 1 else 1
 
 
 def image_ranks(context: NodeContext) -> str | None:
@@ -147,14 +147,14 @@ def resize(context: NodeContext) -> Symbol:
 def _piece(y: Line, x: Line, source: View, target: View, quant: Quant) -> DeviceOp:
     """The results on lines `y` and `x`."""
     n, _, _, c = source.shape
-    apart = (y.run.apart if y.run.many > 1 else 1, x.run.apart if x.run.many > 1 else 1)
-    dst = View(target.buffer, (n, y.run.many, x.run.many, c), y.run.target, x.run.target, step=apart)
+    apart = (y.run.target_step if y.run.length > 1 else 1, x.run.target_step if x.run.length > 1 else 1)
+    dst = View(target.buffer, (n, y.run.length, x.run.length, c), y.run.target, x.run.target, step=apart)
     weights = y.weights[:, None] * x.weights
     if weights.size == 1:
         src = View(source.buffer, dst.shape, y.first, x.first, step=(y.step, x.step))
         return Rescale("", src, dst, quant.scale, quant.zero)
     # Strides are the window's, but for elements that are repeated.
-    h, w = ((line.run.many - 1) * max(line.step, 1) + len(line.weights) for line in (y, x))
+    h, w = ((line.run.length - 1) * max(line.step, 1) + len(line.weights) for line in (y, x))
     src = View(source.buffer, (n, h, w, c), y.first, x.first, step=(min(y.step, 1), min(x.step, 1)))
     window = Window((len(y.weights), len(x.weights)), (max(y.step, 1), max(x.step, 1)))
     each = np.repeat(weights.astype(np.int16)[None, :, :, None], c, axis=0)

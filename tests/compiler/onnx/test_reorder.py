@@ -69,22 +69,22 @@ def test_axes_that_cut_across_each_other() -> None:
 def test_too_many_copies() -> None:
     """Rows and columns that trade places are as many copies as the lesser of them, pixels and channels likewise."""
 
-    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.Way | Interleaving | None:
+    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.CopyOrder | Interleaving | None:
         inner = ((bytes_, 1),) if bytes_ > 1 else ()
         return cheapest(((a, b * bytes_), (b, bytes_), *inner), ((b, bytes_), (a, b * bytes_), *inner))
 
     found = transposed(256, 999, 8)
-    assert isinstance(found, reorder.Way)
+    assert isinstance(found, reorder.CopyOrder)
     assert found.plain
     assert prod(axis.size for axis in found.rest) == 256
     assert transposed(257, 999, 8) is None
     assert transposed(257, 999) is None
     square = transposed(32, 32)
-    assert isinstance(square, reorder.Way)
+    assert isinstance(square, reorder.CopyOrder)
     assert square.plain  # the weights of a product of all would come as often as they multiply: once
 
 
-def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.Way | Interleaving, ...]:
+def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder | Interleaving, ...]:
     """The ways of changing groups of channels into channels of groups, and back."""
     size = groups * channels
     before = ((pixels, size), (groups, channels), (channels, 1))
@@ -108,7 +108,7 @@ def test_few_channels_are_one_product_and_few_pixels_are_copied(
     pixels: int, groups: int, channels: int
 ) -> None:
     for way in shuffled(pixels, groups, channels):
-        assert isinstance(way, reorder.Way)
+        assert isinstance(way, reorder.CopyOrder)
 
 
 @repeated("seed", range(40))

@@ -10,7 +10,7 @@ from weft.compiler.onnx.runs import Run, find_runs
 
 def places(found: list[Run]) -> dict[int, int]:
     """What each place takes."""
-    return {run.target + at * run.apart: run.source + at * run.by for run in found for at in range(run.many)}
+    return {run.target + at * run.target_step: run.source + at * run.step for run in found for at in range(run.length)}
 
 
 @pytest.mark.parametrize("unit", [1, 2, 6])
@@ -24,8 +24,8 @@ def test_runs_are_what_was_asked_for(unit: int) -> None:
         assert found is not None
         assert places(found) == dict(enumerate(indices.tolist()))
         for run in found:
-            assert run.many == 1 or (run.by >= 0 and run.by % unit == 0)
-            assert run.many == 1 or run.by or run.source % unit == 0, (
+            assert run.length == 1 or (run.step >= 0 and run.step % unit == 0)
+            assert run.length == 1 or run.step or run.source % unit == 0, (
                 "a place between elements is not repeated"
             )
 
