@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.compiler.onnx.functions import Function, key_of
 from weft.compiler.onnx.operator import NodeContext
-from weft.compiler.onnx.operators.move import permutation, transposed
+from weft.compiler.onnx.operators.move import permutation, transpose
 from weft.compiler.onnx.qdq import Activation, Constant, Symbol, Tensor
 
 PLAIN = (
@@ -77,7 +77,7 @@ def _transpose_root(context: NodeContext, function: Function) -> Tensor | None:
     """Return a function's root after a Transpose; None if no layout describes its elements then."""
     root, symbol, shape = function.root, context.symbol(0), context.shape()
     if isinstance(symbol, Activation) and key_of(symbol.tensor) == function.key:
-        moved = transposed(context)
+        moved = transpose(context)
         return moved if isinstance(moved, Tensor) else None
     layout = root.layout.transpose(shape, permutation(context))
     return None if layout is None else root.transpose(shape, permutation(context), layout)

@@ -133,11 +133,11 @@ def pair_length(context: NodeContext) -> str | None:
 
 
 def _pair(context: NodeContext) -> _Pair | str:
-    pair = operands(context)
-    if isinstance(pair, Operands):
-        return _Pair(pair.tensors, pair.quants, pair.views, pair.layout, pair.swapped)
+    equal = operands(context)
+    if isinstance(equal, Operands):
+        return _Pair(equal.tensors, equal.quants, equal.views, equal.layout, equal.swapped)
     numbers = (_row_pair(context, at) for at in (0, 1)) if len(context.symbols) == 2 else ()
-    return next((pair for pair in numbers if pair is not None), pair)
+    return next((pair for pair in numbers if pair is not None), equal)
 
 
 def _row_pair(context: NodeContext, at: int) -> _Pair | None:
