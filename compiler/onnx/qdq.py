@@ -85,7 +85,7 @@ class Tensor:
     source: Layout
     layout: Layout
     unsigned: bool
-    host_tensor: bool
+    from_host: bool
     via: tuple[int, ...] = ()
     order: Layout | None = None
     from_table: bool = False

@@ -321,7 +321,7 @@ def test_blocks_that_do_not_fit() -> None:
         (chain, "the model is dynamically quantised (with DynamicQuantizeLinear): `weft quantise MODEL.onnx --data"),
         (
             lambda: integer_nets.packed_product(np.random.default_rng(0), 32, 3, 16),
-            "the model has quantised weights alone (with MatMulNBits): `weft quantise MODEL.onnx --data",
+            "the model has quantised weights only (with MatMulNBits): `weft quantise MODEL.onnx --data",
         ),
     ],
 )  # fmt: skip
@@ -341,9 +341,7 @@ def test_what_commands_say_of_weights_alone(tmp_path: Path, monkeypatch: pytest.
         result = CliRunner().invoke(app, [*arguments, "blocks.onnx"])
         assert result.exit_code == 0
         told = " ".join(result.stderr.split())
-        assert (
-            "warning: the model has quantised weights alone (no QuantizeLinear behind an activation)" in told
-        )
+        assert "warning: the model has quantised weights only (no QuantizeLinear after an activation)" in told
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

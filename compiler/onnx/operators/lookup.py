@@ -105,9 +105,7 @@ def wide_engine(context: NodeContext) -> str | None:
 
 
 def wide_forms(context: NodeContext) -> str | None:
-    """Values of 16 bits must be sums, products, convolutions, pools, minima, maxima, copies, functions or
-    normalisations.
-    """
+    """Values of 16 bits must be sums, products, convolutions, pools, extremes, copies, functions or normalisations."""
     symbol, node = context.symbol(0), context.node
     if not isinstance(symbol, Pending):
         return None

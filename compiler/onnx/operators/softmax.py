@@ -114,9 +114,7 @@ def log_axis(context: NodeContext) -> str | None:
 
 
 def log_length(context: NodeContext) -> str | None:
-    """Rows of LogSoftmax must fit an eighth of the scratchpad; with more than 2048 elements and 'n' above 32, 'kernel'
-    must be 128 or more.
-    """
+    """Rows of LogSoftmax must fit an eighth of the scratchpad; above 2048 elements, 'n' above 32 needs 'kernel' 128."""
     rows, config = softmax_rows(context), context.model.config
     assert rows is not None
     count = rows[1].nhwc[3]

@@ -75,7 +75,7 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
         assert list(op.lengths) == np.broadcast_to(allowed.sum(-1)[:, 0, 0], sizes.batch).tolist()
     notes = [note for name, _, _, note in graph.assignment if note]
     (note,) = [note for note in notes if note.startswith("scores are rounded and clamped to [-1")]
-    assert note.endswith("its other roundings within attention are not followed")
+    assert note.endswith("its other roundings within attention are omitted")
     assert not is_exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
 
 

@@ -10,7 +10,11 @@ from weft.compiler.onnx.runs import Run, find_runs
 
 def places(found: list[Run]) -> dict[int, int]:
     """What each place takes."""
-    return {run.target + at * run.target_step: run.source + at * run.step for run in found for at in range(run.length)}
+    return {
+        run.target + at * run.target_step: run.source + at * run.step
+        for run in found
+        for at in range(run.length)
+    }
 
 
 @pytest.mark.parametrize("unit", [1, 2, 6])
