@@ -12,7 +12,7 @@ import numpy as np
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
 from weft.compiler.kernel.wide import WideConv
-from weft.compiler.onnx.wide import doubled
+from weft.compiler.onnx.wide import upper_plane
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
@@ -35,7 +35,7 @@ def conv(case: str, x_wide: bool, wide: bool) -> Conv | WideConv:
     def view(name: str, channels: int, wide: bool) -> View:
         shape = (1, height, width, channels)
         made = View(Buffer(name, shape, "input" if name == "x" else "output"), shape)
-        return doubled(made) if wide else made
+        return upper_plane(made) if wide else made
 
     weight = np.random.default_rng(0).integers(-127, 128, (outputs, side, side, inputs)).astype(np.int16)
     views, scale = (view("x", inputs, x_wide), view("y", outputs, wide)), np.full(outputs, 1e-4)

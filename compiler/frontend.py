@@ -15,10 +15,10 @@ from weft.compiler.ir.network import ModelFormat, Network
 from weft.compiler.onnx.lowering import lower
 from weft.compiler.onnx.model import COMPLETE, Model, load
 from weft.compiler.onnx.model import prepare as prepare_network
-from weft.compiler.onnx.partition import plan
+from weft.compiler.onnx.partition import partition
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
-from weft.compiler.onnx.recurrent import unrolled
+from weft.compiler.onnx.recurrent import unroll
 from weft.compiler.tflite import reader as tflite
 from weft.compiler.tflite.reader import HOW_TO_QUANTISE
 from weft.compiler.verify import verify
@@ -161,9 +161,9 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
     """
     model.config = config
     # Loops and recurrent steps become plain operators before matching.
-    model = unrolled(model)
+    model = unroll(model)
     matched = match(model)
-    graph = lower(matched, plan(matched))
+    graph = lower(matched, partition(matched))
     for segment in graph.segments:
         if isinstance(segment, HostSegment):
             # Fail now, not at the first run, if the host cannot evaluate a segment.

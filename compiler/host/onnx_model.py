@@ -117,7 +117,7 @@ def check(network: Network) -> None:
         raise NetworkError(first_line(error)) from None
 
 
-def inferred(network: Network) -> dict[str, Type]:
+def infer_types(network: Network) -> dict[str, Type]:
     """The types of a network's values, by shape inference.
 
     Raises

@@ -1,4 +1,4 @@
-"""Conditions that several operators share. A condition is a function; see `weft.compiler.onnx.operator`."""
+"""Constraints that several operators share. A constraint is a function; see `weft.compiler.onnx.operator`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weft.compiler.ir.network import producer
 from weft.compiler.onnx.convolutions import RANKS, depth_tap
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 
 
 def input_quantised(context: NodeContext) -> str | None:
-    """The input must be an int8 or uint8 activation behind DequantizeLinear."""
+    """The input must be an int8 or uint8 activation after DequantizeLinear."""
     return None if isinstance(context.symbol(0), Activation) else f"input {context.node.inputs[0]!r} is not"
 
 
 def input_quantisable(context: NodeContext) -> str | None:
-    """The input must be an int8 or uint8 activation behind DequantizeLinear, or the result of a device operator."""
+    """The input must be an int8 or uint8 activation after DequantizeLinear, or the result of a device operator."""
     return (
         None
         if isinstance(context.symbol(0), Activation | Pending)
@@ -29,31 +29,31 @@ def input_quantisable(context: NodeContext) -> str | None:
 
 
 def image(context: NodeContext) -> str | None:
-    """Convolutions and pools must be of rows, of images, or of several images: inputs of 3 to 5 dimensions."""
+    """The input of a convolution or pool must have 3 to 5 dimensions."""
     return None if len(context.shape()) in RANKS else f"the input has shape {context.shape()}"
 
 
 def depth_alone(context: NodeContext) -> str | None:
-    """Windows of inputs of shape (N, C, D, H, W) must take one element along D at a time."""
+    """With an input of shape (N, C, D, H, W), each window must take one element along D."""
     kernel = context.ints("kernel_shape", context.shape(1)[2:] if context.node.op == "Conv" else ())
     return None if depth_tap(context, kernel) is not None else f"the window is {kernel}"
 
 
 def image_order(context: NodeContext) -> str | None:
-    """The input's elements must be in the order the device computes in, or be brought into it by at most 256 copies."""
+    """The input's elements must be in the device's order, or at most 256 copies must bring them into it."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Activation)
-    good = placed(symbol.tensor, spatial(context.shape())) is not None
-    return None if good else f"input {context.node.inputs[0]!r}"
+    image = to_layout(symbol.tensor, spatial(context.shape())) is not None
+    return None if image else f"input {context.node.inputs[0]!r}"
 
 
 def weights_constant(context: NodeContext) -> str | None:
-    """Weights must be constant values of 4 or 8 bits behind DequantizeLinear, with no scales by blocks."""
+    """Weights must be constants of 4 or 8 bits after DequantizeLinear, without block-wise scales."""
     symbol, name = context.symbol(1), context.node.inputs[1]
     if isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255:
         return None
-    made = producer(context.model.nodes, name)
-    block = 0 if made is None else made.attributes.get("block_size", 0)
+    dequantise = producer(context.model.nodes, name)
+    block = 0 if dequantise is None else dequantise.attributes.get("block_size", 0)
     return f"input {name!r} has a scale for every {block} values" if block else f"input {name!r} is not"
 
 
@@ -68,7 +68,7 @@ def weights_per_output(context: NodeContext) -> str | None:
 
 
 def bias_constant(context: NodeContext) -> str | None:
-    """The bias must be constant, with one value for each output channel."""
+    """The bias must be constant, with one value per output channel."""
     if not context.node.input(2):
         return None
     symbol = context.symbol(2)
@@ -102,7 +102,10 @@ def kernel_room(context: NodeContext) -> str | None:
 
 
 def normalised_axis(context: NodeContext) -> int | None:
-    """The single axis a Softmax normalises over; before opset 13 it is all from `axis` on."""
+    """Return the single axis that a Softmax normalises over; None if there are several.
+
+    Before opset 13 it normalises over all axes from `axis` on.
+    """
     shape = context.shape()
     if context.model.network.opset >= 13:
         return int(context.node.attributes.get("axis", -1)) % len(shape) if shape else None
@@ -117,9 +120,9 @@ def activation(context: NodeContext, index: int = 0) -> Activation:
     return symbol
 
 
-def arranged(context: NodeContext, index: int = 0) -> tuple[Tensor, Quant]:
-    """An input as images of rows of pixels, which the constraints have checked to be possible."""
+def image_operand(context: NodeContext, index: int = 0) -> tuple[Tensor, Quant]:
+    """Return an input as images; the constraints have checked that its layout allows this."""
     source = activation(context, index)
-    tensor = placed(source.tensor, spatial(context.shape(index)))
+    tensor = to_layout(source.tensor, spatial(context.shape(index)))
     assert tensor is not None
     return tensor, source.quant

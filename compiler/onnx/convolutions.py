@@ -1,4 +1,4 @@
-"""Convolutions of the device that model operators become: products, and constants for each channel."""
+"""Convolutions of the device: products with weights, and constants per channel."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from weft.compiler.onnx.qdq import (
     result,
     result_of,
 )
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.wide import moved
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.wide import move_planes
 
 INT32 = np.iinfo(np.int32)
 _FAR = 2.0**62
-"""A number that any sum with it is clamped to int32 for."""
+"""Stand-in for infinity: any sum with it is clamped to int32."""
 ADD_WEIGHT = 64
-"""Weight of the depthwise convolution that adds a constant: it is then exact to 1/64 of the input's scale."""
+"""Weight of the depthwise convolution that adds a constant: the sum is exact to 1/64 of the input's scale."""
 
 
-def pad_apart(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Window]:
-    """A convolution's input and window, with padding that coordinates cannot select around the input instead.
+def pad_separately(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Window]:
+    """Return a convolution's input and window, with padding beyond coordinates as an operator of its own.
 
-    The pass `fuse_pad` undoes that where a plan needs no coordinates.
+    The pass `fuse_pad` merges it again where a plan needs no coordinates.
     """
     keep = [has_coordinates(window, axis) for axis in (0, 1)]
     inner = tuple(0 if keep[at % 2] else pad for at, pad in enumerate(window.pad))
@@ -50,12 +50,12 @@ def pad_apart(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor, Win
     op = Pad(name, source.view(), result_of(name, shape), around, quant.zero)
     layout = row_major_layout(shape)
     layout = dataclasses.replace(layout, nhwc=shape)
-    output = Tensor(name, name, layout, layout, source.unsigned, hosted=False, wide=source.wide)
-    ops = moved((op,)) if source.wide else (op,)
-    made = dataclasses.replace(output, made=Recipe(output, ops, (source,), source.via, ()))
+    output = Tensor(name, name, layout, layout, source.unsigned, from_host=False, wide=source.wide)
+    ops = move_planes((op,)) if source.wide else (op,)
+    padded = dataclasses.replace(output, recipe=Recipe(output, ops, (source,), source.via, ()))
     kept = (pad - out for pad, out in zip(window.pad, inner, strict=True))
     top, left, bottom, right = kept
-    return made, dataclasses.replace(window, pad=(top, left, bottom, right))
+    return padded, dataclasses.replace(window, pad=(top, left, bottom, right))
 
 
 def product_of(
@@ -68,7 +68,9 @@ def product_of(
     window: Window,
     layout: Layout,
 ) -> Pending:
-    """The convolution of `view` with weights `values` (outputs, rows, columns, inputs), which are `weight` in order."""
+    """Return the convolution of `view` with weights `values` (outputs, rows, columns, inputs), which are `weight`
+    reordered.
+    """
     outputs = values.shape[0]
     scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
     bias, notes = bias_of(context, scale)
@@ -88,17 +90,21 @@ def product_of(
 
 
 def bias_of(context: NodeContext, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The third input at the accumulator's `scale` (0 if it is left out), with a note if that rounds."""
+    """Return the third input at the accumulator's `scale` (0 if omitted), with a note if that rounds."""
     bias, symbol = np.zeros(len(scale), np.int32), context.symbol(2)
     return add_bias(bias, symbol, scale) if isinstance(symbol, Constant) else (bias, ())
 
 
 def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """`bias` plus a constant of one value per channel at the accumulator's `scale`, with a note if that rounds."""
-    given = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
+    """Return `bias` plus a constant of one value per channel at the accumulator's `scale`, with a
+    note if that rounds.
+    """
+    value_scale = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
     integers = np.broadcast_to(value.values.reshape(-1), scale.shape)
-    with np.errstate(all="ignore"):  # scales may be so far apart that their quotient is none
-        exact = integers * (1.0 if np.allclose(given, scale, rtol=1e-6, atol=0) else given / scale)
+    with np.errstate(all="ignore"):  # the quotient of very different scales may overflow
+        exact = integers * (
+            1.0 if np.allclose(value_scale, scale, rtol=1e-6, atol=0) else value_scale / scale
+        )
     exact = np.nan_to_num(exact, nan=0.0, posinf=_FAR, neginf=-_FAR)
     rounded = np.rint(exact)
     notes = [] if np.array_equal(rounded, exact) else ["the bias was rounded to the accumulator's scale"]
@@ -109,15 +115,17 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
 
 
 def with_constant(context: NodeContext, operand: Symbol, value: Constant) -> Pending:
-    """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
+    """Return Add or Mul with a constant per channel: in the preceding convolution, or as a
+    depthwise 1x1 convolution.
+    """
     layout = channel_layout(context, operand, value)
     if context.node.op == "Add":
-        return shifted(context, convolution(context, operand, layout, ADD_WEIGHT), value.floats)
-    return scaled(context, convolution(context, operand, layout, 1), value.floats)
+        return add_offsets(context, convolution(context, operand, layout, ADD_WEIGHT), value.floats)
+    return scale_channels(context, convolution(context, operand, layout, 1), value.floats)
 
 
 def convolution(context: NodeContext, operand: Symbol, layout: Layout | None, weight: int) -> Pending:
-    """The convolution that made a value; for an activation a depthwise one that leaves it as it is, in `layout`."""
+    """Return the convolution that computes a value; for an activation a depthwise identity in `layout`."""
     if isinstance(operand, Activation):
         assert layout is not None
         return _depthwise(context, operand, layout, weight)
@@ -126,8 +134,8 @@ def convolution(context: NodeContext, operand: Symbol, layout: Layout | None, we
     return pending
 
 
-def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
-    """Convolutions times a factor for each channel, or one factor: signs go into the weights."""
+def scale_channels(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
+    """Return convolutions multiplied by a factor, or a factor per channel; signs go into the weights."""
     ops = []
     for op in operand.ops:
         assert isinstance(op, Conv)
@@ -139,15 +147,15 @@ def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pendi
     return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand))
 
 
-def shifted(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
-    """Convolutions plus an offset for each channel, or one offset."""
+def add_offsets(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
+    """Return convolutions plus an offset, or an offset per channel."""
     ops, notes = [], operand.notes
     for op in operand.ops:
         assert isinstance(op, Conv)
         values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
-        bias, more = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
+        bias, added = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
         ops.append(op.replace(bias=bias))
-        notes = tuple(dict.fromkeys((*notes, *more)))
+        notes = tuple(dict.fromkeys((*notes, *added)))
     return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand), notes=notes)
 
 
@@ -156,8 +164,8 @@ def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:
 
 
 def _depthwise(context: NodeContext, source: Activation, layout: Layout, weight: int) -> Pending:
-    """Every channel times `weight`, at a scale that makes it the identity."""
-    tensor = placed(source.tensor, layout)
+    """Return a convolution of every channel with `weight`, at a scale that makes it the identity."""
+    tensor = to_layout(source.tensor, layout)
     assert tensor is not None
     count = layout.nhwc[3]
     op = Conv(
@@ -174,27 +182,27 @@ def _depthwise(context: NodeContext, source: Activation, layout: Layout, weight:
 
 
 _NONE = Axis(1, 1, 1)
-"""The axis that values with one dimension have not."""
+"""Stand-in for missing axes of values with fewer dimensions."""
 RANKS = (3, 4, 5)
-"""Dimensions of values that are images, with those of images and channels."""
+"""Ranks of values that are images, with batch and channels."""
 
 
 def spatial_axes(context: NodeContext, kernel: tuple[int, ...]) -> tuple[Axis, Axis, Axis]:
-    """Windows of a Conv or pool node along depth, rows and columns."""
-    found = axes(context.shape()[2:], {**context.node.attributes, "kernel_shape": kernel})
-    depth, y, x = (*[_NONE] * (3 - len(found)), *found)
+    """Return the windows of a Conv or pool node along depth, rows and columns."""
+    given = axes(context.shape()[2:], {**context.node.attributes, "kernel_shape": kernel})
+    depth, y, x = (*[_NONE] * (3 - len(given)), *given)
     return depth, y, x
 
 
 def window_of(context: NodeContext, kernel: tuple[int, ...]) -> Window:
-    """The window of a Conv or pool node, with padding made explicit from auto_pad and ceil_mode."""
+    """Return the window of a Conv or pool node, with explicit padding for auto_pad and ceil_mode."""
     _, y, x = spatial_axes(context, kernel)
     pad = (y.before, x.before, y.padding_after, x.padding_after)
     return Window((y.kernel, x.kernel), (y.stride, x.stride), (y.dilation, x.dilation), pad)
 
 
 def depth_tap(context: NodeContext, kernel: tuple[int, ...]) -> int | None:
-    """The element along depth that windows take of each image, of all others taking none; None if there is no such."""
+    """Return the only kernel element along depth that meets the input; None if there are several."""
     depth, _, _ = spatial_axes(context, kernel)
     if depth.size == depth.count == 1:
         tap, rest = divmod(depth.before, depth.dilation)

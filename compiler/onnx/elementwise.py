@@ -1,4 +1,4 @@
-"""Finding functions of one quantised value: what of a node's inputs are such functions, and so its result."""
+"""Search for elementwise functions of one quantised value among a node's inputs, and so for its result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.compiler.onnx.functions import Function, key_of
 from weft.compiler.onnx.operator import NodeContext
-from weft.compiler.onnx.operators.move import permutation, transposed
+from weft.compiler.onnx.operators.move import permutation, transpose
 from weft.compiler.onnx.qdq import Activation, Constant, Symbol, Tensor
 
 PLAIN = (
@@ -17,75 +17,74 @@ PLAIN = (
     "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
     "ai.onnx.ml.LabelEncoder", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu",
 )  # fmt: skip
-"""Operators that compute each element of their result of the elements in the same place, and that only tables do."""
+"""Elementwise operators that the device computes only with look-up tables."""
 ARITHMETIC = ("Add", "Clip", "Div", "Mul", "Relu")
-"""The same of operators that the device also has otherwise."""
+"""Elementwise operators for which the device has other operators too."""
 MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that move elements, whatever they are."""
+"""Operators that move elements without a change."""
 _RESULTS = {
     "QuantizeLinear": ("int8", "uint8", "int16", "uint16"),
     "DequantizeLinear": ("float16", "float32", "float64"),
 }
 _FLOATS = ("float16", "float32", "float64", "bool")
-"""Types of the results of other operators."""
+"""Result types of all other operators."""
 ROOTS = 16
-"""Most roots that are kept of a value: branches that join may have a Q/DQ pair behind every operator."""
+"""Most roots per value: branches that meet may have a Q/DQ pair after every operator."""
 LENGTH = 128
 """Most nodes between a root and a value."""
 
 Functions = tuple[Function, ...]
-"""Functions of different roots that one value is, the nearest root first."""
+"""One value as functions of several roots, the nearest root first."""
 
 
-def of_value(name: str, symbol: Symbol, known: Functions) -> Functions:
-    """All functions that value `name` is: of itself if it is in a device buffer, or stands for what is, and those
-    `known`."""
+def value_functions(name: str, symbol: Symbol, known: Functions) -> Functions:
+    """Return all functions that value `name` equals: of itself if a device buffer holds it, and `known`."""
     if isinstance(symbol, Activation) and not known:
         return (Function(symbol.tensor, frozenset((name,)), quant=symbol.quant),)
-    if not isinstance(symbol, Tensor) or symbol.index:  # of indices the model computes in 64 bits
+    if not isinstance(symbol, Tensor) or symbol.index:  # the model computes with int64 indices
         return known
     own = Function(symbol, frozenset((name,)))
     return (own, *(function for function in known if function.key != own.key))[:ROOTS]
 
 
-def of_result(context: NodeContext) -> Functions:
-    """The functions that the result of a node is."""
+def result_functions(context: NodeContext) -> Functions:
+    """Return the functions that a node's result equals."""
     node = context.node
     if node.op in MOVES:
-        moved = (_moved(context, function) for function in context.arguments[0])
+        moved = (_move(context, function) for function in context.arguments[0])
         return tuple(function for function in moved if function is not None)
     results = _RESULTS.get(node.op, _FLOATS if node.op in (*PLAIN, *ARITHMETIC) else ())
     if any(node.outputs[1:]) or context.model.dtypes.get(node.outputs[0]) not in results:
         return ()
-    found = []
-    for key in dict.fromkeys(function.key for given in context.arguments for function in given):
+    functions = []
+    for key in dict.fromkeys(function.key for inputs in context.arguments for function in inputs):
         arguments = [_argument(context, index, key) for index in range(len(node.inputs))]
         if any(name and item is None for name, item in zip(node.inputs, arguments, strict=True)):
             continue
-        function = _applied(context, tuple(arguments))
+        function = _apply(context, tuple(arguments))
         if len(function.nodes) <= LENGTH:
-            found.append(function)
-    return tuple(sorted(found, key=lambda function: len(function.nodes))[:ROOTS])
+            functions.append(function)
+    return tuple(sorted(functions, key=lambda function: len(function.nodes))[:ROOTS])
 
 
-def _moved(context: NodeContext, function: Function) -> Function | None:
-    """A function behind a node that moves its elements."""
-    root = _transposed(context, function) if context.node.op == "Transpose" else function.root
-    return None if root is None or len(function.nodes) >= LENGTH else function.moved(root, context.node)
+def _move(context: NodeContext, function: Function) -> Function | None:
+    """Return a function after a node that moves its elements."""
+    root = _transpose_root(context, function) if context.node.op == "Transpose" else function.root
+    return None if root is None or len(function.nodes) >= LENGTH else function.after_move(root, context.node)
 
 
-def _transposed(context: NodeContext, function: Function) -> Tensor | None:
-    """The root of a function behind a Transpose, None if its elements are then in no layout."""
+def _transpose_root(context: NodeContext, function: Function) -> Tensor | None:
+    """Return a function's root after a Transpose; None if no layout describes its elements then."""
     root, symbol, shape = function.root, context.symbol(0), context.shape()
     if isinstance(symbol, Activation) and key_of(symbol.tensor) == function.key:
-        moved = transposed(context)
+        moved = transpose(context)
         return moved if isinstance(moved, Tensor) else None
     layout = root.layout.transpose(shape, permutation(context))
-    return None if layout is None else root.transposed(shape, permutation(context), layout)
+    return None if layout is None else root.transpose(shape, permutation(context), layout)
 
 
 def _argument(context: NodeContext, index: int, key: tuple[object, ...]) -> Function | np.ndarray | None:
-    """An input as a function of the root `key`, or as one number; None if it is neither."""
+    """Return an input as a function of root `key`, or as one number; None if it is neither."""
     name = context.node.inputs[index]
     for function in context.arguments[index]:
         if function.key == key and context.shape(index) == context.output:
@@ -97,10 +96,10 @@ def _argument(context: NodeContext, index: int, key: tuple[object, ...]) -> Func
     return constant.reshape(()) if constant is not None and constant.size == 1 else None
 
 
-def _applied(context: NodeContext, arguments: tuple[Function | np.ndarray | None, ...]) -> Function:
-    """The function that a node makes of functions of one root."""
-    given = [item for item in arguments if isinstance(item, Function)]
-    nodes = {index for item in given for index in item.nodes}
-    sources = frozenset().union(*(item.sources for item in given))
+def _apply(context: NodeContext, arguments: tuple[Function | np.ndarray | None, ...]) -> Function:
+    """Return the function that a node computes of functions of one root."""
+    functions = [item for item in arguments if isinstance(item, Function)]
+    nodes = {index for item in functions for index in item.nodes}
+    sources = frozenset().union(*(item.sources for item in functions))
     path = (*sorted(nodes), context.node.index)
-    return Function(given[0].root, sources, path, context.node, arguments, context.model.network.opsets)
+    return Function(functions[0].root, sources, path, context.node, arguments, context.model.network.opsets)

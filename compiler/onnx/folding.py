@@ -1,4 +1,4 @@
-"""What is known of a model before it runs: types and shapes of its values, and those that are constant."""
+"""Static analysis of a model: types and shapes of its values, and constant folding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator, foreign_types
-from weft.compiler.host.onnx_model import STANDARD, NetworkError, inferred
+from weft.compiler.host.onnx_model import STANDARD, NetworkError, infer_types
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type, type_of
 from weft.compiler.ir.windows import axes, span
@@ -20,8 +20,9 @@ Shape = tuple[int, ...]
 
 
 def types_by_text(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
-    """The types of a network's values by shape inference, with the shapes of the text; those of values in `sure` are
-    right already.
+    """Return the types of a network's values by shape inference, corrected by the text of the ONNX specification.
+
+    Types in `sure` are given.
 
     Raises
     ------
@@ -29,8 +30,8 @@ def types_by_text(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]
         If types or shapes contradict each other.
     """
     settled = dict(sure)
-    while True:  # ends: each round settles what only settled nodes come before
-        types, error = _text_shapes_inferred(network, settled)
+    while True:  # terminates: each round settles nodes whose predecessors are all settled
+        types, error = _infer_with_settled(network, settled)
         fresh = _other_types(network, types)
         if not fresh and len(settled) == len(sure) and error is not None:
             raise error
@@ -39,24 +40,24 @@ def types_by_text(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]
         settled |= fresh
 
 
-def _text_shapes_inferred(
+def _infer_with_settled(
     network: Network, settled: Mapping[str, Type]
 ) -> tuple[dict[str, Type], NetworkError | None]:
-    """Types by inference with `settled` ones as inputs; and the error if shapes that the file declares are others."""
+    """Return inferred types with `settled` types as inputs, and the error if the file declares other shapes."""
     nodes = tuple(node for node in network.nodes if settled.keys().isdisjoint(node.outputs))
     cut = _cut(network, nodes, settled) if settled else network
     try:
-        return {**settled, **inferred(cut)}, None
+        return {**settled, **infer_types(cut)}, None
     except NetworkError as error:
         if not any(node.op in _BY_TEXT for node in network.nodes):
             raise
         foreign = (name for node in nodes if node.domain not in STANDARD for name in node.outputs)
-        given = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
-        return {**settled, **inferred(dataclasses.replace(cut, types=given))}, error
+        declared = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
+        return {**settled, **infer_types(dataclasses.replace(cut, types=declared))}, error
 
 
 def _cut(network: Network, nodes: tuple[Node, ...], settled: Mapping[str, Type]) -> Network:
-    """The network of some nodes, whose inputs are those of all and the `settled` values that they read."""
+    """Return the network of some nodes, with all of the network's inputs and the `settled` values that they read."""
     part = network.part(nodes, network.outputs)
     inputs = tuple(dict.fromkeys((*network.inputs, *part.inputs)))
     known = {**{name: network.types[name] for name in inputs if name in network.types}, **part.types}
@@ -66,13 +67,13 @@ def _cut(network: Network, nodes: tuple[Node, ...], settled: Mapping[str, Type])
 
 
 def _other_types(network: Network, types: Mapping[str, Type]) -> dict[str, Type]:
-    """The types of the outputs of nodes whose shape is another one by the text."""
+    """Return the types of outputs whose shape differs by the specification's text."""
     other = {}
     for node in network.nodes:
-        found = _shape(node, network.constants, types) if node.op in _BY_TEXT else None
-        for name in node.outputs if found is not None else ():
-            if name in types and types[name].sizes != found:
-                other[name] = Type(types[name].dtype, found)
+        shape = _shape(node, network.constants, types) if node.op in _BY_TEXT else None
+        for name in node.outputs if shape is not None else ():
+            if name in types and types[name].sizes != shape:
+                other[name] = Type(types[name].dtype, shape)
     return other
 
 
@@ -90,54 +91,58 @@ def _pool(node: Node, image: Shape, others: list[Shape | None]) -> Shape | None:
     if len(image) < 3 or len(node.attributes.get("kernel_shape", ())) != len(image) - 2:
         return None
     counts = tuple(axis.count for axis in axes(image[2:], node.attributes))
-    # Kernels that are larger than the padded image have no windows by the text; `model_rules` refuses them.
+    # A kernel larger than the padded image has no windows by the text; `model_rules` refuses it.
     return (*image[:2], *counts) if all(counts) else None
 
 
-def _spread(node: Node, image: Shape, others: list[Shape | None]) -> Shape | None:
-    weight, given = others[0] if others else None, node.attributes
-    if given.get("auto_pad") not in ("SAME_UPPER", "SAME_LOWER") or "output_shape" in given:
+def _conv_transpose(node: Node, image: Shape, others: list[Shape | None]) -> Shape | None:
+    weight, attributes = others[0] if others else None, node.attributes
+    if attributes.get("auto_pad") not in ("SAME_UPPER", "SAME_LOWER") or "output_shape" in attributes:
         return None
     if weight is None or len(weight) != len(image):
         return None
     rank = len(image) - 2
-    strides, dilations = (given.get(name) or (1,) * rank for name in ("strides", "dilations"))
-    extra = given.get("output_padding") or (0,) * rank
+    strides, dilations = (attributes.get(name) or (1,) * rank for name in ("strides", "dilations"))
+    extra = attributes.get("output_padding") or (0,) * rank
     sizes = (
-        min(size * stride, (size - 1) * stride + more + span(kernel, dilation))
-        for size, stride, more, kernel, dilation in zip(
+        min(size * stride, (size - 1) * stride + extra_size + span(kernel, dilation))
+        for size, stride, extra_size, kernel, dilation in zip(
             image[2:], strides, extra, weight[2:], dilations, strict=True
         )
     )
-    return (image[0], weight[1] * given.get("group", 1), *sizes)
+    return (image[0], weight[1] * attributes.get("group", 1), *sizes)
 
 
 _Shape = Callable[[Node, Shape, list[Shape | None]], Shape | None]
 _BY_TEXT: dict[str, _Shape] = {
     "AveragePool": _pool,
-    "ConvTranspose": _spread,
+    "ConvTranspose": _conv_transpose,
     "LpPool": _pool,
     "MaxPool": _pool,
 }
-"""The shape of a node's results for those of its inputs; None where it is not known, or inference is right."""
+"""Output shape of a node from its input shapes; None if it is unknown, or shape inference is right."""
 
 
 FOLD_LIMIT = 1 << 24
-"""Elements above which a constant is not computed ahead of time."""
+"""Largest number of elements of a folded constant."""
 _GROWING = ("ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample")
-"""Operators whose results may be far larger than their inputs: folded once their size is known."""
+"""Operators with results far larger than their inputs: folded once the size is known."""
 _RANDOM = ("Bernoulli", "Dropout", "Multinomial")
 _MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
-"""Operators that only move elements: tied weights pass them on the way to a second product."""
+"""Operators that only move elements, for example on the way of tied weights to a second product."""
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 
 
 @dataclass(eq=False)
 class Known:
-    """A network of which the nodes in `folded` are left out, as what they make is among `constants`.
+    """A network without the nodes in `folded`, whose results are among `constants`.
 
-    `shapes` and `dtypes` (numpy names) are those of all values as far as they are known. `moved` are weights that were
-    dequantised and moved, with the nodes that did it.
+    Attributes
+    ----------
+    shapes, dtypes : dict
+        Known shapes and numpy type names of all values.
+    moved : dict
+        Weights that were dequantised and moved, with the nodes that did so.
     """
 
     network: Network
@@ -148,18 +153,17 @@ class Known:
     moved: dict[str, tuple[Node, ...]] = field(default_factory=dict)
 
     def note(self, types: Mapping[str, Type]) -> None:
-        """Note types of values, and shapes that are known as a whole."""
-        for name, found in types.items():
-            self.dtypes[name] = found.dtype
-            if found.sizes is not None:
-                self.shapes[name] = found.sizes
+        """Record types of values, and shapes that are fully known."""
+        for name, type_ in types.items():
+            self.dtypes[name] = type_.dtype
+            if type_.sizes is not None:
+                self.shapes[name] = type_.sizes
 
 
 def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
-    """Infer shapes and fold constants, in turns: either may tell what the other needs. Nodes get names that differ.
+    """Infer shapes and fold constants in turns, because each may need the other. Nodes get unique names.
 
-    Types in `sure` are right, and not inferred again. Constants are never folded through DequantizeLinear, whose
-    scales matter.
+    Types in `sure` are given. Constants are never folded through DequantizeLinear, whose scales matter.
 
     Raises
     ------
@@ -167,9 +171,11 @@ def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
         If the model is not valid, or a value is too large.
     """
     constants = dict(network.constants)
-    known = Known(dataclasses.replace(network, nodes=_named(network.nodes), constants=constants), constants)
+    known = Known(
+        dataclasses.replace(network, nodes=_with_unique_names(network.nodes), constants=constants), constants
+    )
     while True:
-        types = _inferred(known.network, sure or {})
+        types = _infer(known.network, sure or {})
         known.network = dataclasses.replace(known.network, types=types)
         known.shapes, known.dtypes = {}, {}
         known.note(types)
@@ -178,13 +184,13 @@ def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
         for node in known.network.nodes:
             check(node.label, _site(node, known))
         fresh = _fold_all(known)
-        made = (name for node in known.network.nodes for name in node.outputs if name)
-        if not fresh or all(name in known.shapes for name in made):
+        outputs = (name for node in known.network.nodes for name in node.outputs if name)
+        if not fresh or all(name in known.shapes for name in outputs):
             return known
 
 
-def _named(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes by their place, with names that differ."""
+def _with_unique_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes with unique names and their positions as `index`."""
     taken: set[str] = set()
     named = []
     for index, node in enumerate(nodes):
@@ -196,8 +202,8 @@ def _named(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(named)
 
 
-def _inferred(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
-    """The types of a network's values; those that operators make that ONNX does not define are as ONNX Runtime says."""
+def _infer(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
+    """Return the types of a network's values; ONNX Runtime provides types for operators outside ONNX."""
     try:
         types = {**network.types, **foreign_types(network)}
         return types_by_text(dataclasses.replace(network, types=types), sure)
@@ -217,13 +223,13 @@ def _site(node: Node, known: Known) -> Site:
 
 
 def _fold_all(known: Known) -> bool:
-    """Fold the nodes whose results are constant; whether there were any."""
+    """Fold all nodes with constant results, and return whether there were any."""
     left: list[Node] = []
     fresh: dict[str, np.ndarray] = {}
     for node in known.network.nodes:
         values = _fold(node, known)
         if values is None:
-            values = _requantised(node, known)
+            values = _requantise_moved(node, known)
         if values is None:
             left.append(node)
             continue
@@ -237,7 +243,7 @@ def _fold_all(known: Known) -> bool:
 
 
 def _fold(node: Node, known: Known) -> dict[str, np.ndarray] | None:
-    """The node's outputs if they are constant, else None: also if nothing here can compute them."""
+    """Return a node's outputs if they are constant and can be computed here, else None."""
     if node.op == "Shape" and node.inputs[0] in known.shapes:
         start, end = node.attributes.get("start", 0), node.attributes.get("end")
         return {node.outputs[0]: np.array(known.shapes[node.inputs[0]][start:end], np.int64)}
@@ -245,27 +251,27 @@ def _fold(node: Node, known: Known) -> dict[str, np.ndarray] | None:
         return None
     if any(name and name not in known.constants for name in node.inputs):
         return None
-    made = [name for name in node.outputs if name]
-    sizes = [known.shapes.get(name) for name in made]
+    outputs = [name for name in node.outputs if name]
+    sizes = [known.shapes.get(name) for name in outputs]
     if node.op in _GROWING and None in sizes:
         return None
     if any(size is not None and np.prod(size, dtype=np.int64) > FOLD_LIMIT for size in sizes):
         return None
     try:
-        values = run_nodes([node], made, known)
+        values = run_nodes([node], outputs, known)
     except EvaluationError:
         return None
     agrees = all(
         str(value.dtype) == known.dtypes.get(name, str(value.dtype)) and size in (None, value.shape)
-        for name, size, value in zip(made, sizes, values, strict=True)
+        for name, size, value in zip(outputs, sizes, values, strict=True)
     )
-    return dict(zip(made, values, strict=True)) if agrees else None
+    return dict(zip(outputs, values, strict=True)) if agrees else None
 
 
-def _requantised(node: Node, known: Known) -> dict[str, np.ndarray] | None:
-    """The result of a QuantizeLinear of weights that were dequantised and moved, None for any other node.
+def _requantise_moved(node: Node, known: Known) -> dict[str, np.ndarray] | None:
+    """Return the result of a QuantizeLinear of weights that were dequantised and moved; None for other nodes.
 
-    `known.moved` has the nodes that make each value of that kind, to which this one is added.
+    Nodes that dequantise or move such weights are added to `known.moved`.
     """
     constants, moved = known.constants, known.moved
     if not all(not name or name in constants or name in moved for name in node.inputs):
@@ -285,12 +291,12 @@ def _requantised(node: Node, known: Known) -> dict[str, np.ndarray] | None:
 
 
 def _positive(scale: np.ndarray | None) -> bool:
-    """Whether a scale is one that a quantiser writes; others are refused with a message, where nodes are matched."""
+    """Return whether a scale is finite and positive. Matching refuses others with a message."""
     return scale is not None and bool((np.isfinite(scale) & (scale > 0)).all())
 
 
 def run_nodes(nodes: Iterable[Node], outputs: Iterable[str], known: Known) -> list[np.ndarray]:
-    """Evaluate a few nodes of constants on the host.
+    """Evaluate some nodes with constant inputs on the host.
 
     Raises
     ------

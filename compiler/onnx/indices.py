@@ -1,4 +1,4 @@
-"""Which elements of their input operators take that only move them: for each output, along each axis."""
+"""Selections: the elements of the input that operators without arithmetic take, for each output along each axis."""
 
 from __future__ import annotations
 
@@ -18,88 +18,91 @@ from weft.compiler.ir.graph import View
 from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, slice_indices
 from weft.compiler.ir.network import Network, Type
 from weft.compiler.onnx.boxes import Indices
-from weft.compiler.onnx.channels import paired
+from weft.compiler.onnx.channels import pair_operands
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Tensor
-from weft.compiler.onnx.reorder import effort, placed
+from weft.compiler.onnx.reorder import layout_cost, to_layout
 
-LARGEST = 1 << 24
-"""Most elements of an input whose places are told by floats."""
+MAX_ELEMENTS = 1 << 24
+"""Most elements of an input whose coordinates float32 represents exactly."""
 
 
-class Taken(NamedTuple):
-    """What one output takes of the input, seen as a value of `shape`."""
+class Selection(NamedTuple):
+    """Elements that one output takes from the input, seen as a value of `shape`."""
 
     shape: tuple[int, ...]
     indices: Indices
 
 
 def constants(context: NodeContext, name: str, index: int) -> tuple[int, ...] | None:
-    """Integers that are an attribute in older versions of an operator, and an input in newer ones; None if they are not
-    known, () if they are left out.
+    """Return integers that are an attribute in old versions of an operator, and an input in new versions.
+
+    None if they are not constant, () if they are omitted.
     """
     if name in context.node.attributes:
         return tuple(np.atleast_1d(context.node.attributes[name]).tolist())
     if not context.node.input(index):
         return ()
-    given = context.model.constants.get(context.node.input(index))
-    return None if given is None else tuple(given.reshape(-1).tolist())
+    values = context.model.constants.get(context.node.input(index))
+    return None if values is None else tuple(values.reshape(-1).tolist())
 
 
 @functools.lru_cache(maxsize=1)
-def taken(context: NodeContext) -> tuple[Taken, ...] | None:
-    """What each output takes; None if that is not known before the model runs.
+def selections(context: NodeContext) -> tuple[Selection, ...] | None:
+    """Return the selection of each output; None if it is only known at run time.
 
-    All conditions of a node ask for it, one after the other, and Resize has to be evaluated to know.
+    Cached, because all constraints of a node call this in turn, and Resize must be evaluated.
     """
-    return _TAKEN[context.node.op](context)
+    return _SELECTIONS[context.node.op](context)
 
 
 def _all(shape: tuple[int, ...]) -> list[np.ndarray]:
     return [np.arange(size) for size in shape]
 
 
-def _slice(context: NodeContext) -> tuple[Taken, ...] | None:
+def _slice(context: NodeContext) -> tuple[Selection, ...] | None:
     shape = context.shape()
-    given = [constants(context, name, at) for at, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
-    starts, ends, axes, steps = (item for item in given)
+    parameters = [
+        constants(context, name, at) for at, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+    ]
+    starts, ends, axes, steps = (item for item in parameters)
     if starts is None or ends is None or axes is None or steps is None:
         return None
     indices = _all(shape)
     axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         indices[axis] = slice_indices(shape[axis], start, end, step)
-    return (Taken(shape, tuple(indices)),)
+    return (Selection(shape, tuple(indices)),)
 
 
-def _split(context: NodeContext) -> tuple[Taken, ...]:
-    shape, first, made = context.shape(), 0, []
+def _split(context: NodeContext) -> tuple[Selection, ...]:
+    shape, first, parts = context.shape(), 0, []
     axis = int(context.node.attributes.get("axis", 0)) % len(shape)
     for output in context.node.outputs:
         indices = _all(shape)
         indices[axis] = np.arange(first, first + context.model.shapes[output][axis])
         first = int(indices[axis][-1]) + 1
-        made.append(Taken(shape, tuple(indices)))
-    return tuple(made)
+        parts.append(Selection(shape, tuple(indices)))
+    return tuple(parts)
 
 
-def _gather(context: NodeContext) -> tuple[Taken, ...] | None:
-    shape, given = context.shape(), context.model.constants.get(context.node.inputs[1])
-    if given is None:
+def _gather(context: NodeContext) -> tuple[Selection, ...] | None:
+    shape, constant = context.shape(), context.model.constants.get(context.node.inputs[1])
+    if constant is None:
         return None
     indices, axis = _all(shape), int(context.node.attributes.get("axis", 0)) % len(shape)
-    indices[axis] = given.reshape(-1).astype(np.int64) % shape[axis]
-    return (Taken(shape, tuple(indices)),)
+    indices[axis] = constant.reshape(-1).astype(np.int64) % shape[axis]
+    return (Selection(shape, tuple(indices)),)
 
 
-def _expand(context: NodeContext) -> tuple[Taken, ...]:
+def _expand(context: NodeContext) -> tuple[Selection, ...]:
     output = context.output
     shape = (1,) * (len(output) - len(context.shape())) + context.shape()
     pairs = zip(shape, output, strict=True)
-    return (Taken(shape, tuple(np.arange(many) % size for size, many in pairs)),)
+    return (Selection(shape, tuple(np.arange(many) % size for size, many in pairs)),)
 
 
-def _pad(context: NodeContext) -> tuple[Taken, ...] | None:
+def _pad(context: NodeContext) -> tuple[Selection, ...] | None:
     shape, pads = context.shape(), constants(context, "pads", 1)
     axes = constants(context, "axes", 3)
     mode = str(context.attribute("mode", "constant"))
@@ -113,45 +116,47 @@ def _pad(context: NodeContext) -> tuple[Taken, ...] | None:
         filling = {"constant_values": -1} if mode == "constant" else {}
         around = (max(before, 0), max(after, 0))
         indices[axis] = np.pad(kept, around, mode, **filling)  # type: ignore[call-overload]
-    return (Taken(shape, tuple(indices)),)
+    return (Selection(shape, tuple(indices)),)
 
 
-def _resize(context: NodeContext) -> tuple[Taken, ...] | None:
+def _resize(context: NodeContext) -> tuple[Selection, ...] | None:
     shape = context.shape()
-    lanes = places(context) if str(context.attribute("mode", "nearest")) == "nearest" else None
+    lanes = source_coordinates(context) if str(context.attribute("mode", "nearest")) == "nearest" else None
     if lanes is None:
         return None
     indices = [lane[:, 0].astype(np.int64) for lane in lanes]
-    for lane, found, size in zip(lanes, indices, shape, strict=True):
-        if (lane != found[:, None]).any() or found.min() < 0 or found.max() >= size:
-            return None  # what is outside is filled
-    return (Taken(shape, tuple(indices)),)
+    for lane, nearest, size in zip(lanes, indices, shape, strict=True):
+        if (lane != nearest[:, None]).any() or nearest.min() < 0 or nearest.max() >= size:
+            return None  # elements outside the input are filled
+    return (Selection(shape, tuple(indices)),)
 
 
-def places(context: NodeContext) -> list[np.ndarray] | None:
-    """What a Resize makes of the places along each axis, (output, others), by evaluating it: modes of coordinates are
-    many. None if it is not known before the model runs.
+def source_coordinates(context: NodeContext) -> list[np.ndarray] | None:
+    """Return the source coordinates of a Resize along each axis, (output, others); None if they depend on inputs at run
+    time.
+
+    They come from an evaluation of the node on ramps, because ONNX has many coordinate modes.
     """
     shape, output = context.shape(), context.output
-    given = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
-    if given or max(math.prod(shape), math.prod(output)) > LARGEST:
+    unknown = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
+    if unknown or max(math.prod(shape), math.prod(output)) > MAX_ELEMENTS:
         return None
     try:
-        evaluator = Evaluator(_alone(context))
+        evaluator = Evaluator(_as_network(context))
         lanes = []
         for axis, size in enumerate(shape):
             along = [1] * len(shape)
             along[axis] = size
             ramp = np.broadcast_to(np.arange(size, dtype=np.float32).reshape(along), shape)
-            (found,) = evaluator.run({"x": np.ascontiguousarray(ramp)})
-            lanes.append(np.moveaxis(found, axis, 0).reshape(output[axis], -1))
+            (resized,) = evaluator.run({"x": np.ascontiguousarray(ramp)})
+            lanes.append(np.moveaxis(resized, axis, 0).reshape(output[axis], -1))
     except EvaluationError:
         return None
     return lanes
 
 
-def _alone(context: NodeContext) -> Network:
-    """The node as a network by itself, of floats."""
+def _as_network(context: NodeContext) -> Network:
+    """Return the node as a network of floats."""
     node = dataclasses.replace(context.node, inputs=("x", *context.node.inputs[1:]), outputs=("y",))
     known = context.model.constants
     return Network(
@@ -164,7 +169,7 @@ def _alone(context: NodeContext) -> Network:
     )
 
 
-_TAKEN: dict[str, Callable[[NodeContext], tuple[Taken, ...] | None]] = {
+_SELECTIONS: dict[str, Callable[[NodeContext], tuple[Selection, ...] | None]] = {
     "Expand": _expand,
     "Gather": _gather,
     "Pad": _pad,
@@ -182,10 +187,10 @@ _OUTER = 3
 
 @dataclass(frozen=True)
 class Operands:
-    """Two operands: the first has the result's shape, the second may have one image, row or column for all of it.
+    """Two operands. The first has the result's shape; the second may broadcast one image, row or column.
 
-    `layout` is that of the result, which the device sees as `shape`. `swapped` tells that the first is the node's
-    second input.
+    `layout` is the result's layout, and `shape` its shape on the device. With `swapped`, the first operand is the
+    node's second input.
     """
 
     tensors: tuple[Tensor, Tensor]
@@ -197,27 +202,29 @@ class Operands:
 
 
 def operands(context: NodeContext) -> Operands | str:
-    """The operands of a node with two activations, or what is not as the device takes it."""
-    symbols = paired(context)
+    """Return the operands of a node with two activations, or the reason why the device does not accept them."""
+    symbols = pair_operands(context)
     context = dataclasses.replace(context, symbols=symbols)
     if len(symbols) != 2 or not all(isinstance(symbol, Activation) for symbol in symbols):
         return f"inputs are {context.inputs}"
     output, shapes = context.output, (context.shape(0), context.shape(1))
     if prod(shapes[0]) == prod(shapes[1]) == prod(output):
-        return _alike(context)
+        return _equal_shapes(context)
     whole = [index for index, shape in enumerate(shapes) if prod(shape) == prod(output)]
     if not whole:
-        return f"shapes are {shapes[0]} and {shapes[1]}: both would have to be repeated"
+        return f"shapes are {shapes[0]} and {shapes[1]}: both would have to be broadcast"
     at = whole[0]
-    return _repeated(context, at, (1,) * (len(output) - len(shapes[1 - at])) + shapes[1 - at])
+    return _broadcast(context, at, (1,) * (len(output) - len(shapes[1 - at])) + shapes[1 - at])
 
 
-def _alike(context: NodeContext) -> Operands | str:
-    """Operands of the result's shape, in any order of elements that both can have."""
+def _equal_shapes(context: NodeContext) -> Operands | str:
+    """Return operands that both have the result's shape, in any order of elements that suits both."""
     a, b = (symbol for symbol in context.symbols if isinstance(symbol, Activation))
     layouts = natural(context.output), a.tensor.layout, b.tensor.layout
-    for layout in sorted(layouts, key=lambda layout: effort(a.tensor, layout) + effort(b.tensor, layout)):
-        first, second = placed(a.tensor, layout), placed(b.tensor, layout)
+    for layout in sorted(
+        layouts, key=lambda layout: layout_cost(a.tensor, layout) + layout_cost(b.tensor, layout)
+    ):
+        first, second = to_layout(a.tensor, layout), to_layout(b.tensor, layout)
         if first is not None and second is not None:
             views = first.view(), second.view(first.layout.nhwc)
             return Operands(
@@ -226,8 +233,8 @@ def _alike(context: NodeContext) -> Operands | str:
     return f"inputs {context.inputs} have their elements in different orders"
 
 
-def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands | str:
-    """Operand `at` has the result's shape, and the other one `shape`, of as many axes."""
+def _broadcast(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands | str:
+    """Return operands of which only operand `at` has the result's shape; the other has `shape`, of equal rank."""
     whole, other = context.symbols[at], context.symbols[1 - at]
     assert isinstance(whole, Activation)
     assert isinstance(other, Activation)
@@ -235,10 +242,10 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
     tensors = (whole.tensor, context.output), (other.tensor, shape)
     for kind in sorted(
         (natural, row_major_layout),
-        key=lambda kind: sum(effort(tensor, kind(sizes)) for tensor, sizes in tensors),
+        key=lambda kind: sum(layout_cost(tensor, kind(sizes)) for tensor, sizes in tensors),
     ):
         layout = kind(context.output)
-        first, second = (placed(tensor, kind(sizes)) for tensor, sizes in tensors)
+        first, second = (to_layout(tensor, kind(sizes)) for tensor, sizes in tensors)
         if first is None or second is None:
             wrong = context.node.inputs[at if first is None else 1 - at]
             reason = reason or f"input {wrong!r} has its elements in another order"
@@ -254,14 +261,16 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
 
 
 def _loops(full: tuple[int, ...], part: tuple[int, ...]) -> tuple[Shape4, Shape4] | str:
-    """Both shapes as images of rows of columns of channels, where the second has all or one of each; channels come
-    last in both."""
+    """Return both shapes as (images, rows, columns, channels); along each axis the second has all elements or one.
+
+    Channels are last in both.
+    """
     if part[-1] != full[-1]:
-        return f"one of {full[-1]} channels would have to be repeated"
+        return f"one of {full[-1]} channels would have to be broadcast"
     pairs = [(most, size) for most, size in zip(full[:-1], part[:-1], strict=True) if most > 1]
     groups = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0] == pair[1])]
     if len(groups) > _OUTER:
-        return f"shapes {full} and {part} repeat along too many axes"
+        return f"shapes {full} and {part} broadcast along too many axes"
     loops = [(1, 1)] * (_OUTER - len(groups))
     loops += [(prod(most for most, _ in group), prod(size for _, size in group)) for group in groups]
     (n, m), (h, k), (w, x) = loops

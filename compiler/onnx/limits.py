@@ -1,7 +1,6 @@
-"""Sizes that a model may have, checked in front of all work: what is larger is refused in a sentence.
+"""Limits on the size of a model, checked before all other work.
 
-Devices have 32-bit addresses, so that no value of 2**32 bytes could lie in their memory; elements of values on the host
-have up to 8 bytes.
+Devices have 32-bit addresses, so no value of 2**32 bytes fits. Elements on the host have up to 8 bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from weft.compiler.ir.network import Network
 ELEMENTS = 1 << 30
 """Largest number of elements of one value."""
 NODES = 200_000
-"""Largest number of nodes of a model, with all local functions written out."""
+"""Largest number of nodes of a model, with its local functions inlined."""
 WINDOW = (1 << 16) - 1
-"""Largest kernel, stride, dilation and pad: coordinates have 16 bits."""
+"""Largest kernel, stride, dilation and pad. Coordinates have 16 bits."""
 MEMORY = 1 << 32
 """Largest number of bytes of one device program with its constants and buffers."""
 _WINDOWS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
@@ -29,7 +28,7 @@ def check_values(shapes: Mapping[str, tuple[int, ...]]) -> None:
         text = f"shape {'x'.join(map(str, shape))}"
         if min(shape, default=1) < 0:
             raise CompileError(
-                f"value {name!r} would have {text}: what makes it asks for more than its input has"
+                f"value {name!r} would have {text}: its operator asks for more elements than its input has"
             )
         if math.prod(shape) > ELEMENTS:
             size = f"{text}, {math.prod(shape):,} elements"
@@ -40,17 +39,15 @@ def check_windows(network: Network) -> None:
     """Raise `CompileError` for a kernel, stride, dilation or pad above `WINDOW`."""
     for node in network.nodes:
         for name in _WINDOWS:
-            given = node.attributes.get(name)
-            if isinstance(given, tuple) and max(given, default=0) > WINDOW:
-                raise CompileError(
-                    f"{node.label} has {name} {list(given)}; weft takes numbers of up to {WINDOW:,} there"
-                )
+            sizes = node.attributes.get(name)
+            if isinstance(sizes, tuple) and max(sizes, default=0) > WINDOW:
+                raise CompileError(f"{node.label} has {name} {list(sizes)}; each must be at most {WINDOW:,}")
         for graph in node.bodies:
             check_windows(graph)
 
 
 def check_memory(name: str, total: int) -> None:
-    """Raise `CompileError` for a device program of more bytes in `total` than addresses of 32 bits reach."""
+    """Raise `CompileError` for a device program of `total` bytes if 32-bit addresses do not reach all of them."""
     if total > MEMORY:
         raise CompileError(
             f"{name} needs {total:,} bytes of the device's memory for constants, instructions and buffers; "

@@ -23,18 +23,18 @@ HOW_TO_QUANTISE = (
     "with weft.quantise"
 )
 COMPLETE = Config(kernel=64)
-"""A device with everything that operators may need."""
+"""Configuration with all units that operators may need."""
 DYNAMIC = (
     "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention", "MatMulIntegerToFloat",
     "MatMulInteger", "ConvInteger",
 )  # fmt: skip
-"""Operators of models whose activations are quantised when they run."""
+"""Operators of models that quantise their activations at run time."""
 WEIGHTS_ONLY = ("MatMulNBits", "GatherBlockQuantized")
-"""Operators of models whose activations are floats."""
+"""Operators of models with float activations and quantised weights."""
 UNFIXED = (*DYNAMIC, *WEIGHTS_ONLY)
 QLINEAR = ("QLinearConv", "QLinearMatMul")
-"""Operators of models in another format, where they have no form with QuantizeLinear."""
-_KEEPS = (
+"""Operators of the QOperator format, for messages where they have no QDQ form."""
+_REMEDY = (
     "`weft quantise MODEL.onnx --data SAMPLES.npz -o QUANTISED.onnx` (in Python weft.quantise) gives its activations "
     "fixed ranges, which the device needs, and keeps the integers of its weights where int8 has them"
 )
@@ -44,10 +44,20 @@ _KEEPS = (
 class Model:
     """A checked model with static shapes.
 
-    `network` has no nodes that were folded into constants, or that nobody reads; `folded` are the former. `shapes` and
-    `dtypes` (numpy names) cover every value, constants included. `config` tells what units the device has.
-    `notes` has what to say of nodes of the device, by their names, and `dequantised` what constants are, where several
-    nodes dequantise them.
+    Attributes
+    ----------
+    network : Network
+        Network without folded nodes and without nodes that no output needs.
+    folded : list of Node
+        Nodes that became constants.
+    shapes, dtypes : dict
+        Shape and numpy type name of every value, constants included.
+    config : Config
+        Configuration whose units the device has.
+    notes : mapping of str to str
+        Remarks on device nodes for the report, by node name.
+    dequantised : dict
+        Constants that several nodes dequantise.
     """
 
     network: Network
@@ -67,7 +77,7 @@ class Model:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """In topological order."""
+        """Nodes in topological order."""
         return self.network.nodes
 
     @property
@@ -89,47 +99,53 @@ class Model:
 def load(
     source: Source, shapes: Mapping[str, int] | None = None, states: Mapping[str, str] | None = None
 ) -> Model:
-    """Read, check and simplify a model, with sizes for dimensions that it leaves open, and the outputs that inputs
-    become for the next run.
+    """Read, check and simplify a model.
 
+    Parameters
+    ----------
+    shapes : mapping of str to int
+        Sizes of dimensions that the model leaves open.
+    states : mapping of str to str
+        For each state input, the output that replaces it in the next run.
+    ~
     Raises
     ------
     CompileError
-        If it cannot be read (see `weft.compiler.onnx.reader.read`), is not valid, not quantised (no QuantizeLinear or
-        DequantizeLinear in it), or a shape is not known before running.
+        If the model cannot be read (see `weft.compiler.onnx.reader.read`), is not valid, is not quantised (it has no
+        QuantizeLinear or DequantizeLinear), or has a shape that is only known at run time.
     """
     network = read(source, shapes)
     check_windows(network)
     network = expand_qlinear(network)
     _check_quantised(network)
-    model = _simplified(resolve(with_states(network, states or {})))
+    model = _simplify(resolve(with_states(network, states or {})))
     check_states(model.network.states, model.dtypes, model.shapes)
     return model
 
 
 def prepare(network: Network, sure: Mapping[str, Type] | None = None) -> Model:
-    """Check and simplify the network of a quantised model that another reader made, which may be `sure` of types.
+    """Check and simplify the network of a quantised model from another reader, which may provide types in `sure`.
 
     Raises
     ------
     CompileError
-        If it is not valid, or a shape is not known before running.
+        If it is not valid, or has a shape that is only known at run time.
     """
     check_windows(network)
-    return _simplified(resolve(network, sure))
+    return _simplify(resolve(network, sure))
 
 
 def without_ranges(operators: Collection[str]) -> str | None:
-    """What to do with a model of these operators if no activation of it has a fixed range; None for other models."""
+    """Return the remedy for a model with these operators if no activation has a fixed range, else None."""
     if "QuantizeLinear" in operators:
         return None
     name = next((name for name in UNFIXED if name in operators), None)
     if name is None and "DequantizeLinear" in operators:
-        return f"the model has quantised weights alone (no QuantizeLinear behind an activation): {_KEEPS}"
+        return f"the model has quantised weights only (no QuantizeLinear after an activation): {_REMEDY}"
     if name is None:
         return None
-    how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights alone"
-    return f"the model {how} (with {name}): {_KEEPS}"
+    how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights only"
+    return f"the model {how} (with {name}): {_REMEDY}"
 
 
 def _check_quantised(network: Network) -> None:
@@ -148,8 +164,8 @@ def _check_quantised(network: Network) -> None:
     )
 
 
-def _simplified(known: Known) -> Model:
-    """The model without nodes that nobody reads; all shapes must be known."""
+def _simplify(known: Known) -> Model:
+    """Return the model without dead nodes, once all shapes are known."""
     network = known.network
     alive = alive_nodes(network)
     for node in alive:
@@ -165,18 +181,18 @@ def _check_static(node: Node, shapes: dict[str, tuple[int, ...]]) -> None:
     for name in node.outputs:
         if name and name not in shapes:
             raise CompileError(
-                f"{node.label} has output {name!r} whose shape is not known before running; weft needs static shapes"
+                f"{node.label} has output {name!r} whose shape is only known at run time; weft needs static shapes"
             )
         if name and 0 in shapes[name]:
             raise CompileError(f"{node.label} has empty output {name!r} of shape {shapes[name]}")
 
 
 def alive_nodes(network: Network) -> list[Node]:
-    """Nodes whose results reach an output."""
-    wanted = set(network.outputs)
+    """Return the nodes that contribute to an output, in topological order."""
+    needed = set(network.outputs)
     alive = []
     for node in reversed(network.nodes):
-        if wanted & set(node.outputs):
-            wanted.update(node.reads)
+        if needed & set(node.outputs):
+            needed.update(node.reads)
             alive.append(node)
     return alive[::-1]

@@ -1,6 +1,6 @@
-"""Rules of ONNX for operators that neither its checker nor its shape inference enforces.
+"""Rules of ONNX's operators that neither its checker nor its shape inference enforces.
 
-A rule takes a `Site` and returns None if the node keeps it, else what is wrong: the words behind "node 'x' (Op)".
+A rule takes a `Site`. It returns None, or the violation as text after "node 'x' (Op)".
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ REDUCTIONS = tuple(
 _WEIGHTS = {
     "Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "MatMulInteger": 1, "QLinearMatMul": 3,
 }  # fmt: skip
+"""Index of the weights among the inputs of a convolution or product."""
 _BIAS = {"Conv": 2, "ConvTranspose": 2, "QLinearConv": 8}
-"""Which input of a convolution or product holds its weights, and which its bias."""
+"""Index of the bias among the inputs."""
 _SINGLE = {
     "ConvInteger": {2: "x_zero_point", 3: "w_zero_point"},
     "MatMulInteger": {2: "a_zero_point"},
     "QLinearConv": {1: "x_scale", 2: "x_zero_point", 6: "y_scale", 7: "y_zero_point"},
     "QLinearMatMul": {1: "a_scale", 2: "a_zero_point", 6: "y_scale", 7: "y_zero_point"},
 }
-"""Inputs that are one number: scales and zero points of activations."""
+"""Scalar inputs: scales and zero points of activations."""
 _OF_WEIGHTS = {
     "MatMulInteger": {3: "b_zero_point"},
     "QLinearConv": {4: "w_scale", 5: "w_zero_point"},
     "QLinearMatMul": {4: "b_scale", 5: "b_zero_point"},
 }
-"""Inputs that are one number, or one for each output channel: scales and zero points of weights."""
+"""Inputs that are scalar, or have one value per output channel: scales and zero points of weights."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node with the shapes of its inputs and outputs, None where they are not known."""
+    """A node with the shapes of its inputs and outputs, None where they are unknown."""
 
     op: str
     attributes: Mapping[str, Any]
@@ -56,7 +57,7 @@ class Site:
 
     @property
     def kernel(self) -> tuple[int, ...] | None:
-        """By attribute, or by the weights."""
+        """Kernel from the attribute, or from the weights."""
         given = self.attributes.get("kernel_shape")
         if given is not None:
             return tuple(given)
@@ -72,7 +73,7 @@ Rule = Callable[[Site], str | None]
 
 
 def check(label: str, site: Site) -> None:
-    """Raise `CompileError` for a rule that a node breaks; `label` names it."""
+    """Raise `CompileError` for the first rule that a node violates; `label` names the node."""
     for rule in RULES.get(site.op, ()):
         wrong = rule(site)
         if wrong is not None:
@@ -84,7 +85,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 def auto_pad(site: Site) -> str | None:
-    """auto_pad is one of four words, and none but NOTSET stands next to pads."""
+    """auto_pad must be one of four words, and pads only go with NOTSET."""
     auto = site.attributes.get("auto_pad", "NOTSET")
     if auto not in AUTO_PADS:
         return f"has auto_pad {auto!r}; ONNX defines {', '.join(AUTO_PADS)}"
@@ -95,7 +96,7 @@ def auto_pad(site: Site) -> str | None:
 
 
 def weights_agree(site: Site) -> str | None:
-    """Weights have the kernel that kernel_shape says, and the channels that group says."""
+    """Weights must agree with kernel_shape and group."""
     weights, image, group = site.weights, site.shape(0), site.attributes.get("group", 1)
     if group < 1:
         return f"has group {group}; it must be at least 1"
@@ -110,7 +111,7 @@ def weights_agree(site: Site) -> str | None:
 
 
 def bias_agrees(site: Site) -> str | None:
-    """The bias has one number for each output channel."""
+    """The bias must have one value per output channel."""
     weights, bias = site.weights, site.shape(_BIAS[site.op])
     if weights is None or bias is None:
         return None
@@ -119,7 +120,7 @@ def bias_agrees(site: Site) -> str | None:
 
 
 def kernel_fits(site: Site) -> str | None:
-    """The kernel is not larger than the image with its padding."""
+    """The kernel must not be larger than the padded image."""
     kernel, image = site.kernel, site.shape(0)
     if kernel is None or image is None or site.attributes.get("auto_pad", "NOTSET") in AUTO_PADS[1:3]:
         return None
@@ -134,7 +135,7 @@ def kernel_fits(site: Site) -> str | None:
 
 
 def windows_agree(site: Site) -> str | None:
-    """ONNX and runtimes agree where windows of a pool start."""
+    """ONNX and runtimes must agree on the start of a pool's windows."""
     image = site.shape(0)
     if image is None:
         return None
@@ -142,16 +143,16 @@ def windows_agree(site: Site) -> str | None:
         same = site.attributes.get("auto_pad", "NOTSET") in AUTO_PADS[1:3]
         if same and (axis.count - 1) * axis.stride + axis.span < axis.size - 1:
             return (
-                f"has auto_pad with windows along axis {2 + at} that leave elements out (stride {axis.stride}, kernel "
-                f"{axis.kernel}), where runtimes start at different ones: give pads instead"
+                f"has auto_pad with windows along axis {2 + at} that skip elements (stride {axis.stride}, kernel "
+                f"{axis.kernel}); runtimes start such windows at different elements: give pads instead"
             )
     return None
 
 
 def scales_agree(site: Site) -> str | None:
-    """There is one scale, one for each element along the axis, or one for each block; zero points have its shape.
+    """Scales must be per tensor, per element of the axis, or per block; zero points must have their shape.
 
-    One scale is a scalar or a list of one; its zero point may be the other of the two.
+    A per-tensor scale is a scalar or a list of one, and its zero point may be either.
     """
     shape, scale, zero = site.shape(0), site.shape(1), site.shape(2)
     size, axis = site.attributes.get("block_size", 0), site.attributes.get("axis", 1)
@@ -181,37 +182,35 @@ def scales_agree(site: Site) -> str | None:
 
 
 def _is_single(shape: Shape) -> bool:
-    """Whether a scale or a zero point of `shape` is one for the whole tensor. 1x1 is not: runtimes refuse it."""
+    """Return whether a scale or zero point of `shape` is per tensor. Runtimes refuse shape 1x1."""
     return shape in ((), (1,))
 
 
 def _zero_points(scale: Shape, zero: Shape) -> str:
-    return (
-        f"has scales of shape {_text(scale)}, but zero points of shape {_text(zero)}; they must have the same"
-    )
+    return f"has scales of shape {_text(scale)}, but zero points of shape {_text(zero)}; the shapes must be equal"
 
 
 def parameters_agree(site: Site) -> str | None:
-    """Activations have one scale and zero point, weights one or one for each output channel."""
+    """Activations must have scalar parameters, and weights scalars or one value per output channel."""
     for index, name in _SINGLE[site.op].items():
-        given = site.shape(index)
-        if given is not None and not _is_single(given):
-            return f"has {name} of shape {_text(given)}; it must be one number"
+        shape = site.shape(index)
+        if shape is not None and not _is_single(shape):
+            return f"has {name} of shape {_text(shape)}; it must be one number"
     weights = site.weights
     if weights is None:
         return None
     channels = channel_shapes(site.op, weights)
     for index, name in _OF_WEIGHTS.get(site.op, {}).items():
-        given = site.shape(index)
-        if given is not None and not _is_single(given) and given not in channels:
+        shape = site.shape(index)
+        if shape is not None and not _is_single(shape) and shape not in channels:
             or_each = f", or have the shape {' or '.join(map(_text, channels))}" if channels else ""
-            what = f"has {name} of shape {_text(given)} for weights of shape {_text(weights)}"
+            what = f"has {name} of shape {_text(shape)} for weights of shape {_text(weights)}"
             return f"{what}; it must be one number{or_each}"
     return None
 
 
 def channel_shapes(op: str, weights: Shape) -> tuple[Shape, ...]:
-    """The shapes of one scale or zero point for each output channel of a QLinear or integer operator's weights."""
+    """Return the shapes of per-channel scales and zero points of a QLinear or integer operator's weights."""
     if op == "QLinearConv":
         return (weights[:1],)
     if len(weights) < 2:
@@ -220,18 +219,18 @@ def channel_shapes(op: str, weights: Shape) -> tuple[Shape, ...]:
     return (weights[-1:], columns) if len(weights) == 2 else (columns,)
 
 
-def image_given(site: Site) -> str | None:
-    """A pool's input has images, channels and something to pool."""
+def input_is_image(site: Site) -> str | None:
+    """A pool's input must have a batch, channels and at least one spatial axis."""
     shape = site.shape(0)
     return (
         None
         if shape is None or len(shape) > 2
-        else f"has an input of shape {_text(shape)}, which is no image"
+        else f"has an input of shape {_text(shape)}, which is not an image"
     )
 
 
 def axes_listed(site: Site) -> str | None:
-    """Axes and sizes that are an input are a list."""
+    """Axes and sizes that are an input must be a list."""
     shape, what = site.shape(1), "sizes" if site.op == "Reshape" else "axes"
     return (
         None
@@ -241,7 +240,7 @@ def axes_listed(site: Site) -> str | None:
 
 
 def permutes(site: Site) -> str | None:
-    """perm names every axis once."""
+    """perm must name every axis once."""
     perm, shape = site.attributes.get("perm"), site.shape(0)
     if perm is None or shape is None or sorted(perm) == list(range(len(shape))):
         return None
@@ -249,7 +248,7 @@ def permutes(site: Site) -> str | None:
 
 
 def keeps_size(site: Site) -> str | None:
-    """As many elements go out as come in."""
+    """The output must have as many elements as the input."""
     before, after = site.shape(0), site.outputs[0]
     if before is None or after is None or math.prod(before) == math.prod(after):
         return None
@@ -257,7 +256,7 @@ def keeps_size(site: Site) -> str | None:
 
 
 def addend_fits(site: Site) -> str | None:
-    """The third operand of Gemm broadcasts to the product."""
+    """The third operand of Gemm must broadcast to the product."""
     addend, output = site.shape(2), site.outputs[0]
     if addend is None or output is None:
         return None
@@ -268,10 +267,10 @@ def addend_fits(site: Site) -> str | None:
 
 
 def bounds_scalar(site: Site) -> str | None:
-    """Bounds are single numbers."""
-    for given in site.inputs[1:3]:
-        if given is not None and math.prod(given) != 1:
-            return f"has a bound of shape {_text(given)}; it must be one number"
+    """Bounds must be scalars."""
+    for shape in site.inputs[1:3]:
+        if shape is not None and math.prod(shape) != 1:
+            return f"has a bound of shape {_text(shape)}; it must be one number"
     return None
 
 
@@ -292,8 +291,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Squeeze": (axes_listed,),
     "Transpose": (permutes,),
     "Unsqueeze": (axes_listed,),
-    **dict.fromkeys(GLOBAL_POOLS, (image_given,)),
+    **dict.fromkeys(GLOBAL_POOLS, (input_is_image,)),
     **dict.fromkeys(POOLS, (auto_pad, kernel_fits, windows_agree)),
     **dict.fromkeys(REDUCTIONS, (axes_listed,)),
 }
-"""The rules of each operator, in the order they are looked at."""
+"""Rules of each operator, in the order of their checks."""

@@ -1,4 +1,4 @@
-"""The record of an operator of ONNX that the device has: its conditions, and what becomes of it."""
+"""Record of an ONNX operator that the device supports: its constraints and its handler."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from weft.compiler.onnx.qdq import Constant, Recipe, Results, Symbol
 
 @dataclass(eq=False)
 class NodeContext:
-    """A node with the symbols of its inputs (None for those left out).
+    """A node with the symbols of its inputs (None for omitted inputs).
 
-    `arguments` has for each input the functions of int8 tensors that it is, `functions` those that the result is, the
-    nearest root first. `alone` says of a product of activations why it is not the start of an attention; None where
-    that is yet to be tried.
+    Attributes
+    ----------
+    arguments : tuple
+        For each input, the functions of int8 tensors that it equals.
+    functions : tuple of Function
+        Functions that the result equals, the nearest root first.
+    alone : str or None
+        For a product of activations: the reason why it does not start an attention; None if not yet tried.
     """
 
     model: Model
@@ -41,11 +46,11 @@ class NodeContext:
 
     @property
     def inputs(self) -> str:
-        """The names of all inputs for a message."""
+        """Names of all inputs, for messages."""
         return " and ".join(map(repr, self.node.inputs))
 
     def floats(self, index: int) -> np.ndarray | None:
-        """The values of an input if it is a constant of floats."""
+        """Return the values of an input if it is a float constant, else None."""
         symbol = self.symbol(index)
         return symbol.floats if isinstance(symbol, Constant) else None
 
@@ -57,40 +62,40 @@ class NodeContext:
 
 
 Constraint = Callable[[NodeContext], str | None]
-"""None if the node satisfies it, else the value that does not ("" if there is none worth showing)."""
+"""Function that returns None if the node satisfies it, else the offending value ("" if there is none worth showing)."""
 
 
 def sentence(constraint: Constraint) -> str:
-    """A constraint's docstring as one line without its full stop."""
+    """Return a constraint's docstring on one line, without its full stop."""
     return " ".join((constraint.__doc__ or constraint.__name__).split()).rstrip(".")
 
 
 Handler = Callable[[NodeContext], Symbol | Recipe | Results]
-"""The symbol of a node's result, or the recipe that makes it, or all of its results, once all constraints hold."""
+"""Function that returns the symbol of a node's result, its recipe, or all of its results, once all constraints hold."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator, or several alike.
+    """Record of one operator, or of several similar operators.
 
     Attributes
     ----------
     names : tuple of str
-        As `Node.op` has them.
+        Operators, as in `Node.op`.
     constraints : tuple of Constraint
-        What must hold, in the order in which it is checked. The docstring of each is the diagnostic, the line of the
-        support table and the reason for which a node runs on the host.
+        Conditions, in the order of their checks. A docstring is the diagnostic, the line of the support table, and
+        the reason why a node runs on the host.
     handler : Handler
-        Makes operators of the device.
-    applies : callable
-        Which nodes of these names the record is for; such records come before those for all nodes.
+        Function that creates the device's operators.
+    applies : callable or None
+        Selects nodes to which the record applies; such records come before records for all nodes.
     elementwise : bool
-        Whether each element is computed of the elements in the same place, in whatever order they are. Such a record
-        is for nodes that no other takes, and its conditions are then the ones that are told of.
-    check : callable
-        Raises `CompileError` for a node of these names that contradicts itself, wherever it runs.
+        Each result depends only on the elements in its place, in any order. Such a record takes nodes that no other
+        record takes, and diagnostics then quote its constraints.
+    check : callable or None
+        Raises `CompileError` for a node that contradicts itself, wherever it runs.
     title : str
-        The record's name in the support table, if that is another.
+        Name in the support table, if it differs from the names.
     """
 
     names: tuple[str, ...]

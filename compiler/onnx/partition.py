@@ -1,4 +1,4 @@
-"""Which nodes the host must run and which the device, and the subgraphs that alternate between the two."""
+"""Partition of nodes between host and device, and the subgraphs that alternate between the two."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ BOUNDARY = "graph boundary: float values are {} on the host"
 
 
 @dataclass(eq=False)
-class Plan:
-    """Where every node runs.
+class Partition:
+    """Assignment of every node to host or device.
 
-    `subgraphs` are lists of host nodes or lists of recipes, in an order in which all that one reads is made before it.
-    `leaving` are values that device segments make and the host reads; `entering` are host tensors that device
-    segments read, by storage.
+    Attributes
+    ----------
+    subgraphs : list
+        Lists of host nodes or of recipes, in an order in which every value is computed before it is read.
+    leaving : dict
+        Values that device segments compute and the host reads.
+    entering : dict
+        Host tensors that device segments read, by storage.
+    host : set of int
+        Nodes on the host, by index.
+    device : dict
+        Nodes on the device, by index, with the recipe that covers them.
     """
 
     subgraphs: list[list[Node] | list[Recipe]] = field(default_factory=list)
@@ -31,16 +40,16 @@ class Plan:
     device: dict[int, Recipe | None] = field(default_factory=dict)
 
 
-def plan(match: Match) -> Plan:
-    """Place every node: on the device if a recipe covers it, on the host if someone there needs its value."""
-    made = Plan()
-    recipes = _demand(match, made)
-    _schedule(match, made, recipes)
-    return made
+def partition(match: Match) -> Partition:
+    """Assign every node: to the device if a recipe covers it, to the host if a host node needs its value."""
+    parts = Partition()
+    recipes = _demand(match, parts)
+    _schedule(match, parts, recipes)
+    return parts
 
 
-def _demand(match: Match, made: Plan) -> list[Recipe]:
-    """Walk back from the outputs; fills `leaving`, `entering`, `host` and `device`. Returns the recipes needed."""
+def _demand(match: Match, parts: Partition) -> list[Recipe]:
+    """Walk back from the outputs, and fill `leaving`, `entering`, `host` and `device`. Return the recipes needed."""
     model = match.model
     producers = {name: node for node in model.nodes for name in node.outputs if name}
     needed: dict[str, Recipe] = {}
@@ -52,55 +61,55 @@ def _demand(match: Match, made: Plan) -> list[Recipe]:
             continue
         seen.add(name)
         symbol = match.symbols.get(name)
-        if isinstance(symbol, Tensor) and not symbol.hosted:
-            made.leaving[name] = symbol
-            made.device.update(dict.fromkeys(symbol.via))
-            stack.extend(_need(match, made, needed, symbol.storage))
+        if isinstance(symbol, Tensor) and not symbol.from_host:
+            parts.leaving[name] = symbol
+            parts.device.update(dict.fromkeys(symbol.via))
+            stack.extend(_need(match, parts, needed, symbol.storage))
             continue
         node = producers[name]
-        made.host.add(node.index)
+        parts.host.add(node.index)
         stack.extend(node.reads)
     return list(needed.values())
 
 
-def _need(match: Match, made: Plan, needed: dict[str, Recipe], storage: str) -> Iterable[str]:
-    """Mark the recipe that fills `storage` and all it reads; yields the values the host has to make."""
+def _need(match: Match, parts: Partition, needed: dict[str, Recipe], storage: str) -> Iterable[str]:
+    """Mark the recipe that fills `storage` and its predecessors; yield the values that the host must compute."""
     stack = [storage]
     while stack:
         name = stack.pop()
         if name in needed:
             continue
         recipe = needed[name] = match.recipes[name]
-        made.device.update(dict.fromkeys(recipe.nodes, recipe))
+        parts.device.update(dict.fromkeys(recipe.nodes, recipe))
         for tensor in recipe.inputs:
-            if tensor.hosted:
-                made.entering[tensor.storage] = tensor
+            if tensor.from_host:
+                parts.entering[tensor.storage] = tensor
                 yield tensor.value
             else:
                 stack.append(tensor.storage)
 
 
-def _schedule(match: Match, made: Plan, recipes: list[Recipe]) -> None:
-    """Greedy: the host runs all that it can, then the device all that it can, and so on until nothing is left."""
+def _schedule(match: Match, parts: Partition, recipes: list[Recipe]) -> None:
+    """Alternate greedily: the host runs every node that is ready, then the device every recipe that is ready."""
     model = match.model
-    nodes = [node for node in model.nodes if node.index in made.host]
+    nodes = [node for node in model.nodes if node.index in parts.host]
     waiting = sorted(recipes, key=lambda recipe: max(recipe.nodes, default=-1))
     known = {*model.inputs, *model.constants, ""}
     filled: set[str] = set()
     while nodes or waiting:
         host = _ready_nodes(nodes, known)
         if host:
-            made.subgraphs.append(host)
+            parts.subgraphs.append(host)
         device = _ready_recipes(waiting, known, filled)
         if device:
-            made.subgraphs.append(device)
-            known.update(name for name, tensor in made.leaving.items() if tensor.storage in filled)
+            parts.subgraphs.append(device)
+            known.update(name for name, tensor in parts.leaving.items() if tensor.storage in filled)
         if not host and not device:
-            raise IrError(f"nothing can run: {[node.name for node in nodes]}")
+            raise IrError(f"no node is ready: {[node.name for node in nodes]}")
 
 
 def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
-    """Take the nodes that can run now, in order; the values they make become known."""
+    """Remove and return the nodes that can run now, in order; their outputs become known."""
     produced = {name for node in nodes for name in node.outputs}
     ready: list[Node] = []
     left: list[Node] = []
@@ -115,24 +124,22 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
 
 
 def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> list[Recipe]:
-    """Take the recipes that can run now, in order; the storages they fill become filled."""
+    """Remove and return the recipes that can run now, in order; their storages become filled."""
     missing: list[int] = []
     readers: dict[str, list[int]] = {}
     for place, recipe in enumerate(waiting):
-        needs = {tensor.storage for tensor in recipe.inputs if not tensor.hosted} - filled
-        on_host = sum(tensor.hosted and tensor.value not in known for tensor in recipe.inputs)
+        needs = {tensor.storage for tensor in recipe.inputs if not tensor.from_host} - filled
+        on_host = sum(tensor.from_host and tensor.value not in known for tensor in recipe.inputs)
         missing.append(len(needs) + on_host)
         for storage in needs:
             readers.setdefault(storage, []).append(place)
-    heap = [
-        place for place, count in enumerate(missing) if not count
-    ]  # of those that can run, the first in order
+    heap = [place for place, count in enumerate(missing) if not count]  # the first in order runs first
     ready: list[Recipe] = []
     while heap:
-        found = waiting[heapq.heappop(heap)]
-        ready.append(found)
-        filled.add(found.output.storage)
-        for place in readers.pop(found.output.storage, ()):
+        recipe = waiting[heapq.heappop(heap)]
+        ready.append(recipe)
+        filled.add(recipe.output.storage)
+        for place in readers.pop(recipe.output.storage, ()):
             missing[place] -= 1
             if not missing[place]:
                 heapq.heappush(heap, place)
@@ -140,16 +147,16 @@ def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> 
     return ready
 
 
-def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...]:
-    """(name, operator, "device" or "host", reason) for every node, in the model's order."""
+def assignment(match: Match, parts: Partition) -> tuple[tuple[str, str, str, str], ...]:
+    """Return (name, operator, "device" or "host", reason) for every node, in the model's order."""
     rows = []
     model = match.model
     alive = {node.index for node in model.nodes}
     for node in sorted((*model.nodes, *model.folded), key=lambda node: node.index):
-        if node.index in made.host:
+        if node.index in parts.host:
             rows.append((node.name, node.op, "host", reason(match, node)))
-        elif node.index in made.device:
-            recipe = made.device[node.index]
+        elif node.index in parts.device:
+            recipe = parts.device[node.index]
             notes = recipe.notes if recipe is not None and node.index == recipe.nodes[0] else ()
             own = (model.notes[node.name],) if node.name in model.notes else ()
             rows.append((node.name, node.op, "device", "; ".join((*own, *notes))))
@@ -164,7 +171,7 @@ def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...
 
 
 def reason(match: Match, node: Node) -> str:
-    """Why a node runs on the host."""
+    """Return the reason why a node runs on the host."""
     model = match.model
     if node.op == "QuantizeLinear" and node.inputs[0] in model.inputs:
         return BOUNDARY.format("quantised")

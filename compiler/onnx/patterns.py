@@ -1,4 +1,6 @@
-"""Matching: one walk over the model that turns DequantizeLinear -> operator -> QuantizeLinear into device operators."""
+"""Pattern matching: one walk over the model that turns DequantizeLinear -> operator -> QuantizeLinear into device
+operators.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from weft.compiler.onnx.qdq import (
     Symbol,
     Tensor,
     finish,
-    hosted,
+    host_tensor,
     integers,
 )
 from weft.compiler.passes.split_pool import fits
@@ -37,13 +39,13 @@ from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
 
 
-def too_large(made: Symbol | Recipe | Results, config: Config) -> str | None:
-    """Why an operator that a handler made has no plan; None if all have one.
+def too_large(produced: Symbol | Recipe | Results, config: Config) -> str | None:
+    """Return the reason why an operator from a handler has no plan; None if all have one.
 
-    Convolutions are cut along all axes, and are not planned here.
+    Convolutions can be split along all axes, so they are not planned here.
     """
     check = getattr(config, "has_plan", functools.partial(has_plan, config))
-    for op in _operators(made):
+    for op in _operators(produced):
         if not isinstance(op, Weighted) and not check(op):
             kind, size = type(op).__name__.lower(), config.scratchpad_size
             return f"One output of an operator must fit the scratchpad ({kind} in {size} vectors of {config.n} bytes)"
@@ -51,17 +53,17 @@ def too_large(made: Symbol | Recipe | Results, config: Config) -> str | None:
 
 
 def has_plan(config: Config, op: DeviceOp) -> bool:
-    """Whether an operator fits a device with `config`, cut or as it is.
+    """Return whether an operator, split or whole, fits a device with `config`.
 
-    A stand-in for a configuration that notes its use may have a method of this name, which is asked instead.
+    A configuration that records its use may have a method of this name, which is called instead.
     """
     return fits(op, _planner(config))
 
 
-def _operators(made: Symbol | Recipe | Results) -> Iterator[DeviceOp]:
-    recipes: Iterable[Recipe | Pending] = made.recipes if isinstance(made, Results) else ()
-    if isinstance(made, Recipe | Pending):
-        recipes = (made,)
+def _operators(produced: Symbol | Recipe | Results) -> Iterator[DeviceOp]:
+    recipes: Iterable[Recipe | Pending] = produced.recipes if isinstance(produced, Results) else ()
+    if isinstance(produced, Recipe | Pending):
+        recipes = (produced,)
     for recipe in recipes:
         yield from recipe.ops
 
@@ -73,11 +75,20 @@ def _planner(config: Config) -> Planner:
 
 @dataclasses.dataclass(eq=False)
 class Match:
-    """What of a model the device can compute.
+    """Part of a model that the device can compute.
 
-    `symbols` by value, `recipes` by the value they make, `unsupported` by node index: why the host must run it.
-    `functions` by value: as which functions of int8 tensors it has been computed. `alone` has the products of two
-    activations that start no attention, by node index, and why.
+    Attributes
+    ----------
+    symbols : dict
+        Symbols by value.
+    recipes : dict
+        Recipes by the storage that they fill.
+    unsupported : dict
+        Reasons why nodes must run on the host, by node index.
+    functions : dict
+        For each value, the functions of int8 tensors that it equals.
+    alone : dict
+        Products of two activations that start no attention, by node index, with the reason.
     """
 
     model: Model
@@ -88,26 +99,26 @@ class Match:
     alone: dict[int, str]
 
     def context(self, node: Node) -> NodeContext:
-        found = [self.symbol(name) for name in node.inputs]
-        symbols = tuple(_given(node, symbol) for symbol in found)
+        raw = [self.symbol(name) for name in node.inputs]
+        symbols = tuple(_as_input(node, symbol) for symbol in raw)
         arguments = tuple(
-            elementwise.of_value(name, symbol, self.functions.get(name, ()))
-            for name, symbol in zip(node.inputs, found, strict=True)
+            elementwise.value_functions(name, symbol, self.functions.get(name, ()))
+            for name, symbol in zip(node.inputs, raw, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
-        context.functions = elementwise.of_result(context)
+        context.functions = elementwise.result_functions(context)
         return context
 
     def add(self, recipe: Recipe) -> None:
-        """Add a recipe, and those that bring what it reads into another order."""
+        """Add a recipe, and the recipes that prepare its inputs."""
         output = recipe.output
         self.recipes[output.storage] = recipe
         if output.value not in self.model.shapes:
             self.model.shapes[output.value] = output.layout.shape
             self.model.dtypes[output.value] = output.dtype
         for tensor in recipe.inputs:
-            if tensor.made is not None:
-                self.add(tensor.made)
+            if tensor.recipe is not None:
+                self.add(tensor.recipe)
 
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
@@ -115,7 +126,7 @@ class Match:
         if name in self.model.constants:
             return float_constant(self.model.constants[name])
         if self.model.dtypes.get(name) in BITS:
-            return hosted(self.model, name)
+            return host_tensor(self.model, name)
         return None
 
 
@@ -123,9 +134,11 @@ _OF_INTEGERS = ("GlobalMaxPool", "MaxPool")
 """Operators that compute on int8 and uint8 values as on floats."""
 
 
-def _given(node: Node, symbol: Symbol) -> Symbol:
-    """What a node reads, where that is integers as an activation; None for values that it does not take: those of 16
-    bits, or indices."""
+def _as_input(node: Node, symbol: Symbol) -> Symbol:
+    """Return a symbol as a node reads it: integers as an activation for some operators.
+
+    None for values that the node does not accept: indices, and 16-bit values of most operators.
+    """
     tensor = symbol.tensor if isinstance(symbol, Activation) else symbol
     if isinstance(tensor, Tensor) and (tensor.index or (tensor.wide and node.op not in wide.OPERATORS)):
         return None
@@ -141,73 +154,73 @@ def float_constant(values: np.ndarray) -> Symbol:
 
 
 def match(model: Model) -> Match:
-    """Find every device operator of a model.
+    """Find all device operators of a model.
 
-    Some nodes are taken on trust: products of activations as the start of attention, transposes into an order that
-    only some operators read. Where the trust was misplaced the walk is repeated without them.
+    Two assumptions are tentative: that a product of activations starts an attention, and that a later operator can read
+    a transposed order. If one fails, the walk starts again without it.
 
     Raises
     ------
     CompileError
-        For quantisation parameters or attributes that make no sense.
+        For invalid quantisation parameters or attributes.
     """
     refused: dict[int, str] = {}
     alone: dict[int, str] = {}
     while True:
-        found = _walk(model, refused, alone)
-        products = {index: why for index, why in _no_attention(found).items() if index not in alone}
+        result = _walk(model, refused, alone)
+        products = {index: why for index, why in _no_attention(result).items() if index not in alone}
         alone |= products
-        if products:  # what their transposes lead to is another operator then
+        if products:  # their transposes may now feed other operators
             continue
-        strange = {index: why for index, why in _strange_transposes(found).items() if index not in refused}
+        strange = {index: why for index, why in _strange_transposes(result).items() if index not in refused}
         if not strange:
-            return found
+            return result
         refused |= strange
 
 
 def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match:
-    found = Match(model, {}, {}, {}, {}, alone)
+    result = Match(model, {}, {}, {}, {}, alone)
     for node in model.nodes:
         registry.check(model, node)
-        context = found.context(node)
+        context = result.context(node)
         operator = refused.get(node.index) or registry.choose(context)
         if node.index not in refused:
-            found.functions[node.outputs[0]] = context.functions
+            result.functions[node.outputs[0]] = context.functions
         if isinstance(operator, str):
-            found.unsupported[node.index] = operator
+            result.unsupported[node.index] = operator
             continue
         try:
-            made = operator.handler(context)
+            produced = operator.handler(context)
         except wide.NarrowError as error:
-            found.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
+            result.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
             continue
-        large = too_large(made, model.config)
+        large = too_large(produced, model.config)
         if large is not None:
-            found.unsupported[node.index] = large
+            result.unsupported[node.index] = large
             continue
         if (
             node.op in _OF_INTEGERS
-            and isinstance(made, Pending)
-            and isinstance(found.symbol(node.inputs[0]), Tensor)
+            and isinstance(produced, Pending)
+            and isinstance(result.symbol(node.inputs[0]), Tensor)
         ):
-            made = finish(made, node.outputs[0], integers(made.inputs[0]), node)
-        if isinstance(made, Results):
-            for recipe in made.recipes:
-                found.add(recipe)
-            found.symbols |= zip(node.outputs, made.symbols, strict=True)
+            produced = finish(produced, node.outputs[0], integers(produced.inputs[0]), node)
+        if isinstance(produced, Results):
+            for recipe in produced.recipes:
+                result.add(recipe)
+            result.symbols |= zip(node.outputs, produced.symbols, strict=True)
             continue
-        if isinstance(made, Recipe):
-            found.add(made)
-            made = made.output
-        tensor = made.tensor if isinstance(made, Activation) else made
-        if isinstance(tensor, Tensor) and tensor.made is not None:
-            found.add(tensor.made)  # also where nothing but the host reads it
-        found.symbols[node.outputs[0]] = made
-    return found
+        if isinstance(produced, Recipe):
+            result.add(produced)
+            produced = produced.output
+        tensor = produced.tensor if isinstance(produced, Activation) else produced
+        if isinstance(tensor, Tensor) and tensor.recipe is not None:
+            result.add(tensor.recipe)  # needed even if only the host reads the tensor
+        result.symbols[node.outputs[0]] = produced
+    return result
 
 
-def _stopped(found: Match) -> Iterator[tuple[Node, str, Symbol]]:
-    """The nodes that the device does not take, with each of their inputs and what that is."""
+def _unsupported_inputs(found: Match) -> Iterator[tuple[Node, str, Symbol]]:
+    """Yield (node, input, symbol of the input) for nodes that the device does not support."""
     done = {index for recipe in found.recipes.values() for index in recipe.nodes}
     for node in found.model.nodes:
         if node.index in found.unsupported and node.index not in done:
@@ -216,15 +229,15 @@ def _stopped(found: Match) -> Iterator[tuple[Node, str, Symbol]]:
 
 
 def _no_attention(found: Match) -> dict[int, str]:
-    """Products of two activations that start no attention, and what that ends at; "" if nothing is known."""
+    """Return products of two activations that start no attention, with the obstacle, or "" if it is unknown."""
     done = {index for recipe in found.recipes.values() for index in recipe.nodes}
     blocked: dict[int, str] = {}
-    for node, _, symbol in _stopped(found):
+    for node, _, symbol in _unsupported_inputs(found):
         if isinstance(symbol, Scores | Probabilities):
             start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
             blocked.setdefault(start, f"{node.name!r}: {found.unsupported[node.index]}")
         elif node.op == "MatMul" and all(isinstance(found.symbol(item), Activation) for item in node.inputs):
-            # A matrix that is no constant was not tried.
+            # A product with a non-constant matrix was not tried as attention.
             tried = len(found.model.shapes[node.inputs[1]]) > 2
             blocked.setdefault(node.index, found.unsupported[node.index] if tried else "")
     for node in found.model.nodes:
@@ -235,9 +248,9 @@ def _no_attention(found: Match) -> dict[int, str]:
 
 
 def _strange_transposes(found: Match) -> dict[int, str]:
-    """Transposes to leave to the host, with the reason: the device cannot go on with the order that they make."""
+    """Return transposes to leave to the host, with the reason: no device operator reads their order."""
     refused: dict[int, str] = {}
-    for node, name, symbol in _stopped(found):
+    for node, name, symbol in _unsupported_inputs(found):
         transpose = _strange_transpose(found, name, symbol)
         if transpose is not None and registry.has(node.op):
             refused[transpose] = f"{sentence(transposable)} ({node.name!r} does not)"
@@ -245,7 +258,7 @@ def _strange_transposes(found: Match) -> dict[int, str]:
 
 
 def _strange_transpose(found: Match, name: str, symbol: Symbol) -> int | None:
-    """The last Transpose that a value passed, if its elements are now in an order that few operators take."""
+    """Return the index of the last Transpose before a value, if few operators read its present order; else None."""
     if isinstance(symbol, Activation):
         recipe = found.recipes.get(symbol.tensor.storage)
         nodes, layout = (*(recipe.nodes if recipe else ()), *symbol.tensor.via), symbol.tensor.layout

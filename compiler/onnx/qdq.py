@@ -1,7 +1,7 @@
-"""What is known of a value of the model: constants, int8 tensors, and float values that are quantised on either side.
+"""Symbols of a model's values: constants, int8 tensors, and float values between quantised ones.
 
-QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. One walk over the model
-gives every value one of these symbols; a QuantizeLinear that meets a `Pending` completes a device operator.
+QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. One walk over the model gives every value
+one of these symbols; a QuantizeLinear whose input is a `Pending` completes a device operator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.compiler.ir.network import Node
 from weft.compiler.ir.products import RowIndices
 from weft.compiler.ir.scales import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.wide import NarrowError, doubled, widened
+from weft.compiler.onnx.wide import NarrowError, upper_plane, widen
 
 RESULT = ""
 """Name of the buffer that an unfinished operator writes."""
@@ -28,8 +28,10 @@ RESULT = ""
 
 @dataclass(frozen=True)
 class Quant:
-    """Per-tensor parameters of values of 8 or 16 `bits`. `zero` is the zero point as stored on the device (uint8 minus
-    128, uint16 minus 32768)."""
+    """Per-tensor quantisation parameters of values of 8 or 16 `bits`.
+
+    `zero` is the zero point as stored on the device: uint8 minus 128, uint16 minus 32768.
+    """
 
     scale: float
     zero: int
@@ -37,12 +39,12 @@ class Quant:
     bits: int = 8
 
     def same(self, other: Quant) -> bool:
-        """Whether requantisation from one to the other leaves all steps where they are."""
+        """Return whether requantisation from these parameters to `other` changes no integer."""
         kind = (self.zero, self.unsigned, self.bits) == (other.zero, other.unsigned, other.bits)
         return kind and abs(self.scale / other.scale - 1) < 0.256 / (1 << self.bits)
 
     def level(self, value: float) -> int:
-        """`value` quantised as QuantizeLinear does."""
+        """Return `value` quantised as QuantizeLinear does."""
         most = (1 << self.bits - 1) - 1
         if math.isinf(value):
             return most if value > 0 else -most - 1
@@ -52,14 +54,30 @@ class Quant:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of 8 bits, or with `wide` of 16, whose buffer has a plane for each byte.
+    """A value of 8 bits, or with `wide` of 16 bits, whose buffer then has one plane for each byte.
 
-    `storage` names the device buffer, `value` the model's value that is in it, laid out as `source`; `layout` is that
-    of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
-    `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
-    buffer is `value` in row-major order, None if there is none. `looked_up` tells that a table of its own made it.
-    `made` is the recipe that brought another tensor's bytes into this order, None for others. With `index` the value
-    is int64, of which so many bits are stored; only the host reads it. With `rows` it has indices of rows.
+    Attributes
+    ----------
+    storage : str
+        Name of the device buffer.
+    value : str
+        The model's value in that buffer, in layout `source`.
+    source, layout : Layout
+        Layouts of `value` and of this tensor, which may be a reshaped or transposed `value`.
+    from_host : bool
+        The host writes the buffer, in any layout.
+    via : tuple of int
+        Nodes between `value` and this tensor, which only renamed it.
+    order : Layout or None
+        For tensors from the host: this tensor's layout if the buffer holds `value` in row-major order.
+    from_table : bool
+        A look-up table of its own made it.
+    recipe : Recipe or None
+        Operators that bring another tensor's bytes into this buffer; added when something reads this tensor.
+    index : bool
+        The value is int64, of which only the low bits are stored; only the host reads it.
+    rows : RowIndices or None
+        The value holds indices of rows.
     """
 
     storage: str
@@ -67,47 +85,50 @@ class Tensor:
     source: Layout
     layout: Layout
     unsigned: bool
-    hosted: bool
+    from_host: bool
     via: tuple[int, ...] = ()
     order: Layout | None = None
-    looked_up: bool = False
-    made: Recipe | None = field(default=None, compare=False)
+    from_table: bool = False
+    recipe: Recipe | None = field(default=None, compare=False)
     wide: bool = False
     index: bool = False
     rows: RowIndices | None = None
 
     @property
     def dtype(self) -> str:
-        """The type of its elements, or of what is stored of an `index`."""
+        """Name of the integer type that is stored."""
         return f"{'u' if self.unsigned else ''}int{16 if self.wide else 8}"
 
-    def arranged(self, layout: Layout) -> Tensor | None:
-        """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
+    def in_layout(self, layout: Layout) -> Tensor | None:
+        """Return this tensor in another layout without work on the device, else None.
+
+        A tensor from the host gets another transfer if need be.
+        """
         if self.layout == layout:
             return self
         if self.layout.same(layout):
             return dataclasses.replace(self, layout=layout)
         source = None if self.order is None else layout.in_order_of(self.order)
-        if not self.hosted or source is None:
+        if not self.from_host or source is None:
             return None
         storage = f"{self.value}:{'x'.join(map(str, source.shape))}:{''.join(map(str, source.perm))}"
         return dataclasses.replace(self, storage=storage, source=source, layout=layout)
 
-    def transposed(self, shape: tuple[int, ...], perm: tuple[int, ...], layout: Layout) -> Tensor:
-        """The transpose of this value of `shape`, whose bytes lie as `layout` says."""
+    def transpose(self, shape: tuple[int, ...], perm: tuple[int, ...], layout: Layout) -> Tensor:
+        """Return the transpose of this value of `shape`, whose bytes have `layout`."""
         order = None if self.order is None else self.order.transpose(shape, perm)
         return dataclasses.replace(self, layout=layout, order=order)
 
     def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
-        """The whole buffer, or its first plane, in the layout's shape or another one of the same size."""
+        """Return the whole buffer, or its first plane, in the layout's shape or another shape of equal size."""
         shape = shape or self.layout.nhwc
         view = View(Buffer(self.storage, shape), shape)
-        return doubled(view) if self.wide else view
+        return upper_plane(view) if self.wide else view
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A float value that is ``(tensor - zero) * scale``."""
+    """Float value ``(tensor - zero) * scale``."""
 
     tensor: Tensor
     quant: Quant
@@ -115,10 +136,10 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A constant float value ``values * scale``: integers with the zero point subtracted, and a scale that broadcasts.
+    """Constant float value ``values * scale``: integers less their zero point, and a scale that broadcasts.
 
-    Constants that were never quantised have `exact` set and hold their floats in `values`, with scale 1. What was
-    quantised to 8 bits per tensor is also an `activation`, which the host can write into a buffer.
+    Constants that were never quantised have `exact` set: `values` are their floats, and `scale` is 1. A constant of 8
+    bits with per-tensor parameters is also an `activation`, which the host can write into a buffer.
     """
 
     values: np.ndarray
@@ -133,11 +154,11 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """A float result that is not quantised yet.
+    """Float result that is not quantised yet.
 
-    `ops` write views of the buffer `RESULT` with scales that still lack the division by the output's; a clamp of
-    [low, high] in float follows. `nodes` are the model's nodes it stands for, `notes` what the report should say.
-    `join` makes operators behind `ops`, which then write buffers of their own; see `Join`.
+    `ops` write views of the buffer `RESULT`. Their scales still lack the division by the output's scale, and their
+    clamp is [`low`, `high`] in float. `nodes` are the nodes that it covers, `notes` are for the report. `join`, if
+    given, returns the operators that replace `ops` once the output's parameters are known.
     """
 
     ops: tuple[DeviceOp, ...]
@@ -152,12 +173,24 @@ class Pending:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of attention: ``q k * factor``, without the keys that `allowed` excludes (None: all are allowed).
+    """Attention scores ``q k * factor``, without the keys that `allowed` excludes (None: all are allowed).
 
-    `q` has shape (..., queries, size), `k` shape (..., size, keys), `allowed` one that broadcasts to (..., queries,
-    keys). `nodes` made them, the first is the product; `values` are all values in between. `pairs` are the Q/DQ pairs
-    that scores passed, `weight_pairs` those of probabilities, `quantised` that whose integers this value is, and
-    `softmax` names the node that makes probabilities of them.
+    Attributes
+    ----------
+    q_shape, k_shape : tuple of int
+        (..., queries, size) and (..., size, keys). `allowed` broadcasts to (..., queries, keys).
+    nodes : tuple of int
+        Nodes that compute the scores; the first is the product.
+    values : tuple of str
+        All values in between.
+    pairs, weight_pairs : tuple of Pair
+        Q/DQ pairs that scores, and probabilities, have passed.
+    quantised : Pair or None
+        Parameters of this value if it is integers.
+    key_mask : Activation or None
+        Mask that is only known at run time.
+    softmax : str
+        Name of the node that converts them to probabilities.
     """
 
     q: Activation
@@ -170,18 +203,18 @@ class Scores:
     values: tuple[str, ...]
     pairs: tuple[Pair, ...] = ()
     weight_pairs: tuple[Pair, ...] = ()
-    quantised: Pair | None = None
+    finish_op: Pair | None = None
     key_mask: Activation | None = None
     softmax: str = ""
 
     @property
     def unit(self) -> float:
-        """The score of which the product of integers is 1, before `factor`."""
+        """Score of an integer product of 1, before `factor`."""
         return self.q.quant.scale * self.k.quant.scale
 
     @property
     def bounds(self) -> Bounds:
-        """Between what the product of any int8 queries and keys lies."""
+        """Bounds of the product of any int8 queries and keys."""
         low, high = product_ends(self.q.quant.zero, self.k.quant.zero)
         size = self.q_shape[-1] * self.unit
         return Bounds(low * size, high * size)
@@ -195,15 +228,15 @@ class Probabilities:
 
 
 @dataclass(frozen=True, eq=False)
-class Undefined:
-    """IsNaN of probabilities, which is nowhere true, as no query is without a key."""
+class NanMask:
+    """IsNaN of probabilities. It is false everywhere, because every query has at least one key."""
 
     scores: Scores
 
 
 @dataclass(frozen=True, eq=False)
 class RowElements:
-    """What a value of `shape` is less its mean over `axes`, or with `squared` the square of it. `nodes` made it."""
+    """Elements of a value of `shape` less their mean over `axes`, squared if `squared`; `nodes` compute it."""
 
     source: Activation
     shape: tuple[int, ...]
@@ -214,8 +247,10 @@ class RowElements:
 
 @dataclass(frozen=True, eq=False)
 class RowNumber:
-    """One number for the elements along `axes` of a value of `shape`: ``gain * root(max(factor * total + offset,
-    least))``, where `total` and `root` are as `RowTotal` has them, of the integers of `source`."""
+    """One number per row along `axes` of a value of `shape`: ``gain * root(max(factor * total + offset, least))``.
+
+    `total` and `root` name functions as in `RowTotal`; they apply to the integers of `source`.
+    """
 
     source: Activation
     shape: tuple[int, ...]
@@ -236,17 +271,17 @@ Symbol = (
     | Pending
     | Scores
     | Probabilities
-    | Undefined
+    | NanMask
     | RowElements
     | RowNumber
     | None
 )
-"""What is known of a value; None for one that the host computes."""
+"""Knowledge of a value; None if the host computes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """Device operators that make one int8 value; their buffers are named by storage."""
+    """Device operators that compute one int8 value; buffers are named by storage."""
 
     output: Tensor
     ops: tuple[DeviceOp, ...]
@@ -257,76 +292,79 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What the outputs of a node are, in order, and the recipes for their bytes."""
+    """Symbols of a node's outputs, in order, and the recipes that compute them."""
 
     symbols: tuple[Symbol, ...]
     recipes: tuple[Recipe, ...]
 
 
 Join = Callable[[Quant, str, tuple[int, int]], tuple[DeviceOp, ...]]
-"""The operators that make a result: for its parameters, the name of its buffer, and the range that it is clamped to."""
+"""Operators of a result, for its parameters, the name of its buffer, and its clamp range."""
 
 
-def unfolded(symbol: Symbol) -> Symbol:
-    """The same, but a constant of 8 bits with one scale as an activation, which the host writes into a buffer."""
+def as_activation(symbol: Symbol) -> Symbol:
+    """Return an 8-bit constant with one scale as an activation, and any other symbol unchanged."""
     return symbol.activation or symbol if isinstance(symbol, Constant) else symbol
 
 
 def result(shape: tuple[int, int, int, int]) -> View:
-    """Where an unfinished operator writes."""
+    """Return the view that an unfinished operator writes."""
     return result_of(RESULT, shape)
 
 
 def result_of(name: str, shape: tuple[int, int, int, int]) -> View:
-    """The whole of a new buffer."""
+    """Return a view of a whole new buffer."""
     return View(Buffer(name, shape), shape)
 
 
 def rescale(source: Activation, name: str) -> Pending:
-    """Requantisation of an activation, in whatever order its elements are."""
+    """Return a requantisation of an activation, in any order of its elements."""
     tensor, quant = source.tensor, source.quant
     op = Rescale(name, tensor.view(), result(tensor.layout.nhwc), quant.scale, quant.zero)
     return Pending((op,), tensor.layout, (tensor,), ())
 
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
-    """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`.
+    """Complete a pending result with the parameters of the QuantizeLinear `node` that writes value `name`.
 
-    Raises `NarrowError` for values of 16 bits of operators that have none.
+    Raises
+    ------
+    NarrowError
+        For a 16-bit operand or result of an operator that has no 16-bit form.
     """
     bounds, wide = (quant.level(pending.low), quant.level(pending.high)), quant.bits > 8
     narrow = not has_wide(pending, quant)
     if pending.join is not None and not narrow:
-        raise NarrowError(f"{pending.ops[0].name!r} is of results in between")
+        raise NarrowError(f"{pending.ops[0].name!r} needs several operators")
     if pending.join is not None:
         ops = pending.join(quant, name, bounds)
     else:
-        ops = tuple(quantised(op, quant, name, bounds) for op in pending.ops)
+        ops = tuple(finish_op(op, quant, name, bounds) for op in pending.ops)
     if not narrow:
-        ops = tuple(made for op in ops for made in widened(op, wide=wide))
+        ops = tuple(wide_op for op in ops for wide_op in widen(op, wide=wide))
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False, wide=wide)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
     return Recipe(output, ops, pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
 
 
 def has_wide(pending: Pending, quant: Quant) -> bool:
-    """Whether a result with these parameters has 16 bits, or what it is made of."""
+    """Return whether a result with these parameters, or one of its inputs, has 16 bits."""
     return quant.bits > 8 or any(tensor.wide for tensor in pending.inputs)
 
 
-def quantised(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) -> DeviceOp:
-    """An operator of a pending result that writes buffer `name` with the parameters of its output."""
+def finish_op(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) -> DeviceOp:
+    """Return an operator of a pending result that writes buffer `name` with its output's parameters."""
     old = op.dst
     dst = View(
         Buffer(name, old.buffer.shape, old.buffer.kind), old.shape, old.y, old.x, old.c, old.step, old.image
     )
-    found = (key for key in ("scale", "a_scale", "b_scale") if hasattr(op, key))
-    scales = {key: getattr(op, key) / quant.scale for key in found}
+    keys = (key for key in ("scale", "a_scale", "b_scale") if hasattr(op, key))
+    scales = {key: getattr(op, key) / quant.scale for key in keys}
     return op.replace(dst=dst, y_zero=quant.zero, low=bounds[0], high=bounds[1], **scales)
 
 
 def check_parameters(model: Model, node: Node) -> None:
-    """Raise `CompileError` for scales of a Q or DQ node that make no sense."""
+    """Raise `CompileError` for invalid constant scales of a Q or DQ node."""
     scale = model.constants.get(node.input(1))
     if scale is None:
         return
@@ -334,13 +372,15 @@ def check_parameters(model: Model, node: Node) -> None:
     bad = values[~np.isfinite(values) | ((values == 0) & (node.op == "QuantizeLinear"))]
     if bad.size:
         raise CompileError(
-            f"{node.label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
+            f"{node.label} has scale {bad.flat[0]:g}; scales must be finite, and for QuantizeLinear not zero"
         )
 
 
-@functools.lru_cache(maxsize=1)  # all conditions of a node ask for them
+@functools.lru_cache(maxsize=1)  # all constraints of a node ask for them
 def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
-    """Per-tensor parameters of a Q or DQ node whose integer side has `dtype`; None unless it has 8 or 16 bits."""
+    """Return the per-tensor parameters of a Q or DQ node with integers of type `dtype`; None if they are not constant,
+    not per tensor, or not of 8 or 16 bits.
+    """
     scale = model.constants.get(node.input(1))
     if dtype not in BITS or scale is None or scale.size != 1:
         return None
@@ -357,8 +397,10 @@ def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
 
 
 def constant(model: Model, node: Node) -> Constant | None:
-    """The constant a DequantizeLinear makes, per tensor or per axis; None if it is something else. Nodes that read the
-    same values make the same one."""
+    """Return the constant, per tensor or per axis, that a DequantizeLinear computes; None if it is not constant.
+
+    Nodes with equal inputs and attributes share one constant.
+    """
     if len(model.users(node.inputs[0])) < 2:
         return _constant(model, node)
     key = node.inputs, tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
@@ -378,18 +420,18 @@ def _constant(model: Model, node: Node) -> Constant | None:
     if scale.size > 1:
         axis = node.attributes.get("axis", 1)
         shape[axis] = scale.size
-    # Weights may be a hundred million: they stay small.
+    # Models have up to 100 million weights: int16 keeps them small.
     dtype = np.dtype(np.int16 if values.dtype.itemsize == 1 else np.int64)
     wide: np.ndarray = values.astype(dtype)
     wide = wide - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
     name = node.inputs[0]
     quant = parameters(model, node, model.dtypes[name])
-    activation = None if quant is None else Activation(hosted(model, name), quant)
+    activation = None if quant is None else Activation(host_tensor(model, name), quant)
     steps = scale.astype(np.float32).astype(np.float64).reshape(shape)
-    if values.dtype.itemsize == 2:  # no weights of the device
+    if values.dtype.itemsize == 2:  # the device has no 16-bit weights
         floats = wide * steps
         return Constant(floats, np.ones((1,) * values.ndim), exact=True, activation=activation)
-    # Scales of weights may be negative or zero: the device's are above zero, its integers take what is left.
+    # The device's scales are positive: signs and zeros of the model's scales go into the integers.
     return Constant(
         wide * np.sign(steps).astype(dtype),
         np.where(steps == 0, 1.0, np.abs(steps)),
@@ -397,8 +439,8 @@ def _constant(model: Model, node: Node) -> Constant | None:
     )
 
 
-def hosted(model: Model, name: str) -> Tensor:
-    """The symbol of a value of 8 or 16 bits that comes from the host."""
+def host_tensor(model: Model, name: str) -> Tensor:
+    """Return the symbol of an 8-bit or 16-bit value that the host provides."""
     layout = natural(model.shapes[name])
     shape, dtype = model.shapes[name], model.dtypes[name]
     unsigned, wide = dtype.startswith("u"), BITS[dtype] > 8
@@ -406,11 +448,11 @@ def hosted(model: Model, name: str) -> Tensor:
 
 
 def integers(tensor: Tensor) -> Quant:
-    """Parameters by which a tensor stands for its integers."""
+    """Return parameters with which a tensor represents its integers."""
     return Quant(1.0, 0, tensor.unsigned, 16 if tensor.wide else 8)
 
 
 def is_conv(pending: Pending) -> bool:
-    """Whether a pending result is of convolutions or a matrix product without a clamp, to which a bias may be added."""
+    """Return whether a bias can be added to a pending result: convolutions or products without a clamp."""
     convs = pending.join is None and all(isinstance(op, Conv) for op in pending.ops)
     return convs and (pending.low, pending.high) == (-math.inf, math.inf)

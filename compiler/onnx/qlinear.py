@@ -1,8 +1,8 @@
-"""QLinearConv and QLinearMatMul as what they stand for: DequantizeLinear, the float operator, QuantizeLinear.
+"""Expansion of QOperator nodes to the QDQ format: DequantizeLinear, the float operator, QuantizeLinear.
 
-Those of ONNX Runtime's own domain are in `weft.compiler.onnx.qlinear`. The float operator keeps the node's name, so
-that a report shows it under the name the model gave it. Nodes whose scales or zero points are not initialisers stay as
-they are: the device needs constants, and the host has the operator itself.
+This covers ONNX's QLinearConv and QLinearMatMul, and operators of ONNX Runtime's own domain. The float operator keeps
+the node's name for the report. Nodes whose scales or zero points are not initialisers stay: the device needs constants,
+and the host supports the operator itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from weft.compiler.ir.network import Network, Node
 from weft.compiler.onnx.model_rules import Site, parameters_agree
 
 _PER_AXIS = 13
-"""First version of the operator set whose DequantizeLinear takes one scale for each channel, and whose Softmax is over
-one axis."""
+"""First opset whose DequantizeLinear has an axis, and whose Softmax normalises over a single axis."""
 
 
 WIDE_SINCE = 21
-"""First version of the operator set whose QuantizeLinear makes values of 16 bits."""
+"""First opset whose QuantizeLinear supports 16 bits."""
+
+
+Step = tuple[str, Sequence[str], dict[str, object]]
+"""Operator, inputs and attributes."""
 
 
 class Expansion:
-    """The constants and names of the network that is being rewritten."""
+    """Constants and names of the network that is being rewritten."""
 
     def __init__(self, network: Network) -> None:
         self.constants = dict(network.constants)
@@ -36,33 +39,33 @@ class Expansion:
         self._taken = {name for node in network.nodes for name in (*node.inputs, *node.outputs)}
         self._taken |= {*self.constants, *network.inputs}
         self._latest: dict[str, str] = {}
-        """The last name that was given for each that was asked for."""
+        """Last unique name per requested name."""
 
     def values(self, name: str) -> np.ndarray | None:
-        """A constant that holds a scale or a zero point; scales as float32, of which float16 is a part."""
+        """Return a constant scale or zero point; scales as float32, which represents float16 exactly."""
         values = self.constants.get(name)
         return values.astype(np.float32) if values is not None and values.dtype.kind == "f" else values
 
     def link(self, operator: str, name: str, scale: np.ndarray, zero: np.ndarray, axis: int) -> Node:
-        """A Q or DQ node behind value `name`, with its scale and zero point as new constants."""
+        """Return a Q or DQ node after value `name`, with scale and zero point as new constants."""
         base = self.name(f"{name}/{operator}")
         count = max(scale.size, zero.size)
         shape = () if count == 1 else (count,)
-        given = []
+        parameters = []
         for suffix, values in (("scale", scale), ("zero", zero)):
-            given.append(
+            parameters.append(
                 self.constant(f"{base}/{suffix}", np.broadcast_to(values.reshape(-1), count).reshape(shape))
             )
-        return Node(operator, (name, *given), (base,), {"axis": axis} if shape else {}, name=base)
+        return Node(operator, (name, *parameters), (base,), {"axis": axis} if shape else {}, name=base)
 
     def constant(self, wanted: str, values: np.ndarray) -> str:
-        """The name of a new constant."""
+        """Add a constant and return its name."""
         name = self.name(wanted)
         self.constants[name] = values
         return name
 
     def name(self, wanted: str) -> str:
-        """A name that no other value has."""
+        """Return a unique name."""
         name = self._latest.get(wanted, wanted)
         while name in self._taken:
             name += "_"
@@ -71,81 +74,88 @@ class Expansion:
         return name
 
     def rank(self, name: str) -> int | None:
-        """The dimensions of a value, as far as they are known."""
-        found = self.network.type_of(name)
-        return None if found is None or found.shape is None else len(found.shape)
+        """Return the rank of a value; None if it is unknown."""
+        known = self.network.type_of(name)
+        return None if known is None or known.shape is None else len(known.shape)
 
     def parameters(self, scale: str, zero: str, dtype: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The constant scale and zero point of an activation, of which a missing one is 0 of type `dtype`."""
-        found, offset = self.values(scale), self.values(zero) if zero else np.zeros((), dtype)
-        if found is None or offset is None or not found.size == offset.size == 1:
+        """Return the constant scale and zero point of an activation; an omitted zero point is 0 of type `dtype`."""
+        scale_value, offset = self.values(scale), self.values(zero) if zero else np.zeros((), dtype)
+        if scale_value is None or offset is None or not scale_value.size == offset.size == 1:
             return None
-        return found, offset
+        return scale_value, offset
 
-    def chain(self, node: Node, steps: Sequence[tuple[str, Sequence[str], dict[str, object]]]) -> list[Node]:
-        """Operators in a row, each with the result of the one before as first input (but the first); the last makes the
-        node's output, and the first has its name."""
-        made: list[Node] = []
+    def chain(self, node: Node, steps: Sequence[Step]) -> list[Node]:
+        """Return operators in a row; each has the previous result as its first input.
+
+        The first has the node's name, the last its output.
+        """
+        nodes: list[Node] = []
         for index, (operator, inputs, attributes) in enumerate(steps):
-            before = (made[-1].outputs[0],) if made else ()
+            before = (nodes[-1].outputs[0],) if nodes else ()
             last = index == len(steps) - 1
             output = node.outputs[0] if last else self.name(f"{node.outputs[0]}/{operator}")
-            name = self.name(f"{node.name}/{operator}") if made and node.name else node.name
-            made.append(
+            name = self.name(f"{node.name}/{operator}") if nodes and node.name else node.name
+            nodes.append(
                 Node(operator, (*before, *inputs), (output,), attributes, name=name, index=node.index)
             )
-        return made
+        return nodes
 
 
 Form = Callable[[Expansion, Node], list[Node]]
 Triple = tuple[int, int, int]
-"""Which inputs are a value, its scale and its zero point."""
+"""Indices of a value, its scale and its zero point among the inputs."""
 
 
 def _around(
     expansion: Expansion,
     node: Node,
-    given: Sequence[Triple | int],
+    operands: Sequence[Triple | int],
     ends: tuple[int, int],
-    middle: Callable[[tuple[str, ...]], list[tuple[str, Sequence[str], dict[str, object]]]],
+    middle: Callable[[tuple[str, ...]], list[Step]],
 ) -> list[Node]:
-    """DequantizeLinear for each input of `given` (numbers are inputs that stay), what `middle` says, QuantizeLinear."""
+    """Return DequantizeLinear for each operand, the nodes of `middle`, and QuantizeLinear.
+
+    Operands that are single indices pass unchanged. If a scale or zero point is not constant, the node stays.
+    """
     links, names, dtype = [], [], "uint8"
-    for item in given:
+    for item in operands:
         if isinstance(item, int):
             names.append(node.input(item))
             continue
         known = expansion.network.type_of(node.input(item[0]))
-        found = expansion.parameters(
+        parameters = expansion.parameters(
             node.input(item[1]), node.input(item[2]), known.dtype if known else dtype
         )
-        if found is None:
+        if parameters is None:
             return [node]
-        dtype = str(found[1].dtype)
-        links.append(expansion.link("DequantizeLinear", node.input(item[0]), *found, 0))
+        dtype = str(parameters[1].dtype)
+        links.append(expansion.link("DequantizeLinear", node.input(item[0]), *parameters, 0))
         names.append(links[-1].outputs[0])
-    found = expansion.parameters(node.input(ends[0]), node.input(ends[1]), dtype)
-    if found is None:
+    parameters = expansion.parameters(node.input(ends[0]), node.input(ends[1]), dtype)
+    if parameters is None:
         return [node]
     scale, zero = (
         expansion.constant(f"{node.outputs[0]}/{suffix}", values.reshape(()))
-        for suffix, values in zip(("scale", "zero"), found, strict=True)
+        for suffix, values in zip(("scale", "zero"), parameters, strict=True)
     )
     return [*links, *expansion.chain(node, [*middle(tuple(names)), ("QuantizeLinear", (scale, zero), {})])]
 
 
-def _plain(operator: str, given: Sequence[Triple | int], ends: tuple[int, int], *attributes: str) -> Form:
-    """An operator of floats with some of the node's attributes."""
+def _elementwise_form(
+    operator: str, operands: Sequence[Triple | int], ends: tuple[int, int], *attributes: str
+) -> Form:
+    """Return the form of an operator that keeps some of the node's attributes."""
 
     def form(expansion: Expansion, node: Node) -> list[Node]:
         kept = {name: node.attributes[name] for name in attributes if name in node.attributes}
-        return _around(expansion, node, given, ends, lambda names: [(operator, names, kept)])
+        return _around(expansion, node, operands, ends, lambda names: [(operator, names, kept)])
 
     return form
 
 
-def _pool(operator: str) -> Form:
-    """A pool, of which ONNX Runtime also has one with channels behind pixels."""
+def _pool_form(operator: str) -> Form:
+    """Return the form of a pool; ONNX Runtime also has pools with channels last."""
 
     def form(expansion: Expansion, node: Node) -> list[Node]:
         kept = {name: value for name, value in node.attributes.items() if name != "channels_last"}
@@ -166,8 +176,11 @@ def _pool(operator: str) -> Form:
     return form
 
 
-def _softmax(expansion: Expansion, node: Node) -> list[Node]:
-    """`opset` says which of the two meanings that Softmax has had; they agree about the last axis."""
+def _softmax_form(expansion: Expansion, node: Node) -> list[Node]:
+    """Return QLinearSoftmax in QDQ form, if both versions agree on its axes.
+
+    Its attribute `opset` selects one of Softmax's two definitions; they agree for the last axis.
+    """
     axis, meant = int(node.attributes.get("axis", -1)), int(node.attributes["opset"]) >= _PER_AXIS
     rank = expansion.rank(node.inputs[0])
     if meant != expansion.per_axis and axis != -1 and (rank is None or axis != rank - 1):
@@ -175,14 +188,14 @@ def _softmax(expansion: Expansion, node: Node) -> list[Node]:
     return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [("Softmax", names, {"axis": axis})])
 
 
-def _concat(expansion: Expansion, node: Node) -> list[Node]:
-    given = [(at, at + 1, at + 2) for at in range(2, len(node.inputs), 3)]
+def _concat_form(expansion: Expansion, node: Node) -> list[Node]:
+    operands = [(at, at + 1, at + 2) for at in range(2, len(node.inputs), 3)]
     axis = {"axis": node.attributes["axis"]}
-    return _around(expansion, node, given, (0, 1), lambda names: [("Concat", names, axis)])
+    return _around(expansion, node, operands, (0, 1), lambda names: [("Concat", names, axis)])
 
 
-def _gemm(expansion: Expansion, node: Node) -> list[Node]:
-    """QGemm; `alpha` becomes part of the scale of the second matrix."""
+def _gemm_form(expansion: Expansion, node: Node) -> list[Node]:
+    """Return QGemm in QDQ form; `alpha` goes into the scale of the second matrix."""
     first = expansion.parameters(node.input(1), node.input(2), "uint8")
     scale, zero = expansion.values(node.input(4)), expansion.values(node.input(5))
     alpha = np.float32(node.attributes.get("alpha", 1.0))
@@ -202,25 +215,25 @@ def _gemm(expansion: Expansion, node: Node) -> list[Node]:
         )
     names = [link.outputs[0] for link in links]
     kept = {name: node.attributes[name] for name in ("transA", "transB") if name in node.attributes}
-    steps_behind: list[tuple[str, Sequence[str], dict[str, object]]] = [("Gemm", names, kept)]
+    steps_after: list[tuple[str, Sequence[str], dict[str, object]]] = [("Gemm", names, kept)]
     if node.input(7):
-        found = expansion.parameters(node.input(7), node.input(8), "uint8")
-        if found is None:
+        parameters = expansion.parameters(node.input(7), node.input(8), "uint8")
+        if parameters is None:
             return [node]
-        ends = [expansion.constant(f"{node.outputs[0]}/end", values.reshape(())) for values in found]
-        steps_behind.append(("QuantizeLinear", ends, {}))
-    return [*links, *expansion.chain(node, steps_behind)]
+        ends = [expansion.constant(f"{node.outputs[0]}/end", values.reshape(())) for values in parameters]
+        steps_after.append(("QuantizeLinear", ends, {}))
+    return [*links, *expansion.chain(node, steps_after)]
 
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
     "Clip": ("min", "max"),
 }  # fmt: skip
-"""Activations of fused operators, and what their numbers are."""
+"""Activations of fused operators, with the names of their parameters."""
 
 
-def _fused(operator: str) -> Form:
-    """Conv or Gemm with an addition and an activation behind it."""
+def _fused_form(operator: str) -> Form:
+    """Return the form of a Conv or Gemm with an addition and an activation."""
 
     def form(expansion: Expansion, node: Node) -> list[Node]:
         ours = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
@@ -247,11 +260,11 @@ def _fused(operator: str) -> Form:
     return form
 
 
-def _matmul(expansion: Expansion, node: Node) -> list[Node]:
-    """FusedMatMul: transposes of the last two dimensions, the product, and a factor."""
+def _matmul_form(expansion: Expansion, node: Node) -> list[Node]:
+    """Return FusedMatMul as transposes of the last two axes, the product, and a factor."""
     if node.attributes.get("transBatchA", 0) or node.attributes.get("transBatchB", 0):
         return [node]
-    made, names = [], []
+    transposes, names = [], []
     for name, key in zip(node.inputs, ("transA", "transB"), strict=True):
         rank = expansion.rank(name)
         if node.attributes.get(key, 0) and rank != 1:
@@ -259,19 +272,21 @@ def _matmul(expansion: Expansion, node: Node) -> list[Node]:
                 return [node]
             output = expansion.name(f"{name}/Transpose")
             perm = (*range(rank - 2), rank - 1, rank - 2)
-            made.append(Node("Transpose", (name,), (output,), {"perm": perm}, name=output))
+            transposes.append(Node("Transpose", (name,), (output,), {"perm": perm}, name=output))
             name = output
         names.append(name)
     alpha = np.float32(node.attributes.get("alpha", 1.0))
     steps: list[tuple[str, Sequence[str], dict[str, object]]] = [("MatMul", names, {})]
     if alpha != 1:
         steps.append(("Mul", (expansion.constant(f"{node.outputs[0]}/alpha", np.array(alpha)),), {}))
-    return [*made, *expansion.chain(node, steps)]
+    return [*transposes, *expansion.chain(node, steps)]
 
 
-def _standard(expansion: Expansion, node: Node) -> list[Node]:
-    """QuantizeLinear and DequantizeLinear of 8 bits (and of 32, for biases) are ONNX's own, and those of 16 where it
-    has these."""
+def _standard_form(expansion: Expansion, node: Node) -> list[Node]:
+    """Return QuantizeLinear or DequantizeLinear in ONNX's own domain, where it supports the type.
+
+    ONNX has 8 bits (and int32 for biases), and since opset 21 also 16 bits.
+    """
     scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
     activations = [name for name, bits in BITS.items() if bits == 8 or expansion.network.opset >= WIDE_SINCE]
     known = [*activations, "int32"] if node.operator == "DequantizeLinear" else activations
@@ -291,36 +306,36 @@ _TWO: tuple[Triple, Triple] = ((0, 1, 2), (3, 4, 5))
 FORMS: dict[str, Form] = {
     f"com.microsoft.{name}": form
     for name, form in {
-        "DequantizeLinear": _standard,
-        "FusedConv": _fused("Conv"),
-        "FusedGemm": _fused("Gemm"),
-        "FusedMatMul": _matmul,
-        "QGemm": _gemm,
-        "QLinearAdd": _plain("Add", _TWO, (6, 7)),
-        "QLinearAveragePool": _pool("AveragePool"),
-        "QLinearConcat": _concat,
-        "QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
-        "QLinearLeakyRelu": _plain("LeakyRelu", [(0, 1, 2)], (3, 4), "alpha"),
-        "QLinearMul": _plain("Mul", _TWO, (6, 7)),
-        "QLinearSigmoid": _plain("Sigmoid", [(0, 1, 2)], (3, 4)),
-        "QLinearSoftmax": _softmax,
-        "QLinearWhere": _plain("Where", [0, (1, 2, 3), (4, 5, 6)], (7, 8)),
-        "QuantizeLinear": _standard,
+        "DequantizeLinear": _standard_form,
+        "FusedConv": _fused_form("Conv"),
+        "FusedGemm": _fused_form("Gemm"),
+        "FusedMatMul": _matmul_form,
+        "QGemm": _gemm_form,
+        "QLinearAdd": _elementwise_form("Add", _TWO, (6, 7)),
+        "QLinearAveragePool": _pool_form("AveragePool"),
+        "QLinearConcat": _concat_form,
+        "QLinearGlobalAveragePool": _pool_form("GlobalAveragePool"),
+        "QLinearLeakyRelu": _elementwise_form("LeakyRelu", [(0, 1, 2)], (3, 4), "alpha"),
+        "QLinearMul": _elementwise_form("Mul", _TWO, (6, 7)),
+        "QLinearSigmoid": _elementwise_form("Sigmoid", [(0, 1, 2)], (3, 4)),
+        "QLinearSoftmax": _softmax_form,
+        "QLinearWhere": _elementwise_form("Where", [0, (1, 2, 3), (4, 5, 6)], (7, 8)),
+        "QuantizeLinear": _standard_form,
     }.items()
 }
-"""What each becomes, by domain and operator."""
+"""QDQ form of each operator, by domain and name."""
 
 
 _FLOAT = {"QLinearConv": "Conv", "QLinearMatMul": "MatMul"}
 
 
 def expand_qlinear(network: Network) -> Network:
-    """The network without the operators of quantised values, and fused ones, that have a QDQ form.
+    """Return the network with quantised and fused operators in QDQ form, where they have one.
 
     Raises
     ------
     CompileError
-        If a scale or zero point has a shape that the operator does not take.
+        If the operator does not support the shape of a scale or zero point.
     """
     if not any(node.op in _FLOAT or _form(node) is not None for node in network.nodes):
         return network
@@ -337,10 +352,10 @@ def _form(node: Node) -> Form | None:
 
 
 class _Products(Expansion):
-    """Those of constant weights, which may have a scale for each channel."""
+    """Expansion of products with constant weights, which may have a scale per output channel."""
 
     def nodes(self, node: Node) -> list[Node]:
-        """What replaces a node: itself if it is another operator, or cannot be written otherwise."""
+        """Return the replacement of a node: the node itself if it has no QDQ form."""
         if node.op not in _FLOAT or not 8 <= len(node.inputs) <= 9:
             return [node]
         self._check(node)
@@ -365,14 +380,14 @@ class _Products(Expansion):
         return [*before, middle, dataclasses.replace(after, outputs=(node.outputs[0],))]
 
     def _check(self, node: Node) -> None:
-        """Raise `CompileError` for shapes of constant scales and zero points that the operator does not take."""
+        """Raise `CompileError` for constant scales and zero points with shapes that the operator does not support."""
         shapes = tuple(self.constants[name].shape if name in self.constants else None for name in node.inputs)
         wrong = parameters_agree(Site(node.op, {}, shapes, ()))
         if wrong is not None:
             raise CompileError(f"node {node.name or f'{node.op}_{node.index}'!r} ({node.op}) {wrong}")
 
     def _has_qdq_form(self, weights: str, axis: int, scale: np.ndarray, zero: np.ndarray) -> bool:
-        """Whether DequantizeLinear takes these parameters: one for each channel at most, of known weights."""
+        """Return whether DequantizeLinear supports these parameters: per tensor, or per channel of known weights."""
         if scale.size == zero.size == 1:
             return True
         if not self.per_axis or weights not in self.constants:

@@ -1,4 +1,6 @@
-"""ONNX files: the only module that knows their form. It checks them and makes a `weft.compiler.ir.network` of them."""
+"""Reader of ONNX files, the only module that knows their format. It checks them and returns a
+`weft.compiler.ir.network`.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ from weft.compiler.ir.network import Network, Node, Type, type_of
 from weft.compiler.onnx.limits import NODES
 
 Source = str | os.PathLike | bytes | onnx.ModelProto
-"""A model as a path, serialised, or in memory."""
+"""A model as path, as bytes, or in memory."""
 
 _NEWEST = {
     "": onnx.defs.onnx_opset_version(),
     "ai.onnx": onnx.defs.onnx_opset_version(),
     "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
 }
-"""The last version of each operator set that the onnx package defines."""
+"""Newest version of each operator set that the onnx package defines."""
 LARGEST = "weft.largest."
-"""How keys of metadata begin for `Network.largest`, before the name of a node."""
+"""Prefix of metadata keys for `Network.largest`; the node's name follows."""
 _DEPTH = 100
-"""Largest depth of calls of functions: each takes several of Python's."""
+"""Greatest depth of function calls. Each level takes several Python frames."""
 
 _MISPLACED = ("SimplifiedLayerNormalization",)
 """Operators of ONNX Runtime that its tools write without a domain."""
@@ -42,33 +44,38 @@ _Function = tuple[str, str, str]
 
 
 def read(source: Source, shapes: Mapping[str, int] | None = None) -> Network:
-    """Read and check a model; functions are written out.
+    """Read and check a model, and inline its functions.
 
-    Parameters and errors are those of `checked`.
+    Parameters and errors are those of `read_proto`.
     """
-    return network_of(checked(source, shapes))
+    return network_of(read_proto(source, shapes))
 
 
-def checked(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.ModelProto:
-    """A valid model with static inputs, in ONNX's form; functions are written out.
+def read_proto(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.ModelProto:
+    """Read and check a model with static inputs, and return it as a proto with its functions inlined.
 
-    `shapes` has sizes for dimensions of inputs that the model leaves open, by the names that it gives them, or by
-    ``input.axis`` for those without a name. What is in memory already is not changed.
+    Parameters
+    ----------
+    source : path, bytes or ModelProto
+        A ModelProto stays unchanged.
+    shapes : mapping of str to int
+        Sizes of open dimensions of inputs, by the model's name for them, or by ``input.axis`` for dimensions without a
+        name.
 
     Raises
     ------
     CompileError
-        If it is missing, truncated or not ONNX; not valid; has dynamic shapes; or uses operators that ONNX does not
-        define. Or if it has no dimension of a name in `shapes`.
+        If the model is missing, truncated, not ONNX or not valid, has dynamic shapes, uses operators that ONNX does
+        not define, or has no dimension with a name in `shapes`.
     """
-    proto = _parsed(source)
+    proto = _parse(source)
     if shapes:
-        proto = _sized(proto, shapes)
+        proto = _set_sizes(proto, shapes)
     _check_graph(proto)
     _check_text(proto)
     _check_functions(proto)
     if proto.functions:
-        proto = _inlined(proto)
+        proto = _inline(proto)
     _check_operators(proto.graph.node, proto)
     _check_inputs(proto)
     _check_valid(proto)
@@ -76,21 +83,21 @@ def checked(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.Mod
 
 
 def read_open(source: Source) -> Network:
-    """Read and check a model whose inputs may have open dimensions; functions are written out.
+    """Read and check a model whose inputs may have open dimensions, and inline its functions.
 
-    Operators that ONNX Runtime writes into ONNX's own domain, and ONNX does not define, are in that of ONNX Runtime.
+    Operators that ONNX Runtime's tools write without their domain get it.
 
     Raises
     ------
     CompileError
-        If it is missing, truncated, not ONNX or not valid.
+        If the model is missing, truncated, not ONNX or not valid.
     """
-    proto = _parsed(source)
+    proto = _parse(source)
     _check_graph(proto)
     _check_text(proto)
     _check_functions(proto)
     if proto.functions:
-        proto = _inlined(proto)
+        proto = _inline(proto)
     for node in proto.graph.node:
         if node.op_type in _MISPLACED and not node.domain:
             node.domain = "com.microsoft"
@@ -99,14 +106,14 @@ def read_open(source: Source) -> Network:
     return network_of(proto)
 
 
-def _parsed(source: Source) -> onnx.ModelProto:
+def _parse(source: Source) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
     if isinstance(source, bytes):
         try:
             return onnx.load_from_string(source)
         except DecodeError:
-            raise CompileError(f"these {len(source)} bytes are no ONNX model") from None
+            raise CompileError(f"these {len(source)} bytes are not an ONNX model") from None
     path = Path(source)
     try:
         return onnx.load(path)
@@ -120,10 +127,10 @@ def _parsed(source: Source) -> onnx.ModelProto:
         raise CompileError(f"cannot read the external data of model {path}: {first_line(error)}") from None
 
 
-def _sized(given: onnx.ModelProto, shapes: Mapping[str, int]) -> onnx.ModelProto:
-    """The model with sizes for open dimensions, wherever it names these."""
+def _set_sizes(original: onnx.ModelProto, shapes: Mapping[str, int]) -> onnx.ModelProto:
+    """Return the model with sizes for its open dimensions, wherever it names them."""
     proto = onnx.ModelProto()
-    proto.CopyFrom(given)
+    proto.CopyFrom(original)
     graph = proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     entering = {value.name for value in graph.input} - constants
@@ -138,7 +145,7 @@ def _sized(given: onnx.ModelProto, shapes: Mapping[str, int]) -> onnx.ModelProto
             size = next((shapes[name] for name in names if name in shapes), None)
             if size is not None:
                 dim.dim_value = size
-    missing = [name for name in shapes if name not in known and not _is_place(name, known, given)]
+    missing = [name for name in shapes if name not in known and not _is_place(name, known, original)]
     if missing:
         there = f"; it has {', '.join(map(repr, known))}" if known else "; it has none"
         raise CompileError(f"the model's inputs have no open dimension {missing[0]!r}{there}")
@@ -146,18 +153,18 @@ def _sized(given: onnx.ModelProto, shapes: Mapping[str, int]) -> onnx.ModelProto
 
 
 def _is_place(name: str, known: Iterable[str], proto: onnx.ModelProto) -> bool:
-    """Whether ``input.axis`` stands for one of the open dimensions that have a name."""
+    """Return whether ``input.axis`` denotes an open dimension that has a name."""
     value, _, axis = name.rpartition(".")
     shapes = {item.name: item.type.tensor_type.shape.dim for item in proto.graph.input}
     places = shapes.get(value, ())
     return axis.isdecimal() and int(axis) < len(places) and places[int(axis)].dim_param in known
 
 
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _inline(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(proto)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        raise CompileError(f"the model's functions cannot be written out: {first_line(error)}") from None
+        raise CompileError(f"the model's functions cannot be inlined: {first_line(error)}") from None
 
 
 def _check_graph(proto: onnx.ModelProto) -> None:
@@ -173,18 +180,18 @@ def _check_graph(proto: onnx.ModelProto) -> None:
     for graph in _graphs(proto.graph):
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
-            raise CompileError(f"initialiser {name!r} is sparse; export the model with dense ones")
+            raise CompileError(f"initialiser {name!r} is sparse; export the model with dense initialisers")
     for entry in proto.opset_import:
         newest = _NEWEST.get(entry.domain, (1 << 31) - 1)
         if not 1 <= entry.version <= newest:
             raise CompileError(
                 f"the model asks for version {entry.version} of operator set {entry.domain!r}; "
-                f"versions 1 to {newest} are known"
+                f"weft supports versions 1 to {newest}"
             )
 
 
 def _check_text(proto: onnx.ModelProto) -> None:
-    """Damaged names come out of protobuf as bytes, which nothing after this expects."""
+    """Raise `CompileError` for names that are not UTF-8: protobuf returns them as bytes."""
     for graph in _graphs(proto.graph):
         values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
         names: list[str | bytes] = [value.name for value in values]
@@ -199,17 +206,17 @@ def _check_text(proto: onnx.ModelProto) -> None:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Raise `CompileError` if local functions call each other in a circle, or make more than `NODES` nodes."""
+    """Raise `CompileError` if local functions are recursive, or expand to more than `NODES` nodes."""
     bodies = {_key(function): function for function in model.functions}
     sizes: dict[_Function, int] = {}
     calls: list[_Function] = []
 
-    def written_out(nodes: Iterable[onnx.NodeProto]) -> int:
+    def inlined_size(nodes: Iterable[onnx.NodeProto]) -> int:
         total = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
             total += size(key) if key in bodies else 1
-            total += sum(written_out(graph.node) for graph in _subgraphs(node))
+            total += sum(inlined_size(graph.node) for graph in _subgraphs(node))
         return total
 
     def size(key: _Function) -> int:
@@ -219,14 +226,14 @@ def _check_functions(model: onnx.ModelProto) -> None:
             if len(calls) >= _DEPTH:
                 raise CompileError(f"the model's functions call each other more than {_DEPTH} deep")
             calls.append(key)
-            sizes[key] = written_out(bodies[key].node)
+            sizes[key] = inlined_size(bodies[key].node)
             calls.pop()
         return sizes[key]
 
-    total = written_out(model.graph.node)
+    total = inlined_size(model.graph.node)
     if total > NODES:
         raise CompileError(
-            f"the model has {total:,} nodes with its functions written out; weft takes up to {NODES:,}"
+            f"the model has {total:,} nodes with its functions inlined; weft takes up to {NODES:,}"
         )
 
 
@@ -235,7 +242,7 @@ def _key(function: onnx.FunctionProto) -> _Function:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the graphs inside it."""
+    """Yield a graph and all graphs inside it."""
     yield graph
     for node in graph.node:
         for inner in _subgraphs(node):
@@ -250,7 +257,7 @@ def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _check_operators(nodes: Iterable[onnx.NodeProto], proto: onnx.ModelProto) -> None:
-    """Operators of ONNX's own domains must be known; those of others are for ONNX Runtime."""
+    """Raise `CompileError` for unknown operators of ONNX's own domains; ONNX Runtime checks all others."""
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     for index, node in enumerate(nodes):
         label = f"node {_name(node, index)!r}"
@@ -276,12 +283,12 @@ def _name(node: onnx.NodeProto, index: int) -> str:
 
 
 def _domain(name: str) -> str:
-    """ONNX's own operator set has two names."""
+    """Return "" for both names of ONNX's own operator set."""
     return "" if name == "ai.onnx" else name
 
 
 def _check_inputs(proto: onnx.ModelProto) -> None:
-    """Every input needs a static shape; initialisers that are listed as inputs (old IR versions) do not count."""
+    """Raise `CompileError` for inputs without a static shape; initialisers that are listed as inputs do not count."""
     initialisers = {tensor.name for tensor in proto.graph.initializer}
     for value in proto.graph.input:
         if value.name in initialisers:
@@ -303,12 +310,15 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
 
 
 def _check_valid(proto: onnx.ModelProto) -> None:
-    """Check the model's form by the onnx package, which asks for types of outputs that shape inference will find."""
-    open_ends = [at for at, value in enumerate(proto.graph.output) if not _is_typed(value.type.tensor_type)]
-    if open_ends:
-        proto, given = onnx.ModelProto(), proto
-        proto.CopyFrom(given)
-        for at in open_ends:
+    """Raise `CompileError` if the onnx package finds the model invalid.
+
+    The package requires types of outputs, which shape inference only finds later, so untyped outputs get one here.
+    """
+    untyped = [at for at, value in enumerate(proto.graph.output) if not _is_typed(value.type.tensor_type)]
+    if untyped:
+        proto, original = onnx.ModelProto(), proto
+        proto.CopyFrom(original)
+        for at in untyped:
             proto.graph.output[at].type.CopyFrom(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ()))
     try:
         onnx.checker.check_model(proto)
@@ -321,7 +331,7 @@ def _is_typed(tensor: onnx.TypeProto.Tensor) -> bool:
 
 
 def network_of(proto: onnx.ModelProto) -> Network:
-    """A valid model without functions as a network.
+    """Return a valid model without functions as a network.
 
     Raises
     ------
@@ -335,21 +345,21 @@ def network_of(proto: onnx.ModelProto) -> Network:
 
 
 def _largest(proto: onnx.ModelProto) -> dict[str, float]:
-    """What `weft quantise` noted of values inside nodes."""
-    found: dict[str, float] = {}
+    """Return the calibrated magnitudes that `weft quantise` stored in the metadata."""
+    magnitudes: dict[str, float] = {}
     for item in proto.metadata_props:
         if not item.key.startswith(LARGEST):
             continue
         try:
-            found[item.key.removeprefix(LARGEST)] = value = float(item.value)
+            magnitudes[item.key.removeprefix(LARGEST)] = value = float(item.value)
         except ValueError:
             value = -1.0
         if not 0 <= value < math.inf:
             raise CompileError(
-                f"the model's metadata {item.key!r} is {item.value!r}: it must be a number from 0 on, as "
+                f"the model's metadata {item.key!r} is {item.value!r}: it must be a finite number of at least 0, as "
                 "`weft quantise` writes it"
             )
-    return found
+    return magnitudes
 
 
 def _network(graph: onnx.GraphProto, opsets: dict[str, int]) -> Network:
@@ -373,7 +383,7 @@ def _network(graph: onnx.GraphProto, opsets: dict[str, int]) -> Network:
 
 
 def _check_declared(name: str, declared: Type, value: np.ndarray) -> None:
-    """An initialiser that is also an input, or has a type otherwise, must be of that type."""
+    """Raise `CompileError` if an initialiser contradicts the type that the model declares for it."""
     dtype, shape = type_of(value)
     assert shape is not None
     sizes = shape if declared.shape is None else declared.shape
@@ -403,18 +413,22 @@ def _node(node: onnx.NodeProto, index: int) -> Node:
 def _attribute(item: AttributeProto, label: str) -> Any:
     if item.ref_attr_name:
         raise CompileError(
-            f"{label} takes attribute {item.name!r} from {item.ref_attr_name!r} of a function, but is in none"
+            f"{label} takes attribute {item.name!r} from {item.ref_attr_name!r} of a function, but is in no function"
         )
     try:
         value = helper.get_attribute_value(item)
     except ValueError:
         value = None
     what = f"{label} has attribute {item.name!r}, which cannot be read"
-    return tuple(_plain(part, what) for part in value) if isinstance(value, list) else _plain(value, what)
+    return (
+        tuple(_attribute_value(part, what) for part in value)
+        if isinstance(value, list)
+        else _attribute_value(value, what)
+    )
 
 
-def _plain(value: Any, what: str) -> Any:
-    """One value of an attribute without the protobuf message around it."""
+def _attribute_value(value: Any, what: str) -> Any:
+    """Return one value of an attribute without its protobuf message."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, bytes):
@@ -434,8 +448,8 @@ def _array(tensor: onnx.TensorProto, what: str) -> np.ndarray:
         values = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise CompileError(f"{what}: {first_line(error)}") from None
-    held, need = len(tensor.raw_data) or len(tensor.int32_data), -(-values.size // 2)
-    # The onnx package ignores what is too much of packed values, and of these alone.
-    if str(values.dtype) in PACKED and held > need:
-        raise CompileError(f"{what}: {values.size} values of 4 bits take {need} bytes, not {held}")
+    size, expected = len(tensor.raw_data) or len(tensor.int32_data), -(-values.size // 2)
+    # The onnx package ignores excess bytes of packed values, but of no others.
+    if str(values.dtype) in PACKED and size > expected:
+        raise CompileError(f"{what}: {values.size} values of 4 bits take {expected} bytes, not {size}")
     return values

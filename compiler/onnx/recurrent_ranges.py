@@ -1,8 +1,8 @@
-"""Ranges of what the steps of LSTM and GRU have in 16 bits: so large that nothing is clamped that changes a result.
+"""Ranges of 16-bit values in the steps of LSTM and GRU, wide enough that clamps never change a result.
 
-Sums of gates are bounded by weights and inputs, hidden states by their first ones, and the cells of an LSTM by the
-number of steps or by forget gates that cannot open fully. Where that is too far for 16 bits, what a calibration found
-counts (`weft.quantise` notes it in the model), and what may be beyond is told.
+Weights and inputs bound the sums of gates, initial states bound the hidden states, and the number of steps or forget
+gates that never open fully bound the cells of an LSTM. Where a bound exceeds 16 bits, calibrated values apply
+(`weft.quantise` stores them in the model), and the report notes values that may be clamped.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from weft.compiler.ir.network import Node, producer
 from weft.compiler.onnx.model import Model
 
 BITS = 15
-"""Of a number without its sign."""
+"""Bits of a magnitude."""
 USUAL = 16.0
-"""What sums of gates and cells reach at least."""
+"""Least range of sums of gates and of cells."""
 MOST_SUM, MOST_CELL = 256.0, 128.0
-"""What they may reach: steps of 16 bits are too coarse beyond that."""
+"""Largest ranges of sums and of cells. Beyond, steps of 16 bits are too coarse."""
 SATURATED = 11.0
-"""From where on a sigmoid is 0 or 1 in 16 bits."""
+"""Magnitude from which on a sigmoid is 0 or 1 in 16 bits."""
 HEADROOM = 1.25
-"""How far cells may be beyond what a calibration found."""
+"""Factor by which cells may exceed calibrated values."""
 _MOVES = (
     "Concat",
     "Flatten",
@@ -42,7 +42,7 @@ _MOVES = (
 
 @dataclass(frozen=True)
 class Ranges:
-    """The largest sums of gates, hidden states and cells that 16 bits have to hold, and what to say of them."""
+    """Largest sums of gates, hidden states and cells that 16 bits must represent, and a note for the report."""
 
     sums: float
     state: float
@@ -51,23 +51,25 @@ class Ranges:
 
 
 def scale_of(reach: float) -> float:
-    """The scale by which 16 bits hold numbers up to `reach`: a power of two."""
+    """Return the power of two with which 16 bits represent numbers up to `reach`."""
     return 2.0 ** (math.ceil(math.log2(max(reach, 1.0))) - BITS)
 
 
 def bound_of(model: Model, name: str) -> float:
-    """The largest absolute value of a float value, by the parameters that it is dequantised with; infinity if it is
-    not known. -128 of symmetric int8 counts as -127, which real numbers are not rounded beyond."""
+    """Return the largest magnitude of a float value, from its dequantisation parameters; infinity if unknown.
+
+    -128 of symmetric int8 counts as -127, because quantisation of real numbers never yields it.
+    """
     constant = model.constants.get(name)
     if constant is not None:
         return float(np.abs(constant).max(initial=0.0)) if constant.dtype.kind == "f" else math.inf
-    made = producer(model.nodes, name)
-    if made is None:
+    node = producer(model.nodes, name)
+    if node is None:
         return math.inf
-    if made.op in _MOVES:
-        read = made.inputs if made.op == "Concat" else made.inputs[:1]
-        return max((bound_of(model, item) for item in read), default=math.inf)
-    return _dequantised_bound(model, made) if made.op == "DequantizeLinear" else math.inf
+    if node.op in _MOVES:
+        sources = node.inputs if node.op == "Concat" else node.inputs[:1]
+        return max((bound_of(model, item) for item in sources), default=math.inf)
+    return _dequantised_bound(model, node) if node.op == "DequantizeLinear" else math.inf
 
 
 def _dequantised_bound(model: Model, node: Node) -> float:
@@ -84,24 +86,29 @@ def _dequantised_bound(model: Model, node: Node) -> float:
 
 @dataclass(frozen=True)
 class Gates:
-    """What a cell makes of inputs and states, all float64: for each direction the weights of inputs and of states,
-    (directions, gates * size, columns), and the biases beside each, (directions, gates * size)."""
+    """Float64 weights and biases of a cell.
+
+    `inputs` and `states` are weights (directions, gates * size, columns); `input_bias` and `state_bias` are the biases
+    that are added to their products, (directions, gates * size).
+    """
 
     inputs: np.ndarray
     states: np.ndarray
-    own: np.ndarray
-    behind: np.ndarray
+    input_bias: np.ndarray
+    state_bias: np.ndarray
 
     def sums(self, read: float, state: float) -> tuple[float, float]:
-        """The largest part of a sum that inputs up to `read` make, and that states up to `state` do."""
-        inputs = np.abs(self.own) + _times(np.abs(self.inputs).sum(axis=2), read)
-        states = np.abs(self.behind) + np.abs(self.states).sum(axis=2) * state
+        """Return the largest magnitudes of both parts of a gate's sum, for inputs up to `read` and states up to
+        `state`.
+        """
+        inputs = np.abs(self.input_bias) + _times(np.abs(self.inputs).sum(axis=2), read)
+        states = np.abs(self.state_bias) + np.abs(self.states).sum(axis=2) * state
         return float(inputs.max()), float(states.max())
 
     def highest(self, read: float, state: float) -> np.ndarray:
-        """The largest sum of each gate, (directions, gates * size)."""
+        """Return the largest sum of each gate: (directions, gates * size)."""
         products = _times(np.abs(self.inputs).sum(axis=2), read) + np.abs(self.states).sum(axis=2) * state
-        return np.asarray(self.own + self.behind + products)
+        return np.asarray(self.input_bias + self.state_bias + products)
 
 
 def _times(sums: np.ndarray, most: float) -> np.ndarray:
@@ -109,45 +116,42 @@ def _times(sums: np.ndarray, most: float) -> np.ndarray:
 
 
 def ranges(model: Model, node: Node, gates: Gates, steps: int) -> Ranges | str:
-    """What an LSTM or GRU of so many steps reaches, or why 16 bits do not hold that."""
+    """Return the ranges of an LSTM or GRU with `steps` steps, or the reason why 16 bits do not suffice."""
     lstm = node.op == "LSTM"
     first = {index: bound_of(model, node.input(index)) for index in (5, 6) if node.input(index)}
     for index, most in first.items():
         if most == math.inf:
-            return (
-                f"nothing says how large the initial states {node.inputs[index]!r} are: quantise them as well"
-            )
+            return f"the range of the initial states {node.inputs[index]!r} is unknown: quantise them as well"
     state = max(1.0, first.get(5, 0.0))
     read = bound_of(model, node.inputs[0])
     a, b = gates.sums(read, state)
-    # A part that is clamped must leave the sum where gates are closed or open, whatever the other part is.
+    # If one part is clamped, the gate must be saturated for every value of the other part.
     sums = max(USUAL, min(a, b + SATURATED), min(b, a + SATURATED))
     if sums > MOST_SUM:
-        return (
-            f"sums of gates may reach {sums:,.0f}, by its weights, and 16 bits have them up to {MOST_SUM:.0f}"
-        )
+        return f"sums of gates may reach {sums:,.0f}, by its weights, and 16 bits hold at most {MOST_SUM:.0f}"
     if not lstm:
         return Ranges(sums, state, 0.0)
-    begun = first.get(6, 0.0)
+    initial = first.get(6, 0.0)
     usual = USUAL if 6 in first else min(USUAL, steps)
-    reached = begun + _grown(gates.highest(read, state), steps)
-    found = model.network.largest.get(node.name)
-    taken = reached if found is None else min(reached, max(usual, HEADROOM * found))
-    if taken > MOST_CELL:
-        how = "by its weights and steps" if found is None else "as a calibration found"
+    reached = initial + _cell_bound(gates.highest(read, state), steps)
+    calibrated = model.network.largest.get(node.name)
+    needed = reached if calibrated is None else min(reached, max(usual, HEADROOM * calibrated))
+    if needed > MOST_CELL:
+        how = "by its weights and steps" if calibrated is None else "by calibration"
         remedy = (
-            "" if found is not None else ": `weft quantise` of the float model finds out what they do reach"
+            "" if calibrated is not None else ": `weft quantise` of the float model measures their real range"
         )
-        return f"its cells may reach {taken:,.0f}, {how}, and 16 bits have them up to {MOST_CELL:.0f}{remedy}"
-    cell = max(usual, taken)
-    held = scale_of(cell) * (1 << BITS)
-    note = f"cells beyond {held:.0f} {CLAMPED}, and a calibration found them up to {found or 0.0:.4g}"
-    return Ranges(sums, state, cell, note if reached > held else "")
+        return f"its cells may reach {needed:,.0f}, {how}, and 16 bits hold at most {MOST_CELL:.0f}{remedy}"
+    cell = max(usual, needed)
+    limit = scale_of(cell) * (1 << BITS)
+    note = f"cells beyond {limit:.0f} {CLAMPED}, and a calibration found them up to {calibrated or 0.0:.4g}"
+    return Ranges(sums, state, cell, note if reached > limit else "")
 
 
-def _grown(highest: np.ndarray, steps: int) -> float:
-    """What an LSTM's cells reach from 0 on, for the largest sums of gates: those of input, output, forgetting and
-    cell."""
+def _cell_bound(highest: np.ndarray, steps: int) -> float:
+    """Return the bound of an LSTM's cells that start at 0, for the largest sums of its gates: input, output, forget,
+    cell.
+    """
     i, _, f, _ = np.split(highest, 4, axis=1)
     with np.errstate(over="ignore"):
         added = 1 / (1 + np.exp(-i))

@@ -1,4 +1,4 @@
-"""All operators that the device has: those of every file in `weft.compiler.onnx.operators`."""
+"""Registry of device operators: the records of every file in `weft.compiler.onnx.operators`."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from weft.compiler.onnx.operator import Constraint, NodeContext, Operator, sente
 
 OPERATORS: tuple[Operator, ...] = tuple(
     operator
-    for found in pkgutil.iter_modules(operators.__path__)
-    for operator in importlib.import_module(f"{operators.__name__}.{found.name}").OPERATORS
+    for module in pkgutil.iter_modules(operators.__path__)
+    for operator in importlib.import_module(f"{operators.__name__}.{module.name}").OPERATORS
 )
 
 
-def _named(name: str) -> list[Operator]:
-    found = [operator for operator in OPERATORS if name in operator.names]
-    return sorted(found, key=lambda operator: (operator.elementwise, operator.applies is None))
+def _records_of(name: str) -> list[Operator]:
+    records = [operator for operator in OPERATORS if name in operator.names]
+    return sorted(records, key=lambda operator: (operator.elementwise, operator.applies is None))
 
 
-NAMES = {name: _named(name) for operator in OPERATORS for name in operator.names}
-"""The records of each operator, those for some nodes only in front, and those of elements one by one at the end."""
+NAMES = {name: _records_of(name) for operator in OPERATORS for name in operator.names}
+"""Records by operator name: records with `applies` first, elementwise records last."""
 
 
 def has(name: str) -> bool:
-    """Whether there is a record for all nodes of an operator, to which the order of elements matters."""
+    """Return whether an operator has a record for all of its nodes that depends on the order of elements."""
     return any(operator.applies is None and not operator.elementwise for operator in NAMES.get(name, ()))
 
 
 def check(model: Model, node: Node) -> None:
-    """Raise `CompileError` for a node that contradicts itself."""
+    """Raise `CompileError` for a node whose attributes or shapes contradict each other."""
     for operator in NAMES.get(node.op, ()):
         if operator.check is not None:
             operator.check(model, node)
 
 
 def choose(context: NodeContext) -> Operator | str:
-    """The record whose constraints a node keeps, or why the device cannot run it."""
+    """Return the first record whose constraints a node satisfies, or the reason why the device cannot run it."""
     refusal = f"the device has no operator {context.node.op}"
     records = [
         item for item in NAMES.get(context.node.op, ()) if item.applies is None or item.applies(context)
     ]
     own = [item for item in records if not item.elementwise][:1]
     for operator in (*own, *(item for item in records if item.elementwise)):
-        broken = _broken(operator, context)
-        if broken is None:
+        violation = _violation(operator, context)
+        if violation is None:
             return operator
-        refusal = broken if context.functions or operator in own or not own else refusal
+        refusal = violation if context.functions or operator in own or not own else refusal
     return refusal
 
 
-def _broken(operator: Operator, context: NodeContext) -> str | None:
-    """The first constraint of a record that a node breaks, with the value that does; None if it keeps all."""
+def _violation(operator: Operator, context: NodeContext) -> str | None:
+    """Return the first constraint that a node violates, with the offending value; None if it satisfies all."""
     for constraint in operator.constraints:
-        found = constraint(context)
-        if found is not None:
-            return sentence(constraint) + (f" ({found})" if found else "")
+        value = constraint(context)
+        if value is not None:
+            return sentence(constraint) + (f" ({value})" if value else "")
     return None
 
 
 def table() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The support table: each operator with the sentences of its constraints."""
+    """Yield the rows of the support table: an operator, and the sentences of its constraints."""
     rows: dict[str, dict[Constraint, None]] = {}
     for operator in OPERATORS:
         for title in (operator.title,) if operator.title else operator.names:

@@ -1,4 +1,4 @@
-"""How rows of a value lie on the device, and what nodes make of their elements and of numbers for each of them."""
+"""Rows of values on the device, and recognition of expressions on their elements and of per-row factors."""
 
 from __future__ import annotations
 
@@ -14,74 +14,73 @@ from weft.compiler.ir.network import Node
 from weft.compiler.ir.scales import SCORE_REACH, Bounds, Pair, common_rounding, exceeded_pairs
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
-from weft.compiler.onnx.attention import largest, score_range, scores_reach
+from weft.compiler.onnx.attention import largest_score, score_range, scores_reach
 from weft.compiler.onnx.functions import Entries, Function, key_of
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Probabilities, Quant, Scores, Tensor
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import to_layout
 from weft.hdl.isa.config import Config
 
 _BYTES = np.arange(-128, 128, dtype=np.float64)
 _CLOSE = 1e-5
-"""Relative error of what a model computes in float32."""
+"""Relative error of float32 arithmetic."""
 
 
-class Placed(NamedTuple):
-    """A value with some axes as the channels of the device and all others as pixels. `axes` are in the order that they
-    have there."""
+class Rows(NamedTuple):
+    """A value with some axes as the device's channels, in the order `axes`, and all others as pixels."""
 
     tensor: Tensor
     layout: Layout
     axes: tuple[int, ...]
 
 
-def rows_of(tensor: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Placed | None:
-    """A value of `shape` with rows along `axes`, as it is or by copies; None if there would be too many."""
+def rows_of(tensor: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Rows | None:
+    """Return a value of `shape` with rows along `axes`, unchanged or by copies; None if it needs too many."""
     orders = [axes]
     if len(shape) == 4 and 1 in axes:
         orders.append((*(axis for axis in axes if axis != 1), 1))
     layouts = [row_layout(shape, order) for order in orders]
-    for find in (Tensor.arranged, placed):
+    for find in (Tensor.in_layout, to_layout):
         for order, layout in zip(orders, layouts, strict=True):
-            found = find(tensor, layout)
-            if found is not None:
-                return Placed(found, layout, order)
+            tensor_rows = find(tensor, layout)
+            if tensor_rows is not None:
+                return Rows(tensor_rows, layout, order)
     return None
 
 
 def row_layout(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
-    """The layout of a value of `shape` with `axes` as channels, in this order."""
+    """Return the layout of a value of `shape` with `axes` as channels, in this order."""
     rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
-    pixels, count = (math.prod(shape[axis] for axis in chosen) for chosen in (rest, axes))
+    pixels, count = (math.prod(shape[axis] for axis in group) for group in (rest, axes))
     return Layout(shape, (*rest, *axes), (1, 1, pixels, count))
 
 
 def row_fits(config: Config, count: int) -> bool:
-    """Whether rows of `count` elements fit the scratchpad with all that kernels read beside them."""
+    """Return whether rows of `count` elements fit the scratchpad with all constants that kernels read."""
     return count <= PITCH_MAX and 8 * ceil_div(count, config.n) <= config.scratchpad_size
 
 
 def repeats(part: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
-    """Whether a value of shape `part` has one number for the elements of `shape` along `axes`."""
+    """Return whether a value of shape `part` has one number for all elements of `shape` along `axes`."""
     padded = (1,) * (len(shape) - len(part)) + part
     return padded == tuple(1 if axis in axes else size for axis, size in enumerate(shape))
 
 
 def along(values: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray | None:
-    """A constant that is the same for all rows, as the elements along `axes` in this order; None if it is not."""
+    """Return a constant that is equal for all rows as the elements along `axes`; None if rows differ."""
     if values.ndim > len(shape):
         return None
     padded = values.reshape((1,) * (len(shape) - values.ndim) + values.shape)
-    wanted = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
-    if any(size not in (1, most) for size, most in zip(padded.shape, wanted, strict=True)):
+    expected = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+    if any(size not in (1, most) for size, most in zip(padded.shape, expected, strict=True)):
         return None
     rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
-    return np.broadcast_to(padded, wanted).transpose(*rest, *axes).reshape(-1).astype(np.float64)
+    return np.broadcast_to(padded, expected).transpose(*rest, *axes).reshape(-1).astype(np.float64)
 
 
-def same(a: Activation, b: Activation) -> bool:
-    """Whether two activations are the same values."""
+def same_values(a: Activation, b: Activation) -> bool:
+    """Return whether two activations are equal values."""
     alike = (a.quant.zero, a.quant.unsigned) == (b.quant.zero, b.quant.unsigned)
     return (
         alike
@@ -91,8 +90,7 @@ def same(a: Activation, b: Activation) -> bool:
 
 
 class Form(NamedTuple):
-    """What a node's input is of each element of an activation: "values", "squares" or "magnitudes", and the nodes that
-    made it so."""
+    """An input as "values", "squares" or "magnitudes" of an activation, and the nodes that compute it."""
 
     kind: str
     source: Activation
@@ -100,24 +98,24 @@ class Form(NamedTuple):
 
 
 def form_of(context: NodeContext, index: int) -> Form | None:
-    """An input as values, squares or magnitudes of an activation, however the model writes that."""
+    """Return an input as values, squares or magnitudes of an activation, however the model expresses that."""
     symbol = context.symbol(index)
     if isinstance(symbol, Activation):
         return Form("values", symbol, ())
     for function in context.arguments[index]:
         for kind, power in (("squares", 2), ("magnitudes", 1)):
-            quant = _fitted(function, power)
+            quant = _fit_power(function, power)
             if quant is not None:
                 return Form(kind, Activation(function.root, quant), function.nodes)
     return None
 
 
-def _fitted(function: Function, power: int) -> Quant | None:
-    """The parameters by which a function is a power of the magnitudes of the root's values; None if it is not."""
+def _fit_power(function: Function, power: int) -> Quant | None:
+    """Return parameters with which a function is a power of the root's magnitudes; None if it is not."""
     if function.root.wide:
         return None
     entries = function.entries
-    if not entries.defined or entries.values.dtype.kind != "f":
+    if not entries.is_defined or entries.values.dtype.kind != "f":
         return None
     values = entries.values.astype(np.float64)
     if not np.isfinite(values).all() or values.min() < 0:
@@ -127,14 +125,13 @@ def _fitted(function: Function, power: int) -> Quant | None:
     if scale <= 0:
         return None
     zero = int(np.rint(roots[0] / scale)) - 128
-    wanted = (scale * np.abs(_BYTES - zero)) ** power
-    good = np.abs(values - wanted) <= _CLOSE * wanted + 1e-12 * values.max()
-    return Quant(float(scale), zero, function.root.unsigned) if good.all() else None
+    expected = (scale * np.abs(_BYTES - zero)) ** power
+    close = np.abs(values - expected) <= _CLOSE * expected + 1e-12 * values.max()
+    return Quant(float(scale), zero, function.root.unsigned) if close.all() else None
 
 
 class Divisor(NamedTuple):
-    """A number for each row that is in a tensor: ``gain * g``, with `by`, `zero` and `offset` as `RowScale` has them
-    for what is multiplied with it."""
+    """A factor per row from a tensor: ``gain * g``, with `by`, `zero` and `offset` as in `RowScale`."""
 
     tensor: Tensor
     by: str
@@ -145,22 +142,26 @@ class Divisor(NamedTuple):
 
 
 def divisor_of(context: NodeContext, index: int, *, divides: bool) -> Divisor | None:
-    """An input of a Mul, or with `divides` the second one of a Div, as a factor for each row; None if it is none."""
+    """Return an input of a Mul, or with `divides` the divisor of a Div, as a factor per row; None if it is none."""
     symbol = context.symbol(index)
     if isinstance(symbol, Activation):
         by, gain = ("over", 1 / symbol.quant.scale) if divides else ("times", symbol.quant.scale)
         return Divisor(symbol.tensor, by, gain, symbol.quant.zero, 0.0, ())
     for function in context.arguments[index]:
-        found = None if function.root.wide else _root(function.entries, divides=divides)
-        if found is not None:
-            slope, zero, offset = found
+        root = None if function.root.wide else _fit_root(function.entries, divides=divides)
+        if root is not None:
+            slope, zero, offset = root
             return Divisor(function.root, "root", 1 / math.sqrt(slope), zero, offset, function.nodes)
     return None
 
 
-def _root(entries: Entries, *, divides: bool) -> tuple[float, int, float] | None:
-    """(slope, zero, offset) for entries that are ``sqrt(slope * (byte - zero + offset))``, or the reciprocals of that
-    where they do not divide, wherever that is a number; `offset` is less than one, or positive with a zero of -128."""
+def _fit_root(entries: Entries, *, divides: bool) -> tuple[float, int, float] | None:
+    """Return (slope, zero, offset) if entries are ``sqrt(slope * (byte - zero + offset))``, without `divides` its
+    reciprocal.
+
+    Entries that are no numbers are ignored. `offset` is below 1, or positive with a zero of -128. None for other
+    functions.
+    """
     with np.errstate(all="ignore"):
         values = entries.values.astype(np.float64)
         squares = values**2 if divides else values**-2.0
@@ -172,9 +173,9 @@ def _root(entries: Entries, *, divides: bool) -> tuple[float, int, float] | None
     if slope <= 0:
         return None
     begin = squares[first] / slope - (first - 128)
-    wanted = slope * (_BYTES + begin)
-    if (np.abs(squares - wanted)[known] > 2 * _CLOSE * slope * 256).any() or (
-        wanted[known] < -slope / 8
+    expected = slope * (_BYTES + begin)
+    if (np.abs(squares - expected)[known] > 2 * _CLOSE * slope * 256).any() or (
+        expected[known] < -slope / 8
     ).any():
         return None
     zero = max(-math.floor(begin + 1e-3), -128)
@@ -186,11 +187,11 @@ RANGES = {
     "int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767),
     "uint16": (0, 65535),
 }  # fmt: skip
-"""Smallest and largest integer of the types that QuantizeLinear may make."""
+"""Least and greatest integer of QuantizeLinear's output types."""
 
 
 def pair_of(model: Model, node: Node, dtype: str) -> Pair | None:
-    """Constant per-tensor parameters of a Q or DQ node whose integer side has `dtype`; None for anything else."""
+    """Return constant per-tensor parameters of a Q or DQ node with integers of type `dtype`; None for other nodes."""
     scale, zero = model.constants.get(node.input(1)), model.constants.get(node.input(2))
     if dtype not in RANGES or scale is None or scale.size != 1 or node.attributes.get("block_size", 0):
         return None
@@ -202,33 +203,33 @@ def pair_of(model: Model, node: Node, dtype: str) -> Pair | None:
 
 
 def pair(context: NodeContext) -> Pair | None:
-    """The pair that a Q or DQ node of scores is one half of; None if it has no constant parameters of one integer."""
+    """Return the parameters of a Q or DQ node of scores; None if they are not constant and per tensor."""
     node, symbol = context.node, context.symbol(0)
     value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
-    found = pair_of(context.model, node, context.model.dtypes[value])
-    if found is None or not isinstance(symbol, Scores):
-        return found
-    return dataclasses.replace(found, factor=symbol.factor, masked=symbol.allowed is not None)
+    parameters = pair_of(context.model, node, context.model.dtypes[value])
+    if parameters is None or not isinstance(symbol, Scores):
+        return parameters
+    return dataclasses.replace(parameters, factor=symbol.factor, masked=symbol.allowed is not None)
 
 
 def pairs_constant(context: NodeContext) -> str | None:
-    """Scores and probabilities are quantised to integers with one constant scale and zero point, and back with them."""
+    """Scores and probabilities must be quantised and dequantised with equal constant per-tensor parameters."""
     symbol = context.symbol(0)
     if context.node.op == "Identity":
         return None
-    found = pair(context)
-    if found is None:
+    parameters = pair(context)
+    if parameters is None:
         return f"{context.node.name!r} has others"
     if isinstance(symbol, Scores) and symbol.key_mask is not None:
-        return f"{context.node.name!r} is behind a mask that is known when the model runs"
+        return f"{context.node.name!r} comes after a mask that is only known at run time"
     assert isinstance(symbol, Scores | Probabilities)
     before = (symbol.scores if isinstance(symbol, Probabilities) else symbol).quantised
-    same = context.node.op == "QuantizeLinear" or (before is not None and before.same(found))
+    same = context.node.op == "QuantizeLinear" or (before is not None and before.same(parameters))
     return None if same else f"{context.node.name!r} has others than the QuantizeLinear before it"
 
 
 def clipping_pairs(scores: Scores) -> tuple[tuple[Pair, ...], Bounds]:
-    """Q/DQ pairs that can clip scores, and the bounds of scores behind all pairs."""
+    """Return the Q/DQ pairs that can clip scores, and the bounds of scores after all pairs."""
     return exceeded_pairs(scores.pairs, scores.bounds)
 
 
@@ -239,30 +240,32 @@ def _scores_of(context: NodeContext) -> Scores:
 
 
 def rounding_of(context: NodeContext) -> tuple[Rounding, float] | None:
-    """The requantisation of scores to the 8 bits of the model's pairs, and the nats of its step; None without one.
+    """Return the requantisation of scores to the 8 bits of the model's pairs, and the nats of its step.
 
-    It is chosen where a pair can clip scores, or where scores of 32 bits could be clamped and those of 8 bits are not.
+    None if no pair can clip scores, unless 32-bit scores could be clamped and 8-bit scores are not.
     """
     scores = _scores_of(context)
     clipping, _ = clipping_pairs(scores)
-    if not clipping and (not scores.pairs or score_range(context).holds(largest(context))):
+    if not clipping and (not scores.pairs or score_range(context).holds(largest_score(context))):
         return None
     return common_rounding(clipping or scores.pairs, scores.unit, scores.factor, scores.bounds)
 
 
-def scores_told_apart(context: NodeContext) -> str | None:
-    """Scores must not be clamped, at 177: for any int8 values, by 1.25 times a calibration, or rounded to 8 bits."""
+def scores_not_clamped(context: NodeContext) -> str | None:
+    """No score may be clamped, at 177: for any int8 values, for 1.25 times a calibration's largest, or once rounded to
+    8 bits.
+    """
     clipping, _ = clipping_pairs(_scores_of(context))
     return None if clipping or rounding_of(context) is not None else scores_reach(context)
 
 
 def scores_clamped(context: NodeContext) -> str | None:
-    """Scores whose quantised range can clip them must have 8 bits, and steps fine enough for 177 to be all of them."""
+    """Scores that their quantised range can clip must have 8 bits, and steps fine enough that none exceeds 177."""
     scores = _scores_of(context)
-    found, _ = clipping_pairs(scores)
-    if not found or rounding_of(context) is not None:
+    clipping, _ = clipping_pairs(scores)
+    if not clipping or rounding_of(context) is not None:
         return None
-    first, bounds = found[0], scores.bounds
+    first, bounds = clipping[0], scores.bounds
     could = f"{bounds.low * first.factor:.4g} to {bounds.high * first.factor:.4g}"
     return f"they reach from {first.low:.4g} to {first.high:.4g}, where {could} is possible"
 
@@ -278,6 +281,6 @@ def masked_apart(context: NodeContext) -> str | None:
 
 
 def probabilities_whole(context: NodeContext) -> str | None:
-    """Quantised probabilities must reach from 0 to 1."""
-    short = next((item for item in _scores_of(context).weight_pairs if not item.keeps_probabilities), None)
-    return None if short is None else f"they reach {short.high:.4g}"
+    """Quantised probabilities must cover the range from 0 to 1."""
+    narrow = next((item for item in _scores_of(context).weight_pairs if not item.keeps_probabilities), None)
+    return None if narrow is None else f"they reach {narrow.high:.4g}"

@@ -1,4 +1,4 @@
-"""What is kept from run to run: memory of the device where one of its programs reads and makes it."""
+"""States between runs: they stay in device memory if one program reads them and computes their next value."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from weft.compiler.ir.network import Network, Node, State, dtype_of, producer, t
 
 
 def keep_on_device(graph: Graph) -> Graph:
-    """The graph with buffers of kind "state" for states that only one device segment reads, and makes in the same order
-    of bytes. All others pass the host: they are inputs and outputs of the segments that read and make them."""
+    """Return the graph with buffers of kind "state" for states that can stay on the device.
+
+    Exactly one device segment must read the state and compute its next value, in equal byte order. All other states
+    pass through the host as inputs and outputs of segments.
+    """
     for state in graph.states:
-        found = _places(graph, state)
-        if found is not None:
-            graph = _kept(graph, *found)
+        place = _find_place(graph, state)
+        if place is not None:
+            graph = _keep(graph, *place)
     return graph
 
 
-def _places(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Transfer] | None:
-    """The segment that reads a state and makes its next value, and how they enter and leave it."""
+def _find_place(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Transfer] | None:
+    """Return the segment that can keep a state, and the state's transfers into and out of it; None if there is none."""
     entering = [item for item in graph.to_device if item.value == state.source]
     leaving = [item for item in graph.from_device if item.value == state.target]
     on_host = any(isinstance(item, HostSegment) and state.source in item.inputs for item in graph.segments)
@@ -32,19 +35,19 @@ def _places(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Transf
         return None
     (source,), (target,) = entering, leaving
     for segment in graph.segments:
-        if isinstance(segment, DeviceSegment) and _alike(source, target):
+        if isinstance(segment, DeviceSegment) and _equal_format(source, target):
             read = {view.buffer.name for op in segment.ops for view in op.sources}
-            made = {op.dst.buffer.name for op in segment.ops}
+            written = {op.dst.buffer.name for op in segment.ops}
             if (
                 source.buffer.name in read
-                and {target.buffer.name, segment.states.get(target.buffer.name)} & made
+                and {target.buffer.name, segment.states.get(target.buffer.name)} & written
             ):
                 return segment, source, target
     return None
 
 
-def _alike(source: Transfer, target: Transfer) -> bool:
-    """Whether the bytes of two values mean the same in their buffers."""
+def _equal_format(source: Transfer, target: Transfer) -> bool:
+    """Return whether the buffers of two values have equal layout and type."""
     layouts = [
         Layout(item.shape, item.perm or tuple(range(len(item.shape))), item.nhwc) for item in (source, target)
     ]
@@ -54,25 +57,27 @@ def _alike(source: Transfer, target: Transfer) -> bool:
     )
 
 
-def _kept(graph: Graph, segment: DeviceSegment, source: Transfer, target: Transfer) -> Graph:
-    """The graph in which the buffer of `source` is a state of a segment. The host reads what it becomes from there: all
-    values that are in the buffer of `target`."""
-    state = dataclasses.replace(source.buffer, kind="state")
-    made = segment.states.get(target.buffer.name, target.buffer.name)
+def _keep(graph: Graph, segment: DeviceSegment, source: Transfer, target: Transfer) -> Graph:
+    """Return the graph with the buffer of `source` as state of a segment.
 
-    def placed(view: View) -> View:
+    The host reads all values in the buffer of `target` from there.
+    """
+    state = dataclasses.replace(source.buffer, kind="state")
+    next_buffer = segment.states.get(target.buffer.name, target.buffer.name)
+
+    def as_state(view: View) -> View:
         if view.buffer.name != state.name:
             return view
         return dataclasses.replace(view, buffer=Buffer(state.name, view.buffer.shape, "state"))
 
-    ops: tuple[DeviceOp, ...] = tuple(op.map_views(placed) for op in segment.ops)
-    changed = dataclasses.replace(segment, ops=ops, states={**segment.states, state.name: made})
+    ops: tuple[DeviceOp, ...] = tuple(op.map_views(as_state) for op in segment.ops)
+    changed = dataclasses.replace(segment, ops=ops, states={**segment.states, state.name: next_buffer})
     entering = (
         dataclasses.replace(item, buffer=state) if item is source else item for item in graph.to_device
     )
     leaving = (
         dataclasses.replace(item, buffer=Buffer(state.name, item.buffer.shape, "state"))
-        if item.buffer.name == made
+        if item.buffer.name == next_buffer
         else item
         for item in graph.from_device
     )
@@ -85,24 +90,27 @@ def _kept(graph: Graph, segment: DeviceSegment, source: Transfer, target: Transf
 
 
 def with_states(network: Network, states: Mapping[str, str]) -> Network:
-    """The network in which each input named in `states` is what an output was in the run before, zeros in the first.
+    """Return the network with each input in `states` as a state: in the first run zeros, then an output of the previous
+    run.
 
-    If the output is dequantised, what is kept is quantised: the input is dequantised likewise.
+    If the output is dequantised, the state is the integers, and the input is dequantised with equal parameters.
 
     Raises
     ------
     CompileError
-        If there is no such input or output, or one of them is named twice, or no other output is left.
+        If there is no such input or output, two states name one output, or no other output is left.
     """
     taken: list[str] = []
     for source, target in states.items():
         if target in taken:
-            raise CompileError(f"output {target!r} is what two states become; one is possible")
-        network = _with(network, source, target)
+            raise CompileError(
+                f"output {target!r} is the next value of two states; name it for one state only"
+            )
+        network = _add_state(network, source, target)
         taken.append(target)
     if states and not set(network.outputs) - {state.target for state in network.states}:
         raise CompileError(
-            f"all outputs are kept ({', '.join(map(repr, taken))}), so there is nothing to compute"
+            f"all outputs are states ({', '.join(map(repr, taken))}), so there is nothing to compute; leave one output"
         )
     return network
 
@@ -110,7 +118,7 @@ def with_states(network: Network, states: Mapping[str, str]) -> Network:
 def check_states(
     states: Iterable[State], dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise `CompileError` unless each state becomes a value of its own type and shape."""
+    """Raise `CompileError` unless each state and its next value have equal type and shape."""
     for state in states:
         kinds = [(dtypes[name], shapes[name]) for name in (state.source, state.target)]
         if kinds[0] != kinds[1]:
@@ -120,50 +128,50 @@ def check_states(
 def _differ(source: str, target: str, *kinds: tuple[str, tuple[int, ...]]) -> CompileError:
     one, other = (f"{dtype} of shape {'x'.join(map(str, shape)) or '()'}" for dtype, shape in kinds)
     return CompileError(
-        f"{source!r} is {one}, and {target!r}, which it becomes, {other}; what is kept has one type and shape"
+        f"state {source!r} is {one}, but its next value {target!r} is {other}; both must have one type and shape"
     )
 
 
-def _with(network: Network, source: str, target: str) -> Network:
+def _add_state(network: Network, source: str, target: str) -> Network:
     for what, name, known in (("input", source, network.inputs), ("output", target, network.outputs)):
         if name not in known:
             raise CompileError(
-                f"the model has no {what} {name!r} to keep; it has {', '.join(map(repr, known)) or 'none'}"
+                f"the model has no {what} {name!r} for a state; it has {', '.join(map(repr, known)) or 'none'}"
             )
     kind = network.types[source]
     assert kind.sizes is not None
-    made = network.types.get(target)
-    if made is not None and made.sizes is not None and made != kind:
-        raise _differ(source, target, (kind.dtype, kind.sizes), (made.dtype, made.sizes))
+    declared = network.types.get(target)
+    if declared is not None and declared.sizes is not None and declared != kind:
+        raise _differ(source, target, (kind.dtype, kind.sizes), (declared.dtype, declared.sizes))
     link = producer(network.nodes, target)
     zero = None if link is None else _zero_of(network, link)
     if link is None or zero is None or kind.dtype != "float32":
         initial = np.zeros(kind.sizes, dtype_of(kind.dtype))
         return dataclasses.replace(network, states=(*network.states, State(source, target, initial)))
     taken = {*network.inputs, *network.constants, *(name for node in network.nodes for name in node.outputs)}
-    before, behind = (_unique(f"{name}/kept", taken) for name in (source, target))
+    before, after = (_unique(f"{name}/kept", taken) for name in (source, target))
     initial = np.full(kind.sizes, zero)
     first = dataclasses.replace(
         link, inputs=(before, *link.inputs[1:]), outputs=(source,), name=f"{source}/dequantise"
     )
-    last = Node("Identity", (link.inputs[0],), (behind,), name=f"{target}/keep")
+    last = Node("Identity", (link.inputs[0],), (after,), name=f"{target}/keep")
     return dataclasses.replace(
         network,
         nodes=(first, *network.nodes, last),
         inputs=tuple(before if name == source else name for name in network.inputs),
-        outputs=tuple(behind if name == target else name for name in network.outputs),
+        outputs=tuple(after if name == target else name for name in network.outputs),
         types={**network.types, before: type_of(initial)},
-        states=(*network.states, State(before, behind, initial)),
+        states=(*network.states, State(before, after, initial)),
     )
 
 
 def _zero_of(network: Network, link: Node) -> np.ndarray | None:
-    """The zero point of a DequantizeLinear, (), if it has one, and one scale; both constant."""
-    found = [network.constants.get(name) for name in (link.input(1), link.input(2))]
-    single = all(value is not None and value.size == 1 for value in found)
-    if link.operator != "DequantizeLinear" or not single or found[1] is None:
+    """Return the zero point, (), of a DequantizeLinear with constant per-tensor parameters; None for others."""
+    parameters = [network.constants.get(name) for name in (link.input(1), link.input(2))]
+    single = all(value is not None and value.size == 1 for value in parameters)
+    if link.operator != "DequantizeLinear" or not single or parameters[1] is None:
         return None
-    return found[1].reshape(())
+    return parameters[1].reshape(())
 
 
 def _unique(name: str, taken: set[str]) -> str:

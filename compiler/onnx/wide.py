@@ -1,7 +1,7 @@
-"""Values of 16 bits: what operators of 8 bits become that read or make them.
+"""Forms of operators that read or write values of 16 bits.
 
-Handlers of nodes make operators as for 8 bits; where one reads or makes a value of 16 bits, what it becomes is looked
-up here. Elements of 16 bits are two planes of bytes (`View.planes`).
+Handlers of nodes create 8-bit operators. If one reads or writes 16-bit values, this module replaces it. Elements of 16
+bits are two planes of bytes (`View.planes`).
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ OPERATORS = (
     "MaxPool", "Min", "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Relu", "Reshape", "Resize", "Slice", "Split",
     "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
 )  # fmt: skip
-"""Operators of ONNX that take values of 16 bits."""
+"""ONNX operators that accept values of 16 bits."""
 
 
 class NarrowError(CompileError):
-    """An operator that has no form for 16 bits: which one."""
+    """Operator without a 16-bit form; the message names it."""
 
 
 def is_wide(view: View) -> bool:
-    """Whether what is read or written has 16 bits: the buffer has a plane for each byte."""
+    """Return whether elements of a view have 16 bits, that is, its buffer has a plane for each byte."""
     return view.buffer.shape[0] == 2 * view.shape[0]
 
 
-def doubled(view: View) -> View:
-    """The upper plane of a view's elements, if these have 16 bits."""
+def upper_plane(view: View) -> View:
+    """Return a view of the upper plane of 16-bit elements."""
     if is_wide(view):
         return view
     n, h, w, c = view.buffer.shape
@@ -60,22 +60,28 @@ def doubled(view: View) -> View:
     return View(buffer, view.shape, view.y, view.x, view.c, view.step, view.image)
 
 
-def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
-    """Operators that only move bytes, once for each plane. Raises `NarrowError` if one does more."""
-    made: list[DeviceOp] = []
+def move_planes(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
+    """Return operators that only move bytes, once for each plane.
+
+    Raises
+    ------
+    NarrowError
+        If an operator does more than move bytes.
+    """
+    planes: list[DeviceOp] = []
     for op in ops:
         if isinstance(op, Pad) and op.keeps_values:
-            made += _padded(op)
+            planes += _pad_planes(op)
             continue
         if not _moves(op):
-            raise NarrowError(_named(op))
-        upper = op.map_views(doubled)
+            raise NarrowError(_no_form(op))
+        upper = op.map_views(upper_plane)
         lower = upper.map_views(lambda view: view.planes[1])
-        if isinstance(op, Conv):  # channels that are none of the input's
+        if isinstance(op, Conv):  # its zero point fills channels that are not from the input
             high, low = fill_planes(op.y_zero)
             upper, lower = upper.replace(x_zero=high, y_zero=high), lower.replace(x_zero=low, y_zero=low)
-        made += [upper, lower]
-    return tuple(made)
+        planes += [upper, lower]
+    return tuple(planes)
 
 
 def _moves(op: DeviceOp) -> bool:
@@ -88,36 +94,40 @@ def _moves(op: DeviceOp) -> bool:
     return plain and ones and (op.low, op.high) == (-128, 127)
 
 
-def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
-    """The same operator with inputs of 16 bits where buffers have planes, and with `wide` such results.
+def widen(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
+    """Return the operator's form for inputs of 16 bits where buffers have planes, and with `wide` for such results.
 
-    Clamps of the given one are those of the result. Raises `NarrowError` if there is none.
+    Clamps of `op` are in units of the result.
+
+    Raises
+    ------
+    NarrowError
+        If there is no such form.
     """
     make = _FORMS.get(type(op))
     if make is None or op.lookup is not None:
-        raise NarrowError(_named(op))
-    found = _as_tuple(make(op, wide))
-    for made in found:
+        raise NarrowError(_no_form(op))
+    forms = _as_tuple(make(op, wide))
+    for form in forms:
         try:
-            _ = made.kernel if isinstance(made, WideConv | RowOp) else None
+            _ = form.kernel if isinstance(form, WideConv | RowOp) else None
         except CompileError as error:
             raise NarrowError(str(error)) from None
-    return found
+    return forms
 
 
-def _named(op: DeviceOp) -> str:
-    return f"{op.name!r} is none of these"
+def _no_form(op: DeviceOp) -> str:
+    return f"{op.name!r} has no 16-bit form"
 
 
-def _result(op: DeviceOp, wide: bool) -> dict[str, Any]:
-    """The fields of results."""
-    dst = doubled(op.dst) if wide else op.dst
+def _result_fields(op: DeviceOp, wide: bool) -> dict[str, Any]:
+    dst = upper_plane(op.dst) if wide else op.dst
     return {"name": op.name, "dst": dst, "y_zero": op.y_zero, "clamp": (op.low, op.high), "wide": wide}
 
 
 def _conv(op: Conv, wide: bool) -> WideConv:
     return WideConv(
-        **_result(op, wide), src=op.src, weight=op.weight, bias=op.bias.astype(np.int64), scale=op.scale,
+        **_result_fields(op, wide), src=op.src, weight=op.weight, bias=op.bias.astype(np.int64), scale=op.scale,
         window=op.window, groups=op.groups, x_zero=op.x_zero, x_wide=is_wide(op.src),
     )  # fmt: skip
 
@@ -126,7 +136,7 @@ def _elements(
     op: Add | Multiply | RowPair, wide: bool, kind: str, scales: tuple[float, float]
 ) -> WideElements:
     return WideElements(
-        **_result(op, wide), a=op.a, b=op.b, kind=kind, a_scale=scales[0], b_scale=scales[1], a_zero=op.a_zero,
+        **_result_fields(op, wide), a=op.a, b=op.b, kind=kind, a_scale=scales[0], b_scale=scales[1], a_zero=op.a_zero,
         b_zero=op.b_zero, a_wide=is_wide(op.a), b_wide=is_wide(op.b),
     )  # fmt: skip
 
@@ -141,24 +151,24 @@ def _multiply(op: Multiply, wide: bool) -> WideElements:
 
 def _pair(op: RowPair, wide: bool) -> WideElements:
     if op.kind not in ("minimum", "maximum") or op.a.shape[3] != op.b.shape[3]:
-        raise NarrowError(_named(op))
+        raise NarrowError(_no_form(op))
     return _elements(op, wide, op.kind, (op.a_scale, op.b_scale))
 
 
 def _row_scale(op: RowScale, wide: bool) -> WideElements:
     if op.by != "times" or op.number is None or op.centre or op.weight is not None:
-        raise NarrowError(_named(op))
+        raise NarrowError(_no_form(op))
     return WideElements(
-        **_result(op, wide), a=op.src, b=op.number, kind="product", a_scale=op.scale * op.gain, a_zero=op.x_zero,
+        **_result_fields(op, wide), a=op.src, b=op.number, kind="product", a_scale=op.scale * op.gain, a_zero=op.x_zero,
         b_zero=op.r_zero, a_wide=is_wide(op.src), b_wide=is_wide(op.number),
     )  # fmt: skip
 
 
 def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
-    if _stays(op, wide):
-        return moved([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
+    if _keeps_wide_values(op, wide):
+        return move_planes([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
     return WideElements(
-        **_result(op, wide),
+        **_result_fields(op, wide),
         a=op.src,
         kind="requantise",
         a_scale=op.scale,
@@ -168,83 +178,83 @@ def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
 
 
 def _pad(op: Pad, wide: bool) -> tuple[DeviceOp, ...]:
-    if not _stays(op, wide):
-        raise NarrowError(_named(op))
-    return _padded(op)
+    if not _keeps_wide_values(op, wide):
+        raise NarrowError(_no_form(op))
+    return _pad_planes(op)
 
 
-def _stays(op: Rescale | Pad, wide: bool) -> bool:
-    """Whether every value of 16 bits stays as it is."""
+def _keeps_wide_values(op: Rescale | Pad, wide: bool) -> bool:
+    """Return whether every 16-bit value stays unchanged."""
     return wide and is_wide(op.src) and op.keeps_values and (op.low, op.high) == LIMITS
 
 
-def _padded(op: Pad) -> tuple[DeviceOp, ...]:
-    """Each plane with its byte of the number around it."""
-    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).map_views(doubled)
+def _pad_planes(op: Pad) -> tuple[DeviceOp, ...]:
+    """Return paddings of both planes, each with its byte of the fill value."""
+    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).map_views(upper_plane)
     high, low = fill_planes(op.fill)
     return bytes_only.replace(fill=high), bytes_only.map_views(lambda view: view.planes[1]).replace(fill=low)
 
 
 def _embedding(op: Embedding, wide: bool) -> tuple[DeviceOp, ...]:
-    """A table of each plane's bytes."""
+    """Return an embedding for each plane, with the table's bytes of that plane."""
     upper, lower = split_planes(op.quantise(*LIMITS))
-    plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=doubled(op.dst))
+    plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=upper_plane(op.dst))
     return plain.replace(values=upper), plain.replace(values=lower, dst=plain.dst.planes[1])
 
 
 def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
     if type(op) is not LayerNorm or op.least or not is_wide(op.src):
-        raise NarrowError(_named(op))
-    given = {item.name: getattr(op, item.name) for item in dataclasses.fields(op)}
-    return WideLayerNorm(**given | _result(op, wide) | {"low": -128, "high": 127})
+        raise NarrowError(_no_form(op))
+    fields = {item.name: getattr(op, item.name) for item in dataclasses.fields(op)}
+    return WideLayerNorm(**fields | _result_fields(op, wide) | {"low": -128, "high": 127})
 
 
 def _pool(op: Pool, wide: bool) -> WideConv | tuple[DeviceOp, ...]:
-    """An average as a convolution of each channel with weights of 1, a maximum as maxima of two places at a time."""
+    """Return an average as a depthwise convolution with weights 1, or a maximum as pairwise maxima."""
     if op.kind == "max":
         return tuple(_maxima(op, wide))
     if any(op.window.pad) and not op.include_pad:
-        raise NarrowError(_named(op))
+        raise NarrowError(_no_form(op))
     channels, taps = op.src.shape[3], op.window.kernel[0] * op.window.kernel[1]
     return WideConv(
-        **_result(op, wide), src=op.src, weight=np.ones((channels, *op.window.kernel, 1), np.int16),
+        **_result_fields(op, wide), src=op.src, weight=np.ones((channels, *op.window.kernel, 1), np.int16),
         bias=np.zeros(channels, np.int64), scale=np.full(channels, op.scale / taps), window=op.window, groups=channels,
         x_zero=op.x_zero, x_wide=is_wide(op.src),
     )  # fmt: skip
 
 
 def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
-    """Maxima along rows, then along columns, of two places at a time; the last result is requantised."""
+    """Yield pairwise maxima along rows, then along columns; the last operator requantises."""
     if not is_wide(op.src):
-        raise NarrowError(_named(op))
+        raise NarrowError(_no_form(op))
     name, src = op.dst.buffer.name, op.src
     if any(op.window.pad):
         n, h, w, c = src.shape
         top, left, bottom, right = op.window.pad
-        src = between(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
+        src = wide_buffer(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
         around = Pad(f"{op.name}/padded", op.src, src, Window(pad=op.window.pad), LIMITS[0])
-        yield from _padded(around)
+        yield from _pad_planes(around)
     for axis in (1, 0):
-        taps = [_tap(src, op, axis, place) for place in range(op.window.kernel[axis])]
+        taps = [_window_tap(src, op, axis, place) for place in range(op.window.kernel[axis])]
         src = taps[0]
         for place, tap in enumerate(taps[1:], 1):
-            made = between(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
+            maximum = wide_buffer(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
             yield WideElements(
-                name=f"{op.name}/{'rows' if axis else 'columns'}{place}", a=src, b=tap, dst=made, kind="maximum",
+                name=f"{op.name}/{'rows' if axis else 'columns'}{place}", a=src, b=tap, dst=maximum, kind="maximum",
                 a_wide=True, b_wide=True, wide=True,
             )  # fmt: skip
-            src = made
+            src = maximum
     last = Rescale(op.name, src, op.dst, op.scale, op.x_zero, op.y_zero, op.low, op.high)
     yield from _as_tuple(_rescale(last, wide))
 
 
-def between(name: str, shape: tuple[int, int, int, int]) -> View:
-    """A new buffer of 16 bits."""
-    return doubled(View(Buffer(name, shape), shape))
+def wide_buffer(name: str, shape: tuple[int, int, int, int]) -> View:
+    """Return a view of a new 16-bit buffer."""
+    return upper_plane(View(Buffer(name, shape), shape))
 
 
-def _tap(view: View, op: Pool, axis: int, place: int) -> View:
-    """What windows have at one place along rows (axis 1) or columns (0)."""
+def _window_tap(view: View, op: Pool, axis: int, place: int) -> View:
+    """Return the elements at one position of all windows, along columns (axis 1) or rows (0)."""
     first, stride = place * op.window.dilation[axis], op.window.stride[axis]
     shape, step = list(view.shape), list(view.step)
     shape[1 + axis] = op.dst.shape[1 + axis]
@@ -255,8 +265,8 @@ def _tap(view: View, op: Pool, axis: int, place: int) -> View:
     return dataclasses.replace(view, shape=(n, h, w, c), y=at[0], x=at[1], step=(step[0], step[1]))
 
 
-def _as_tuple(found: DeviceOp | tuple[DeviceOp, ...]) -> tuple[DeviceOp, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _as_tuple(ops: DeviceOp | tuple[DeviceOp, ...]) -> tuple[DeviceOp, ...]:
+    return ops if isinstance(ops, tuple) else (ops,)
 
 
 _FORMS: dict[type[DeviceOp], Callable[..., DeviceOp | tuple[DeviceOp, ...]]] = {
@@ -264,4 +274,4 @@ _FORMS: dict[type[DeviceOp], Callable[..., DeviceOp | tuple[DeviceOp, ...]]] = {
     Rescale: _rescale,
     RowPair: _pair, RowScale: _row_scale,
 }  # fmt: skip
-"""What becomes of each kind of operator."""
+"""16-bit form of each kind of operator."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.host.onnx_model import NetworkError, inferred
+from weft.compiler.host.onnx_model import NetworkError, infer_types
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Names, Network, Node, Type
 from weft.compiler.tflite.file import File, Quantisation, Tensor
@@ -211,7 +211,7 @@ class Builder:
         known = Network((), (), (), self._types, self._constants, {"": OPSET})
         made = [name for node in nodes for name in node.outputs]
         try:
-            found = inferred(known.part(nodes, made))
+            found = infer_types(known.part(nodes, made))
         except NetworkError as error:
             raise CompileError(f"operator {self._operator[0]!r} contradicts itself: {error}") from None
         makers = {name: node.label for node in nodes for name in node.outputs}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.host.onnx_model import NetworkError, inferred
+from weft.compiler.host.onnx_model import NetworkError, infer_types
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Names, Network, Node, Type
 from weft.extras.mlir.program import Op, Program, Quantisation, TensorType, Value
@@ -258,7 +258,7 @@ class Builder:
             name: self._labels.get(node.name, node.name) for node in network.nodes for name in node.outputs
         }
         try:
-            found = inferred(network)
+            found = infer_types(network)
         except NetworkError as error:
             raise CompileError(f"the operations contradict each other: {error}") from None
         for value, declared in self._declared.items():

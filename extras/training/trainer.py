@@ -13,7 +13,7 @@ from weft import api
 from weft.compiler.frontend import other_network
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.folding import resolve
-from weft.compiler.onnx.reader import Source, checked
+from weft.compiler.onnx.reader import Source, read_proto
 from weft.compiler.onnx.reader import read as read_network
 from weft.errors import InputError
 from weft.extras.training.calibration import Measured, room_for
@@ -85,7 +85,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.settings, self.on, self.told = config, settings, on, told
         other = other_network(model)
-        self.source = checked(model if other is None else model_of(resolve(other).network))
+        self.source = read_proto(model if other is None else model_of(resolve(other).network))
         self.deployed: Deployed = in_real_numbers(read_network(self.source))
         network = for_batch(before_softmax(self.deployed.network), settings.batch)
         self.inputs = {name: network.types[name] for name in network.inputs}

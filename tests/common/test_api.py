@@ -155,7 +155,7 @@ def test_unknown_configuration() -> None:
 
 
 def test_bytes_that_are_no_model() -> None:
-    with pytest.raises(CompileError, match=r"^these 9 bytes are no ONNX model$"):
+    with pytest.raises(CompileError, match=r"^these 9 bytes are not an ONNX model$"):
         weft.compile(b"\x00not onnx", "tiny")
 
 

@@ -35,7 +35,7 @@ from weft.compiler.host.segments import run_host
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment
 from weft.compiler.onnx.convolutions import ADD_WEIGHT
-from weft.compiler.onnx.operators.attention import FOLLOWED, ROUNDING
+from weft.compiler.onnx.operators.attention import ROUNDED_SCORES, ROUNDING
 from weft.compiler.onnx.operators.lookup import WIDE_STEPS
 from weft.compiler.onnx.qdq import BITS
 from weft.compiler.onnx.reader import network_of
@@ -43,7 +43,7 @@ from weft.hdl.isa.config import Config
 
 NEAR = 2.0**-8
 """Of a step: how far ONNX Runtime's sums of float32 are from the truth, at most."""
-_FUSED = (ROUNDING[:30], FOLLOWED[:30])
+_FUSED = (ROUNDING[:30], ROUNDED_SCORES[:30])
 _KERNELS = {"Div", "LRN", "LogSoftmax", "Max", "Min", "Sqrt"} | {
     f"Reduce{kind}" for kind in ("L1", "L2", "Max", "Mean", "Min", "Sum", "SumSquare")
 }

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import weft
 from weft.cli.main import app
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.onnx.reader import checked
+from weft.compiler.onnx.reader import read_proto
 from weft.quantiser import integer_models
 
 FLOATS = {"MatMul", "Conv", "Add", "Gather", "Mul", "Identity", "Reshape", "Relu", "Tanh", "Softmax"}
@@ -33,7 +33,7 @@ def exact_inputs(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def check_same(given: onnx.ModelProto, x: np.ndarray, count: int = 1) -> onnx.ModelProto:
     """The model as floats has the same results as ONNX Runtime of the integers, and the weights are remembered."""
     before = given.SerializeToString(deterministic=True)
-    made, remembered = integer_models.to_floats(checked(given))
+    made, remembered = integer_models.to_floats(read_proto(given))
     assert given.SerializeToString(deterministic=True) == before
     assert {node.op_type for node in made.graph.node} <= FLOATS
     assert len(remembered) == count
@@ -109,7 +109,7 @@ def test_products_of_two_activations() -> None:
         helper.make_node("Mul", ["h", "f"], ["y"]),
     ]
     given = integer_nets.model(nodes, {"x": (3, 5)}, {"half": np.float32(0.5)})
-    made, remembered = integer_models.to_floats(checked(given))
+    made, remembered = integer_models.to_floats(read_proto(given))
     assert [node.op_type for node in made.graph.node] == ["Transpose", "MatMul", "Mul"]
     assert not len(remembered)
     x = exact_inputs(np.random.default_rng(0), 3, 5)
@@ -161,7 +161,7 @@ def test_blocks(axis: int, kind: str) -> None:
     rng = np.random.default_rng(axis)
     shape = (37, 11) if axis == 0 else (11, 37)
     given = integer_nets.blocked_product(rng, shape, axis, 16, kind, bool(axis))
-    made, remembered = integer_models.to_floats(checked(given))
+    made, remembered = integer_models.to_floats(read_proto(given))
     x = rng.normal(0, 1, (3, 37)).astype(np.float32)
     np.testing.assert_allclose(
         integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-5, atol=1e-5
@@ -182,7 +182,7 @@ def test_external_data(tmp_path: Path) -> None:
         location="weights.bin",
         size_threshold=0,
     )
-    made, _ = integer_models.to_floats(checked(path))
+    made, _ = integer_models.to_floats(read_proto(path))
     x = rng.normal(0, 1, (3, 64)).astype(np.float32)
     np.testing.assert_allclose(
         integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-5, atol=1e-5
@@ -321,7 +321,7 @@ def test_blocks_that_do_not_fit() -> None:
         (chain, "the model is dynamically quantised (with DynamicQuantizeLinear): `weft quantise MODEL.onnx --data"),
         (
             lambda: integer_nets.packed_product(np.random.default_rng(0), 32, 3, 16),
-            "the model has quantised weights alone (with MatMulNBits): `weft quantise MODEL.onnx --data",
+            "the model has quantised weights only (with MatMulNBits): `weft quantise MODEL.onnx --data",
         ),
     ],
 )  # fmt: skip
@@ -341,9 +341,7 @@ def test_what_commands_say_of_weights_alone(tmp_path: Path, monkeypatch: pytest.
         result = CliRunner().invoke(app, [*arguments, "blocks.onnx"])
         assert result.exit_code == 0
         told = " ".join(result.stderr.split())
-        assert (
-            "warning: the model has quantised weights alone (no QuantizeLinear behind an activation)" in told
-        )
+        assert "warning: the model has quantised weights only (no QuantizeLinear after an activation)" in told
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -111,7 +111,7 @@ def test_scores_near_the_clamp_are_no_fused_attention(largest: float) -> None:
     assert noted(made, "softmax") == pytest.approx(largest, rel=1e-3)
     checked = weft.check(made, "default")
     why = next(row[3] for row in checked if row[1] == "MatMul")
-    assert ("steps fine enough for 177" in why) == (largest > 177)
+    assert ("steps fine enough that none exceeds 177" in why) == (largest > 177)
     assert all("a calibration found them up to" in text for text in checked.warnings)
     sample = {name: value[0][None] for name, value in given.items()}
     (found,) = weft.compile(made, "default").run(sample).outputs.values()

@@ -336,7 +336,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
                       r"^constant 'b' has 16 bits: export the model in float32$"),
     "nothing": (without_floats, {"samples": {"x": np.ones((2, 4), bool)}}, r"^nothing of the model can be quantised"),
     "unknown": (unknown_domain, {"samples": {"x": X[:, :4]}}, r"^ONNX Runtime does not run the model: "),
-    "bytes": (lambda: b"nonsense", {}, r"^these 8 bytes are no ONNX model$"),
+    "bytes": (lambda: b"nonsense", {}, r"^these 8 bytes are not an ONNX model$"),
     "number": (lambda: 3, {}, r"^a model is a path, bytes, an onnx.ModelProto or a torch.nn.Module, not int$"),
     "tflite": (lambda: b"\x1c\0\0\0TFL3", {}, r"^`weft quantise` takes ONNX models, and this is a TFLite model"),
     "method": (float_nets.perceptron, {"method": "best"},

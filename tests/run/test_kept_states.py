@@ -227,7 +227,7 @@ def test_states_of_onnx_models_on_the_command_line(
     assert list(program.outputs) == ["y0"]
     assert list(program.states) == [f"{before}/kept"]
     for wrong, said in (
-        ((f"{before}=no",), "the model has no output 'no' to keep; it has 'y0', 'y1'"),
+        ((f"{before}=no",), "the model has no output 'no' for a state; it has 'y0', 'y1'"),
         (("=y1",), "'=y1' is not INPUT=OUTPUT with an input that is named once"),
         ((f"{before}=",), f"'{before}=' is not INPUT=OUTPUT with an input that is named once"),
         (

@@ -20,7 +20,7 @@ from weft.compiler.host.evaluate import HOW_TO_INSTALL, runtime
 from weft.compiler.host.onnx_model import first_line
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.model import QLINEAR
-from weft.compiler.onnx.reader import Source, checked
+from weft.compiler.onnx.reader import Source, read_proto
 from weft.errors import InputError
 from weft.quantiser import fused_operators, integer_models
 from weft.quantiser.integer_weights import Remembered
@@ -123,7 +123,7 @@ def prepare(source: Source, shapes: dict[str, int]) -> tuple[onnx.ModelProto, Re
     """
     onnx_runtime()
     _check_kind(source)
-    model, remembered = integer_models.to_floats(checked(source, shapes))
+    model, remembered = integer_models.to_floats(read_proto(source, shapes))
     _check_float(model)
     with silence():
         model = upgrade(_close_inputs(model))

@@ -14,7 +14,7 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
 from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCALE_LIMIT, SCORE_CLAMP, ScoreRange
 from weft.compiler.machine.memory import LENGTH
-from weft.compiler.onnx.attention import FOUND, KEYS, ROW, SIZE
+from weft.compiler.onnx.attention import CALIBRATED_NOTE, MAX_HEAD_SIZE, MAX_KEYS, MAX_ROW
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError
 from weft.hdl.checker.order import check_sequence
@@ -133,17 +133,18 @@ class PagedAttention:
             raise CompileError(
                 f"{self.heads} query heads do not divide into {self.kv_heads} groups of 'kv_heads'"
             )
-        if self.head_size > SIZE or self.heads * self.head_size > ROW:
+        if self.head_size > MAX_HEAD_SIZE or self.heads * self.head_size > MAX_ROW:
             raise CompileError(
-                f"'head_size' {self.head_size} must be at most {SIZE}, and 'heads' times that at most {ROW}"
+                f"'head_size' {self.head_size} must be at most {MAX_HEAD_SIZE}, and 'heads' times that at most "
+                f"{MAX_ROW}"
             )
         if self.page % self.config.n:
             raise CompileError(
                 f"'page' must be a multiple of the array's side {self.config.n}, not {self.page}"
             )
-        if self.page * self.capacity > KEYS:
+        if self.page * self.capacity > MAX_KEYS:
             raise CompileError(
-                f"'capacity' {self.capacity} pages of {self.page} keys are more than the {KEYS} keys"
+                f"'capacity' {self.capacity} pages of {self.page} keys are more than the {MAX_KEYS} keys"
                 " that masks can count"
             )
 
@@ -162,7 +163,7 @@ class PagedAttention:
                 f"{CALIBRATION_HEADROOM} times 'largest', {largest:.4g}, must be at most {known.reach:.0f}: "
                 "larger scores are clamped"
             )
-        return (FOUND.format(reach=known.reach, found=largest),)
+        return (CALIBRATED_NOTE.format(reach=known.reach, found=largest),)
 
     def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
         step, ratio = quant.q_scale * quant.k_scale * scale, quant.v_scale / quant.y_scale

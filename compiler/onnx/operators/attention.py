@@ -1,4 +1,4 @@
-"""The Attention operator."""
+"""The Attention operator, and attention written out as products, scale, mask and Softmax."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.compiler.onnx.attention import (
     FORM,
     MASKED,
     attention_mask,
-    fused,
-    heads_move_behind_rows,
+    fuse,
+    heads_become_columns,
     mask_of,
     problem_of,
     score_factor,
@@ -24,7 +24,7 @@ from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
 from weft.compiler.onnx.key_masks import KeyMask, is_mask
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operator import NodeContext, Operator
-from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Scores, Undefined
+from weft.compiler.onnx.qdq import Activation, NanMask, Pending, Probabilities, Scores
 from weft.compiler.onnx.row_forms import (
     masked_apart,
     pair,
@@ -32,12 +32,12 @@ from weft.compiler.onnx.row_forms import (
     probabilities_whole,
     rounding_of,
     scores_clamped,
-    scores_told_apart,
+    scores_not_clamped,
 )
 
 
 def check_attention(model: Model, node: Node) -> None:
-    """Raise `CompileError` for an Attention node that contradicts itself."""
+    """Raise `CompileError` for an Attention node whose shapes or attributes contradict each other."""
     label = node.label
     scale = node.attributes.get("scale")
     if scale is not None and not (math.isfinite(scale) and scale > 0):
@@ -83,7 +83,7 @@ def _check_lengths(model: Model, node: Node, label: str, images: int, keys: int)
 
 
 def operands_quantised(context: NodeContext) -> str | None:
-    """Queries, keys and values must be int8 or uint8 activations behind DequantizeLinear."""
+    """Queries, keys and values must be int8 or uint8 activations after DequantizeLinear."""
     for name, symbol in list(zip(context.node.inputs, context.symbols, strict=True))[:3]:
         if not isinstance(symbol, Activation):
             return f"input {name!r} is not"
@@ -110,7 +110,7 @@ def attention_plain(context: NodeContext) -> str | None:
 
 
 def mask_constant(context: NodeContext) -> str | None:
-    """Masks and lengths must be constant: True or 0 for keys that take part, False or -10000 and less for others."""
+    """Masks and lengths must be constant: True or 0 for keys that take part, False or at most -10000 for others."""
     if context.node.input(6) and context.node.input(6) not in context.model.constants:
         return f"input {context.node.input(6)!r} is not"
     name = context.node.input(3)
@@ -118,7 +118,7 @@ def mask_constant(context: NodeContext) -> str | None:
 
 
 def mask_leaves_keys(context: NodeContext) -> str | None:
-    """A mask that adds finite numbers must leave every query some key."""
+    """An additive mask with finite values must leave every query at least one key."""
     floats = context.floats(3)
     if floats is None or not (np.isfinite(floats) & (floats != 0)).any():
         return None
@@ -126,11 +126,11 @@ def mask_leaves_keys(context: NodeContext) -> str | None:
 
 
 def attention(context: NodeContext) -> Pending:
-    """The device's Attention."""
+    """Return the device's Attention."""
     problem = problem_of(context)
     rank = len(context.output)
-    behind = rank == 3 or heads_move_behind_rows(context.model, context.node.outputs[0])
-    return fused(context, problem, score_factor(context), behind, (context.node.index,), ())
+    beside = rank == 3 or heads_become_columns(context.model, context.node.outputs[0])
+    return fuse(context, problem, score_factor(context), beside, (context.node.index,), ())
 
 
 _STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
@@ -140,20 +140,17 @@ ATTENTION_OPERATORS = (
 )
 
 
-ROUNDING = (
-    "the model's rounding of scores and probabilities to 8 bits is not followed: "
-    "the fused form is closer to float"
+ROUNDING = "the fused form does not round scores and probabilities to 8 bits as the model does, and is closer to float"
+"""Note on Q/DQ pairs that cannot clip scores."""
+ROUNDED_SCORES = (
+    "scores are rounded and clamped to [{low:.4g}, {high:.4g}] as in the model; "
+    "its other roundings within attention are omitted"
 )
-"""The note on Q/DQ pairs that cannot clip scores."""
-FOLLOWED = (
-    "scores are rounded and clamped to [{low:.4g}, {high:.4g}] as the model does; "
-    "its other roundings within attention are not followed"
-)
-"""The note on Q/DQ pairs whose range can clip scores."""
+"""Note on Q/DQ pairs whose range can clip scores."""
 
 
 def same_lead(context: NodeContext) -> str | None:
-    """The operands of products of attention must agree in their leading dimensions."""
+    """Operands of a product in attention must have equal leading dimensions."""
     return None if context.shape(0)[:-2] == context.shape(1)[:-2] else f"shapes are {_shapes(context)}"
 
 
@@ -162,7 +159,7 @@ def _shapes(context: NodeContext) -> str:
 
 
 def scores_scale(context: NodeContext) -> str | None:
-    """Scores are multiplied or divided by one constant above zero, before they are masked."""
+    """Scores may be multiplied or divided by one positive constant, before the mask."""
     factor = scores_factor(context)
     symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores))
     if factor is None:
@@ -171,7 +168,7 @@ def scores_scale(context: NodeContext) -> str | None:
 
 
 def scores_factor(context: NodeContext) -> float | None:
-    """The factor by which a Mul or Div node changes scores; None if it is not one positive number."""
+    """Return the factor by which a Mul or Div node changes scores; None if it is not one positive number."""
     order = (1,) if context.node.op == "Div" else (0, 1)
     for index in order:
         floats = context.floats(index)
@@ -183,8 +180,10 @@ def scores_factor(context: NodeContext) -> float | None:
 
 
 def scores_mask(context: NodeContext) -> str | None:
-    """Masks of scores must be constant, of 0 and -10000 or less, or one activation by key in steps of 11.1 or more."""
-    # The activation is added; it is int8 or uint8, and 0 at most. A constant one must leave some keys.
+    """Masks of scores must be constants of 0 and at most -10000, or one activation per key in steps
+    of at least 11.1.
+    """
+    # An activation is added: int8 or uint8, and at most 0. A constant mask must leave every query a key.
     if key_mask(context) is not None:
         return None
     allowed = added_mask(context)
@@ -194,7 +193,7 @@ def scores_mask(context: NodeContext) -> str | None:
 
 
 def key_mask(context: NodeContext) -> Activation | None:
-    """The mask that an Add node adds to the scores of each key when the model runs; None if it adds something else."""
+    """Return the mask of keys that an Add node adds to scores at run time; None if it adds something else."""
     index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
     scores, other = context.symbols[index], context.symbol(1 - index)
     if context.node.op != "Add" or not isinstance(other, Activation) or not isinstance(scores, Scores):
@@ -202,12 +201,12 @@ def key_mask(context: NodeContext) -> Activation | None:
     shape, output = context.shape(1 - index), context.output
     batches = len(shape) == 4 and shape[1:3] == (1, 1) and shape[0] in (1, output[0])
     first = scores.key_mask is None and not scores.pairs and scores.quantised is None
-    good = first and len(output) == 4 and batches and shape[3] == output[3] and is_mask(other.quant)
-    return other if good and KeyMask(other, shape).tensor() is not None else None
+    supported = first and len(output) == 4 and batches and shape[3] == output[3] and is_mask(other.quant)
+    return other if supported and KeyMask(other, shape).tensor() is not None else None
 
 
 def added_mask(context: NodeContext) -> np.ndarray | None:
-    """The keys that scores still have after an Add or Where node; None if it is no mask. (..., queries, keys)"""
+    """Return the keys, (..., queries, keys), that an Add or Where node leaves; None if it is not a mask."""
     where = context.node.op == "Where"
     index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
     scores = context.symbols[index]
@@ -215,10 +214,10 @@ def added_mask(context: NodeContext) -> np.ndarray | None:
     if context.output != context.shape(index):
         return None
     if where:
-        chosen, floats = context.model.constants.get(context.node.inputs[0]), context.floats(3 - index)
-        if chosen is None or floats is None or not (floats <= MASKED).all():
+        selects, floats = context.model.constants.get(context.node.inputs[0]), context.floats(3 - index)
+        if selects is None or floats is None or not (floats <= MASKED).all():
             return None
-        allowed: np.ndarray | None = chosen if index == 1 else ~chosen
+        allowed: np.ndarray | None = selects if index == 1 else ~selects
     else:
         floats = context.floats(1 - index)
         allowed = None if floats is None else mask_of(floats)
@@ -235,12 +234,12 @@ def scores_axis(context: NodeContext) -> str | None:
 
 
 def values_quantised(context: NodeContext) -> str | None:
-    """The values of attention must be an int8 or uint8 activation behind DequantizeLinear."""
+    """The values of attention must be an int8 or uint8 activation after DequantizeLinear."""
     return None if isinstance(context.symbol(1), Activation) else f"input {context.node.inputs[1]!r} is not"
 
 
 def private(context: NodeContext) -> str | None:
-    """Scores and probabilities of attention must have no other reader, and be no outputs of the model."""
+    """Scores and probabilities of attention must have no other reader, and must not be outputs of the model."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Probabilities)
     inside = {*symbol.scores.nodes, context.node.index}
@@ -254,17 +253,17 @@ def private(context: NodeContext) -> str | None:
 
 
 def undefined_zero(context: NodeContext) -> str | None:
-    """Probabilities that are not a number may be replaced by 0."""
+    """NaNs among probabilities may be replaced by 0."""
     floats = context.floats(1)
     kinds = [type(context.symbol(index)) for index in (0, 2)]
-    good = (
-        kinds == [Undefined, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
+    supported = (
+        kinds == [NanMask, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
     )
-    return None if good else f"inputs are {context.inputs}"
+    return None if supported else f"inputs are {context.inputs}"
 
 
 def scores(context: NodeContext) -> Scores:
-    """The product of queries and keys."""
+    """Return the product of queries and keys."""
     q, k = context.symbols
     assert isinstance(q, Activation)
     assert isinstance(k, Activation)
@@ -273,8 +272,8 @@ def scores(context: NodeContext) -> Scores:
     )
 
 
-def _extended(context: NodeContext) -> Scores:
-    """The scores that a node reads, directly or as probabilities, with the node among those that they stand for."""
+def _with_node(context: NodeContext) -> Scores:
+    """Return the scores that a node reads, directly or as probabilities, with the node added."""
     symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores | Probabilities))
     old = symbol.scores if isinstance(symbol, Probabilities) else symbol
     return dataclasses.replace(
@@ -283,79 +282,84 @@ def _extended(context: NodeContext) -> Scores:
 
 
 def scale(context: NodeContext) -> Scores:
-    """Scores times a number."""
-    found, factor = _extended(context), scores_factor(context)
+    """Return scores times a number."""
+    extended, factor = _with_node(context), scores_factor(context)
     assert factor is not None
-    return dataclasses.replace(found, factor=found.factor * factor)
+    return dataclasses.replace(extended, factor=extended.factor * factor)
 
 
 def mask(context: NodeContext) -> Scores:
-    """Scores of which some keys are left out."""
-    found = key_mask(context)
-    if found is not None:
-        return dataclasses.replace(_extended(context), key_mask=found)
-    return dataclasses.replace(_extended(context), allowed=added_mask(context))
+    """Return scores without the masked keys."""
+    run_time_mask = key_mask(context)
+    if run_time_mask is not None:
+        return dataclasses.replace(_with_node(context), key_mask=run_time_mask)
+    return dataclasses.replace(_with_node(context), allowed=added_mask(context))
 
 
 def normalise(context: NodeContext) -> Probabilities:
-    """Softmax of scores."""
-    return Probabilities(dataclasses.replace(_extended(context), softmax=context.node.name))
+    """Return the Softmax of scores."""
+    return Probabilities(dataclasses.replace(_with_node(context), softmax=context.node.name))
 
 
 def rounding(context: NodeContext) -> Scores | Probabilities:
-    """One half of a Q/DQ pair, of scores or of probabilities; an Identity is neither."""
-    found, weights = _extended(context), isinstance(context.symbol(0), Probabilities)
+    """Return scores or probabilities after one half of a Q/DQ pair, or after Identity."""
+    extended, weights = _with_node(context), isinstance(context.symbol(0), Probabilities)
     if context.node.op == "QuantizeLinear":
-        found = dataclasses.replace(found, quantised=pair(context))
+        extended = dataclasses.replace(extended, quantised=pair(context))
     elif context.node.op == "DequantizeLinear" and weights:
-        assert found.quantised is not None
-        passed = (*found.weight_pairs, found.quantised)
-        found = dataclasses.replace(found, quantised=None, weight_pairs=passed)
+        assert extended.quantised is not None
+        pairs = (*extended.weight_pairs, extended.quantised)
+        extended = dataclasses.replace(extended, quantised=None, weight_pairs=pairs)
     elif context.node.op == "DequantizeLinear":
-        assert found.quantised is not None
-        found = dataclasses.replace(found, quantised=None, pairs=(*found.pairs, found.quantised))
-    return Probabilities(found) if weights else found
+        assert extended.quantised is not None
+        extended = dataclasses.replace(extended, quantised=None, pairs=(*extended.pairs, extended.quantised))
+    return Probabilities(extended) if weights else extended
 
 
-def undefined(context: NodeContext) -> Undefined:
-    """IsNaN of probabilities."""
-    return Undefined(_extended(context))
+def is_nan(context: NodeContext) -> NanMask:
+    """Return IsNaN of probabilities."""
+    return NanMask(_with_node(context))
 
 
-def defined(context: NodeContext) -> Probabilities:
-    """Where replaces probabilities that are not a number by 0: there are none, as every query has a key."""
-    guard, found = context.symbol(0), _extended(context)
-    assert isinstance(guard, Undefined)
-    nodes, names = dict.fromkeys((*found.nodes, *guard.scores.nodes)), (*found.values, *guard.scores.values)
-    return Probabilities(dataclasses.replace(found, nodes=tuple(nodes), values=tuple(dict.fromkeys(names))))
+def replace_nan(context: NodeContext) -> Probabilities:
+    """Return the probabilities: Where replaces no NaN, because every query has a key."""
+    guard, extended = context.symbol(0), _with_node(context)
+    assert isinstance(guard, NanMask)
+    nodes, names = (
+        dict.fromkeys((*extended.nodes, *guard.scores.nodes)),
+        (*extended.values, *guard.scores.values),
+    )
+    return Probabilities(
+        dataclasses.replace(extended, nodes=tuple(nodes), values=tuple(dict.fromkeys(names)))
+    )
 
 
 def values(context: NodeContext) -> Pending:
-    """The product of probabilities and values, which ends an attention."""
+    """Return the product of probabilities and values, which ends an attention."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Probabilities)
-    found = symbol.scores
-    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
-    notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
-    made = fused(
-        context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes
+    source = symbol.scores
+    beside = len(context.output) > 2 and heads_become_columns(context.model, context.node.outputs[0])
+    notes = (ROUNDING,) if source.pairs or source.weight_pairs else ()
+    fused = fuse(
+        context, problem_of(context), source.factor, beside, (*source.nodes, context.node.index), notes
     )
     known = rounding_of(context)
-    return made if known is None else _rounded(made, *known)
+    return fused if known is None else _round_scores(fused, *known)
 
 
-def _rounded(made: Pending, to: Rounding, nats: float) -> Pending:
-    """Attention whose scores are requantised to 8 bits, of which a step is so many `nats`."""
-    (op,) = made.ops
+def _round_scores(fused: Pending, to: Rounding, nats: float) -> Pending:
+    """Return an attention with scores requantised to 8 bits, in steps of `nats`."""
+    (op,) = fused.ops
     assert isinstance(op, Attention)
-    note = FOLLOWED.format(low=(to.low - to.zero) * nats, high=(to.high - to.zero) * nats)
+    note = ROUNDED_SCORES.format(low=(to.low - to.zero) * nats, high=(to.high - to.zero) * nats)
     return dataclasses.replace(
-        made, ops=(dataclasses.replace(op, rounding=to, score_scale=nats),), notes=(note,)
+        fused, ops=(dataclasses.replace(op, rounding=to, score_scale=nats),), notes=(note,)
     )
 
 
 def _starts(context: NodeContext) -> bool:
-    """Whether a product may be the scores of an attention; products with a matrix of weights are not."""
+    """Return whether a product may be the scores of an attention, that is, no product with a weight matrix."""
     kinds = [type(symbol) for symbol in context.symbols]
     ranks = [len(context.model.shapes.get(name, ())) for name in context.node.inputs]
     matrices = min(ranks) > 1 and (ranks[1] > 2 or ranks[0] == 2)
@@ -363,7 +367,7 @@ def _starts(context: NodeContext) -> bool:
 
 
 def _ends(context: NodeContext) -> bool:
-    """Whether a product is one of probabilities and values."""
+    """Return whether a product is one of probabilities and values."""
     return isinstance(context.symbol(0), Probabilities)
 
 
@@ -385,7 +389,7 @@ _VALUES = (
     private,
     *FORM,
     scores_clamped,
-    scores_told_apart,
+    scores_not_clamped,
     masked_apart,
     probabilities_whole,
 )
@@ -398,8 +402,8 @@ ATTENTION_WRITTEN_OUT_OPERATORS = tuple(
         (("Add", "Where"), (scores_mask,), mask, _reads_scores),
         (("Softmax",), (scores_axis,), normalise, _reads_scores),
         (("Identity", "QuantizeLinear", "DequantizeLinear"), (pairs_constant,), rounding, _reads_either),
-        (("IsNaN",), (), undefined, _reads_probabilities),
-        (("Where",), (undefined_zero,), defined, _reads_probabilities),
+        (("IsNaN",), (), is_nan, _reads_probabilities),
+        (("Where",), (undefined_zero,), replace_nan, _reads_probabilities),
         (("MatMul",), _VALUES, values, _ends),
     )
 )

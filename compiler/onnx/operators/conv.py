@@ -1,4 +1,4 @@
-"""Conv of constant weights."""
+"""Conv and ConvTranspose with constant weights."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from weft.compiler.ir.graph import Conv, DeviceOp, View, Window
 from weft.compiler.ir.layout import spatial
 from weft.compiler.machine.target import COUNT_MAX, STEP_MAX, has_coordinates
 from weft.compiler.onnx.conditions import (
-    arranged,
     bias_constant,
     depth_alone,
     image,
+    image_operand,
     image_order,
     input_quantised,
     weights_constant,
     weights_per_output,
 )
-from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_apart, product_of, window_of
+from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_separately, product_of, window_of
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Symbol, result
-from weft.compiler.onnx.runs import BOXES
+from weft.compiler.onnx.runs import MAX_COPIES
 
 
 def pads_fit(context: NodeContext) -> str | None:
-    """Pads must not be negative, and at most 4095 along axes with strides or dilations above 127."""
+    """Pads must not be negative, and must be at most 4095 along axes with strides or dilations above 127."""
     if min(context.ints("pads", (0,))) < 0:
         return f"pads is {context.ints('pads', ())}"
     window = window_of(context, context.shape(1)[2:])
@@ -40,8 +40,8 @@ def pads_fit(context: NodeContext) -> str | None:
 
 
 def conv(context: NodeContext) -> Symbol:
-    """The device's Conv, with weights as (outputs, rows, columns, inputs)."""
-    source, quant = arranged(context)
+    """Return the device's Conv, with weights (outputs, rows, columns, inputs)."""
+    source, quant = image_operand(context)
     weight = context.symbol(1)
     assert isinstance(weight, Constant)
     kernel = weight.values.shape[2:]
@@ -52,7 +52,7 @@ def conv(context: NodeContext) -> Symbol:
         values = values[:, tap]
     elif len(kernel) == 1:
         values = values[:, None]
-    source, window = pad_apart(source, quant, window_of(context, kernel))
+    source, window = pad_separately(source, quant, window_of(context, kernel))
     return product_of(context, source, source.view(), quant, values, weight, window, spatial(context.output))
 
 
@@ -75,24 +75,31 @@ CONV_OPERATORS = (
 
 
 class Phase(NamedTuple):
-    """Results `first`, `first + stride` and so on, `many` of them, along one axis: a convolution without strides.
+    """`length` results of a ConvTranspose along one axis, from `first` on with its stride: a convolution with stride 1.
 
-    `taps` are the elements of the kernel that it takes, in the order of the inputs that they meet, which are `dilation`
-    apart; `before` and `behind` the padding, negative where inputs are not read. No taps: nothing meets these results.
+    Attributes
+    ----------
+    taps : tuple of int
+        Kernel elements, in the order of their inputs; empty if no input contributes.
+    dilation : int
+        Distance of these inputs.
+    before, after : int
+        Padding; negative if inputs are not read.
     """
 
     first: int
-    many: int
+    length: int
     taps: tuple[int, ...]
     dilation: int
     before: int
-    behind: int
+    after: int
 
 
 @dataclass(frozen=True)
 class Spread:
-    """ConvTranspose along one axis: input i and element k of the kernel meet in result i * stride + k * dilation -
-    before."""
+    """ConvTranspose along one axis: input i and kernel element k contribute to result i * stride + k * dilation -
+    before.
+    """
 
     size: int
     output: int
@@ -105,61 +112,63 @@ class Spread:
         return tuple(self._phase(first) for first in range(min(self.stride, self.output)))
 
     def _phase(self, first: int) -> Phase:
-        many = -(-(self.output - first) // self.stride)
+        length = -(-(self.output - first) // self.stride)
         place = first + self.before
         taps = [k for k in range(self.kernel) if (place - k * self.dilation) % self.stride == 0][::-1]
         reads = [(place - k * self.dilation) // self.stride for k in taps]
-        if not taps or reads[0] >= self.size or reads[-1] + many <= 0:
-            return self.unmet(first, many)
+        if not taps or reads[0] >= self.size or reads[-1] + length <= 0:
+            return self.empty_phase(first, length)
         dilation = reads[1] - reads[0] if len(taps) > 1 else 1
-        return Phase(first, many, tuple(taps), dilation, -reads[0], reads[-1] + many - self.size)
+        return Phase(first, length, tuple(taps), dilation, -reads[0], reads[-1] + length - self.size)
 
-    def unmet(self, first: int, many: int) -> Phase:
-        """Results that nothing meets."""
-        return Phase(first, many, (), 1, 0, many - self.size)
+    def empty_phase(self, first: int, length: int) -> Phase:
+        """Return the phase of results without contributions."""
+        return Phase(first, length, (), 1, 0, length - self.size)
 
-    def kept(self, phase: Phase) -> int:
-        """Inputs that a phase reads."""
-        return self.size + min(phase.before, 0) + min(phase.behind, 0)
+    def inputs_read(self, phase: Phase) -> int:
+        """Return the number of inputs that a phase reads."""
+        return self.size + min(phase.before, 0) + min(phase.after, 0)
 
 
 def spreads(context: NodeContext) -> tuple[Spread, ...]:
-    """ConvTranspose along each axis."""
+    """Return the ConvTranspose along each axis."""
     sizes, outputs, kernel = context.shape()[2:], context.output[2:], context.shape(1)[2:]
     ones = (1,) * len(sizes)
     strides, dilations = context.ints("strides", ones), context.ints("dilations", ones)
     pads, auto = context.ints("pads", (0,) * 2 * len(sizes)), context.attribute("auto_pad", "NOTSET")
     extra = context.ints("output_padding", (0,) * len(sizes))
-    made = []
+    per_axis = []
     for at, size in enumerate(sizes):
         before = 0 if auto == "VALID" else pads[at]
         if "output_shape" in context.node.attributes or auto in ("SAME_UPPER", "SAME_LOWER"):
-            whole = (size - 1) * strides[at] + extra[at] + (kernel[at] - 1) * dilations[at] + 1
-            total = max(whole - outputs[at], 0)
+            full_size = (size - 1) * strides[at] + extra[at] + (kernel[at] - 1) * dilations[at] + 1
+            total = max(full_size - outputs[at], 0)
             before = total // 2 if auto == "SAME_UPPER" else total - total // 2
-        made.append(Spread(size, outputs[at], kernel[at], strides[at], dilations[at], before))
-    return tuple(made)
+        per_axis.append(Spread(size, outputs[at], kernel[at], strides[at], dilations[at], before))
+    return tuple(per_axis)
 
 
 def rows_or_images(context: NodeContext) -> str | None:
-    """ConvTranspose must be of rows or images: inputs of shape (N, C, L) or (N, C, H, W)."""
-    good = len(context.shape()) == len(context.output) in (3, 4)
-    return None if good else f"the input has shape {context.shape()}, the result {context.output}"
+    """The input of ConvTranspose must have shape (N, C, L) or (N, C, H, W)."""
+    supported = len(context.shape()) == len(context.output) in (3, 4)
+    return None if supported else f"the input has shape {context.shape()}, the result {context.output}"
 
 
 def strides_few(context: NodeContext) -> str | None:
-    """Strides of ConvTranspose must multiply to at most 64, and dilations be at most 127; pads must not be negative."""
-    found = spreads(context)
-    strides, dilations = ([getattr(axis, name) for axis in found] for name in ("stride", "dilation"))
+    """The product of ConvTranspose's strides must be at most 64, its dilations at most 127, and its
+    pads not negative.
+    """
+    axes = spreads(context)
+    strides, dilations = ([getattr(axis, name) for axis in axes] for name in ("stride", "dilation"))
     if min(context.ints("pads", (0,))) < 0:
         return f"pads is {context.ints('pads', ())}"
-    good = math.prod(strides) <= BOXES and max(dilations) <= STEP_MAX
-    return None if good else f"strides are {strides}, dilations {dilations}"
+    supported = math.prod(strides) <= MAX_COPIES and max(dilations) <= STEP_MAX
+    return None if supported else f"strides are {strides}, dilations {dilations}"
 
 
 def conv_transpose(context: NodeContext) -> Symbol:
-    """A convolution for each phase of rows and columns."""
-    source, quant = arranged(context)
+    """Return a convolution for each phase of rows and columns."""
+    source, quant = image_operand(context)
     weight, layout = context.symbol(1), spatial(context.output)
     assert isinstance(weight, Constant)
     groups = int(context.node.attributes.get("group", 1))
@@ -177,7 +186,7 @@ def conv_transpose(context: NodeContext) -> Symbol:
 
 
 class Piece(NamedTuple):
-    """A convolution of a box of the input into results with steps between them."""
+    """Convolution of a box of the input into results with steps between them."""
 
     src: View
     dst: View
@@ -186,26 +195,26 @@ class Piece(NamedTuple):
 
 
 def _pieces(context: NodeContext, source: View, target: View, values: np.ndarray) -> Iterator[Piece]:
-    """The convolutions, with weights taken from `values` (outputs, rows, columns, inputs)."""
-    found = spreads(context)
-    down, across = found if len(found) == 2 else (Spread(1, 1, 1, 1, 1, 0), *found)
+    """Yield the convolutions, with weights from `values` (outputs, rows, columns, inputs)."""
+    per_axis = spreads(context)
+    down, across = per_axis if len(per_axis) == 2 else (Spread(1, 1, 1, 1, 1, 0), *per_axis)
     (n, _, _, inputs), outputs = source.shape, target.shape[3]
     for y, x in itertools.product(down.phases(), across.phases()):
         weight = values[:, list(y.taps)][:, :, list(x.taps)]
         if not (y.taps and x.taps):
-            y, x = down.unmet(y.first, y.many), across.unmet(x.first, x.many)
+            y, x = down.empty_phase(y.first, y.length), across.empty_phase(x.first, x.length)
             weight = np.zeros_like(values[:, :1, :1])
-        box = (n, down.kept(y), across.kept(x), inputs)
+        box = (n, down.inputs_read(y), across.inputs_read(x), inputs)
         src = View(source.buffer, box, max(-y.before, 0), max(-x.before, 0))
-        steps = (down.stride if y.many > 1 else 1, across.stride if x.many > 1 else 1)
-        dst = View(target.buffer, (n, y.many, x.many, outputs), y.first, x.first, step=steps)
-        pad = (max(y.before, 0), max(x.before, 0), max(y.behind, 0), max(x.behind, 0))
+        steps = (down.stride if y.length > 1 else 1, across.stride if x.length > 1 else 1)
+        dst = View(target.buffer, (n, y.length, x.length, outputs), y.first, x.first, step=steps)
+        pad = (max(y.before, 0), max(x.before, 0), max(y.after, 0), max(x.after, 0))
         kernel = (weight.shape[1], weight.shape[2])
         yield Piece(src, dst, weight, Window(kernel, (1, 1), (y.dilation, x.dilation), pad))
 
 
 def _by_output(values: np.ndarray, groups: int) -> np.ndarray:
-    """Weights (inputs, outputs / groups, ...) as (outputs, rows, columns, inputs / groups)."""
+    """Return weights (inputs, outputs / groups, ...) as (outputs, rows, columns, inputs / groups)."""
     if values.ndim == 3:
         values = values[:, :, None]
     inputs, each, h, w = values.shape
@@ -213,9 +222,9 @@ def _by_output(values: np.ndarray, groups: int) -> np.ndarray:
     return np.ascontiguousarray(split.reshape(groups * each, h, w, inputs // groups)).astype(np.int16)
 
 
-_GIVEN = (rows_or_images, input_quantised, image_order, weights_constant, weights_per_output, bias_constant)
+_COMMON = (rows_or_images, input_quantised, image_order, weights_constant, weights_per_output, bias_constant)
 
-CONV_TRANSPOSE_OPERATORS = (Operator(("ConvTranspose",), (*_GIVEN, strides_few), conv_transpose),)
+CONV_TRANSPOSE_OPERATORS = (Operator(("ConvTranspose",), (*_COMMON, strides_few), conv_transpose),)
 
 
 OPERATORS = (*CONV_OPERATORS, *CONV_TRANSPOSE_OPERATORS)

@@ -1,4 +1,4 @@
-"""Gather of rows of a constant table by indices that are known when the model runs: embeddings."""
+"""Gather of rows of a constant table by indices that are only known at run time: embeddings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from weft.compiler.onnx.qdq import Constant, Pending, Quant, Recipe, Tensor, fin
 from weft.hdl.isa import PAGE_ENTRY
 
 _LARGEST = 1 << 30
-"""Bytes of a table at most, which lies in the program's constants."""
+"""Largest size of a table, in bytes of the program's constants."""
 
 
 class _Table(NamedTuple):
-    """`values` times `scale`; with `quant` a node makes these integers themselves, with such parameters."""
+    """Table ``values * scale``. With `quant`, the node's result is these integers, with these parameters."""
 
     values: np.ndarray
     scale: np.ndarray
@@ -29,16 +29,16 @@ class _Table(NamedTuple):
 
 
 def rows_constant(context: NodeContext) -> str | None:
-    """With indices that are not constant, Gather must take whole rows of a constant table, along its first axis."""
+    """If its indices are not constant, Gather must take whole rows of a constant table, along axis 0."""
     axis = int(context.node.attributes.get("axis", 0))
     return None if axis in (0, -len(context.shape())) else f"axis is {axis}"
 
 
 def table_size(context: NodeContext) -> str | None:
-    """A table of rows must have between 1 and 1073741824 elements, and at most 65536 rows be taken of it."""
+    """A table must have between 1 and 1073741824 elements, and Gather must take at most 65536 rows."""
     count, size = math.prod(context.shape(1)), math.prod(context.shape())
-    good = 1 <= size <= _LARGEST and 1 <= count <= MAX_OFFSETS
-    return None if good else f"{count:,} rows are taken of shape {context.shape()}"
+    fits = 1 <= size <= _LARGEST and 1 <= count <= MAX_OFFSETS
+    return None if fits else f"{count:,} rows of a table of shape {context.shape()}"
 
 
 def indices_integers(context: NodeContext) -> str | None:
@@ -55,16 +55,16 @@ def _table(context: NodeContext) -> _Table | None:
     symbol, name = context.symbol(0), context.node.inputs[0]
     if isinstance(symbol, Constant):
         return _Table(symbol.values, symbol.scale)
-    given = context.model.constants.get(name)
-    if given is None or str(given.dtype) not in BITS:
+    constant = context.model.constants.get(name)
+    if constant is None or str(constant.dtype) not in BITS:
         return None
-    unsigned = given.dtype.kind == "u"
-    stored = to_signed(given) if unsigned else given
-    return _Table(stored, np.ones((1,) * stored.ndim), Quant(1.0, 0, unsigned, 8 * given.dtype.itemsize))
+    unsigned = constant.dtype.kind == "u"
+    stored = to_signed(constant) if unsigned else constant
+    return _Table(stored, np.ones((1,) * stored.ndim), Quant(1.0, 0, unsigned, 8 * constant.dtype.itemsize))
 
 
 def rows(context: NodeContext) -> Pending | Recipe:
-    """The device's Embedding."""
+    """Return the device's Embedding."""
     node, table, shape = context.node, _table(context), context.shape()
     assert table is not None
     count, width = math.prod(context.shape(1)), math.prod(shape[1:])
@@ -79,11 +79,11 @@ def rows(context: NodeContext) -> Pending | Recipe:
 
 
 def _indices(context: NodeContext, rows: RowIndices, count: int) -> Tensor:
-    """The indices as the host stores them."""
+    """Return the indices in the form in which the host stores them."""
     name, shape = context.node.inputs[1], context.shape(1)
     layout = Layout(shape, tuple(range(len(shape))), (1, 1, count, PAGE_ENTRY))
     storage = f"{name}:{rows.rows} rows of {rows.pitch} bytes"
-    return Tensor(storage, name, layout, layout, unsigned=False, hosted=True, rows=rows)
+    return Tensor(storage, name, layout, layout, unsigned=False, from_host=True, rows=rows)
 
 
 OPERATORS = (

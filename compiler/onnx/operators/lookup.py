@@ -1,4 +1,6 @@
-"""Functions of one quantised value, element by element, as tables of 256 entries, or lines between them."""
+"""Clamps, quantisation, and elementwise functions of one quantised value as tables of 256 entries or piecewise linear
+functions.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from weft.compiler.onnx.qdq import (
     rescale,
     result_of,
 )
-from weft.compiler.onnx.wide import NarrowError, doubled, is_wide
+from weft.compiler.onnx.wide import NarrowError, is_wide, upper_plane
 
 
 def bounds_constant(context: NodeContext) -> str | None:
@@ -43,7 +45,7 @@ def bounds_constant(context: NodeContext) -> str | None:
 
 
 def clamp(context: NodeContext) -> Symbol:
-    """Relu or Clip: tightens the clamp of a pending result; on an activation it becomes a requantisation."""
+    """Return a Relu or Clip: it narrows the clamp of a pending result, and requantises an activation."""
     source = context.symbol(0)
     if isinstance(source, Activation):
         source = rescale(source, context.node.name)
@@ -76,13 +78,13 @@ CLAMP_OPERATORS = (
 
 
 KERNEL = 32
-"""Micro-operations that kernels on values of 16 bits take at most, normalisations left out."""
+"""Most micro-operations of kernels on 16-bit values, normalisations aside."""
 SCALE_LIMIT = 1 << 15
-"""Scales from here on do not fit a mantissa of 16 bits without a shift."""
+"""Scales from here on need a shift beside a 16-bit mantissa."""
 
 
 def per_tensor(context: NodeContext) -> str | None:
-    """Activations must have 8 or 16 bits, and one constant scale above zero and zero point for the whole tensor."""
+    """Activations must have 8 or 16 bits, and one constant positive scale and one zero point for the whole tensor."""
     quantise = context.node.op == "QuantizeLinear"
     value = context.node.outputs[0] if quantise else context.node.inputs[0]
     dtype = context.model.dtypes[value]
@@ -98,12 +100,12 @@ def wide_engine(context: NodeContext) -> str | None:
     """Values of 16 bits need a kernel engine ('kernel' 32 or more)."""
     node, size = context.node, context.model.config.kernel
     value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
-    good = BITS[context.model.dtypes[value]] == 8 or size >= KERNEL
-    return None if good else f"{value!r} is one, and 'kernel' is {size}"
+    supported = BITS[context.model.dtypes[value]] == 8 or size >= KERNEL
+    return None if supported else f"{value!r} has 16 bits, and 'kernel' is {size}"
 
 
 def wide_forms(context: NodeContext) -> str | None:
-    """Values of 16 bits are sums, products, convolutions, pools, minima, maxima, copies, functions, normalisations."""
+    """Values of 16 bits must be sums, products, convolutions, pools, extremes, copies, functions or normalisations."""
     symbol, node = context.symbol(0), context.node
     if not isinstance(symbol, Pending):
         return None
@@ -112,7 +114,7 @@ def wide_forms(context: NodeContext) -> str | None:
     if not has_wide(symbol, quant):
         return None
     try:
-        _finished(context)
+        _finish_pending(context)
     except NarrowError as error:
         return str(error)
     return None
@@ -132,10 +134,10 @@ def scales_fit(context: NodeContext) -> str | None:
     assert isinstance(symbol, Pending)
     for op in symbol.ops:
         if isinstance(op, Embedding):
-            continue  # whose rows are quantised ahead
+            continue  # its rows are quantised at compile time
         for name in ("scale", "a_scale", "b_scale"):
-            given = getattr(op, name, 0.0)
-            most = (abs(given) if isinstance(given, float) else float(np.abs(given).max())) / quant.scale
+            value = getattr(op, name, 0.0)
+            most = (abs(value) if isinstance(value, float) else float(np.abs(value).max())) / quant.scale
             if not most < SCALE_LIMIT:
                 return f"{op.name} has {most:g}"
     return None
@@ -156,7 +158,7 @@ def sums_fit(context: NodeContext) -> str | None:
 
 
 def dequantise(context: NodeContext) -> Symbol:
-    """A value of 8 or 16 bits as an activation."""
+    """Return a value of 8 or 16 bits as an activation."""
     node, tensor = context.node, context.symbol(0)
     quant = parameters(context.model, node, context.model.dtypes[node.inputs[0]])
     assert isinstance(tensor, Tensor)
@@ -165,7 +167,7 @@ def dequantise(context: NodeContext) -> Symbol:
 
 
 def _of_constant(context: NodeContext) -> bool:
-    """Whether it is a constant that is dequantised: weights, biases, tables."""
+    """Return whether a constant is dequantised: weights, a bias or a table."""
     return context.node.inputs[0] in context.model.constants
 
 
@@ -174,7 +176,7 @@ def _dequantise_constant(context: NodeContext) -> Symbol:
 
 
 def quantise(context: NodeContext) -> Recipe | Tensor:
-    """Complete a pending operator, requantise an activation, or recognise that nothing happens."""
+    """Complete a pending operator, requantise an activation, or return its tensor if nothing changes."""
     model, node, source = context.model, context.node, context.symbol(0)
     name = node.outputs[0]
     quant = parameters(model, node, model.dtypes[name])
@@ -183,12 +185,14 @@ def quantise(context: NodeContext) -> Recipe | Tensor:
         if source.quant.same(quant):
             return dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
         return finish(rescale(source, node.name), name, quant, node)
-    return _finished(context)
+    return _finish_pending(context)
 
 
 @functools.lru_cache(maxsize=1)
-def _finished(context: NodeContext) -> Recipe:
-    """Complete the pending operator that a node quantises: first to know that it can be."""
+def _finish_pending(context: NodeContext) -> Recipe:
+    """Return the completed recipe of the pending operator before a QuantizeLinear. Cached, because a constraint tries
+    it first.
+    """
     node, source = context.node, context.symbol(0)
     quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
     assert isinstance(source, Pending)
@@ -209,15 +213,15 @@ QUANTISE_OPERATORS = (
 
 
 WIDE_STEPS = 8
-"""Most steps of 16 bits that a function of a value of 16 bits may be off."""
+"""Largest error, in 16-bit steps, of a function of a 16-bit value."""
 
 
 def one_value(context: NodeContext) -> str | None:
     """The operator must be computed, element by element, from one quantised activation and constants."""
     if context.functions:
         return None
-    other = next((name for name, given in zip(context.node.inputs, context.arguments, strict=True)
-                  if name and not given and name not in context.model.constants), None)  # fmt: skip
+    other = next((name for name, functions in zip(context.node.inputs, context.arguments, strict=True)
+                  if name and not functions and name not in context.model.constants), None)  # fmt: skip
     return f"inputs are {context.inputs}" if other is None else f"input {other!r} is not"
 
 
@@ -227,42 +231,42 @@ def tables(context: NodeContext) -> str | None:
 
 
 def numbers(context: NodeContext) -> str | None:
-    """What is computed must be a number for each value that the activation can have."""
-    if any(function.entries.defined for function in context.functions):
+    """The result must be a number for every possible value of the activation."""
+    if any(function.entries.is_defined for function in context.functions):
         return None
     return context.functions[0].entries.cause
 
 
-def looked_up(context: NodeContext) -> Recipe:
-    """The table of a function, from its root to the QuantizeLinear at its end."""
-    function = _chosen(context)
+def function_table(context: NodeContext) -> Recipe:
+    """Return the table of a function from its root to the QuantizeLinear at its end."""
+    function = _choose_function(context)
     assert function is not None
     root, name = function.root, context.node.outputs[0]
     quant = parameters(context.model, context.node, context.model.dtypes[name])
     assert quant is not None
     view = result_of(name, root.layout.nhwc)
-    view = doubled(view) if quant.bits > 8 else view
+    view = upper_plane(view) if quant.bits > 8 else view
     ops: tuple[DeviceOp, ...]
     if root.wide:
-        made = _lines(context, function)
-        assert isinstance(made, WideFunction)
-        ops = (made.replace(src=root.view(), dst=view),)
+        lines = _fit_function(context, function)
+        assert isinstance(lines, WideFunction)
+        ops = (lines.replace(src=root.view(), dst=view),)
     elif quant.bits > 8:
-        stored = function.entries.stored.astype(np.int16)
+        stored = function.entries.stored_values.astype(np.int16)
         ops = tuple(
             Rescale(context.node.name, root.view(), plane, lookup=bytes_.astype(np.int8))
             for plane, bytes_ in zip(view.planes, (stored >> 8, (stored & 255) - 128), strict=True)
         )
     else:
-        ops = (Rescale(context.node.name, root.view(), view, lookup=function.entries.stored),)
+        ops = (Rescale(context.node.name, root.view(), view, lookup=function.entries.stored_values),)
     output = Tensor(
         name,
         name,
         root.layout,
         root.layout,
         quant.unsigned,
-        hosted=False,
-        looked_up=True,
+        from_host=False,
+        from_table=True,
         wide=quant.bits > 8,
     )
     nodes = tuple(dict.fromkeys((*root.via, *function.nodes)))
@@ -270,22 +274,24 @@ def looked_up(context: NodeContext) -> Recipe:
 
 
 def lines_near(context: NodeContext) -> str | None:
-    """Functions of 16-bit values are lines between 256 places, at most 8 steps off (1 step if results have 8 bits)."""
-    function = _chosen(context)
-    found = _lines(context, function) if function is not None and function.root.wide else None
-    return found if isinstance(found, str) else None
+    """Functions of 16-bit values are piecewise linear with 256 intervals, at most 8 steps off (1 step for 8-bit
+    results).
+    """
+    function = _choose_function(context)
+    fitted = _fit_function(context, function) if function is not None and function.root.wide else None
+    return fitted if isinstance(fitted, str) else None
 
 
-def _lines(context: NodeContext, function: Function) -> WideFunction | str:
-    """A function of a root of 16 bits, but for its views, or how far it is off."""
+def _fit_function(context: NodeContext, function: Function) -> WideFunction | str:
+    """Return a function of a 16-bit root, without its views, or its error as text."""
     name = context.node.outputs[0]
     quant = parameters(context.model, context.node, context.model.dtypes[name])
     before = function.arguments[0]
     assert quant is not None
     assert isinstance(before, Function)
-    fields, apart = _fitted(before.entries, function.entries, quant)
-    if apart > (WIDE_STEPS if quant.bits > 8 else 1):
-        return f"they are {apart} off"
+    fields, error = _fit_lines(before.entries, function.entries, quant)
+    if error > (WIDE_STEPS if quant.bits > 8 else 1):
+        return f"the error is {error} steps"
     return WideFunction(
         name=context.node.name, wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **fields._asdict()
     )
@@ -294,46 +300,48 @@ def _lines(context: NodeContext, function: Function) -> WideFunction | str:
 _NO_VIEW = View(Buffer("", (2, 1, 1, 1)), (1, 1, 1, 1))
 
 
-@functools.lru_cache(maxsize=32)  # the steps of a recurrent network have the same functions again and again
-def _fitted(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, int]:
-    """The lines nearest to a function of real numbers, and how far they are off its rounded results at most."""
+@functools.lru_cache(maxsize=32)  # the steps of a recurrent network share their functions
+def _fit_lines(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, int]:
+    """Return the lines nearest to a function of real numbers, and their largest error against its rounded results."""
     half = 1 << quant.bits - 1
     with np.errstate(all="ignore"):
         values = real.values.astype(np.float64) / quant.scale + quant.zero
     exact = np.nan_to_num(values, nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
-    found = fit_lines(exact, (-half, half - 1))
-    made = WideFunction(name="", wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **found._asdict())
-    return found, int(np.abs(made.results - rounded.stored.astype(np.int64)).max())
+    lines = fit_lines(exact, (-half, half - 1))
+    fitted = WideFunction(name="", wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **lines._asdict())
+    return lines, int(np.abs(fitted.results - rounded.stored_values.astype(np.int64)).max())
 
 
-def _chosen(context: NodeContext) -> Function | None:
-    """The function that a QuantizeLinear ends as a table, None if there is none or it is only a requantisation.
+def _choose_function(context: NodeContext) -> Function | None:
+    """Return the function that becomes a table at a QuantizeLinear; None if there is none or it is only a
+    requantisation.
 
-    It is that of the nearest root, so that no older tensor is kept for it; where nothing else reads that, the next.
+    The nearest root is best, because older tensors need not stay. An older root is better if nothing else reads the
+    nearer one.
     """
-    source = _requantised(context)
-    if source is not None and not source.looked_up:
+    source = _requantised_tensor(context)
+    if source is not None and not source.from_table:
         return None
     usable = (function for function in context.functions if _usable(context, function))
-    nearest = found = next(usable, None)
-    while found is not None and _private(context, found):
+    nearest = best = next(usable, None)
+    while best is not None and _private(context, best):
         older = next(usable, None)
         if older is None:
             break
-        found = older
-    return None if source is not None and found is nearest else found
+        best = older
+    return None if source is not None and best is nearest else best
 
 
 def _usable(context: NodeContext, function: Function) -> bool:
-    """Whether a function is a number for all values of its root, and the device has what it takes."""
+    """Return whether a function has a number for every value of its root, and the device has the units for it."""
     config = context.model.config
     if function.root.wide and (config.lookup_tables < WIDE_FUNCTION_TABLES or config.kernel < KERNEL):
         return False
-    return function.entries.defined
+    return function.entries.is_defined
 
 
-def _requantised(context: NodeContext) -> Tensor | None:
-    """The tensor that the input of a QuantizeLinear is, but for scale, zero point and clamp, if that is one."""
+def _requantised_tensor(context: NodeContext) -> Tensor | None:
+    """Return the tensor that a QuantizeLinear only rescales and clamps; None if there is none."""
     symbol = context.symbol(0)
     if isinstance(symbol, Activation):
         source = symbol.tensor
@@ -345,7 +353,7 @@ def _requantised(context: NodeContext) -> Tensor | None:
 
 
 def _private(context: NodeContext, function: Function) -> bool:
-    """Whether only the nodes of a function read its root, and all that is made of it on the way."""
+    """Return whether only the nodes of a function read its root and all values in between."""
     inside = {*function.root.via, *function.nodes}
     names = [function.root.value]
     for name in names:
@@ -355,34 +363,34 @@ def _private(context: NodeContext, function: Function) -> bool:
             if user.index not in inside:
                 return False
             if user.index != context.node.index:
-                names += [made for made in user.outputs if made not in names]
+                names += [output for output in user.outputs if output not in names]
     return True
 
 
 def _ends(context: NodeContext) -> bool:
-    """Whether a QuantizeLinear ends a function that needs a table."""
+    """Return whether a QuantizeLinear ends a function that needs a table."""
     if not context.functions or not context.model.config.lookup_tables or per_tensor(context) is not None:
         return False
-    return _chosen(context) is not None
+    return _choose_function(context) is not None
 
 
 def _is_function(context: NodeContext) -> bool:
     return bool(context.functions)
 
 
-def _passed(context: NodeContext) -> None:
-    """No symbol: what is known of the result is that it is a function."""
+def _no_symbol(context: NodeContext) -> None:
+    """Return no symbol, because only `Match.functions` knows the result."""
 
 
 _OTHERS = (*ARITHMETIC, *MOVES)
 
 LOOKUP_OPERATORS = (
-    Operator(("QuantizeLinear",), (per_tensor, wide_engine, lines_near), looked_up, applies=_ends),
-    Operator(PLAIN, (one_value, tables, numbers), _passed, elementwise=True),
+    Operator(("QuantizeLinear",), (per_tensor, wide_engine, lines_near), function_table, applies=_ends),
+    Operator(PLAIN, (one_value, tables, numbers), _no_symbol, elementwise=True),
     Operator(
         _OTHERS,
         (tables, numbers),
-        _passed,
+        _no_symbol,
         applies=_is_function,
         elementwise=True,
         title=f"{', '.join(sorted(_OTHERS))} in functions of one activation",

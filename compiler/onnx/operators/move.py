@@ -1,5 +1,7 @@
-"""Operators that move no byte: reshapes, and transposes. Who cannot read the order behind them has bytes moved for it
-(`weft.compiler.onnx.reorder`)."""
+"""Operators that move elements: reshapes and transposes without work, and copies for Concat, Slice, Resize and others.
+
+A later operator that cannot read a transposed order gets its bytes reordered (`weft.compiler.onnx.reorder`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, spatial
-from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
-from weft.compiler.onnx.indices import taken
+from weft.compiler.onnx.boxes import Arrangement, Movement, arrange, copy_ops, results, tensor_of
+from weft.compiler.onnx.indices import selections
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -24,35 +26,37 @@ from weft.compiler.onnx.qdq import (
     Results,
     Symbol,
     Tensor,
+    as_activation,
     finish,
     integers,
     result,
-    unfolded,
 )
-from weft.compiler.onnx.reorder import effort, placed, row_major
-from weft.compiler.onnx.runs import BOXES, WEIGHTS, of_channels, ordered
+from weft.compiler.onnx.reorder import layout_cost, to_layout, to_row_major
+from weft.compiler.onnx.runs import MAX_COPIES, MAX_WEIGHTS, channel_slice, order_channels
 
 
 def movable(context: NodeContext) -> str | None:
-    """Reshapes and transposes must act on int8 or uint8 activations or on the result of a device operator."""
-    good = isinstance(context.symbol(0), Activation | Pending | Tensor | Constant)
-    return None if good else f"input {context.node.inputs[0]!r} is not"
+    """Reshapes and transposes must act on int8 or uint8 activations, or on the result of a device operator."""
+    supported = isinstance(context.symbol(0), Activation | Pending | Tensor | Constant)
+    return None if supported else f"input {context.node.inputs[0]!r} is not"
 
 
 def transposable(context: NodeContext) -> str | None:
-    """Transpose must lead to an order that the operators behind it take, or that at most 256 copies lead on to."""
-    if isinstance(context.symbol(0), Constant) or transposed(context) is not None:
+    """Transpose must lead to an order that the next operators accept, or that at most 256 copies make acceptable."""
+    if isinstance(context.symbol(0), Constant) or transpose(context) is not None:
         return None
     return f"perm is {permutation(context)}"
 
 
 def permutation(context: NodeContext) -> tuple[int, ...]:
-    """The order of axes a Transpose node makes."""
+    """Return the order of axes of a Transpose node."""
     return context.ints("perm", tuple(reversed(range(len(context.shape())))))
 
 
-def transposed(context: NodeContext) -> Tensor | Pending | None:
-    """The transposed value, without moving a byte if that can be: preferably in an order the device computes in."""
+def transpose(context: NodeContext) -> Tensor | Pending | None:
+    """Return the transposed value, preferably without work and in an order in which the device computes; None if there
+    is no layout.
+    """
     symbol, shape, output, perm = context.symbol(0), context.shape(), context.output, permutation(context)
     if isinstance(symbol, Activation):
         symbol = symbol.tensor
@@ -65,27 +69,27 @@ def transposed(context: NodeContext) -> Tensor | Pending | None:
             if symbol.layout.same(before):
                 return dataclasses.replace(symbol, layout=layout)
             continue
-        arranged = symbol.arranged(before)
-        if arranged is not None:
-            return arranged.transposed(shape, perm, layout)
+        unmoved = symbol.in_layout(before)
+        if unmoved is not None:
+            return unmoved.transpose(shape, perm, layout)
     moved = symbol.layout.transpose(shape, perm)
     if moved is None and isinstance(symbol, Tensor):
-        rows = row_major(symbol, shape)
+        rows = to_row_major(symbol, shape)
         moved = row_major_layout(shape).transpose(shape, perm)
-        return None if rows is None or moved is None else rows.transposed(shape, perm, moved)
+        return None if rows is None or moved is None else rows.transpose(shape, perm, moved)
     if moved is None:
         return None
     if isinstance(symbol, Pending):
         return dataclasses.replace(symbol, layout=moved)
-    return symbol.transposed(shape, perm, moved)
+    return symbol.transpose(shape, perm, moved)
 
 
 def move(context: NodeContext) -> Symbol:
-    """Reshape and its kin: the same bytes under another shape."""
+    """Return the value with another shape and unchanged bytes."""
     source, index = context.symbol(0), context.node.index
     if isinstance(source, Constant):
         return _move_constant(context, source)
-    moved = transposed(context) if context.node.op == "Transpose" else source
+    moved = transpose(context) if context.node.op == "Transpose" else source
     if isinstance(moved, Pending):
         return dataclasses.replace(moved, nodes=(*moved.nodes, index))
     if isinstance(moved, Activation):
@@ -112,7 +116,7 @@ def _move_constant(context: NodeContext, source: Constant) -> Symbol:
 
 
 def _activation_of(context: NodeContext, source: Constant) -> Activation | None:
-    """What a moved constant is as an activation, if it is one."""
+    """Return a moved constant as an activation; None if it is not one."""
     if source.activation is None:
         return None
     moved = move(dataclasses.replace(context, symbols=(source.activation, *context.symbols[1:])))
@@ -120,11 +124,11 @@ def _activation_of(context: NodeContext, source: Constant) -> Activation | None:
 
 
 def _takes_all(context: NodeContext) -> bool:
-    """Whether a node that takes elements of a float value, which has no bytes yet, takes all of them in order."""
-    found = (taken(context) or ()) if isinstance(context.symbol(0), Pending) else ()
-    return len(found) == 1 and all(
+    """Return whether a selection from a float result, which has no bytes yet, takes all elements in order."""
+    selected = (selections(context) or ()) if isinstance(context.symbol(0), Pending) else ()
+    return len(selected) == 1 and all(
         np.array_equal(places, np.arange(size))
-        for places, size in zip(found[0].indices, found[0].shape, strict=True)
+        for places, size in zip(selected[0].indices, selected[0].shape, strict=True)
     )
 
 
@@ -142,29 +146,29 @@ MOVE_OPERATORS = (
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
-    """All inputs must be int8 or uint8 activations or constants behind DequantizeLinear, or int8 or uint8 values."""
+    """All inputs must be int8 or uint8 activations or constants after DequantizeLinear, or int8 or uint8 values."""
     kind = Tensor if isinstance(context.symbol(0), Tensor) else Activation
-    for name, symbol in zip(context.node.inputs, map(unfolded, context.symbols), strict=True):
+    for name, symbol in zip(context.node.inputs, map(as_activation, context.symbols), strict=True):
         if not isinstance(symbol, kind):
             return f"input {name!r} is not"
     return None
 
 
 def concat_order(context: NodeContext) -> str | None:
-    """Inputs of Concat must have one order of elements, or be brought into it by at most 256 copies each."""
-    if _arranged(context) is not None:
+    """Inputs of Concat must have one order of elements, or at most 256 copies each must bring them into it."""
+    if _concat_layout(context) is not None:
         return None
     return f"inputs {context.inputs}"
 
 
 def concat(context: NodeContext) -> Pending | Recipe:
-    """Every input is requantised into its box of the result."""
-    found = _arranged(context)
-    assert found is not None
-    tensors, layout, dim = found
+    """Return requantisations of all inputs into boxes of the result."""
+    arranged = _concat_layout(context)
+    assert arranged is not None
+    tensors, layout, dim = arranged
     buffer = Buffer(result(layout.nhwc).buffer.name, layout.nhwc)
     ops, position = [], 0
-    for index, (tensor, symbol) in enumerate(zip(tensors, map(unfolded, context.symbols), strict=True)):
+    for index, (tensor, symbol) in enumerate(zip(tensors, map(as_activation, context.symbols), strict=True)):
         quant = symbol.quant if isinstance(symbol, Activation) else integers(tensor)
         box = list(layout.nhwc)
         box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
@@ -174,33 +178,39 @@ def concat(context: NodeContext) -> Pending | Recipe:
         name = f"{context.node.name}.{index}"
         ops.append(Rescale(name, tensor.view(boxed), dst, quant.scale, quant.zero))
         position += box[dim]
-    made = Pending(tuple(ops), layout, tensors, (context.node.index,))
+    pending = Pending(tuple(ops), layout, tensors, (context.node.index,))
     if not isinstance(context.symbol(0), Tensor):
-        return made
-    return finish(made, context.node.outputs[0], integers(tensors[0]), context.node)
+        return pending
+    return finish(pending, context.node.outputs[0], integers(tensors[0]), context.node)
 
 
-def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | None:
-    """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
+def _concat_layout(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | None:
+    """Return the inputs in one order, the result's layout, and the device axis of the concatenation; None if it needs
+    too many copies.
+    """
     axis = int(context.node.attributes["axis"]) % len(context.output)
     shapes = [context.shape(index) for index in range(len(context.symbols))]
-    tensors = [tensor for symbol in context.symbols if (tensor := tensor_of(unfolded(symbol))) is not None]
+    tensors = [
+        tensor for symbol in context.symbols if (tensor := tensor_of(as_activation(symbol))) is not None
+    ]
 
-    def efforts(kind: Callable[[tuple[int, ...]], Layout]) -> float:
-        return sum(effort(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
+    def total_cost(kind: Callable[[tuple[int, ...]], Layout]) -> float:
+        return sum(layout_cost(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
 
-    for kind in sorted((natural, spatial, row_major_layout), key=efforts):
-        arranged = [placed(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
-        found = tuple(tensor for tensor in arranged if tensor is not None)
-        if len(found) == len(shapes):
+    for kind in sorted((natural, spatial, row_major_layout), key=total_cost):
+        attempts = [to_layout(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
+        in_order = tuple(tensor for tensor in attempts if tensor is not None)
+        if len(in_order) == len(shapes):
             layout = kind(context.output)
             nhwc, dim = _nhwc(layout, context.output, axis)
-            return found, Layout(layout.shape, layout.perm, nhwc), dim
+            return in_order, Layout(layout.shape, layout.perm, nhwc), dim
     return None
 
 
 def _nhwc(layout: Layout, shape: tuple[int, ...], axis: int) -> tuple[Shape4, int]:
-    """The device's shape of the result in which inputs follow each other on one axis that is not images; and that."""
+    """Return the result's shape on the device with the concatenation along an axis that is not
+    images, and that axis.
+    """
     at = layout.perm.index(axis)
     sizes = [shape[other] for other in layout.perm]
     if len(sizes) == 4 and at:
@@ -215,61 +225,64 @@ CONCAT_OPERATORS = (Operator(("Concat",), (inputs_quantised, concat_order), conc
 
 
 def bytes_given(context: NodeContext) -> str | None:
-    """The input must be an int8 or uint8 activation behind DequantizeLinear, or an int8 or uint8 value itself."""
+    """The input must be an int8 or uint8 activation after DequantizeLinear, or an int8 or uint8 value."""
     return None if tensor_of(context.symbol(0)) is not None else f"input {context.node.inputs[0]!r} is not"
 
 
 def places_constant(context: NodeContext) -> str | None:
     """Starts, ends, axes and steps of Slice, and indices of Gather, must be constant."""
-    if taken(context) is not None:
+    if selections(context) is not None:
         return None
     names = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
     return f"input {names[0]!r} is not"
 
 
 def resized_nearest(context: NodeContext) -> str | None:
-    """Resize and Upsample must take nearest or linear elements, by constant scales or sizes."""
-    return None if taken(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
+    """Resize and Upsample must have mode nearest or linear, and constant scales or sizes."""
+    return None if selections(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
 
 
 def rows_order(context: NodeContext) -> str | None:
-    """Elements must be in the device's order or row-major, if need be by 256 copies, and at most three axes in part."""
-    good = _part_arranged(context)[0] is not None
-    return None if good else f"input {context.node.inputs[0]!r} of shape {context.shape()}"
+    """Elements must be in the device's or row-major order, if necessary by 256 copies, with at most three axes selected
+    in part.
+    """
+    arranged = _part_arrangements(context)[0]
+    return None if arranged is not None else f"input {context.node.inputs[0]!r} of shape {context.shape()}"
 
 
 def boxes_few(context: NodeContext) -> str | None:
-    """What is taken must be at most 64 boxes with steps between rows and columns, or 1048576 pairs of channels."""
-    few = all(ops is not None for _, ops in _copied(context))
+    """The selection must be at most 64 boxes with steps along rows and columns, or 1048576 pairs of channels."""
+    few = all(ops is not None for _, ops in _part_copies(context))
     return None if few else f"the input has shape {context.shape()}, the result {context.output}"
 
 
 def part(context: NodeContext) -> Results:
-    """A copy of each box; what only changes no byte, who reads it reads through (`weft.compiler.passes.views`)."""
-    made = []
-    for arrangement, ops in _copied(context):
+    """Return a copy of each box. If no byte changes, readers read the source instead (`weft.compiler.passes.views`)."""
+    movements = []
+    for arrangement, ops in _part_copies(context):
         assert arrangement is not None
         assert ops is not None
-        made.append(Moved(arrangement.tensor, ops, arrangement.layout))
-    return results(context, made)
+        movements.append(Movement(arrangement.tensor, ops, arrangement.layout))
+    return results(context, movements)
 
 
-# As `taken`: conditions and the handler of a node ask for these one after the other.
+# Both are cached, as `selections` is: constraints and handler of a node call them in turn.
 
 
 @functools.lru_cache(maxsize=1)
-def _part_arranged(context: NodeContext) -> list[Arrangement | None]:
-    """How the input and each output lie on the device."""
+def _part_arrangements(context: NodeContext) -> list[Arrangement | None]:
+    """Return the arrangement of each output on the device."""
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
-    return [arrange(tensor, found.shape, found.indices) for found in taken(context) or ()]
+    return [arrange(tensor, selection.shape, selection.indices) for selection in selections(context) or ()]
 
 
 @functools.lru_cache(maxsize=1)
-def _copied(context: NodeContext) -> list[tuple[Arrangement | None, list[DeviceOp] | None]]:
-    """The copies that make each output, and how it lies on the device."""
+def _part_copies(context: NodeContext) -> list[tuple[Arrangement | None, list[DeviceOp] | None]]:
+    """Return the arrangement of each output and the copies that write it."""
     return [
-        (item, None if item is None else copies(item, context.node.name)) for item in _part_arranged(context)
+        (item, None if item is None else copy_ops(item, context.node.name))
+        for item in _part_arrangements(context)
     ]
 
 
@@ -283,14 +296,14 @@ PART_OPERATORS = (
 
 
 def image_bytes(context: NodeContext) -> str | None:
-    """The input's elements must be images of rows of pixels on the device, or be made these by at most 256 copies."""
+    """The input's elements must be images on the device, or at most 256 copies must make them images."""
     return None if _images(context) is not None else f"input {context.node.inputs[0]!r}"
 
 
 def blocks_small(context: NodeContext) -> str | None:
-    """Blocks must be at most 8 x 8 pixels, and in mode CRD there may be at most 1048576 pairs of channels."""
+    """Blocks must be at most 8 x 8 pixels, and mode CRD allows at most 1048576 pairs of channels."""
     size, channels = _size(context), context.shape()[1]
-    if size * size <= BOXES and (_rows_first(context) or channels * channels // size**2 <= WEIGHTS):
+    if size * size <= MAX_COPIES and (_rows_first(context) or channels * channels // size**2 <= MAX_WEIGHTS):
         return None
     return f"blocksize is {size}, the input has {channels} channels"
 
@@ -303,7 +316,7 @@ def channels_stay(context: NodeContext) -> str | None:
 
 
 def blocks(context: NodeContext) -> Results:
-    """A copy for each pixel of a block."""
+    """Return a copy for each pixel of a block."""
     source, layout = _images(context), natural(context.output)
     assert source is not None
     size, ops = _size(context), list[DeviceOp]()
@@ -315,24 +328,24 @@ def blocks(context: NodeContext) -> Results:
         pixel = View(wide.buffer, (n, h, w, wide.shape[3]), y, x, step=(size, size))
         first, count = (y * size + x) * wide.shape[3], wide.shape[3]
         if context.node.op == "SpaceToDepth":
-            target = of_channels(narrow, first, count)
-            made = ordered(context.node.name, pixel, target, np.arange(count))
+            target = channel_slice(narrow, first, count)
+            block_ops = order_channels(context.node.name, pixel, target, np.arange(count))
         else:
-            taken = (
+            selected = (
                 channels[first : first + count]
                 if _rows_first(context)
                 else channels[y * size + x :: size * size]
             )
-            made = ordered(context.node.name, narrow, pixel, taken)
-        assert made is not None
-        ops += made
-    return results(context, [Moved(source, ops, layout)])
+            block_ops = order_channels(context.node.name, narrow, pixel, selected)
+        assert block_ops is not None
+        ops += block_ops
+    return results(context, [Movement(source, ops, layout)])
 
 
 def _images(context: NodeContext) -> Tensor | None:
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
-    return placed(tensor, natural(context.shape()))
+    return to_layout(tensor, natural(context.shape()))
 
 
 def _size(context: NodeContext) -> int:
@@ -340,7 +353,7 @@ def _size(context: NodeContext) -> int:
 
 
 def _rows_first(context: NodeContext) -> bool:
-    """Whether channels that become pixels, or are made of them, are ahead of those that stay."""
+    """Return whether the block's pixels are the outer part of the channels (mode DCR)."""
     return str(context.attribute("mode", "DCR")) == "DCR"
 
 

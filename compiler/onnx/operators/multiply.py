@@ -1,4 +1,4 @@
-"""Mul of two activations; Mul and Div of an activation and a constant for each channel."""
+"""Mul and Div by constants and activations; products with constant matrices and of two activations."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weft.compiler.ir.graph import Multiply, Window
 from weft.compiler.ir.layout import row_major_layout
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.onnx.attention import (
-    ROW,
-    SIZE,
+    MAX_HEAD_SIZE,
+    MAX_ROW,
     Find,
     Operand,
+    heads_become_columns,
     heads_layout,
-    heads_move_behind_rows,
     splits,
 )
-from weft.compiler.onnx.channels import channel_operands, paired, same_order, scaling
+from weft.compiler.onnx.channels import channel_operands, constant_factor, pair_operands, same_order
 from weft.compiler.onnx.conditions import (
     activation,
     bias_constant,
@@ -35,36 +35,38 @@ from weft.compiler.onnx.convolutions import product_of, with_constant
 from weft.compiler.onnx.indices import Operands, operands
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
-from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, result, unfolded
-from weft.compiler.onnx.reorder import placed, row_major
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, as_activation, result
+from weft.compiler.onnx.reorder import to_layout, to_row_major
 
 
 def multipliable(context: NodeContext) -> str | None:
-    """Mul and Div take a device value and one constant for each channel."""
-    return None if scaling(context) is not None else channel_operands(context)
+    """Mul and Div need a device value and one constant per channel."""
+    return None if constant_factor(context) is not None else channel_operands(context)
 
 
 def _two(context: NodeContext) -> bool:
-    return all(isinstance(symbol, Activation) for symbol in paired(context)) and not scales_rows(context)
+    return all(isinstance(symbol, Activation) for symbol in pair_operands(context)) and not scales_rows(
+        context
+    )
 
 
 def pairs(context: NodeContext) -> str | None:
-    """Of two int8 or uint8 activations that Mul takes, one may repeat."""
-    found = operands(context)
-    return found if isinstance(found, str) else None
+    """One of the two int8 or uint8 activations of Mul may broadcast."""
+    pair = operands(context)
+    return pair if isinstance(pair, str) else None
 
 
 def product(context: NodeContext) -> Symbol:
-    """The device's Multiply."""
-    found = operands(context)
-    assert isinstance(found, Operands)
-    a, b = found.quants
-    op = Multiply(context.node.name, *found.views, result(found.shape), a.scale * b.scale, a.zero, b.zero)
-    return Pending((op,), found.layout, found.tensors, (context.node.index,))
+    """Return the device's Multiply."""
+    pair = operands(context)
+    assert isinstance(pair, Operands)
+    a, b = pair.quants
+    op = Multiply(context.node.name, *pair.views, result(pair.shape), a.scale * b.scale, a.zero, b.zero)
+    return Pending((op,), pair.layout, pair.tensors, (context.node.index,))
 
 
 def divisible(context: NodeContext) -> str | None:
-    """Div takes a device value and divides it by one constant for each channel, none of them zero."""
+    """Div needs a device value and one non-zero constant per channel as its divisor."""
     divisor = context.symbol(1)
     if isinstance(divisor, Constant) and not divisor.floats.all():
         return f"input {context.node.inputs[1]!r} has zeros"
@@ -74,8 +76,8 @@ def divisible(context: NodeContext) -> str | None:
 
 
 def multiply(context: NodeContext) -> Symbol:
-    """Mul or Div; by one number it is only another scale."""
-    factor = scaling(context)
+    """Return Mul or Div; a scalar constant only changes the scale."""
+    factor = constant_factor(context)
     for operand, value in (context.symbols, context.symbols[::-1]):
         if factor is not None and isinstance(operand, Activation):
             tensor = dataclasses.replace(operand.tensor, via=(*operand.tensor.via, context.node.index))
@@ -85,7 +87,7 @@ def multiply(context: NodeContext) -> Symbol:
                 Constant(1 / value.floats, np.ones(1), exact=True) if context.node.op == "Div" else value
             )
             return with_constant(context, operand, inverse)
-    raise AssertionError("the constraints let no other product pass")
+    raise AssertionError("the constraints exclude all other products")
 
 
 MULTIPLY_OPERATORS = (
@@ -96,7 +98,7 @@ MULTIPLY_OPERATORS = (
 
 
 def product_input(context: NodeContext) -> str | None:
-    """The first operand of a matrix product must have two dimensions or more."""
+    """The first operand of a matrix product must have rank 2 or more."""
     return None if len(context.shape()) >= 2 else f"it has shape {context.shape()}"
 
 
@@ -106,15 +108,15 @@ def weights_matrix(context: NodeContext) -> str | None:
 
 
 def row_order(context: NodeContext) -> str | None:
-    """Rows of a matrix product's input must be contiguous and in one order, or become so by at most 256 copies."""
+    """Rows of a matrix product's input must be contiguous and in one order, if necessary after at most 256 copies."""
     return None if product_rows(context) is not None else f"input {context.node.inputs[0]!r}"
 
 
 def product_rows(context: NodeContext) -> tuple[Tensor, np.ndarray] | None:
-    """The first operand of a matrix product as rows, and the order of their elements (`Layout.row_order`)."""
+    """Return the first operand of a matrix product as rows, and the order of their elements (`Layout.row_order`)."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Activation)
-    for tensor in (symbol.tensor, row_major(symbol.tensor, context.shape())):
+    for tensor in (symbol.tensor, to_row_major(symbol.tensor, context.shape())):
         order = None if tensor is None else tensor.layout.row_order(math.prod(context.shape()[:-1]))
         if tensor is not None and order is not None:
             return tensor, order
@@ -122,7 +124,7 @@ def product_rows(context: NodeContext) -> tuple[Tensor, np.ndarray] | None:
 
 
 def plain_product(context: NodeContext) -> str | None:
-    """Gemm needs transA = 0, alpha = 1 and beta = 1."""
+    """Gemm must have transA 0, alpha 1 and beta 1."""
     for key, value in (("transA", 0), ("alpha", 1.0), ("beta", 1.0)):
         if context.attribute(key, value) != value:
             return f"{key} is {context.attribute(key)}"
@@ -130,14 +132,14 @@ def plain_product(context: NodeContext) -> str | None:
 
 
 def matrix_product(context: NodeContext) -> Symbol:
-    """Gemm or MatMul with a constant matrix: a 1x1 convolution over the rows, its columns in the input's order."""
+    """Return Gemm or MatMul with a constant matrix as a 1x1 convolution, its columns in the input's order."""
     source = activation(context)
     weight = context.symbol(1)
     assert isinstance(weight, Constant)
-    found = product_rows(context)
-    assert found is not None
-    tensor, order = found
-    # In order first, and transposed then: much quicker than both at once.
+    product_input_rows = product_rows(context)
+    assert product_input_rows is not None
+    tensor, order = product_input_rows
+    # Reordering first and then transposing is much faster than both at once.
     rows = weight.values[:, order] if context.attribute("transB", 0) else weight.values[order].T
     values = np.ascontiguousarray(rows)[:, None, None, :]
     view = tensor.view((1, 1, math.prod(context.shape()[:-1]), context.shape()[-1]))
@@ -155,12 +157,12 @@ MATRIX_PRODUCT_OPERATORS = (
 
 
 NOT_FUSED = "not part of a fused attention: {}"
-"""The note on products that start no attention, with what stands in the way."""
+"""Note on products that start no attention, with the obstacle."""
 
 
 @dataclass(frozen=True)
 class _Solution:
-    """How the device sees both operands: matrices for each image and head, of which an operand may have fewer."""
+    """Both operands on the device: matrices for each image and head; an operand may have fewer of them."""
 
     counts: Counts
     own: tuple[Counts, Counts]
@@ -171,13 +173,13 @@ class _Solution:
 
 
 def _operand(context: NodeContext, index: int) -> Activation | None:
-    """An input as an activation: a constant with 8 bits for each element counts as one."""
-    symbol = unfolded(context.symbol(index))
+    """Return an input as an activation; an 8-bit constant with one scale counts."""
+    symbol = as_activation(context.symbol(index))
     return symbol if isinstance(symbol, Activation) else None
 
 
 def _applies(context: NodeContext) -> bool:
-    """Whether a product is one of matrices of which at least one is an activation, and the other no plain weights."""
+    """Return whether at least one matrix of a product is an activation, and the other is no plain weight matrix."""
     kinds = [type(symbol) for symbol in context.symbols]
     if kinds == [Activation, Activation]:
         return context.alone is not None
@@ -185,39 +187,41 @@ def _applies(context: NodeContext) -> bool:
 
 
 def both_quantised(context: NodeContext) -> str | None:
-    """The matrices must be int8 or uint8 activations, or constants of 8 bits with one scale."""
+    """The matrices must be int8 or uint8 activations, or 8-bit constants with one scale."""
     wrong = [name for index, name in enumerate(context.node.inputs) if _operand(context, index) is None]
     return f"input {wrong[0]!r} is not" if wrong else None
 
 
 def both_matrices(context: NodeContext) -> str | None:
-    """Both operands must have two dimensions or more."""
+    """Both operands must have rank 2 or more."""
     shapes = context.shape(0), context.shape(1)
     return None if min(map(len, shapes)) >= 2 else f"shapes are {shapes[0]} and {shapes[1]}"
 
 
 def batches(context: NodeContext) -> str | None:
-    """Batches of an operand may repeat as a whole, and then in the last of its leading dimensions."""
+    """One operand may only broadcast over all batches, or over the last of its leading dimensions."""
     return None if any(_counts(context)) else f"shapes are {context.shape(0)} and {context.shape(1)}"
 
 
 def lengths(context: NodeContext) -> str | None:
-    """Rows of both matrices have at most 32767 elements, and all that lie side by side 65535."""
+    """Rows of both matrices must have at most 32767 elements, and rows of all heads together at most 65535."""
     sizes = context.shape(0)[-1], context.shape(1)[-1]
     rows = [
-        found.tensor.layout.nhwc[3] for index in range(2) if (found := _operand(context, index)) is not None
+        operand.tensor.layout.nhwc[3]
+        for index in range(2)
+        if (operand := _operand(context, index)) is not None
     ]
-    good = max(sizes) <= SIZE and max(rows) <= ROW
-    return None if good else f"they have {sizes[0]} and {sizes[1]}, of {max(rows)}"
+    supported = max(sizes) <= MAX_HEAD_SIZE and max(rows) <= MAX_ROW
+    return None if supported else f"they have {sizes[0]} and {sizes[1]}, of {max(rows)}"
 
 
 def matrix_order(context: NodeContext) -> str | None:
-    """Rows of the first matrix and columns of the second (with softmax: or rows) must lie together, or be copied."""
+    """Rows of the first matrix and columns of the second (with softmax: or rows) must be contiguous, or be copied."""
     return None if next(_solutions(context), None) is not None else f"inputs {context.inputs}"
 
 
 def _counts(context: NodeContext) -> Iterator[tuple[Counts, Counts, Counts]]:
-    """(images, heads) of the result and of both operands, for every way to see the leading dimensions."""
+    """Yield (images, heads) of the result and of both operands, for every way to see the leading dimensions."""
     leads = context.shape(0)[:-2], context.shape(1)[:-2]
     full = context.output[:-2]
     if leads[0] == leads[1]:
@@ -232,17 +236,21 @@ def _counts(context: NodeContext) -> Iterator[tuple[Counts, Counts, Counts]]:
 
 
 def _part(lead: tuple[int, ...], full: tuple[int, ...], at: int) -> Counts | None:
-    """Images before axis `at` and heads behind it of an operand; None if it repeats in another way."""
+    """Return an operand's images before axis `at` and heads after it; None if it broadcasts in another way."""
     images, heads = lead[:at], lead[at:]
-    kept = len(heads)
-    while kept and heads[kept - 1] == 1:
-        kept -= 1
-    alike = images == full[:at] or math.prod(images) == 1
-    return (math.prod(images), math.prod(heads)) if alike and heads[:kept] == full[at : at + kept] else None
+    rank = len(heads)
+    while rank and heads[rank - 1] == 1:
+        rank -= 1
+    equal_or_one = images == full[:at] or math.prod(images) == 1
+    return (
+        (math.prod(images), math.prod(heads))
+        if equal_or_one and heads[:rank] == full[at : at + rank]
+        else None
+    )
 
 
 def _solutions(context: NodeContext) -> Iterator[_Solution]:
-    """Where operands lie as the device takes them, and then where they are brought into such an order."""
+    """Yield solutions without copies, then solutions that copy operands into a suitable order."""
     a, b = _operand(context, 0), _operand(context, 1)
     assert a is not None
     assert b is not None
@@ -251,32 +259,34 @@ def _solutions(context: NodeContext) -> Iterator[_Solution]:
     if math.prod(context.shape(1)[:-2]) == 1:
         rows, counts = rows * math.prod(lead), [((1, 1), (1, 1), (1, 1))]
     firsts, seconds = [Operand(a, "ihsd", rows, depth)], [Operand(b, "ihds", columns, depth)]
-    if context.model.config.softmax:  # whose LOAD transposes
+    if context.model.config.softmax:  # only then LOAD can transpose
         firsts.append(Operand(a, "ihds", depth, rows))
         seconds.append(Operand(b, "ihsd", depth, columns))
-    finds: tuple[Find, ...] = (Tensor.arranged, placed)
-    for find, (whole, first, second), one, other in itertools.product(finds, counts, firsts, seconds):
-        left, right = one.arranged(*first, find), other.arranged(*second, find)
+    finds: tuple[Find, ...] = (Tensor.in_layout, to_layout)
+    for find, (full, first, second), one, other in itertools.product(finds, counts, firsts, seconds):
+        left, right = one.find_layout(*first, find), other.find_layout(*second, find)
         if left is not None and right is not None:
             tensors, shapes = (left[0], right[0]), (left[1], right[1])
             transposed = one.axes == "ihds", other.axes == "ihds"
-            yield _Solution(whole, (first, second), rows, transposed, tensors, shapes)
+            yield _Solution(full, (first, second), rows, transposed, tensors, shapes)
 
 
 def product_of_activations(context: NodeContext) -> Pending:
-    """The device's Product; with heads beside each other if the model brings them there at once."""
-    found = next(_solutions(context))
+    """Return the device's Product; with heads side by side if the model moves them there next."""
+    solution = next(_solutions(context))
     quants = [activation.quant for index in range(2) if (activation := _operand(context, index)) is not None]
-    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
-    layout = heads_layout("ihsd", "ishd" if behind else "ihsd", *found.counts, found.rows, context.output[-1])
-    (a, b), (a_shape, b_shape) = found.tensors, found.shapes
+    beside = len(context.output) > 2 and heads_become_columns(context.model, context.node.outputs[0])
+    layout = heads_layout(
+        "ihsd", "ishd" if beside else "ihsd", *solution.counts, solution.rows, context.output[-1]
+    )
+    (a, b), (a_shape, b_shape) = solution.tensors, solution.shapes
     op = Product(
-        context.node.name, a.view(a_shape), b.view(b_shape), result(layout.nhwc), found.counts, *found.own,
-        found.transposed[1], quants[0].scale * quants[1].scale, quants[0].zero, quants[1].zero,
-        a_transposed=found.transposed[0],
+        context.node.name, a.view(a_shape), b.view(b_shape), result(layout.nhwc), solution.counts, *solution.own,
+        solution.transposed[1], quants[0].scale * quants[1].scale, quants[0].zero, quants[1].zero,
+        a_transposed=solution.transposed[0],
     )  # fmt: skip
     notes = (NOT_FUSED.format(context.alone),) if context.alone else ()
-    return Pending((op,), layout, found.tensors, (context.node.index,), notes=notes)
+    return Pending((op,), layout, solution.tensors, (context.node.index,), notes=notes)
 
 
 PRODUCT_OF_ACTIVATIONS_OPERATORS = (

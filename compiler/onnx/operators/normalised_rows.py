@@ -1,8 +1,7 @@
-"""Normalisations that a model writes out in operators: LayerNormalization, RMSNormalization, and division by norms.
+"""Normalisations that a model writes out: LayerNormalization, RMSNormalization, and division by norms.
 
-What is rounded to 8 bits in between is followed: a Q/DQ pair ends an operator of the device, and what comes behind it
-reads what it made. So a mean square that the model quantises is a tensor of one channel, and the elements are scaled by
-it.
+Roundings to 8 bits in between are kept: each Q/DQ pair ends an operator of the device, and the next operator reads its
+result. So a quantised mean square is a tensor of one channel that scales the elements.
 """
 
 from __future__ import annotations
@@ -32,28 +31,37 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, row_fits, rows_of, same
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.row_forms import (
+    Divisor,
+    Rows,
+    along,
+    divisor_of,
+    repeats,
+    row_fits,
+    rows_of,
+    same_values,
+)
 
 MOST_OFFSET = 1024
-"""Most steps that what is under a root may be off its zero point."""
+"""Largest offset from the zero point under a root, in steps."""
 
 
 def row_mean(context: NodeContext) -> str | None:
-    """What is taken off an activation must be its own mean."""
+    """The number that is subtracted from an activation must be its own mean."""
     x, mean = context.symbols
     assert isinstance(x, Activation)
     assert isinstance(mean, RowNumber)
-    whole = math.prod(mean.shape[axis] for axis in mean.axes)
-    plain = (mean.total, mean.offset, mean.root, mean.least, mean.gain) == ("sum", 0.0, "", 0.0, 1.0)
-    plain = plain and math.isclose(mean.factor * whole, x.quant.scale, rel_tol=1e-4)
-    good = plain and same(x, mean.source) and context.shape(0) == mean.shape == context.output
-    fits = good and repeats(context.shape(1), mean.shape, mean.axes)
+    count = math.prod(mean.shape[axis] for axis in mean.axes)
+    is_mean = (mean.total, mean.offset, mean.root, mean.least, mean.gain) == ("sum", 0.0, "", 0.0, 1.0)
+    is_mean = is_mean and math.isclose(mean.factor * count, x.quant.scale, rel_tol=1e-4)
+    own = is_mean and same_values(x, mean.source) and context.shape(0) == mean.shape == context.output
+    fits = own and repeats(context.shape(1), mean.shape, mean.axes)
     return None if fits else f"input {context.node.inputs[1]!r} is not"
 
 
-def centred(context: NodeContext) -> RowElements:
-    """Distances from the mean."""
+def centre(context: NodeContext) -> RowElements:
+    """Return an activation less its mean."""
     x, mean = context.symbols
     assert isinstance(x, Activation)
     assert isinstance(mean, RowNumber)
@@ -61,41 +69,41 @@ def centred(context: NodeContext) -> RowElements:
 
 
 def row_square(context: NodeContext) -> str | None:
-    """Distances from a mean may be squared, and divided."""
+    """Distances from a mean may be squared and divided."""
     symbol, power = context.symbol(0), context.floats(1)
     assert isinstance(symbol, RowElements)
     if symbol.squared:
-        good = False
+        supported = False
     elif context.node.op == "Pow":
-        good = power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
+        supported = power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
     else:
-        good = context.node.op == "Mul" and context.symbol(1) is symbol
-    return None if good and context.output == symbol.shape else f"inputs are {context.inputs}"
+        supported = context.node.op == "Mul" and context.symbol(1) is symbol
+    return None if supported and context.output == symbol.shape else f"inputs are {context.inputs}"
 
 
-def squared(context: NodeContext) -> RowElements:
-    """Their squares."""
+def square(context: NodeContext) -> RowElements:
+    """Return the squares of distances from a mean."""
     symbol = context.symbol(0)
     assert isinstance(symbol, RowElements)
     return dataclasses.replace(symbol, nodes=(*symbol.nodes, context.node.index), squared=True)
 
 
 def row_norm(context: NodeContext) -> str | None:
-    """A row must be divided by a total of its own or of another value's rows, or by the root of one."""
-    return None if _normal(context) is not None else f"inputs are {context.inputs}"
+    """A row must be divided by a total of its own or of another value's rows, or by the root of such a total."""
+    return None if _division(context) is not None else f"inputs are {context.inputs}"
 
 
 def norm_room(context: NodeContext) -> str | None:
-    """To divide rows by a total of other rows takes a 'kernel' of 128 where 'n' is above 16."""
-    found, config = _normal(context), context.model.config
-    assert found is not None
-    good = config.n <= 16 or config.kernel >= 128 or _own_norm(*found[:2]) or _is_share(*found[:2])
-    return None if good else f"'kernel' is {config.kernel}"
+    """Division of rows by a total of other rows needs 'kernel' 128 or more if 'n' is above 16."""
+    division, config = _division(context), context.model.config
+    assert division is not None
+    supported = config.n <= 16 or config.kernel >= 128 or _own_norm(*division[:2]) or _is_share(*division[:2])
+    return None if supported else f"'kernel' is {config.kernel}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts:
-    """The elements that a Mul or Div node changes: of an activation, less its mean if `centre`."""
+    """Elements of an activation, less its mean if `centre`, that a Mul or Div node changes."""
 
     source: Activation
     shape: tuple[int, ...]
@@ -114,13 +122,15 @@ def _parts(context: NodeContext, index: int) -> _Parts | None:
 
 
 def _sides(context: NodeContext) -> tuple[tuple[int, int], ...]:
-    """(elements, number) by input, as they may be."""
+    """Return the possible (elements, number) among the inputs, by index."""
     return ((0, 1),) if context.node.op == "Div" else ((0, 1), (1, 0))
 
 
-def _normal(context: NodeContext) -> tuple[_Parts, RowNumber, Placed] | None:
-    """The elements, and the number that divides them."""
-    wanted = "root" if context.node.op == "Div" else "inverse"
+def _division(context: NodeContext) -> tuple[_Parts, RowNumber, Rows] | None:
+    """Return the elements, the number that divides them, and the elements as rows; None if the node is no such
+    division.
+    """
+    expected_root = "root" if context.node.op == "Div" else "inverse"
     for at, other in _sides(context):
         parts, number = _parts(context, at), context.symbol(other)
         if parts is None or not isinstance(number, RowNumber):
@@ -133,19 +143,19 @@ def _normal(context: NodeContext) -> tuple[_Parts, RowNumber, Placed] | None:
         shape = context.shape(other)
         if shape != parts.shape and not repeats(shape, parts.shape, number.axes):
             continue
-        plain = wanted == "root" and not number.root and not number.least and _divides_plainly(number)
-        if not (number.root == wanted or plain or _is_share(parts, number)) or number.gain <= 0:
+        plain = expected_root == "root" and not number.root and not number.least and _divides_plainly(number)
+        if not (number.root == expected_root or plain or _is_share(parts, number)) or number.gain <= 0:
             continue
-        found = rows_of(parts.source.tensor, parts.shape, number.axes)
-        return None if found is None else (parts, number, found)
+        rows = rows_of(parts.source.tensor, parts.shape, number.axes)
+        return None if rows is None else (parts, number, rows)
     return None
 
 
 def normalise(context: NodeContext) -> Pending:
-    """The device's LayerNorm, or a share."""
-    found = _normal(context)
-    assert found is not None
-    parts, number, (tensor, layout, _) = found
+    """Return the device's LayerNorm, RowNorm or RowShare."""
+    division = _division(context)
+    assert division is not None
+    parts, number, (tensor, layout, _) = division
     quant, count, used = parts.source.quant, layout.nhwc[3], [tensor]
     views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
     fields = views | {"x_zero": quant.zero, "centre": parts.centre}
@@ -172,31 +182,34 @@ def normalise(context: NodeContext) -> Pending:
 
 
 def _divides_plainly(number: RowNumber) -> bool:
-    """Whether a total divides as it is: what is added only keeps it from being 0."""
+    """Return whether a total divides as it is: an offset may only prevent a division by 0."""
     return number.total in ("sum", "magnitudes", "largest") and (
         not number.offset or (positive(number) and number.offset <= number.factor / 64)
     )
 
 
 def _is_share(parts: _Parts, number: RowNumber) -> bool:
-    """Whether a number is the sum of the elements' magnitudes. Where that is 0 so are they, and no bound matters."""
-    own = number.total == "magnitudes" and not number.root and same(parts.source, number.source)
+    """Return whether a number is the sum of the elements' magnitudes.
+
+    If that is 0, so are the elements, and a lower bound does not matter.
+    """
+    own = number.total == "magnitudes" and not number.root and same_values(parts.source, number.source)
     return own and not parts.centre and not number.offset and number.least <= number.factor
 
 
 def _own_norm(parts: _Parts, number: RowNumber) -> bool:
-    """Whether the elements are divided by their own norm."""
+    """Return whether the elements are divided by their own norm."""
     kind = number.total == ("spread" if parts.centre else "squares") and number.root
-    return bool(kind) and same(parts.source, number.source) and not (number.offset and number.least)
+    return bool(kind) and same_values(parts.source, number.source) and not (number.offset and number.least)
 
 
 def row_factor(context: NodeContext) -> str | None:
-    """A row of an eighth of the scratchpad at most may be scaled by a number that is quantised, or the root of one."""
+    """A row, of at most an eighth of the scratchpad, may be scaled by a quantised number or the root of one."""
     return None if _factor(context) is not None else f"inputs are {context.inputs}"
 
 
-def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | None:
-    """The elements and their number, both as rows."""
+def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Rows, Tensor] | None:
+    """Return the elements and their factor, and both as rows; None if the node is no such product."""
     for at, other in _sides(context):
         parts = _parts(context, at)
         shape = context.shape(other)
@@ -210,20 +223,20 @@ def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | No
         divisor = divisor_of(context, other, divides=context.node.op == "Div")
         if divisor is None or divisor.offset > MOST_OFFSET:
             continue
-        found = rows_of(parts.source.tensor, parts.shape, axes)
-        if found is None or not row_fits(context.model.config, found.layout.nhwc[3]):
+        rows = rows_of(parts.source.tensor, parts.shape, axes)
+        if rows is None or not row_fits(context.model.config, rows.layout.nhwc[3]):
             continue
         rest = tuple(range(len(padded)))
-        number = placed(divisor.tensor, Layout(padded, rest, (*found.layout.nhwc[:3], 1)))
-        return None if number is None else (parts, divisor, found, number)
+        number = to_layout(divisor.tensor, Layout(padded, rest, (*rows.layout.nhwc[:3], 1)))
+        return None if number is None else (parts, divisor, rows, number)
     return None
 
 
 def scale(context: NodeContext) -> Pending:
-    """The device's RowScale."""
-    known = _factor(context)
-    assert known is not None
-    parts, divisor, (tensor, layout, _), number = known
+    """Return the device's RowScale."""
+    factor = _factor(context)
+    assert factor is not None
+    parts, divisor, (tensor, layout, _), number = factor
     quant = parts.source.quant
     op = RowScale(
         name=context.node.name, src=tensor.view(), dst=result(layout.nhwc), gain=quant.scale * divisor.gain,
@@ -235,22 +248,22 @@ def scale(context: NodeContext) -> Pending:
 
 
 def elements_plain(context: NodeContext) -> str | None:
-    """Distances from a mean that are quantised must not be squares."""
+    """Quantised distances from a mean must not be squares."""
     symbol = context.symbol(0)
     assert isinstance(symbol, RowElements)
-    found = None if symbol.squared else rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
-    return None if found is not None else f"input {context.node.inputs[0]!r} is"
+    rows = None if symbol.squared else rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
+    return None if rows is not None else f"input {context.node.inputs[0]!r} is"
 
 
 def distances(context: NodeContext) -> Recipe:
-    """The device's RowScale, without a number."""
+    """Return the device's RowScale without a number."""
     symbol, node = context.symbol(0), context.node
     assert isinstance(symbol, RowElements)
-    found = rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
+    rows = rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
     quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
-    assert found is not None
+    assert rows is not None
     assert quant is not None
-    tensor, layout, _ = found
+    tensor, layout, _ = rows
     op = RowScale(
         name=node.name,
         src=tensor.view(),
@@ -262,12 +275,12 @@ def distances(context: NodeContext) -> Recipe:
 
 
 def normal_affine(context: NodeContext) -> str | None:
-    """A normalisation may be multiplied with a finite constant, and one added, the same for all rows."""
+    """After a normalisation, a finite constant that is equal for all rows may be multiplied or added."""
     return None if _constant(context) is not None else f"inputs are {context.inputs}"
 
 
 def _constant(context: NodeContext) -> tuple[Pending, np.ndarray] | None:
-    """The normalisation and the constant for each of its elements."""
+    """Return the normalisation and the constant for each of its elements; None if there is none."""
     for at in (0, 1):
         pending, floats = context.symbol(at), context.floats(1 - at)
         if not isinstance(pending, Pending) or floats is None or not np.isfinite(floats).all():
@@ -287,10 +300,10 @@ def _constant(context: NodeContext) -> tuple[Pending, np.ndarray] | None:
 
 
 def affine(context: NodeContext) -> Pending:
-    """With other weights or biases."""
-    found = _constant(context)
-    assert found is not None
-    pending, values = found
+    """Return the normalisation with other weights or biases."""
+    normalisation = _constant(context)
+    assert normalisation is not None
+    pending, values = normalisation
     (op,) = pending.ops
     assert isinstance(op, LayerNorm | RowProduct)
     weight = np.ones(len(values)) if op.weight is None else op.weight
@@ -303,11 +316,11 @@ def affine(context: NodeContext) -> Pending:
 
 
 def norm_order(context: NodeContext) -> str | None:
-    """LpNormalization must be along the channels on the device, or an axis that at most 256 copies bring there."""
+    """The axis of LpNormalization must be channels on the device, or at most 256 copies must make it channels."""
     return None if _along_axis(context) is not None else f"axis is {context.attribute('axis', -1)}"
 
 
-def _along_axis(context: NodeContext) -> Placed | None:
+def _along_axis(context: NodeContext) -> Rows | None:
     axis = int(context.node.attributes.get("axis", -1)) % len(context.shape())
     return rows_of(activation(context).tensor, context.shape(), (axis,))
 
@@ -319,10 +332,10 @@ def norm_length(context: NodeContext) -> str | None:
 
 
 def norm(context: NodeContext) -> Pending:
-    """The device's LayerNorm without a mean, or a share."""
-    found, quant = _along_axis(context), activation(context).quant
-    assert found is not None
-    tensor, layout, _ = found
+    """Return the device's LayerNorm without a mean, or a RowShare."""
+    rows, quant = _along_axis(context), activation(context).quant
+    assert rows is not None
+    tensor, layout, _ = rows
     views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
     op: LayerNorm | RowShare
     if int(context.node.attributes.get("p", 2)) == 1:
@@ -345,13 +358,13 @@ def _squares(context: NodeContext) -> bool:
 
 
 def _divides(context: NodeContext) -> bool:
-    """Whether elements meet a number of rows that is not quantised yet."""
+    """Return whether elements meet a per-row number that is not quantised yet."""
     kinds = [type(symbol) for symbol in context.symbols]
     return RowNumber in kinds and (RowElements in kinds or Activation in kinds)
 
 
 def scales_rows(context: NodeContext) -> bool:
-    """Whether elements meet a number for each row that is quantised, which no other operator takes."""
+    """Return whether elements meet a quantised number per row, and no other operator computes that."""
     if context.model.config.kernel < 64 or context.node.op not in ("Mul", "Div"):
         return False
     if any(isinstance(symbol, RowElements) for symbol in context.symbols):
@@ -374,8 +387,8 @@ def _of_normal(context: NodeContext) -> bool:
 
 _TITLE = "Normalisations written out"
 OPERATORS = (
-    Operator(("Sub",), (row_mean,), centred, applies=_takes_mean, title=_TITLE),
-    Operator(("Pow", "Mul"), (row_square,), squared, applies=_squares, title=_TITLE),
+    Operator(("Sub",), (row_mean,), centre, applies=_takes_mean, title=_TITLE),
+    Operator(("Pow", "Mul"), (row_square,), square, applies=_squares, title=_TITLE),
     Operator(("Mul", "Div"), (row_norm, norm_room), normalise, applies=_divides, title=_TITLE),
     Operator(("Mul", "Div"), (row_factor,), scale, applies=scales_rows, title=_TITLE),
     Operator(("Mul", "Add"), (normal_affine,), affine, applies=_of_normal, title=_TITLE),

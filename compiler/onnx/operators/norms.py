@@ -1,4 +1,4 @@
-"""BatchNormalization: each channel times a factor plus an offset."""
+"""BatchNormalization, InstanceNormalization, GroupNormalization, LayerNormalization, RMSNormalization and LRN."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX
 from weft.compiler.onnx.channels import channel_layout, same_order, takes_constants
 from weft.compiler.onnx.conditions import (
     activation,
-    arranged,
+    image_operand,
     image_order,
     input_quantised,
     kernel_engine,
     kernel_room,
 )
-from weft.compiler.onnx.convolutions import ADD_WEIGHT, convolution, scaled, shifted
+from weft.compiler.onnx.convolutions import ADD_WEIGHT, add_offsets, convolution, scale_channels
 from weft.compiler.onnx.operator import NodeContext, Operator
-from weft.compiler.onnx.qdq import Constant, Pending, Quant, Tensor, quantised, result
-from weft.compiler.onnx.reorder import placed
-from weft.compiler.onnx.row_forms import Placed, row_fits, rows_of
-from weft.compiler.onnx.wide import between
+from weft.compiler.onnx.qdq import Constant, Pending, Quant, Tensor, finish_op, result
+from weft.compiler.onnx.reorder import to_layout
+from weft.compiler.onnx.row_forms import Rows, row_fits, rows_of
+from weft.compiler.onnx.wide import wide_buffer
 
 
 def batch_norm_operands(context: NodeContext) -> str | None:
-    """BatchNormalization takes a device value of two to five dimensions, not reshaped before, and constants."""
+    """BatchNormalization needs constants, and a device value of rank 2 to 5 that was not reshaped before."""
     symbol = context.symbol(0)
     if not takes_constants(symbol):
         return f"input {context.node.inputs[0]!r} is not"
@@ -44,14 +44,14 @@ def batch_norm_operands(context: NodeContext) -> str | None:
 
 
 def batch_norm_inference(context: NodeContext) -> str | None:
-    """BatchNormalization must not be in training, and its factors and offsets must be finite."""
+    """BatchNormalization must not be in training mode, and its factors and offsets must be finite."""
     if context.attribute("training_mode", 0) or len([name for name in context.node.outputs if name]) > 1:
-        return "it is in training"
+        return "it is in training mode"
     return None if all(np.isfinite(values).all() for values in affine(context)) else "they are not"
 
 
 def affine(context: NodeContext) -> tuple[np.ndarray, np.ndarray]:
-    """Factor and offset of each channel: ``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
+    """Return the factor and offset of each channel: ``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (2015), arXiv:1502.03167.
     """
@@ -69,12 +69,12 @@ def affine(context: NodeContext) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch_norm(context: NodeContext) -> Pending:
-    """Each channel times a factor plus an offset: into the convolution before it, or as one of its own."""
+    """Return each channel times a factor plus an offset, in the preceding convolution or a new one."""
     factors, offsets = affine(context)
     symbol = context.symbol(0)
     layout = channel_layout(context, symbol, None)
-    return shifted(
-        context, scaled(context, convolution(context, symbol, layout, ADD_WEIGHT), factors), offsets
+    return add_offsets(
+        context, scale_channels(context, convolution(context, symbol, layout, ADD_WEIGHT), factors), offsets
     )
 
 
@@ -84,15 +84,16 @@ BATCH_NORMALIZATION_OPERATORS = (
 
 
 _EPSILON = 1e-5
+"""ONNX's default of `epsilon`."""
 
 
 def group_image(context: NodeContext) -> str | None:
-    """InstanceNormalization and GroupNormalization must be of rows or images: (N, C, L) or (N, C, H, W)."""
+    """The input of InstanceNormalization and GroupNormalization must have shape (N, C, L) or (N, C, H, W)."""
     return None if len(context.shape()) in (3, 4) else f"the input has shape {context.shape()}"
 
 
 def group_constants(context: NodeContext) -> str | None:
-    """Scale and bias of a group normalisation must be constant and finite, with a value for each channel or group."""
+    """Scale and bias of a group normalisation must be constant and finite, with one value per channel or group."""
     channels = context.shape()[1]
     for index in (1, 2):
         values = context.floats(index)
@@ -104,36 +105,36 @@ def group_constants(context: NodeContext) -> str | None:
 
 
 def group_size(context: NodeContext) -> str | None:
-    """The channels of a group must be a power of two, and no more than a vector has elements ('n')."""
+    """The number of channels per group must be a power of two, and at most 'n'."""
     size = _group(context)
-    good = size & (size - 1) == 0 and size <= context.model.config.n
-    return None if good else f"they are {size}"
+    supported = size & (size - 1) == 0 and size <= context.model.config.n
+    return None if supported else f"they are {size}"
 
 
 def group_pixels(context: NodeContext) -> str | None:
-    """Images to normalise must have at most 4095 pixels, and those of a vector of channels fit the scratchpad."""
+    """Images to normalise must have at most 4095 pixels, and one vector of channels of them must fit the scratchpad."""
     pixels, config = math.prod(context.shape()[2:]), context.model.config
     fits = pixels <= COUNT_MAX and pixels + 2 * VECTORS_PER_CONSTANT <= config.scratchpad_size
     return None if fits else f"there are {pixels}"
 
 
 def _group(context: NodeContext) -> int:
-    """Channels that are normalised together."""
+    """Return the number of channels that are normalised together."""
     if context.node.operator == "InstanceNormalization":
         return 1
     return max(1, context.shape()[1] // int(context.node.attributes["num_groups"]))
 
 
 def _constant(context: NodeContext, index: int, channels: int) -> np.ndarray:
-    """A value for each channel."""
+    """Return one value per channel."""
     values = context.floats(index)
     assert values is not None
     return np.repeat(values.reshape(-1), channels // values.size).astype(np.float64)
 
 
 def group_norm(context: NodeContext) -> Pending:
-    """The device's GroupNorm."""
-    (tensor, quant), layout = arranged(context), spatial(context.shape())
+    """Return the device's GroupNorm."""
+    (tensor, quant), layout = image_operand(context), spatial(context.shape())
     channels = context.shape()[1]
     weight, bias = (_constant(context, index, channels) for index in (1, 2))
     op = GroupNorm(
@@ -158,11 +159,8 @@ GROUP_NORMALIZATION_OPERATORS = (
 )
 
 
-"""What ONNX takes for epsilon if a node has none."""
-
-
 def normal_constants(context: NodeContext) -> str | None:
-    """Scale and bias of a normalisation must be constant and finite, with a value for each normalised element."""
+    """Scale and bias of a normalisation must be constant and finite, with one value per normalised element."""
     count = _elements(context)
     for index in (1, 2):
         values = context.floats(index)
@@ -176,13 +174,13 @@ def normal_constants(context: NodeContext) -> str | None:
 
 
 def normal_room(context: NodeContext) -> str | None:
-    """Normalisation of values of 16 bits needs a kernel engine with room for it ('kernel' 128)."""
+    """Normalisation of 16-bit values needs a kernel engine with room for it ('kernel' 128)."""
     size = context.model.config.kernel
     return None if not activation(context).tensor.wide or size >= 128 else f"'kernel' is {size}"
 
 
 def normal_results(context: NodeContext) -> str | None:
-    """Mean and deviation, as further results of a normalisation, must not be read."""
+    """The mean and deviation outputs of a normalisation must not be read."""
     model = context.model
     read = [
         name for name in context.node.outputs[1:] if name and (model.users(name) or name in model.outputs)
@@ -191,12 +189,12 @@ def normal_results(context: NodeContext) -> str | None:
 
 
 def normal_axes(context: NodeContext) -> str | None:
-    """What is normalised must be the last axes, whose elements are the channels on the device, if need be by copies."""
+    """The normalised axes must be the last ones, and channels on the device, if necessary by copies."""
     return None if _rows(context) is not None else f"axis is {_axis(context)} of shape {context.shape()}"
 
 
 def normal_length(context: NodeContext) -> str | None:
-    """A row to normalise, its result and the constants must fit the scratchpad, and the row 65535 bytes."""
+    """A row to normalise must have at most 65535 bytes and fit the scratchpad with its result and constants."""
     config, count = context.model.config, _elements(context)
     vectors = ceil_div(count, config.n)
     fits = (
@@ -215,18 +213,20 @@ def _elements(context: NodeContext) -> int:
 
 
 def _rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
-    """The input with the normalised elements as channels, all others as pixels."""
+    """Return the input with the normalised elements as channels and all others as pixels; None if it needs too many
+    copies.
+    """
     shape, count = context.shape(), _elements(context)
     layout = Layout(shape, tuple(range(len(shape))), (1, 1, math.prod(shape) // count, count))
-    tensor = placed(activation(context).tensor, layout)
+    tensor = to_layout(activation(context).tensor, layout)
     return None if tensor is None else (tensor, layout)
 
 
 def layer_norm(context: NodeContext) -> Pending:
-    """The device's LayerNorm."""
-    quant, found = activation(context).quant, _rows(context)
-    assert found is not None
-    tensor, layout = found
+    """Return the device's LayerNorm."""
+    quant, rows = activation(context).quant, _rows(context)
+    assert rows is not None
+    tensor, layout = rows
     count = _elements(context)
     weight, bias = (context.floats(index) if context.node.input(index) else None for index in (1, 2))
     epsilon = float(context.node.attributes.get("epsilon", _EPSILON))
@@ -261,8 +261,8 @@ LAYER_NORMALIZATION_OPERATORS = (
 
 
 def response_order(context: NodeContext) -> str | None:
-    """LRN's input must have its channels last on the device, or be brought into this order by at most 256 copies."""
-    return None if _placed(context) is not None else f"input {context.node.inputs[0]!r}"
+    """LRN's channels must be last on the device, or at most 256 copies must bring them there."""
+    return None if _channel_rows(context) is not None else f"input {context.node.inputs[0]!r}"
 
 
 def response_length(context: NodeContext) -> str | None:
@@ -274,24 +274,24 @@ def response_length(context: NodeContext) -> str | None:
 def response_power(context: NodeContext) -> str | None:
     """LRN must have a beta from 0 to 1, a bias above 0 and an alpha of at least 0."""
     alpha, beta, bias = _constants(context)
-    good = 0 <= beta <= 1 and bias > 0 and alpha >= 0 and math.isfinite(alpha + bias)
-    return None if good else f"beta is {beta:g}, bias {bias:g}, alpha {alpha:g}"
+    supported = 0 <= beta <= 1 and bias > 0 and alpha >= 0 and math.isfinite(alpha + bias)
+    return None if supported else f"beta is {beta:g}, bias {bias:g}, alpha {alpha:g}"
 
 
 def response_range(context: NodeContext) -> str | None:
-    """In LRN alpha times the mean square may be 256 times the bias at most."""
+    """In LRN, alpha times the mean square must be at most 256 times the bias."""
     ratio = _ratio(context)
     return None if ratio <= ONE_TABLE_RATIO**2 else f"it may be {ratio:.4g} times that"
 
 
 def response_tables(context: NodeContext) -> str | None:
-    """LRN takes two look-up tables, and four where alpha times the mean square may be above 16 times the bias."""
+    """LRN needs two look-up tables, or four if alpha times the mean square can exceed 16 times the bias."""
     count = context.model.config.lookup_tables
     return None if count >= table_count(_ratio(context)) else f"there are {count}"
 
 
 def _constants(context: NodeContext) -> tuple[float, float, float]:
-    """Alpha, beta and the bias."""
+    """Return alpha, beta and bias."""
     named = context.node.attributes
     return float(named.get("alpha", 1e-4)), float(named.get("beta", 0.75)), float(named.get("bias", 1.0))
 
@@ -300,29 +300,29 @@ def _size(context: NodeContext) -> int:
     return int(context.node.attributes["size"])
 
 
-def _placed(context: NodeContext) -> Placed | None:
+def _channel_rows(context: NodeContext) -> Rows | None:
     return rows_of(activation(context).tensor, context.shape(), (1,)) if len(context.shape()) > 1 else None
 
 
-def _largest(context: NodeContext) -> tuple[int, int]:
-    """The largest square of an element, in steps squared, and how many are added up at most."""
+def _square_bound(context: NodeContext) -> tuple[int, int]:
+    """Return the largest square of an element, in squared steps, and the largest number of addends."""
     zero = activation(context).quant.zero
     return max(128 + zero, 127 - zero) ** 2, min(_size(context), context.shape()[1])
 
 
 def _ratio(context: NodeContext) -> float:
-    """What of the sum of squares is added to the bias at most, in biases."""
-    (square, count), (alpha, _, bias) = _largest(context), _constants(context)
+    """Return the largest addend to the bias, as a multiple of the bias."""
+    (square, count), (alpha, _, bias) = _square_bound(context), _constants(context)
     return alpha / _size(context) * square * count * activation(context).quant.scale ** 2 / bias
 
 
 def response(context: NodeContext) -> Pending:
-    """Squares, their sums, and the device's RowResponse."""
-    found, quant, name = _placed(context), activation(context).quant, context.node.name
-    assert found is not None
-    (square, count), (_, beta, bias) = _largest(context), _constants(context)
-    shape = found.layout.nhwc
-    src, sums = found.tensor.view(), between("sums", shape)
+    """Return squares, their sums, and the device's RowResponse."""
+    rows, quant, name = _channel_rows(context), activation(context).quant, context.node.name
+    assert rows is not None
+    (square, count), (_, beta, bias) = _square_bound(context), _constants(context)
+    shape = rows.layout.nhwc
+    src, sums = rows.tensor.view(), wide_buffer("sums", shape)
     op = RowResponse(
         name,
         src,
@@ -336,7 +336,7 @@ def response(context: NodeContext) -> Pending:
     )
 
     def join(to: Quant, value: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
-        squares, sums = (between(f"{value}/{part}", shape) for part in ("squares", "sums"))
+        squares, sums = (wide_buffer(f"{value}/{part}", shape) for part in ("squares", "sums"))
         zero = LIMITS[0]
         return (
             WideElements(
@@ -348,14 +348,14 @@ def response(context: NodeContext) -> Pending:
                 bias=np.zeros(shape[3], np.int64), scale=np.full(shape[3], LARGEST_SUM / (square * count)), x_zero=zero,
                 y_zero=zero, x_wide=True, wide=True,
             ),
-            quantised(op.replace(sums=sums), to, value, bounds),
+            finish_op(op.replace(sums=sums), to, value, bounds),
         )  # fmt: skip
 
-    return Pending((op,), found.layout, (found.tensor,), (context.node.index,), join=join)
+    return Pending((op,), rows.layout, (rows.tensor,), (context.node.index,), join=join)
 
 
 def _band(channels: int, size: int) -> np.ndarray:
-    """Weights that add up `size` channels around each, the one behind it first."""
+    """Return weights that sum `size` channels around each; with even sizes there is one more channel after."""
     at = np.arange(channels)
     distance = at[None] - at[:, None]
     near = (distance >= -((size - 1) // 2)) & (distance <= size // 2)

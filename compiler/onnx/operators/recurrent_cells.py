@@ -1,4 +1,4 @@
-"""LSTM and GRU that are not unrolled ahead of everything else (`weft.compiler.onnx.recurrent`)."""
+"""LSTM and GRU that were not unrolled (`weft.compiler.onnx.recurrent`)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from weft.compiler.onnx.recurrent import GATES, KERNEL, TABLES, refusal
 
 
 def cell(context: NodeContext) -> str | None:
-    """LSTM and GRU need quantised weights, the usual functions, a kernel engine ('kernel' 32) and 2 look-up tables."""
+    """LSTM and GRU need quantised weights, default activations, a kernel engine ('kernel' 32) and 2 look-up tables."""
     config = context.model.config
     if config.kernel < KERNEL or config.lookup_tables < TABLES:
         return f"'kernel' is {config.kernel}, 'lookup_tables' is {config.lookup_tables}"
     return refusal(context.model, context.node) or ""
 
 
-def _unrolled(context: NodeContext) -> Symbol:
-    raise AssertionError("what the constraint lets pass has been unrolled")
+def _unreachable(context: NodeContext) -> Symbol:
+    raise AssertionError("nodes that satisfy the constraint have been unrolled")
 
 
-OPERATORS = (Operator(tuple(GATES), (cell,), _unrolled),)
+OPERATORS = (Operator(tuple(GATES), (cell,), _unreachable),)

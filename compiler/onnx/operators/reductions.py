@@ -1,4 +1,4 @@
-"""Sums, means, extremes and norms of rows, and what a model computes of them in float up to the next QuantizeLinear."""
+"""Reductions of rows (sums, means, extremes, norms, ArgMax), with the float operators up to the next QuantizeLinear."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from weft.compiler.onnx.qdq import (
     result,
     result_of,
 )
-from weft.compiler.onnx.row_forms import Placed, form_of, repeats, row_fits, rows_of
-from weft.compiler.onnx.wide import doubled
+from weft.compiler.onnx.row_forms import Rows, form_of, repeats, row_fits, rows_of
+from weft.compiler.onnx.wide import upper_plane
 
 SQUARES = 1 << 15
-"""Most elements of a row whose squares are added up in 31 bits."""
+"""Most elements of a row whose squares have a 31-bit sum."""
 _TOTALS = {
     ("values", "Mean"): "sum", ("values", "Sum"): "sum", ("values", "SumSquare"): "squares",
     ("values", "L1"): "magnitudes", ("values", "L2"): "squares", ("values", "Max"): "largest",
@@ -36,12 +36,14 @@ _TOTALS = {
     ("spread", "Mean"): "spread", ("spread", "Sum"): "spread", ("centred", "SumSquare"): "spread",
     ("centred", "L2"): "spread",
 }  # fmt: skip
-"""What a reduction adds up, by the form of its input and the end of its name."""
+"""Total of a reduction, by the form of its input and the end of its name."""
 
 
 def reduction_input(context: NodeContext) -> str | None:
-    """What is reduced must be an int8 or uint8 activation, its squares or magnitudes, or distances from its mean."""
-    return None if _of(context) is not None else f"input {context.node.inputs[0]!r} is not"
+    """The input of a reduction must be an int8 or uint8 activation, its squares or magnitudes, or distances from its
+    mean.
+    """
+    return None if _total(context) is not None else f"input {context.node.inputs[0]!r} is not"
 
 
 def reduction_axes(context: NodeContext) -> str | None:
@@ -52,57 +54,57 @@ def reduction_axes(context: NodeContext) -> str | None:
 
 
 def reduction_order(context: NodeContext) -> str | None:
-    """What is reduced must be the channels on the device, or be brought there by at most 256 copies."""
-    return None if _placed(context) is not None else f"axes {_axes(context)} of shape {context.shape()}"
+    """The reduced axes must be channels on the device, or at most 256 copies must make them channels."""
+    return None if _rows(context) is not None else f"axes {_axes(context)} of shape {context.shape()}"
 
 
 def reduction_length(context: NodeContext) -> str | None:
     """A row to reduce must have at most 32768 elements, and fit an eighth of the scratchpad."""
-    found = _placed(context)
-    assert found is not None
-    count = found.layout.nhwc[3]
+    rows = _rows(context)
+    assert rows is not None
+    count = rows.layout.nhwc[3]
     return None if count <= SQUARES and row_fits(context.model.config, count) else f"there are {count}"
 
 
 def _axes(context: NodeContext) -> tuple[int, ...] | None:
-    """The axes of a reduction, from the first one on; None if they are not known, and none if nothing is reduced."""
+    """Return the non-negative axes of a reduction; None if they are not constant, () if nothing is reduced."""
     rank = len(context.shape())
     axes = context.node.attributes.get("axes")
     if axes is None and context.node.input(1):
-        given = context.model.constants.get(context.node.input(1))
-        if given is None:
+        constant = context.model.constants.get(context.node.input(1))
+        if constant is None:
             return None
-        axes = given.reshape(-1).tolist()
+        axes = constant.reshape(-1).tolist()
     if not axes:
         axes = () if context.attribute("noop_with_empty_axes", 0) else range(rank)
     return tuple(sorted(axis % rank for axis in axes))
 
 
-def _of(context: NodeContext) -> tuple[str, Activation, tuple[int, ...]] | None:
-    """The total that a reduction makes, of which activation, and the nodes in between."""
+def _total(context: NodeContext) -> tuple[str, Activation, tuple[int, ...]] | None:
+    """Return the total that a reduction computes, its activation, and the nodes in between; None for other inputs."""
     name, symbol = context.node.op.removeprefix("Reduce"), context.symbol(0)
     if isinstance(symbol, RowElements):
         kind = _TOTALS.get(("spread" if symbol.squared else "centred", name))
-        good = kind is not None and symbol.axes == _axes(context)
-        return (kind, symbol.source, symbol.nodes) if kind is not None and good else None
+        supported = kind is not None and symbol.axes == _axes(context)
+        return (kind, symbol.source, symbol.nodes) if kind is not None and supported else None
     form = form_of(context, 0)
     kind = None if form is None else _TOTALS.get((form.kind, name))
     return None if form is None or kind is None else (kind, form.source, form.nodes)
 
 
-def _placed(context: NodeContext) -> Placed | None:
-    axes, found = _axes(context), _of(context)
+def _rows(context: NodeContext) -> Rows | None:
+    axes, total = _axes(context), _total(context)
     assert axes is not None
-    assert found is not None
-    return rows_of(found[1].tensor, context.shape(), axes)
+    assert total is not None
+    return rows_of(total[1].tensor, context.shape(), axes)
 
 
 def reduce(context: NodeContext) -> RowNumber:
-    """A number for each row."""
-    axes, found = _axes(context), _of(context)
+    """Return the number for each row."""
+    axes, known = _axes(context), _total(context)
     assert axes is not None
-    assert found is not None
-    total, source, nodes = found
+    assert known is not None
+    total, source, nodes = known
     power = 2 if total in ("squares", "spread") else 1
     factor = source.quant.scale**power
     if context.node.op == "ReduceMean":
@@ -113,38 +115,42 @@ def reduce(context: NodeContext) -> RowNumber:
 
 
 def number_steps(context: NodeContext) -> str | None:
-    """Behind a reduction there may be sums and products with constants, and roots, in the order of a normalisation."""
+    """After a reduction there may be sums and products with constants, and roots, in the order of a normalisation."""
     return None if _next(context) is not None else f"inputs are {context.inputs}"
 
 
 def _next(context: NodeContext) -> RowNumber | None:
-    """The number that a node makes of one; None if that is none the device computes."""
+    """Return the number that a node computes from a number per row; None if the device does not compute it."""
     at = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, RowNumber))
     number, node = context.symbols[at], context.node
     assert isinstance(number, RowNumber)
-    found: RowNumber | None = None
+    next_number: RowNumber | None = None
     if at and node.op not in ("Add", "Div", "Max", "Mul"):
         return None
     if node.op in _MOVES:
-        found = number if _moves(context, number) else None
+        next_number = number if _moves(context, number) else None
     elif node.op in ("Sqrt", "Reciprocal", "Pow"):
-        found = _powered(number, {"Sqrt": 0.5, "Reciprocal": -1.0}.get(node.op) or _scalar(context, 1 - at))
+        next_number = _power(
+            number, {"Sqrt": 0.5, "Reciprocal": -1.0}.get(node.op) or _scalar(context, 1 - at)
+        )
     elif node.op == "Clip":
         high = _scalar(context, 2) if node.input(2) else node.attributes.get("max")
         low = _scalar(context, 1) if node.input(1) else node.attributes.get("min")
-        found = _at_least(number, low) if high is None or high > _ENDLESS else None
+        next_number = _at_least(number, low) if high is None or high > _ENDLESS else None
     else:
-        found = _combined(context, number, at)
-    return None if found is None else dataclasses.replace(found, nodes=(*number.nodes, node.index))
+        next_number = _combine(context, number, at)
+    return (
+        None if next_number is None else dataclasses.replace(next_number, nodes=(*number.nodes, node.index))
+    )
 
 
 _ENDLESS = 1e30
-"""Upper bounds beyond which none is meant."""
+"""Upper bounds from here on mean none."""
 _MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def _moves(context: NodeContext, number: RowNumber) -> bool:
-    """Whether a node leaves a number for each row as it is, or repeats it for the elements of the row."""
+    """Return whether a node leaves a number per row unchanged, or broadcasts it to the row's elements."""
     if context.node.op == "Cast":
         return context.model.dtypes[context.node.outputs[0]].startswith("float")
     if math.prod(context.output) == math.prod(context.shape()):
@@ -153,7 +159,7 @@ def _moves(context: NodeContext, number: RowNumber) -> bool:
 
 
 def _scalar(context: NodeContext, index: int) -> float | None:
-    """An input that is one finite constant."""
+    """Return an input that is one finite constant, else None."""
     name = context.node.input(index)
     floats = context.floats(index)
     if floats is None and name in context.model.constants:
@@ -163,8 +169,8 @@ def _scalar(context: NodeContext, index: int) -> float | None:
     return float(floats.reshape(-1)[0])
 
 
-def _combined(context: NodeContext, number: RowNumber, at: int) -> RowNumber | None:
-    """A number and a constant."""
+def _combine(context: NodeContext, number: RowNumber, at: int) -> RowNumber | None:
+    """Return the result of an operator on a number and a constant; None if the device does not compute it."""
     value, op = _scalar(context, 1 - at), context.node.op
     if (
         value is None
@@ -177,7 +183,7 @@ def _combined(context: NodeContext, number: RowNumber, at: int) -> RowNumber | N
     if op == "Max":
         return _at_least(number, value)
     if op == "Div" and at == 1:
-        inverse = _powered(number, -1.0)
+        inverse = _power(number, -1.0)
         return None if inverse is None or not value else _times(inverse, value)
     if not value:
         return None
@@ -197,7 +203,7 @@ def _times(number: RowNumber, value: float) -> RowNumber | None:
 
 
 def _at_least(number: RowNumber, value: float | None) -> RowNumber | None:
-    """A number that is not below a constant."""
+    """Return a number with a constant as its lower bound; None if the device does not compute it."""
     if value is None or value <= 0 or number.gain <= 0 or number.root == "inverse" or not positive(number):
         return number if value == 0 and positive(number) and number.gain > 0 else None
     least = (value / number.gain) ** (2 if number.root else 1)
@@ -205,13 +211,13 @@ def _at_least(number: RowNumber, value: float | None) -> RowNumber | None:
 
 
 def positive(number: RowNumber) -> bool:
-    """Whether the number is not below 0, whatever the input."""
+    """Return whether a number is at least 0 for every input."""
     total = number.total in ("squares", "spread", "magnitudes") or number.source.quant.zero == -128
     return total and number.factor > 0 and number.offset >= 0
 
 
-def _powered(number: RowNumber, power: float | None) -> RowNumber | None:
-    """A number to a power: 1/2, -1/2, or -1 behind a root."""
+def _power(number: RowNumber, power: float | None) -> RowNumber | None:
+    """Return a number to the power of 1/2, -1/2, or -1 after a root; None for other powers."""
     if power in (0.5, -0.5) and not number.root and number.gain == 1 and positive(number):
         return dataclasses.replace(number, root="root" if power == 0.5 else "inverse")
     if power == -1 and number.root:
@@ -221,21 +227,21 @@ def _powered(number: RowNumber, power: float | None) -> RowNumber | None:
 
 
 def step(context: NodeContext) -> RowNumber:
-    """The number behind one more node."""
-    found = _next(context)
-    assert found is not None
-    return found
+    """Return the number after one more node."""
+    number = _next(context)
+    assert number is not None
+    return number
 
 
 def number_shape(context: NodeContext) -> str | None:
-    """What is quantised of a reduction must be one number for each row."""
+    """The quantised result of a reduction must be one number per row."""
     number = _number(context)
     rows = math.prod(size for axis, size in enumerate(number.shape) if axis not in number.axes)
     return None if math.prod(context.shape()) == rows else f"it has shape {context.shape()}"
 
 
 def number_range(context: NodeContext) -> str | None:
-    """What is added to a reduction must be at most 4096 steps of the result."""
+    """The constant that is added to a reduction must be at most 4096 steps of the result."""
     number = _number(context)
     steps = abs(number.offset * number.gain) / _scale(context)
     return None if number.root or steps <= LARGEST_OFFSET else f"it is {steps:.6g}"
@@ -253,25 +259,25 @@ def _scale(context: NodeContext) -> float:
     return quant.scale
 
 
-def quantised(context: NodeContext) -> Recipe:
-    """The device's RowTotal."""
+def quantise(context: NodeContext) -> Recipe:
+    """Return the device's RowTotal."""
     number, node = _number(context), context.node
-    found = rows_of(number.source.tensor, number.shape, number.axes)
-    assert found is not None
-    pixels = (*found.layout.nhwc[:3], 1)
+    rows = rows_of(number.source.tensor, number.shape, number.axes)
+    assert rows is not None
+    pixels = (*rows.layout.nhwc[:3], 1)
     op = RowTotal(
-        node.name, found.tensor.view(), result(pixels), number.total, number.factor, number.offset, number.root,
+        node.name, rows.tensor.view(), result(pixels), number.total, number.factor, number.offset, number.root,
         number.least, number.gain, number.source.quant.zero,
     )  # fmt: skip
     layout = Layout(context.shape(), tuple(range(len(context.shape()))), pixels)
-    pending = Pending((op,), layout, (found.tensor,), number.nodes)
+    pending = Pending((op,), layout, (rows.tensor,), number.nodes)
     quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
     assert quant is not None
     return finish(pending, node.outputs[0], quant, node)
 
 
 def has_number(context: NodeContext) -> bool:
-    """Whether an input is a number of rows, and no other one but constants."""
+    """Return whether one input is a number per row, and all others are constants."""
     return any(isinstance(symbol, RowNumber) for symbol in context.symbols) and not any(
         isinstance(symbol, Activation | RowElements | Tensor | Pending) for symbol in context.symbols
     )
@@ -290,30 +296,26 @@ REDUCTIONS_OPERATORS = (
         applies=has_number,
         title="Numbers of rows",
     ),
-    Operator(("QuantizeLinear",), (per_tensor, number_shape, number_range), quantised, applies=has_number),
+    Operator(("QuantizeLinear",), (per_tensor, number_shape, number_range), quantise, applies=has_number),
 )
 
 
 _BYTE = 256
-"""Places that 8 bits tell apart."""
+"""Number of positions that 8 bits distinguish."""
 
 
 def place_input(context: NodeContext) -> str | None:
-    """ArgMax and ArgMin must be of an int8 or uint8 activation, or of its integers."""
+    """The input of ArgMax and ArgMin must be an int8 or uint8 activation, or its integers."""
     return None if _source(context) is not None else f"input {context.node.inputs[0]!r} is not"
 
 
 def place_order(context: NodeContext) -> str | None:
-    """The axis of ArgMax and ArgMin must be the channels on the device, or be brought there by at most 256 copies."""
-    return (
-        None
-        if _arg_extreme_placed(context) is not None
-        else f"axis {_axis(context)} of shape {context.shape()}"
-    )
+    """The axis of ArgMax and ArgMin must be channels on the device, or at most 256 copies must make it channels."""
+    return None if _arg_rows(context) is not None else f"axis {_axis(context)} of shape {context.shape()}"
 
 
 def place_length(context: NodeContext) -> str | None:
-    """A row of which ArgMax or ArgMin is taken must fit an eighth of the scratchpad."""
+    """A row of ArgMax or ArgMin must fit an eighth of the scratchpad."""
     count = context.shape()[_axis(context)]
     return None if row_fits(context.model.config, count) else f"there are {count}"
 
@@ -328,25 +330,25 @@ def _axis(context: NodeContext) -> int:
     return int(context.node.attributes.get("axis", 0)) % len(context.shape())
 
 
-def _arg_extreme_placed(context: NodeContext) -> Placed | None:
+def _arg_rows(context: NodeContext) -> Rows | None:
     tensor = _source(context)
     assert tensor is not None
     return rows_of(tensor, context.shape(), (_axis(context),))
 
 
 def place(context: NodeContext) -> Recipe:
-    """The device's RowPlace, whose results the host reads as int64."""
-    node, found = context.node, _arg_extreme_placed(context)
-    assert found is not None
-    name, tensor = node.outputs[0], found.tensor
-    pixels, wide = (*found.layout.nhwc[:3], 1), found.layout.nhwc[3] > _BYTE
+    """Return the device's RowPlace, whose results the host reads as int64."""
+    node, rows = context.node, _arg_rows(context)
+    assert rows is not None
+    name, tensor = node.outputs[0], rows.tensor
+    pixels, wide = (*rows.layout.nhwc[:3], 1), rows.layout.nhwc[3] > _BYTE
     view = result_of(name, pixels)
     op = RowPlace(
-        node.name, tensor.view(), doubled(view) if wide else view, node.op == "ArgMin",
+        node.name, tensor.view(), upper_plane(view) if wide else view, node.op == "ArgMin",
         final=bool(context.attribute("select_last_index", 0)), wide=wide,
     )  # fmt: skip
     layout = Layout(context.output, tuple(range(len(context.output))), pixels)
-    output = Tensor(name, name, layout, layout, unsigned=True, hosted=False, wide=wide, index=True)
+    output = Tensor(name, name, layout, layout, unsigned=True, from_host=False, wide=wide, index=True)
     nodes = tuple(dict.fromkeys((*tensor.via, node.index)))
     return Recipe(output, (op,), (tensor,), nodes, ())
 

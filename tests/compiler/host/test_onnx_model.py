@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from support import host_cases, qdq_models
 
 from weft.compiler.host import onnx_model
-from weft.compiler.host.onnx_model import NetworkError, check, first_line, inferred, model_of, types_of
+from weft.compiler.host.onnx_model import NetworkError, check, first_line, infer_types, model_of, types_of
 from weft.compiler.ir.network import Network, Node, Type, encode
 from weft.compiler.onnx.reader import network_of
 
@@ -68,7 +68,7 @@ def test_the_file_formats_version_is_no_newer_than_need_be(node: Node, version: 
 
 def test_inference() -> None:
     made = network(Node("Transpose", ("x",), ("a",), {"perm": (1, 0)}), Node("Transpose", ("a",), ("y",)))
-    assert inferred(made)["a"] == Type("float32", (3, 2))
+    assert infer_types(made)["a"] == Type("float32", (3, 2))
 
 
 @pytest.mark.parametrize("attribute", [1 << 64, (1, "a"), None, object()])
@@ -96,7 +96,9 @@ def test_contradictions() -> None:
     with pytest.raises(NetworkError):
         check(wrong)
     with pytest.raises(NetworkError, match="y"):
-        inferred(dataclasses.replace(wrong, outputs=("y",), types={"x": FLOAT, "y": Type("float32", (9,))}))
+        infer_types(
+            dataclasses.replace(wrong, outputs=("y",), types={"x": FLOAT, "y": Type("float32", (9,))})
+        )
 
 
 def test_types_of_values() -> None:

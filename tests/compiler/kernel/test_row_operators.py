@@ -14,7 +14,7 @@ from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, Vie
 from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.kernel.rows import RowPair, RowPlace, RowTotal
-from weft.compiler.onnx.wide import doubled
+from weft.compiler.onnx.wide import upper_plane
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 from weft.run.runtime import Image
@@ -213,7 +213,7 @@ def random_place(rng: Rng, most: int, channels: int = 0) -> RowPlace:
     shape = (*random_shape(rng, 1)[:3], channels or draw(rng, 1, most))
     wide = shape[3] > 256 or bool(rng.integers(2))
     dst = random_view(rng, "y", (*shape[:3], 1), "output")
-    return RowPlace("place", random_source(rng, "x", shape), doubled(dst) if wide else dst,
+    return RowPlace("place", random_source(rng, "x", shape), upper_plane(dst) if wide else dst,
                     bool(rng.integers(2)), bool(rng.integers(2)), wide)  # fmt: skip
 
 

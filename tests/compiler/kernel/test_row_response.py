@@ -11,7 +11,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.rows import LARGEST_SUM, ONE_TABLE_RATIO, RowResponse, table_count
-from weft.compiler.onnx.wide import doubled
+from weft.compiler.onnx.wide import upper_plane
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 
@@ -30,7 +30,7 @@ def random_op(rng: np.random.Generator, most: int) -> RowResponse:
     if rng.random() < 0.3:
         fields |= {"low": draw(rng, -128, 0), "high": draw(rng, 0, 127)}
     return RowResponse(
-        "response", random_source(rng, "x", shape), doubled(whole("s", shape, "input")),
+        "response", random_source(rng, "x", shape), upper_plane(whole("s", shape, "input")),
         random_view(rng, "y", shape, "output"), bias, float(ratio * bias / LARGEST_SUM), power,
         float(rng.uniform(0.3, 1.5) * bias**power * (1 + ratio * rng.random()) ** power), **fields,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_ends_of_tables(ratio: float, ends: tuple[int, int]) -> None:
     sums = rng.integers(ends[0], ends[1] + 1, shape)
     gain = ratio / LARGEST_SUM
     op = RowResponse(
-        "response", whole("x", shape, "input"), doubled(whole("s", shape, "input")), whole("y", shape, "output"),
+        "response", whole("x", shape, "input"), upper_plane(whole("s", shape, "input")), whole("y", shape, "output"),
         1.0, gain, 1.0, float(0.8 * (1 + gain * ends[0])),
     )  # fmt: skip
     x = rng.integers(-128, 128, shape).astype(np.int8)

@@ -234,7 +234,7 @@ def plain(shape: Shape = (1, 1, 2, 5), outputs: int = 3) -> WideConv:
 def test_of_an_int8_convolution() -> None:
     conv = op_cases.convolution(op_cases.whole("x", (1, 3, 4, 5), "input"), 7, Window((2, 2)))
     given = conv.replace(x_zero=5, scale=np.full(7, 0.3), low=LIMITS[0], high=LIMITS[1])
-    (op,) = wide_operators.widened(given, wide=True)
+    (op,) = wide_operators.widen(given, wide=True)
     assert isinstance(op, WideConv)
     x = np.random.default_rng(0).integers(-128, 128, conv.src.shape)
     assert (op.x_wide, op.wide) == (False, True)

@@ -75,7 +75,7 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
         assert list(op.lengths) == np.broadcast_to(allowed.sum(-1)[:, 0, 0], sizes.batch).tolist()
     notes = [note for name, _, _, note in graph.assignment if note]
     (note,) = [note for note in notes if note.startswith("scores are rounded and clamped to [-1")]
-    assert note.endswith("its other roundings within attention are not followed")
+    assert note.endswith("its other roundings within attention are omitted")
     assert not is_exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
 
 
@@ -284,16 +284,16 @@ def test_short_mask_leaves_out_the_rest() -> None:
     Mask((1,), True, -3), Mask((7,), True, 5),
 ])  # fmt: skip
 def test_recognises_its_own_masks(mask: Mask) -> None:
-    allowed = mask.allowed(5, 7)
+    allowed = mask.allowed_keys(5, 7)
     found = recognise(allowed)
     assert found is not None
-    assert np.array_equal(found.allowed(5, 7), allowed)
+    assert np.array_equal(found.allowed_keys(5, 7), allowed)
 
 
 def test_recognises_exactly_what_lengths_and_diagonals_make() -> None:
     """All masks of two images, two queries and two keys."""
     made = {
-        Mask(lengths, causal, offset).allowed(2, 2).tobytes()
+        Mask(lengths, causal, offset).allowed_keys(2, 2).tobytes()
         for lengths in np.ndindex(3, 3) for causal in (False, True) for offset in range(-3, 3)
     }  # fmt: skip
     for bits in range(256):

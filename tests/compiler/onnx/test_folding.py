@@ -217,7 +217,7 @@ def test_sparse_initialiser() -> None:
     places = numpy_helper.from_array(np.zeros(1, np.int64), "places")
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
     with pytest.raises(
-        CompileError, match=r"^initialiser 'few' is sparse; export the model with dense ones$"
+        CompileError, match=r"^initialiser 'few' is sparse; export the model with dense initialisers$"
     ):
         import_model(model)
 
@@ -228,6 +228,6 @@ def test_attribute_of_a_function_outside_of_functions() -> None:
     node.attribute[0].ref_attr_name = "elsewhere"
     name = node.attribute[0].name
     with pytest.raises(
-        CompileError, match=f"takes attribute '{name}' from 'elsewhere' of a function, but is in none"
+        CompileError, match=f"takes attribute '{name}' from 'elsewhere' of a function, but is in no function"
     ):
         import_model(model)

@@ -19,7 +19,7 @@ from weft.compiler.host import evaluate
 from weft.compiler.ir.graph import Add, Conv, Rescale
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.elementwise import LENGTH, PLAIN
-from weft.compiler.onnx.functions import Entries, _inherited
+from weft.compiler.onnx.functions import Entries, _inherit_undefined
 from weft.hdl.isa.config import Config
 
 UNARY: dict[str, dict[str, Any]] = {
@@ -421,8 +421,8 @@ def test_what_a_choice_inherits() -> None:
         for values, undefined in ((chosen, unknown), (None, yes), (None, no))
     )
     node = Node("Where", ("c", "a", "b"), ("y",))
-    assert _inherited(node, given).astype(bool).tolist() == [
+    assert _inherit_undefined(node, given).astype(bool).tolist() == [
         u or (a if c else b) for u, c, a, b in flags.tolist()
     ]
-    assert _inherited(Node("Add", ("a", "b"), ("y",)), given[1:]).tolist() == (yes | no).tolist()
-    assert not _inherited(Node("IsNaN", ("a",), ("y",)), given[1:2]).any()
+    assert _inherit_undefined(Node("Add", ("a", "b"), ("y",)), given[1:]).tolist() == (yes | no).tolist()
+    assert not _inherit_undefined(Node("IsNaN", ("a",), ("y",)), given[1:2]).any()

@@ -49,7 +49,7 @@ def test_windows(name: str, size: int) -> None:
     attributes: dict[str, object] = {"kernel_shape": [1, 1]}
     attributes[name] = [1, 1, 1, size] if name == "pads" else [1, size]
     assert refused(image((1, 1, 4, 4), "MaxPool", **attributes)).endswith(
-        f" (MaxPool) has {name} {attributes[name]}; weft takes numbers of up to 65,535 there"
+        f" (MaxPool) has {name} {attributes[name]}; each must be at most 65,535"
     )
 
 

@@ -47,7 +47,7 @@ def test_shape_that_depends_on_data() -> None:
     model.graph.node.append(helper.make_node("NonZero", [last], ["found"], name="search"))
     model.graph.output.append(helper.make_tensor_value_info("found", TensorProto.INT64, None))
     assert fails(model) == (
-        "node 'search' (NonZero) has output 'found' whose shape is not known before running; "
+        "node 'search' (NonZero) has output 'found' whose shape is only known at run time; "
         "weft needs static shapes"
     )
 
@@ -69,7 +69,7 @@ def test_impossible_scale(op: str, value: float, text: str) -> None:
     name = next(node.name for node in model.graph.node if node.op_type == op)
     assert (
         fails(model)
-        == f"node {name!r} ({op}) has scale {text}; scales must be finite, and not zero to quantise"
+        == f"node {name!r} ({op}) has scale {text}; scales must be finite, and for QuantizeLinear not zero"
     )
 
 
@@ -97,7 +97,7 @@ def test_wrong_number_of_zero_points() -> None:
     node.input[2] = "replaced"
     assert fails(model) == (
         f"node {node.name!r} (DequantizeLinear) has scales of shape 4, but zero points of shape 3; "
-        "they must have the same"
+        "the shapes must be equal"
     )
 
 
@@ -189,7 +189,7 @@ def test_weights_quantised_again_by_nonsense_are_refused() -> None:
     for item in model.graph.initializer:
         if item.name == bad.input[1]:
             item.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(item), item.name))
-    assert "has scale 0; scales must be finite, and not zero to quantise" in fails(model)
+    assert "has scale 0; scales must be finite, and for QuantizeLinear not zero" in fails(model)
 
 
 def test_dead_nodes_are_dropped() -> None:

@@ -121,18 +121,21 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
         model("MaxPool", X, kernel_shape=[3, 3], dilations=[1, 3]),
         "has a kernel that covers 7 elements along axis 3, of 6 with padding",
     ),
-    "pool of a matrix": (model("GlobalAveragePool", f(3, 4)), "has an input of shape 3x4, which is no image"),
+    "pool of a matrix": (
+        model("GlobalAveragePool", f(3, 4)),
+        "has an input of shape 3x4, which is not an image",
+    ),
     "zero point of another type": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), np.float32(0.1), np.uint8(0)),
         "",
     ),
     "zero points of another number": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(4), np.zeros(3, np.int8)),
-        "has scales of shape 4, but zero points of shape 3; they must have the same",
+        "has scales of shape 4, but zero points of shape 3; the shapes must be equal",
     ),
     "zero points of another shape": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(4), np.zeros((1, 4), np.int8)),
-        "has scales of shape 4, but zero points of shape 1x4; they must have the same",
+        "has scales of shape 4, but zero points of shape 1x4; the shapes must be equal",
     ),
     "scales of another number": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(3), np.zeros(3, np.int8)),
@@ -146,11 +149,11 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "one zero point in a matrix": (
         model("QuantizeLinear", f(1, 4), np.float32(1), np.zeros((1, 1), np.int8)),
-        "has scales of shape (), but zero points of shape 1x1; they must have the same",
+        "has scales of shape (), but zero points of shape 1x1; the shapes must be equal",
     ),
     "zero points for one scale": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(1), np.zeros(4, np.int8)),
-        "has scales of shape 1, but zero points of shape 4; they must have the same",
+        "has scales of shape 1, but zero points of shape 4; the shapes must be equal",
     ),
     "axis of scales": (
         model("QuantizeLinear", f(1, 4), f(4), np.zeros(4, np.int8), axis=2),
@@ -170,7 +173,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "zero points of blocks": (
         model("DequantizeLinear", np.ones((4, 4), np.int8), f(4, 2), np.zeros(2, np.int8), block_size=2),
-        "has scales of shape 4x2, but zero points of shape 2; they must have the same",
+        "has scales of shape 4x2, but zero points of shape 2; the shapes must be equal",
     ),
     "zero points of a convolution of integers": (
         model("ConvInteger", U, U[:, :, :3, :3], np.uint8(0), np.zeros(1, np.uint8).repeat(4)),
@@ -293,8 +296,8 @@ def test_onnxruntime_refuses_it_too(name: str) -> None:
 
 def test_pools_that_start_differently() -> None:
     assert message(model("MaxPool", X, kernel_shape=[1, 1], strides=[3, 3], auto_pad="SAME_UPPER")) == (
-        "node 'n' (MaxPool) has auto_pad with windows along axis 2 that leave elements out (stride 3, kernel 1), where "
-        "runtimes start at different ones: give pads instead"
+        "node 'n' (MaxPool) has auto_pad with windows along axis 2 that skip elements (stride 3, kernel 1); "
+        "runtimes start such windows at different elements: give pads instead"
     )
 
 

@@ -162,7 +162,7 @@ def test_impossible_opset() -> None:
     model.opset_import[0].version = 1 << 40
     newest = onnx.defs.onnx_opset_version()
     assert fails(model) == (
-        f"the model asks for version 1099511627776 of operator set ''; versions 1 to {newest} are known"
+        f"the model asks for version 1099511627776 of operator set ''; weft supports versions 1 to {newest}"
     )
 
 
@@ -212,7 +212,7 @@ def nested(depth: int, calls: int) -> onnx.ModelProto:
 def test_functions_that_double() -> None:
     assert import_model(nested(5, 2)).assignment
     assert fails(nested(30, 2)) == (
-        "the model has 1,073,741,832 nodes with its functions written out; weft takes up to 200,000"
+        "the model has 1,073,741,832 nodes with its functions inlined; weft takes up to 200,000"
     )
 
 

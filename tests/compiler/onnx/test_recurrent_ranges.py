@@ -133,7 +133,7 @@ def test_cells_that_nobody_bounds_are_refused() -> None:
     closing = weft.check(opened(rng, steps, first=first, forget=1.0).model(), CONFIG)
     assert closing.warnings == ()
     assert all(name != "cell" for name, *_ in closing)
-    assert "as a calibration found" in reason(opened(rng, steps, first=first, cells=MOST_CELL))
+    assert "by calibration" in reason(opened(rng, steps, first=first, cells=MOST_CELL))
 
 
 def test_what_a_calibration_found_is_told_everywhere() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX, STEP_MAX
 from weft.compiler.onnx import operators, registry
-from weft.compiler.onnx.attention import KEYS, ROW, SIZE, keys_fit, rows_fit
+from weft.compiler.onnx.attention import MAX_HEAD_SIZE, MAX_KEYS, MAX_ROW, keys_fit, rows_fit
 from weft.compiler.onnx.elementwise import PLAIN
 from weft.compiler.onnx.operator import Constraint, sentence
 from weft.compiler.onnx.operators.conv import pads_fit
@@ -52,8 +52,8 @@ def test_table_is_made_of_sentences() -> None:
         (window_steps, (STEP_MAX,)),
         (window_size, (COUNT_MAX, ELEMENTS)),
         (softmax_length, (PITCH_MAX,)),
-        (keys_fit, (KEYS,)),
-        (rows_fit, (SIZE, ROW)),
+        (keys_fit, (MAX_KEYS,)),
+        (rows_fit, (MAX_HEAD_SIZE, MAX_ROW)),
     ],
 )
 def test_sentences_name_the_limits(constraint: Constraint, limits: tuple[int, ...]) -> None:

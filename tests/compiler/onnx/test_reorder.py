@@ -24,7 +24,7 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import reorder
 from weft.compiler.onnx.qdq import Tensor
-from weft.compiler.onnx.reorder import Axis, Interleaving, cheapest, common, interleavings, placed
+from weft.compiler.onnx.reorder import Axis, Interleaving, cheapest, common_axes, interleavings, to_layout
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
 from weft.compiler.verify import run_ops
@@ -47,44 +47,44 @@ def test_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(int(size) for size in rng.integers(1, 7, int(rng.integers(1, 6))))
     before, behind = (laid_out(shape, tuple(rng.permutation(len(shape)).tolist())) for _ in range(2))
-    moved = placed(Tensor("x", "x", before, before, unsigned=False, hosted=False), behind)
+    moved = to_layout(Tensor("x", "x", before, before, unsigned=False, from_host=False), behind)
     assert moved is not None
     assert moved.layout == behind
     values = rng.integers(-128, 128, shape).astype(np.int8)
-    if moved.made is None:
+    if moved.recipe is None:
         assert np.array_equal(values.transpose(before.perm).ravel(), values.transpose(behind.perm).ravel())
         return
-    views = [view for op in moved.made.ops for view in (*op.sources, op.dst)]
+    views = [view for op in moved.recipe.ops for view in (*op.sources, op.dst)]
     assert all(view.step[1] == 1 for view in views if view.shape[2] == 1)
-    segment = DeviceSegment("orders", tuple(op.map_views(kind_of) for op in moved.made.ops))
+    segment = DeviceSegment("orders", tuple(op.map_views(kind_of) for op in moved.recipe.ops))
     memory = run_ops(segment, {"x": values.transpose(before.perm)})
     assert np.array_equal(memory[moved.storage], values.transpose(behind.perm).ravel())
 
 
 def test_axes_that_cut_across_each_other() -> None:
-    assert common([(4, 36), (36, 1)], [(9, 16), (16, 1)]) is None
+    assert common_axes([(4, 36), (36, 1)], [(9, 16), (16, 1)]) is None
     assert cheapest(((36, 1), (4, 36)), ((16, 1), (9, 16))) is None
 
 
 def test_too_many_copies() -> None:
     """Rows and columns that trade places are as many copies as the lesser of them, pixels and channels likewise."""
 
-    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.Way | Interleaving | None:
+    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.CopyOrder | Interleaving | None:
         inner = ((bytes_, 1),) if bytes_ > 1 else ()
         return cheapest(((a, b * bytes_), (b, bytes_), *inner), ((b, bytes_), (a, b * bytes_), *inner))
 
     found = transposed(256, 999, 8)
-    assert isinstance(found, reorder.Way)
+    assert isinstance(found, reorder.CopyOrder)
     assert found.plain
     assert prod(axis.size for axis in found.rest) == 256
     assert transposed(257, 999, 8) is None
     assert transposed(257, 999) is None
     square = transposed(32, 32)
-    assert isinstance(square, reorder.Way)
+    assert isinstance(square, reorder.CopyOrder)
     assert square.plain  # the weights of a product of all would come as often as they multiply: once
 
 
-def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.Way | Interleaving, ...]:
+def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder | Interleaving, ...]:
     """The ways of changing groups of channels into channels of groups, and back."""
     size = groups * channels
     before = ((pixels, size), (groups, channels), (channels, 1))
@@ -108,7 +108,7 @@ def test_few_channels_are_one_product_and_few_pixels_are_copied(
     pixels: int, groups: int, channels: int
 ) -> None:
     for way in shuffled(pixels, groups, channels):
-        assert isinstance(way, reorder.Way)
+        assert isinstance(way, reorder.CopyOrder)
 
 
 @repeated("seed", range(40))
@@ -121,7 +121,7 @@ def test_interleavings(seed: int) -> None:
     perm = list(rng.permutation(len(sizes)).tolist()) if seed % 4 < 2 else list(range(len(sizes)))
     before = laid_out(shape, tuple(range(len(shape))))
     behind = laid_out(shape, (*perm, len(shape) - 1, len(shape) - 2))
-    axes = common(before.canonical, behind.canonical)
+    axes = common_axes(before.canonical, behind.canonical)
     assert axes is not None
     total = prod(shape)
     found = list(interleavings(axes, total, 256))

@@ -88,10 +88,10 @@ def test_compiled(op: str, preset: str) -> None:
 @pytest.mark.parametrize(
     ("op", "shapes", "reason"),
     [
-        ("Mul", ((2, 4, 6, 6), (2, 1, 6, 1)), "one of 6 channels would have to be repeated"),
-        ("Add", ((3, 1), (1, 4)), "both would have to be repeated"),
-        ("Sub", ((1, 4, 1, 1), (1, 4, 6, 6)), "the first would have to be repeated"),
-        ("Mul", ((2, 3, 2, 3, 2, 5), (2, 1, 2, 1, 2, 5)), "repeat along too many axes"),
+        ("Mul", ((2, 4, 6, 6), (2, 1, 6, 1)), "one of 6 channels would have to be broadcast"),
+        ("Add", ((3, 1), (1, 4)), "both would have to be broadcast"),
+        ("Sub", ((1, 4, 1, 1), (1, 4, 6, 6)), "the first would have to be broadcast"),
+        ("Mul", ((2, 3, 2, 3, 2, 5), (2, 1, 2, 1, 2, 5)), "broadcast along too many axes"),
     ],
 )
 def test_what_the_device_does_not_repeat(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:

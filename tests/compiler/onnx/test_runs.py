@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.compiler.onnx.runs import Run, runs
+from weft.compiler.onnx.runs import Run, find_runs
 
 
 def places(found: list[Run]) -> dict[int, int]:
     """What each place takes."""
-    return {run.target + at * run.apart: run.source + at * run.by for run in found for at in range(run.many)}
+    return {
+        run.target + at * run.target_step: run.source + at * run.step
+        for run in found
+        for at in range(run.length)
+    }
 
 
 @pytest.mark.parametrize("unit", [1, 2, 6])
@@ -20,18 +24,18 @@ def test_runs_are_what_was_asked_for(unit: int) -> None:
         indices = rng.integers(0, 4 * unit, int(rng.integers(1, 20)))
         if seed % 2:
             indices = np.sort(indices)
-        found = runs(indices, unit=unit)
+        found = find_runs(indices, unit=unit)
         assert found is not None
         assert places(found) == dict(enumerate(indices.tolist()))
         for run in found:
-            assert run.many == 1 or (run.by >= 0 and run.by % unit == 0)
-            assert run.many == 1 or run.by or run.source % unit == 0, (
+            assert run.length == 1 or (run.step >= 0 and run.step % unit == 0)
+            assert run.length == 1 or run.step or run.source % unit == 0, (
                 "a place between elements is not repeated"
             )
 
 
 def test_runs_are_few() -> None:
-    assert runs(np.arange(100)) == [Run(0, 0, 100, 1, 1)]
-    assert len(runs(np.repeat(np.arange(50), 2)) or ()) == 2
-    assert runs(np.random.default_rng(0).permutation(200)) is None
-    assert len(runs(np.arange(1, 80, 4), unit=8) or ()) == 2
+    assert find_runs(np.arange(100)) == [Run(0, 0, 100, 1, 1)]
+    assert len(find_runs(np.repeat(np.arange(50), 2)) or ()) == 2
+    assert find_runs(np.random.default_rng(0).permutation(200)) is None
+    assert len(find_runs(np.arange(1, 80, 4), unit=8) or ()) == 2

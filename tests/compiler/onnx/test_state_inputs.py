@@ -123,10 +123,13 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
 @pytest.mark.parametrize(
     ("states", "said"),
     [
-        ({"k": "n"}, "the model has no input 'k' to keep; it has 'input_1', 'h'"),
-        ({"h": "k"}, "the model has no output 'k' to keep; it has 'y0', 'n'"),
-        ({"h": "y0", "input_1": "y0"}, "output 'y0' is what two states become; one is possible"),
-        ({"h": "y0", "input_1": "n"}, "all outputs are kept ('y0', 'n'), so there is nothing to compute"),
+        ({"k": "n"}, "the model has no input 'k' for a state; it has 'input_1', 'h'"),
+        ({"h": "k"}, "the model has no output 'k' for a state; it has 'y0', 'n'"),
+        ({"h": "y0", "input_1": "y0"}, "output 'y0' is the next value of two states; name it for one state only"),
+        (
+            {"h": "y0", "input_1": "n"},
+            "all outputs are states ('y0', 'n'), so there is nothing to compute; leave one output",
+        ),
     ],
 )  # fmt: skip
 def test_names_that_are_refused(states: dict[str, str], said: str) -> None:
@@ -140,7 +143,7 @@ def test_types_that_only_inference_tells() -> None:
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     with pytest.raises(
-        CompileError, match=r"^'h/kept' is u?int8 of shape 4x1, and 'y0/kept', which it becomes, .*2x3"
+        CompileError, match=r"^state 'h/kept' is u?int8 of shape 4x1, but its next value 'y0/kept' is .*2x3"
     ):
         import_model(model, states={"h": "y0"})
 
@@ -149,10 +152,10 @@ def test_types_and_shapes_that_are_refused() -> None:
     with pytest.raises(CompileError) as caught:
         import_model(plain_model(TensorProto.INT64), states={"input_1": "n"})
     assert str(caught.value) == (
-        "'input_1' is float32 of shape 2x3, and 'n', which it becomes, int64 of shape 2x3; what is kept has one type "
-        "and shape"
+        "state 'input_1' is float32 of shape 2x3, but its next value 'n' is int64 of shape 2x3; both must have "
+        "one type and shape"
     )
     with pytest.raises(
-        CompileError, match=r"^'h' is float32 of shape 4x1, and 'y0', which it becomes, .*2x3"
+        CompileError, match=r"^state 'h' is float32 of shape 4x1, but its next value 'y0' is .*2x3"
     ):
         import_model(plain_model(shape=(4, 1)), states={"h": "y0"})

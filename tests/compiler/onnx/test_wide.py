@@ -297,7 +297,7 @@ def test_networks(seed: int, narrow: float) -> None:
 
 
 Refusal = tuple[Case, str, str, dict[str, int]]
-FORMS = r"Values of 16 bits are sums, products, convolutions, pools, minima, maxima, copies, functions, normalisations"
+FORMS = r"Values of 16 bits must be sums, products, convolutions, pools, extremes, copies, functions or normalisations"
 
 
 def slopes(b: Mixed) -> Quantised:
@@ -330,7 +330,7 @@ REFUSED: dict[str, Refusal] = {
     "a kink": (
         one("Abs"),
         "QuantizeLinear",
-        r"lines between 256 places, at most 8 steps off .*\(they are \d+ off\)",
+        r"piecewise linear with 256 intervals, at most 8 steps off .*\(the error is \d+ steps\)",
         {},
     ),
     "a normalisation on a small engine": (
@@ -373,7 +373,7 @@ def test_refused(name: str) -> None:
 def test_how_near_lines_have_to_be(
     bits: int, apart: int, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "_fitted", lambda *given: (_FITTED(*given)[0], apart))
+    monkeypatch.setattr(lookup, "_fit_lines", lambda *given: (_FIT_LINES(*given)[0], apart))
     b = Mixed(np.random.default_rng(3))
     made = b.node("Sigmoid", [b.dequantise(b.input(IMAGE))])
     value = b.quantise(made, IMAGE, 1 / 200 if bits == 8 else 1 / 50_000, 0, False, bits)
@@ -381,7 +381,7 @@ def test_how_near_lines_have_to_be(
     assert [item[2] for item in graph.assignment if item[1] == "Sigmoid"] == [place]
 
 
-_FITTED = lookup._fitted
+_FIT_LINES = lookup._fit_lines
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16])

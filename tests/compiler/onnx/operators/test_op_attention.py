@@ -246,7 +246,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     ),
     "beyond the clamp": (
         lambda: models.written_out(rng(), SIZES, rounded=False, scale="Mul", factor=50.0),
-        row_forms.scores_told_apart,
+        row_forms.scores_not_clamped,
     ),
     "masked keys clipped": (lambda: masked_and(0.1), row_forms.masked_apart),
     "half of the probabilities": (
@@ -324,10 +324,10 @@ def test_every_constraint_has_a_case() -> None:
 def test_limits_are_those_that_are_told() -> None:
     """Sums of products of bytes less their zero points fit 32 bits. One more than there may be is too large."""
     test_operator_falls_back("large heads")
-    assert f"at most {attention_form.KEYS} queries and keys" in str(attention_form.keys_fit.__doc__)
-    limits = f"at most {attention_form.SIZE} elements, and rows of {attention_form.ROW}"
+    assert f"at most {attention_form.MAX_KEYS} queries and keys" in str(attention_form.keys_fit.__doc__)
+    limits = f"at most {attention_form.MAX_HEAD_SIZE} elements, and rows of {attention_form.MAX_ROW}"
     assert limits in str(attention_form.rows_fit.__doc__)
-    assert 255 * 255 * attention_form.SIZE < 1 << 31
+    assert 255 * 255 * attention_form.MAX_HEAD_SIZE < 1 << 31
 
 
 def heads(q: int, kv: int, shape: tuple[int, int, int] = (1, 4, 12)) -> Callable[[], onnx.ModelProto]:

@@ -31,7 +31,7 @@ def test_refused(why: str) -> None:
         reason for name, _, place, reason in import_model(model, config=CONFIG).assignment if name == "cell"
     }
     assert found == {
-        "LSTM and GRU need quantised weights, the usual functions, a kernel engine ('kernel' 32) and 2 look-up tables"
+        "LSTM and GRU need quantised weights, default activations, a kernel engine ('kernel' 32) and 2 look-up tables"
         f" ({why})"
     }
     given = net.inputs(model)
@@ -54,5 +54,5 @@ def test_weights_in_float_stay() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 36, 9), np.float32), "R"))
     found = {name: reason for name, _, _, reason in import_model(model, config=CONFIG).assignment}
     assert found["cell"].endswith(
-        "(the weights 'R' are not quantised to 8 bits, with a scale for a gate at least)"
+        "(the weights 'R' are not quantised to 8 bits with at most one scale per row)"
     )
