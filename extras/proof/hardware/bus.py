@@ -182,13 +182,13 @@ class SplitterBench(Bench):
                 f"whole words where {len(self.peeks)} are peeked at", ~valid | (address % (1 << align) == 0)
             )
             yield _Stage(valid, address >> align, beats, last, held[42:])
-        last = self.peek("last", 1)
+        last = self.peek("last#1", 1)
         cut = _Stage(
             self.peek("active", 1),
             self.peek("word", 32 - align),
             self.peek("rest", 32) + 1,
             last,
-            self.peek("tag", tag),
+            self.peek("tag#1", tag),
         )
         room = self.dut.block - cut.word % self.dut.block
         self.claim("a run ends in its block if it is short", ~cut.valid | (last == (cut.words <= room)))

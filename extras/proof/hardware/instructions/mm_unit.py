@@ -63,7 +63,7 @@ class WrittenBench(Bench):
         """How far delay lines read behind their writes: without that, induction would start from other distances."""
         lengths = {"destinations": leaves}
         if self.config.softmax:
-            lengths["alignment$79"] = leaves - READ_LATENCY
+            lengths["alignment"] = leaves - READ_LATENCY
         for name, cycles in lengths.items():
             distance = cycles - 2
             width = distance.bit_length()

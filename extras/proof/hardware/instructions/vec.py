@@ -220,12 +220,12 @@ class WayBench(Bench):
         def same(name: str, one: str, other: str, width: int) -> None:
             self.claim(name, self.peek(one, width) == self.peek(other, width))
 
-        same("operands of the data", "operands$66.scratchpad", "scratchpad__data", config.widths.vector)
-        same("rows of the data", "operands$66.accumulator", "accumulator__data", config.widths.row)
+        same("operands of the data", "operands.scratchpad", "scratchpad__data", config.widths.vector)
+        same("rows of the data", "operands.accumulator", "accumulator__data", config.widths.row)
         arrival = arrival_layout(config).size
-        same("arrivals", "operands$66.arrival", "reader.arrival", arrival)
+        same("arrivals", "operands.arrival", "reader.arrival", arrival)
         same("results", "requantise.results", "writer.results.bytes", 8 * config.lanes)
-        same("masks", "reader.signal", "writer.mask#1", len(dut.signal))
+        same("masks", "reader.signal", "writer.mask", len(dut.signal))
         same("signals", "writer.signal", "signal", len(dut.signal))
 
 
@@ -275,5 +275,5 @@ def properties() -> Iterator[Property]:
         _way,
         Induction(17),
         cover=30,
-        proven=("reader", "operands$66", "requantise", "writer"),
+        proven=("reader", "operands", "requantise", "writer"),
     )

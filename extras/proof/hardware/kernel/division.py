@@ -97,7 +97,7 @@ class DivideBench(Bench):
     def _prepared(self, m: Module) -> None:
         """The element's size, E, and its bits from the top."""
         config = self.config
-        kept = self.peek("elements#0", 32 * config.lanes)
+        kept = self.peek("elements", 32 * config.lanes)
         self.claim("element", implies(self.works, kept == self.numbers >> (self.index << 5)))
         negative = self.number[-1]
         self.size = Signal(32, name="size_of_number")

@@ -191,7 +191,7 @@ class WordsBench(Bench):
         subtracts = Cat(
             *(self.executed.function == of for of in (Function.SUB, Function.MIN, Function.MAX))
         ).any()
-        operand, carry = self.peek("operand#0", 32), self.peek("carry", 1)
+        operand, carry = self.peek("operand#1", 32), self.peek("carry", 1)
         self.claim("operand", implies(self.runs, operand == Mux(subtracts, ~self.b, self.b)))
         rounds = self.executed.function == Function.ROUND
         self.claim("carry", implies(self.runs, carry == Mux(rounds, self.round, subtracts)))

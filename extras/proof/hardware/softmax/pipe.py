@@ -179,7 +179,7 @@ class MeetBench(PipeBench):
         found = self.peek("probabilities.peak", PEAK_BITS)
         peak = ago(m, found, wait, "peak")
         here = since[self.event + TOTAL - 1]
-        self.claim("the exponent of each", implies(here, self.peek("states.peak#1", PEAK_BITS) == peak))
+        self.claim("the exponent of each", implies(here, self.peek("states.peak", PEAK_BITS) == peak))
         self.cover("the exponent of a vector", here & (peak == 5) & since[self.event + TOTAL - 1 - groups])
 
 
@@ -197,11 +197,9 @@ class ConnectedBench(PipeBench):
             "the state of the row",
             implies(dut.dividing, self.peek("states.address", len(dut.row)) == dut.row),
         )
-        # The port has a register's name.
-        inside = {"index": "index#1"}
         for name in ("valid", "last", "index", "scores", "table_start", "table_fill", "table_byte"):
             value = Value.cast(getattr(dut, name))
-            port = self.peek(f"probabilities.{inside.get(name, name)}", len(value))
+            port = self.peek(f"probabilities.{name}", len(value))
             self.claim(f"{name} goes in", port == value)
         for name in ("p_valid", "p_index") if config.groups > 1 else ("p_valid",):
             value = Value.cast(getattr(dut, name))
