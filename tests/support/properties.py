@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from weft.extras.proof.engine.mutants import mutants
+from weft.extras.proof.engine.netlist import source
 from weft.extras.proof.engine.prove import prove
 from weft.extras.proof.hardware.property import Property
 
@@ -39,6 +41,17 @@ def assert_units_have_whole_properties(items: Iterable[Property]) -> None:
 def assert_titles_are_unique(items: Iterable[Property]) -> None:
     titles = [item.title for item in items]
     assert len(set(titles)) == len(titles) > 0
+
+
+def assert_benches_elaborate(items: Iterable[Property], count: int) -> None:
+    """Elaborate the benches of `count` random properties: all signals that they look at exist."""
+    listed = list(items)
+    for item in random.sample(listed, min(count, len(listed))):
+        try:
+            source(item.bench())
+        except Exception as error:
+            error.add_note(f"in the bench of {item.title!r}")
+            raise
 
 
 def assert_proven(item: Property) -> None:

@@ -12,8 +12,8 @@ from amaranth.back import rtlil
 from amaranth.hdl import Const, Fragment, Value
 from amaranth.lib.wiring import Out
 
+from weft.extras.proof.engine.names import Names, NetlistError
 from weft.extras.proof.hardware.property import OPENED, Bench
-from weft.hdl.errors import WeftError
 from weft.hdl.verilog import drop_zero_init
 from weft.sim.yosys_process import error_message, run_task
 
@@ -36,10 +36,6 @@ _PREPARE = (
     "opt_clean",
     f"write_aiger -zinit -map {MAP} {AIG}",
 )
-
-
-class NetlistError(WeftError, RuntimeError):
-    """A bench that Yosys refuses; the message is the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,13 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
     bench.covering = covering
     fragment = Fragment.get(bench, None)
     outputs = bench.covers.values() if covering else ()
-    text = rtlil.convert(fragment, name=TOP, ports=[*bench.inputs, *outputs], emit_src=False)
+    design = fragment.prepare(ports=[*bench.inputs, *outputs], hierarchy=(TOP,))
+    names = Names(design, bench.DUT)
+    text, _ = rtlil.convert_fragment(design, name=TOP, emit_src=False)
     dut = bench.dut
     return Source(
         drop_zero_init(text),
-        {signal.name: f"{bench.DUT}.{path}" for path, signal in bench.peeks.items()},
+        {signal.name: names.wire(path) for path, signal in bench.peeks.items()},
         tuple(
             Value.cast(value).name
             for _path, member, value in dut.signature.flatten(dut)
@@ -148,26 +146,21 @@ def _run(folder: Path, job: dict[str, Any]) -> None:
         raise NetlistError(error_message(said))
 
 
-def _unnamed(names: Iterable[str], path: str) -> str:
-    """The name of a signal that its source gives none, for ``unit.$signal#2``: the third one of the unit that does not
-    have one, counted from 0."""
-    start, number = path.rpartition("#")[::2]
-    if not start:
-        return path
-    alike = [name for name in names if name == start or re.fullmatch(re.escape(start) + r"\$\d+", name)]
-    alike.sort(key=lambda name: int(name[len(start) + 1 :] or 0))
-    return alike[int(number)] if int(number) < len(alike) else path
+def _modules(design: Any, paths: Iterable[str]) -> list[str]:
+    """Return the modules of the unit's submodules at `paths`, whatever numbers Amaranth appended to their names."""
+    modules = {re.sub(r"\$\d+", "", str(name)[1:]): str(name)[1:] for name in design.modules_}
+    wanted = [f"{TOP}.{Bench.DUT}.{path}" for path in paths]
+    if missing := [name for name in wanted if name not in modules]:
+        raise SystemExit(f"ERROR: there is no module {', '.join(missing)}; there are {', '.join(modules)}")
+    return [modules[name] for name in wanted]
 
 
 def _connect(design: Any, path: str, port: str) -> None:
     """Let the input `port` be the signal at `path`."""
     module = design.top_module()
     inside = {str(name)[1:]: wire for name, wire in module.wires_.items()}
-    path = _unnamed(inside, path)
     if path not in inside:
-        start = path.rpartition(".")[0]
-        there = sorted(name for name in inside if name.startswith(start))
-        raise SystemExit(f"ERROR: the unit has no signal {path!r}; there are {', '.join(there)}")
+        raise SystemExit(f"ERROR: the flat netlist has no signal {path!r}")
     wire, signal = inside[port], inside[path]
     if wire.width != signal.width:
         raise SystemExit(f"ERROR: {path} has {signal.width} bits, not {wire.width}")
@@ -184,7 +177,7 @@ def _without_unread(design: Any, kept: Iterable[str]) -> None:
 
     inside = {str(name)[1:]: wire for name, wire in design.top_module().wires_.items()}
     for path in kept:
-        if wire := inside.get(_unnamed(inside, path)):
+        if wire := inside.get(path):
             wire.set_bool_attribute(libyosys.IdString("\\keep"), True)
     for command in ("splitcells", "opt_clean -purge"):
         libyosys.run_pass(command, design)
@@ -202,8 +195,8 @@ def _work(job: dict[str, Any]) -> None:
     run("read_rtlil bench.il", f"hierarchy -top {TOP}", "proc")
     unit = f"{TOP}.{Bench.DUT} {TOP}.{Bench.DUT}.* %u"
     if "mutations" in job:
-        for name in job["but"]:
-            unit = f"{unit} {TOP}.{Bench.DUT}.{name} %d {TOP}.{Bench.DUT}.{name}.* %d"
+        for module in _modules(design, job["but"]):
+            unit = f"{unit} {module} %d {module}.* %d"
         run(f"mutate -list {job['mutations']} -seed {job['seed']} -o mutations.txt {unit}")
         return
     if "same_after" in job:

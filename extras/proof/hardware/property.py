@@ -151,10 +151,12 @@ class Bench(Elaboratable):
                 m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
 
     def peek(self, path: str, width: int) -> Signal:
-        """A signal inside the unit, by the names of the submodules on the way to it and its own, as ``ram.level``; one
-        that has none by its number among those in the order of the source, from 0, as ``ram.$signal#2``; and words of
-        memories by their addresses, as ``ram[3]``."""
-        if path in self.peeks:  # a second input would stand for nothing, as a signal has one input
+        """Return the signal at `path` inside the unit, such as ``ram.level`` or ``ram[3]``; see
+        `weft.extras.proof.engine.names.Names.wire`.
+
+        Raises `weft.extras.proof.engine.names.NetlistError` from the proof if there is no such signal.
+        """
+        if path in self.peeks:  # a signal inside the unit can be connected to one input only
             return self.peeks[path]
         signal = self.free(width, "peek_" + re.sub(r"[.#\[\]]", "_", path))
         self.peeks[path] = signal

@@ -338,7 +338,7 @@ class TransposeBench(Bench):
         """The watched byte, from where it is written to where it is read."""
         stored, dut = Signal(name="stored"), self.dut
         fills = unread & self.padding & (self.target == self.buffer)
-        written = self.peek("store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
+        written = self.peek("lane0.store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
         with m.If(begins):
             m.d.sync += stored.eq(written)
         with m.Elif(written & (self.on & self.filling | fills)):
@@ -370,7 +370,7 @@ class TransposeBench(Bench):
             if number:
                 byte = self.peek("held", 16).word_select(lane, 8)
             else:
-                fetched = [self.peek(f"fetch__data#{k}", 8) for k in range(2)]
+                fetched = [self.peek(f"lane{k}.fetch__data", 8) for k in range(2)]
                 byte = Mux(lane, *reversed(fetched))
             self.claim(f"byte in stage {number}", implies(there, byte == self.byte))
         there, port = self.there & (stage == 3), self.dut.scratchpad

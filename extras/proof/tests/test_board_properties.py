@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.properties import (
+    assert_benches_elaborate,
     assert_proven,
     assert_sees_faults,
     assert_titles_are_unique,
@@ -23,6 +24,10 @@ def test_titles_are_unique() -> None:
 
 def test_units_have_properties_that_see_faults() -> None:
     assert_units_have_whole_properties(properties())
+
+
+def test_benches_elaborate() -> None:
+    assert_benches_elaborate(properties(), 4)
 
 
 @pytest.mark.parametrize("item", PROVEN)

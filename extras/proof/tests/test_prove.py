@@ -186,6 +186,45 @@ def test_signals_of_one_name() -> None:
         prove(Property("twins", "test", "What a test says.", partial(TwinsBench, 2)))
 
 
+class Crowded(wiring.Component):
+    """Counter in a submodule that has the name of a signal, with `more` other signals in front of it."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__({"step": In(1), "value": Out(4)})
+        self._more = more
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        crowd = [Signal(4, name="counter") for _ in range(self._more)]
+        counter = Signal(4)
+        m.d.sync += [signal.eq(self.step) for signal in crowd]
+        m.submodules.counter = inner = Counter()
+        m.d.comb += [inner.step.eq(self.step), counter.eq(inner.value), self.value.eq(counter)]
+        return m
+
+
+class CrowdedBench(Bench):
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self.claim("the counter's register", self.peek("counter.hidden", 4) == self.dut.value)
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_other_signals_change_no_path(more: int) -> None:
+    item = Property("crowded", "test", "A test's claim.", lambda: CrowdedBench(Crowded(more)))
+    assert prove(item).outcome is Outcome.PROVEN
+
+
+def test_a_path_to_several_signals_is_refused() -> None:
+    class Ambiguous(CrowdedBench):
+        def watch(self, m: Module) -> None:
+            super().watch(m)
+            self.claim("one of three", self.peek("counter", 4) == 0)
+
+    with pytest.raises(NetlistError, match=r"several signals 'dut\.counter': append #0"):
+        prove(Property("crowded", "test", "A test's claim.", lambda: Ambiguous(Crowded(2))))
+
+
 def test_out_of_time_is_not_proven() -> None:
     """Two factors of a prime of 40 bits: no solver sees in a second that there are none."""
 

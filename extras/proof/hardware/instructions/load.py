@@ -189,7 +189,7 @@ class PlacesBench(Bench):
             m.d.sync += [mask.eq(op.signal), fill.eq(op.fill)]
         kept = unpack_layout(config)(self.peek("op", unpack_layout(config).size))
         self.claim("what is kept", ~walked.on | ((kept.signal == mask) & (kept.fill == fill)))
-        active = self.peek("active#1", 1)
+        active = self.peek("active", 1)
         self.claim("taken when all before is cut", ~load | ~walked.on)
         self.claim("at work", ~walked.on | active)
         running, draining, wait = (

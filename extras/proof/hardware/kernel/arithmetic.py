@@ -199,13 +199,13 @@ class ResultBench(LanesBench):
             Cat(word.word_select(lane, 24), Value.cast(0).replicate(8)) for lane in range(config.lanes)
         )
         plain = last.valid & ~op.d_memory & ~compares & ~serial
-        for number, name in enumerate(("register a", "register b", "predicates")):
-            enable = self.peek(f"store__en#{number}", 1)
-            is_flag = number == len(("register a", "register b"))
+        for memory in ("register_a", "register_b", "predicates"):
+            name, is_flag = memory.replace("_", " "), memory == "predicates"
+            enable = self.peek(f"{memory}.store__en", 1)
             width = config.lanes if is_flag else 32 * config.lanes
-            stored = self.peek(f"store__data#{number}", width)
+            stored = self.peek(f"{memory}.store__data", width)
             where = place(config, last, None if is_flag else op.d)
-            address = self.peek(f"store__addr#{number}", len(where))
+            address = self.peek(f"{memory}.store__addr", len(where))
             if is_flag:
                 self.claim(f"{name} written", enable == (last.valid & compares))
                 self.claim(f"{name} where", implies(enable, address == where))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from amaranth.hdl import Cat, Elaboratable, Module, Signal
 
@@ -15,43 +15,41 @@ from weft.hdl.vector.kernel_sequence import KernelSequence
 
 
 class MemoryBench(Bench):
-    """A unit in free inputs, and one address of each of its memories, any one, which is watched: what was written to it
-    last, since the last reset, is what is read in the cycle behind its address.
+    """A unit with free inputs, and one watched address of each of its memories, which may be any address.
+
+    A read returns, in the cycle after its address, the word that was last written there since the reset.
 
     Parameters
     ----------
     dut : component
-    memories : sequence of (str, int, int, tuple of int)
-        Of each what is read of it, the bits of a word and of an address, and which bits of the word are watched.
+    memories : mapping of str to (int, int, tuple of int)
+        By submodule: bits of a word, bits of an address, and which bits of a word are watched.
     """
 
-    def __init__(self, dut: Elaboratable, memories: Sequence[tuple[str, int, int, Sequence[int]]]) -> None:
+    def __init__(self, dut: Elaboratable, memories: Mapping[str, tuple[int, int, Sequence[int]]]) -> None:
         super().__init__(dut)
         self.memories = memories
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
-        for number, memory in enumerate(self.memories):
-            self._memory(m, number, *memory)
+        for name, memory in self.memories.items():
+            self._memory(m, name, *memory)
 
-    def _memory(self, m: Module, number: int, name: str, width: int, size: int, bits: Sequence[int]) -> None:
-        place = f"#{number}"
-        watched = self.constant(m, size, f"watched{number}")
-        enable = self.peek(f"store__en{place}", 1)
-        word, address = (
-            self.peek(f"store__data{place}", width),
-            self.peek(f"store__addr{place}", size),
-        )
-        kept, known = Signal(len(bits), name=f"kept{number}", reset_less=True), Signal(name=f"known{number}")
-        with m.If(enable & (address == watched)):
-            m.d.sync += [kept.eq(Cat(word[bit] for bit in bits)), known.eq(1)]
-        asked = known & (self.peek(f"fetch__addr{place}", size) == watched)
-        read = ago(m, asked, 1, f"asked{number}", reset=True)
-        due = ago(m, kept, 1, f"due{number}")
-        found = self.peek(name, width)
-        same = Cat(found[bit] for bit in bits) == due
-        self.claim(f"{name} reads what was written", implies(read, same))
-        self.cover(f"{name} reads what was written", read & due[0] & ~due[-1])
+    def _memory(self, m: Module, name: str, width: int, size: int, bits: Sequence[int]) -> None:
+        watched = self.constant(m, size, f"watched_{name}")
+        enable, word = self.peek(f"{name}.store__en", 1), self.peek(f"{name}.store__data", width)
+        writes = enable & (self.peek(f"{name}.store__addr", size) == watched)
+        content = Signal(len(bits), name=f"content_{name}", reset_less=True)
+        known = Signal(name=f"known_{name}")
+        with m.If(writes):
+            m.d.sync += [content.eq(Cat(word[bit] for bit in bits)), known.eq(1)]
+        asked = known & (self.peek(f"{name}.fetch__addr", size) == watched)
+        read = ago(m, asked, 1, f"asked_{name}", reset=True)
+        expected = ago(m, content, 1, f"expected_{name}")
+        word = self.peek(f"{name}.fetch__data", width)
+        right = Cat(word[bit] for bit in bits) == expected
+        self.claim(f"{name} reads what was written", implies(read, right))
+        self.cover(f"{name} reads what was written", read & expected[0] & ~expected[-1])
 
 
 _ENTRY = (STRIP_ROWS - 1).bit_length()
@@ -60,19 +58,17 @@ _REGISTER = (REGISTERS - 1).bit_length()
 
 def _micro() -> Bench:
     entries = (KERNEL_SMALLEST.kernel - 1).bit_length()
-    return MemoryBench(
-        KernelSequence(KERNEL_SMALLEST), [("fetch__data", MICRO_BITS, entries, range(MICRO_BITS))]
-    )
+    return MemoryBench(KernelSequence(KERNEL_SMALLEST), {"memory": (MICRO_BITS, entries, range(MICRO_BITS))})
 
 
 def _registers() -> Bench:
     lanes = KERNEL_SMALLEST.lanes
-    width = 32 * lanes
-    memories: list[tuple[str, int, int, Sequence[int]]] = [
-        (name, width, _ENTRY + _REGISTER, (0, width - 1)) for name in ("register_a", "register_b")
-    ]
-    memories.append(("fetch__data#0", lanes, _ENTRY, range(lanes)))
-    return MemoryBench(KernelLanes(KERNEL_SMALLEST), memories)
+    register = (32 * lanes, _ENTRY + _REGISTER, (0, 32 * lanes - 1))
+    predicate = (lanes, _ENTRY, range(lanes))
+    return MemoryBench(
+        KernelLanes(KERNEL_SMALLEST),
+        {"register_a": register, "register_b": register, "predicates": predicate},
+    )
 
 
 def properties() -> Iterator[Property]:

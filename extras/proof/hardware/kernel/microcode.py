@@ -70,7 +70,7 @@ class MicrocodeBench(CutBench):
     def _kept(self, fields: Value, written: Signal, on: Signal) -> None:
         """What the unit keeps: the words that are left, and how many these are."""
         words = self.peek("words", MICRO_BITS * MICRO_OPS)
-        left = self.peek("left", MICRO_OPS.bit_length())
+        left = self.peek("left#0", MICRO_OPS.bit_length())
         self.claim("how many are left", left == Mux(on, fields.count - written, 0))
         for index in range(MICRO_OPS):
             word = words.word_select((index - written)[: MICRO_OPS.bit_length()], MICRO_BITS)

@@ -28,7 +28,7 @@ class OperandsBench(LanesBench):
         group = self.issued(m, READ_LATENCY - 1).entry.group
         self.claim("lane group of what is read", self.dut.group == group)
         registers = [self.peek(f"register_{name}", 32 * config.lanes) for name in "ab"]
-        flags = self.peek("fetch__data#0", config.lanes)
+        flags = self.peek("predicates.fetch__data", config.lanes)
         self.claim("predicate", self.peek("predicate", config.lanes) == ago(m, flags, 1, "flags"))
         for lane in range(config.lanes):
             self._first(m, lane, issue, registers[0].word_select(lane, 32))
@@ -39,7 +39,10 @@ class OperandsBench(LanesBench):
         """Registers of the row and the lane group; of another one where elements are exchanged over more than one."""
         lanes = self.config.lanes
         size = len(place(self.config, asked, asked.op.a))
-        first, second, flags = (self.peek(f"fetch__addr#{k}", size - 3 * (k == 2)) for k in range(3))
+        first, second, flags = (
+            self.peek(f"{memory}.fetch__addr", bits)
+            for memory, bits in (("register_a", size), ("register_b", size), ("predicates", size - 3))
+        )
         self.claim("register a", first == place(self.config, asked, asked.op.a))
         self.claim("place of the predicate", flags == place(self.config, asked, None))
         other = (asked.entry.group * lanes ^ self._distance(asked.op)) // lanes

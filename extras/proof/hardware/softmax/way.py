@@ -25,7 +25,7 @@ from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, resu
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
 _OPERANDS = "vec_operands"
 _PROVEN = (
-    *("reader", _OPERANDS, "requantise", "writer"),
+    *("reader", "operands", "requantise", "writer"),
     *(f"softmax.{name}" for name in ("pipe", "rows", "divider", "mask")),
 )
 _OUT = CHOSEN + LATENCY
@@ -70,7 +70,7 @@ class UnitBench(Bench):
         for stage in range(READ_LATENCY):
             there = self.peek(f"reader.arrival_{stage}", seen.shape().size)
             self.claim(f"arrival {stage}", implies(age == 1 + stage, there == seen.as_value()))
-        near, nearer = self.peek(f"{_OPERANDS}.near", 1), self._element("nearer")
+        near, nearer = self.peek("operands.near", 1), self._element("nearer")
         nearby = (near == seen.valid) & (nearer == seen.element.as_value())
         self.claim("near", implies(age == READ_LATENCY + 1, nearby))
         valid, last = self.peek("requantise.valid", 1), self.peek("requantise.last", 1)
@@ -82,7 +82,7 @@ class UnitBench(Bench):
             self.claim(f"requantised {stage}", implies(age == CHOSEN + 1 + stage, there))
 
     def _element(self, name: str) -> Signal:
-        return self.peek(f"{_OPERANDS}.{name}", self.seen.element.shape().size)
+        return self.peek(f"operands.{name}", self.seen.element.shape().size)
 
     def _watch(self, m: Module) -> None:
         raise NotImplementedError
@@ -187,7 +187,7 @@ class DivisionBench(UnitBench):
         opcode = dut.instruction.payload.opcode
         without = (opcode == Opcode.NORMALISE) | (opcode == Opcode.TABLE)
         m.d.sync += none.eq(Mux(load & without, 1, none & ~parameters))
-        planes = self.peek(f"{_OPERANDS}.planes", 8 * config.widths.vector)
+        planes = self.peek("operands.planes", 8 * config.widths.vector)
         self.claim("no parameters", implies(none, planes == 0))
         shift = ago(m, dut.alignment_read.data, CHOSEN - 1 - READ_LATENCY, "shift").as_signed()
         self._columns(m, none, settings, row, shift)
