@@ -4,7 +4,7 @@ given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,3 +171,21 @@ class Context:
             self.put(self.emit(operator, self.stored(index), *others, **attributes))
         else:
             self.finish(self.emit(operator, self.builder.real(self.operand(index)), *others, **attributes))
+
+
+Fold = Callable[..., np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Operations by `names` with their dialect, the number of operands that they take at least and at most (None: any),
+    what of ONNX they become, for the documentation, and the function that writes it. `fold` computes the result of
+    constant operands: arrays whose axes have one element where a number is repeated; None for what is not
+    computed ahead.
+    """
+
+    names: tuple[str, ...]
+    operands: tuple[int, int | None]
+    becomes: str
+    convert: Callable[[Context], None]
+    fold: Fold | None = None

@@ -10,10 +10,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.literals import Resource, plain
+from weft.extras.mlir.attributes import Resource, plain, type_of
 from weft.extras.mlir.program import WRITTEN_OUT, Op, Program, TensorType, Value
 from weft.extras.mlir.text import Reader
-from weft.extras.mlir.types import type_of
 
 _DEPTH = 64
 """Calls inside calls."""

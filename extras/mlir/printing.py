@@ -12,8 +12,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.printer import Printer
 
 from weft.extras.mlir import forms
-from weft.extras.mlir.literals import Elements
-from weft.extras.mlir.types import tensor_type
+from weft.extras.mlir.attributes import Elements, tensor_type
 
 _LISTS = {"perms": builtin.i32}
 """Attributes that are lists of other numbers than i64."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -177,3 +179,23 @@ def check_shape(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
             f"{where}: a value has shape {'x'.join(map(str, shape))[:80]}; weft takes up to {ELEMENTS:,} elements"
         )
     return shape
+
+
+HOW_TO_INSTALL = "pip install 'weft[mlir]'"
+
+
+def import_with_xdsl(name: str) -> ModuleType:
+    """A module of this package that is made of xDSL's classes.
+
+    Raises
+    ------
+    CompileError
+        If xDSL is not installed: the sentence says how to install it.
+    """
+    try:
+        importlib.import_module("xdsl")
+    except ImportError:
+        raise CompileError(
+            f"MLIR needs the Python package 'xdsl', which is not installed: {HOW_TO_INSTALL}"
+        ) from None
+    return importlib.import_module(f"weft.extras.mlir.{name}")

@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.ir.model import Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Node
-from weft.extras.mlir.library import module
+from weft.extras.mlir.program import import_with_xdsl
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def written(graph: Graph) -> str:
     if graph.states:
         raise CompileError("the model keeps values from run to run, which TOSA does not")
     arguments, results, constants = _ends(graph)
-    return module("graph_text").GraphText(graph, arguments, results, constants).text()
+    return import_with_xdsl("graph_text").GraphText(graph, arguments, results, constants).text()
 
 
 def _ends(graph: Graph) -> tuple[list[End], list[End], dict[str, np.ndarray]]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.extras.mlir.builder import compact, reduced
-from weft.extras.mlir.context import ELEMENTS, Context
-from weft.extras.mlir.record import Record
+from weft.extras.mlir.context import ELEMENTS, Context, Record
+from weft.extras.mlir.operators.tosa_products import zero_point
 
 _ENDLESS = -(1 << 62)
 """Where a slice with negative steps ends that takes the first element."""
@@ -184,7 +184,7 @@ def _broadcast_fold(context: Context, given: np.ndarray) -> np.ndarray:
 
 _HLO = "stablehlo."
 
-OPERATORS = (
+MOVEMENT_OPERATORS = (
     Record((_HLO + "reshape",), (1, 1), "Reshape", reshape, convert_free),
     Record((_HLO + "transpose",), (1, 1), "Transpose", transpose, _transpose_fold),
     Record((_HLO + "broadcast_in_dim",), (1, 1), "Reshape, Expand", broadcast, _broadcast_fold),
@@ -193,3 +193,62 @@ OPERATORS = (
     Record((_HLO + "concatenate",), (1, None), "Concat", concatenate),
     Record((_HLO + "pad",), (2, 2), "Pad", pad),
 )
+
+
+def _numbers(context: Context, index: int, name: str) -> tuple[int, ...]:
+    """A list of numbers: a constant operand, or in texts of older versions an attribute."""
+    if index < len(context.op.operands):
+        return tuple(int(item) for item in context.constant(index, name).reshape(-1).tolist())
+    return context.integers(name, f"new_{name}", default=None)
+
+
+def tosa_transpose(context: Context) -> None:
+    """Axes in another order."""
+    rank = len(context.shape())
+    perm = context.axes(_numbers(context, 1, "perms"), rank, "perms")
+    if len(perm) != rank:
+        raise context.refuse(f"has {len(perm)} perms for {rank} dimensions")
+    context.move("Transpose", perm=perm)
+
+
+def tosa_slice(context: Context) -> None:
+    """A part along each axis: where it starts, and how many elements it has."""
+    starts, sizes = _numbers(context, 1, "start"), _numbers(context, 2, "size")
+    if len(starts) != len(sizes) or len(starts) != len(context.shape()):
+        raise context.refuse(
+            f"has {len(starts)} starts and {len(sizes)} sizes for {len(context.shape())} dimensions"
+        )
+    sliced(context, [(start, start + size, 1) for start, size in zip(starts, sizes, strict=True)])
+
+
+def tosa_pad(context: Context) -> None:
+    """A constant around the elements."""
+    numbers = np.array(_numbers(context, 1, "padding"), np.int64)
+    rank = len(context.shape())
+    if numbers.size != 2 * rank or numbers.min() < 0:
+        raise context.refuse(
+            f"has padding {numbers.tolist()[:16]} for {rank} dimensions; it must not be negative"
+        )
+    fill = context.array(2) if len(context.op.operands) > 2 else None
+    if len(context.op.operands) < 3:
+        fill = np.array([zero_point(context, 3, "input_zp")], context.operand().type.dtype)
+    padded(context, numbers.reshape(rank, 2).T.reshape(-1).tolist(), fill)
+
+
+def tile(context: Context) -> None:
+    """Elements again and again along axes."""
+    context.move("Tile", context.numbers(list(_numbers(context, 1, "multiples"))))
+
+
+TOSA_MOVEMENT_OPERATORS = (
+    Record(("tosa.reshape",), (1, 2), "Reshape", reshape, convert_free),
+    Record(("tosa.transpose",), (1, 2), "Transpose", tosa_transpose),
+    Record(("tosa.slice",), (1, 3), "Slice", tosa_slice),
+    Record(("tosa.pad",), (2, 3), "Pad", tosa_pad),
+    Record(("tosa.concat",), (1, None), "Concat", concatenate),
+    Record(("tosa.reverse",), (1, 1), "Slice", reverse),
+    Record(("tosa.tile",), (1, 2), "Tile", tile),
+)
+
+
+OPERATORS = (*MOVEMENT_OPERATORS, *TOSA_MOVEMENT_OPERATORS)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from weft.extras.mlir.chains import Integers, integers
-from weft.extras.mlir.context import Context
-from weft.extras.mlir.operators.quantising import whole
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.operators.elementwise import whole
 from weft.extras.mlir.program import Quantisation, TensorType, Value
-from weft.extras.mlir.record import Record
 
 _LETTERS = re.compile(r"\[([^\]]*)\]")
 _BYTES = ("int8", "uint8")

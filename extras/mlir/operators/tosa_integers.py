@@ -7,22 +7,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.extras.mlir import host_integers
+from weft.extras.mlir import integer_nodes
 from weft.extras.mlir.builder import Builder, Sum, reduced
-from weft.extras.mlir.byte_functions import (
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.forms import recognise_addition, recognise_requantisation
+from weft.extras.mlir.integer_nodes import (
     BYTES,
     ONE,
-    bytes_from_least,
-    function,
-    looked_up,
-    single,
-    stored_as,
+    all_bytes,
+    emit_byte_function,
+    emit_lookup,
+    quantise_whole,
+    sum_of_byte,
 )
-from weft.extras.mlir.context import Context
 from weft.extras.mlir.operators.tosa_products import zero_point
 from weft.extras.mlir.program import Value
-from weft.extras.mlir.recognised import added, requantised
-from weft.extras.mlir.record import Record
 from weft.extras.mlir.rescaling import Scale, mantissa, mantissas
 
 INT32 = np.iinfo(np.int32)
@@ -74,7 +73,7 @@ def rescale(context: Context) -> None:
         raise context.refuse("has a zero point for 32 bits, which must be 0")
     known = builder.sums.get(value)
     if one.dtype in BYTES and len(scales) == 1:
-        known = single(builder, value, bytes_from_least(one.dtype) - zeros[0])
+        known = sum_of_byte(builder, value, all_bytes(one.dtype) - zeros[0])
     if known is not None and known.source is not None and known.table is not None and len(scales) == 1:
         return _of_byte(context, known.source, known.table, scales[0], zeros[1])
     if one.dtype in BYTES:
@@ -92,21 +91,21 @@ def _of_byte(context: Context, source: Value, table: np.ndarray, scale: Scale, z
 
         def stored() -> str:
             builder.op = op
-            return host_integers.cast(builder, looked_up(builder, source, made), "int32")
+            return integer_nodes.emit_cast(builder, emit_lookup(builder, source, made), "int32")
 
-        return builder.set_sum(result, single(builder, source, made), stored)
-    base = single(builder, source, table)
+        return builder.set_sum(result, sum_of_byte(builder, source, made), stored)
+    base = sum_of_byte(builder, source, table)
 
     def clamped(low: int, high: int) -> str:
         builder.op = op
         entries = np.clip(made + zero, low, high)
         found = mantissa(scale, (int(table.min()), int(table.max())), (low - zero, high - zero))
         if found is None or not _linear(table):
-            return function(builder, source, entries, result.type.dtype)
+            return emit_byte_function(builder, source, entries, result.type.dtype)
         factor = np.array([math.ldexp(found[0], -found[1])], np.float32)
         if not factor.all():
-            return function(builder, source, entries, result.type.dtype)
-        return stored_as(builder, base.scaled(factor), zero, (low, high), result.type.dtype)
+            return emit_byte_function(builder, source, entries, result.type.dtype)
+        return quantise_whole(builder, base.scaled(factor), zero, (low, high), result.type.dtype)
 
     return builder.set_clamped(result, clamped)
 
@@ -123,18 +122,18 @@ def _of_sum(context: Context, known: Sum | None, scales: list[Scale], zero: int)
         def stored() -> str:
             builder.op = op
             bounds = (int(INT32.min), int(INT32.max))
-            return host_integers.rescaled(builder, builder.stored(value), scales, 0, "int32", bounds)
+            return integer_nodes.emit_rescale(builder, builder.stored(value), scales, 0, "int32", bounds)
 
         return builder.set_lazy(
-            result, stored, lambda: host_integers.cast(builder, builder.stored(result), "float32")
+            result, stored, lambda: integer_nodes.emit_cast(builder, builder.stored(result), "float32")
         )
 
     def clamped(low: int, high: int) -> str:
         builder.op = op
         found = None if known is None else _device_scale(known, scales, (low - zero, high - zero))
         if known is not None and found is not None:
-            return stored_as(builder, known.scaled(found), zero, (low, high), result.type.dtype)
-        return host_integers.rescaled(
+            return quantise_whole(builder, known.scaled(found), zero, (low, high), result.type.dtype)
+        return integer_nodes.emit_rescale(
             builder, builder.stored(value), scales, zero, result.type.dtype, (low, high)
         )
 
@@ -166,7 +165,7 @@ def table(context: Context) -> None:
         raise context.refuse(
             f"is of {value.type} with {context.operand(1).type}; weft reads 256 entries of i8 for i8"
         )
-    context.put(function(context.builder, value, entries.astype(np.int64), "int8"))
+    context.put(emit_byte_function(context.builder, value, entries.astype(np.int64), "int8"))
 
 
 def clamp(context: Context) -> None:
@@ -188,27 +187,31 @@ def clamp(context: Context) -> None:
     if value in builder.clamped and builder.users[value] == 1 and low < high:
         return context.put(builder.clamped[value](low, high))
     return context.put(
-        function(builder, value, np.clip(bytes_from_least(value.type.dtype), low, high), value.type.dtype)
+        emit_byte_function(builder, value, np.clip(all_bytes(value.type.dtype), low, high), value.type.dtype)
     )
 
 
 def cast(context: Context) -> None:
     """Another type: what `weft.extras.mlir.forms` has is recognised here."""
     builder, one, result = context.builder, context.operand().type, context.result().type
-    if result.dtype == "int8" and one.dtype == "int32" and (requantised(context) or added(context)):
+    if (
+        result.dtype == "int8"
+        and one.dtype == "int32"
+        and (recognise_requantisation(context) or recognise_addition(context))
+    ):
         return None
     if one.dtype in BYTES and result.dtype in ("int32", "float32"):
-        found = single(builder, context.operand(), bytes_from_least(one.dtype))
+        found = sum_of_byte(builder, context.operand(), all_bytes(one.dtype))
         if result.dtype == "float32":
             return context.put(found.scaled(ONE))
         name, op = context.operand(), context.op
 
         def stored() -> str:
             builder.op = op
-            return host_integers.cast(builder, builder.stored(name), "int32")
+            return integer_nodes.emit_cast(builder, builder.stored(name), "int32")
 
         return builder.set_sum(context.result(), found, stored)
-    return context.put(host_integers.cast(builder, context.stored(), result.dtype))
+    return context.put(integer_nodes.emit_cast(builder, context.stored(), result.dtype))
 
 
 def _lazily(context: Context, make: Callable[[list[str]], str]) -> None:
@@ -220,7 +223,9 @@ def _lazily(context: Context, make: Callable[[list[str]], str]) -> None:
         return make([_operand(builder, operand) for operand in op.operands])
 
     result = context.result()
-    builder.set_lazy(result, stored, lambda: host_integers.cast(builder, builder.stored(result), "float32"))
+    builder.set_lazy(
+        result, stored, lambda: integer_nodes.emit_cast(builder, builder.stored(result), "float32")
+    )
 
 
 def _operand(builder: Builder, value: Value) -> str:
@@ -249,7 +254,7 @@ def arithmetic(context: Context) -> None:
         and reduced(array).size == 1
     ):
         number = int(reduced(array).item()) * (1 if operator == "Add" else -1)
-        context.builder.sums[context.result()] = single(
+        context.builder.sums[context.result()] = sum_of_byte(
             context.builder, pair[0].source, pair[0].table + number
         )
     return None
@@ -308,8 +313,10 @@ def shift(context: Context) -> None:
         raise context.refuse("rounds; weft reads it without")
 
     def make(names: list[str]) -> str:
-        wide = host_integers.cast(builder, names[0], "int64")
-        return host_integers.cast(builder, host_integers.shifted_right(builder, wide, reduced(by)), "int32")
+        wide = integer_nodes.emit_cast(builder, names[0], "int64")
+        return integer_nodes.emit_cast(
+            builder, integer_nodes.emit_right_shift(builder, wide, reduced(by)), "int32"
+        )
 
     _lazily(context, make)
 

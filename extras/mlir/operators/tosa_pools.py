@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.ir.scales import quantise_scale
-from weft.extras.mlir import host_integers
+from weft.extras.mlir import integer_nodes
 from weft.extras.mlir.builder import Sum
-from weft.extras.mlir.byte_functions import BYTES, ONE, scaled_bytes, stored_as
-from weft.extras.mlir.context import Context
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.integer_nodes import BYTES, ONE, byte_quantisation, quantise_whole
 from weft.extras.mlir.operators.tosa_products import bytes_of, zero_point
-from weft.extras.mlir.record import Record
 from weft.extras.mlir.rescaling import alike, mantissa, reciprocal_scale
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -41,10 +40,12 @@ def max_pool(context: Context) -> None:
     if value.type.dtype not in BYTES:
         made = context.emit("MaxPool", context.transposed(context.stored(), _FRONT), **window)
         return context.put(context.transposed(made, _BACK))
-    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
+    real = builder.dequantised(
+        context.stored(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
+    )
     made = context.transposed(context.emit("MaxPool", context.transposed(real, _FRONT), **window), _BACK)
     limits = np.iinfo(value.type.dtype)
-    return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
+    return context.put(quantise_whole(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
 
 
 def average_pool(context: Context) -> None:
@@ -57,10 +58,12 @@ def average_pool(context: Context) -> None:
     dtype, op = value.type.dtype, context.op
     limits = np.iinfo(dtype)
     if scale is not None:
-        real = builder.dequantised(context.stored(), scaled_bytes(scale, zeros[0], dtype, None), value.type)
+        real = builder.dequantised(
+            context.stored(), byte_quantisation(scale, zeros[0], dtype, None), value.type
+        )
         made = context.emit("AveragePool", context.transposed(real, _FRONT), count_include_pad=0, **window)
         return context.put(
-            stored_as(
+            quantise_whole(
                 builder, context.transposed(made, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
             )
         )
@@ -126,14 +129,16 @@ def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype:
             [scale.shift for scale in scales],
         )
     )
-    wide = host_integers.cast(builder, total, "int64")
+    wide = integer_nodes.emit_cast(builder, total, "int64")
     product = builder.emit("Mul", (wide, builder.constant(factors, "multiplier")), "product")
     rounded = builder.emit("Add", (product, builder.constant(halves, "half")), "rounded")
-    made = host_integers.shifted_right(builder, rounded, shifts)
+    made = integer_nodes.emit_right_shift(builder, rounded, shifts)
     limits = np.iinfo(dtype)
     made = builder.emit("Add", (made, context.numbers(zero)), "zero")
     bounds = (context.numbers(int(limits.min)), context.numbers(int(limits.max)))
-    return host_integers.cast(builder, builder.emit("Clip", (made, *bounds), "exact_rounding_of_tosa"), dtype)
+    return integer_nodes.emit_cast(
+        builder, builder.emit("Clip", (made, *bounds), "exact_rounding_of_tosa"), dtype
+    )
 
 
 def reduce_sum(context: Context) -> None:
@@ -158,7 +163,7 @@ def reduce_sum(context: Context) -> None:
         return builder.set_lazy(
             context.result(),
             stored,
-            lambda: host_integers.cast(builder, builder.stored(context.result()), "float32"),
+            lambda: integer_nodes.emit_cast(builder, builder.stored(context.result()), "float32"),
         )
 
     def scaled(scale: np.ndarray) -> str:
@@ -184,16 +189,18 @@ def reduce_max(context: Context) -> None:
         return context.put(
             context.emit(operator, context.stored(), context.numbers([_axis(context)]), keepdims=1)
         )
-    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
+    real = builder.dequantised(
+        context.stored(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
+    )
     made = context.emit(operator, real, context.numbers([_axis(context)]), keepdims=1)
     limits = np.iinfo(value.type.dtype)
-    return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
+    return context.put(quantise_whole(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
 
 
 def argmax(context: Context) -> None:
     """Where the greatest element is along an axis, the first of equals."""
     made = context.emit("ArgMax", context.stored(), axis=_axis(context), keepdims=0)
-    context.put(host_integers.cast(context.builder, made, context.result().type.dtype))
+    context.put(integer_nodes.emit_cast(context.builder, made, context.result().type.dtype))
 
 
 OPERATORS = (

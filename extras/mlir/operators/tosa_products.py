@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from weft.extras.mlir.builder import Sum
-from weft.extras.mlir.byte_functions import BYTES, scaled_bytes
-from weft.extras.mlir.context import Context
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.integer_nodes import BYTES, byte_quantisation
 from weft.extras.mlir.program import TensorType, Value
-from weft.extras.mlir.record import Record
 
 _BACK = (0, 2, 3, 1)
 _FRONT = (0, 3, 1, 2)
@@ -94,15 +93,15 @@ def _product(
     def scaled(scale: np.ndarray) -> str:
         builder.op = op
         real = builder.dequantised(
-            builder.stored(image), scaled_bytes(np.ones(1), zeros[0], image.type.dtype, None), image.type
+            builder.stored(image), byte_quantisation(np.ones(1), zeros[0], image.type.dtype, None), image.type
         )
-        parameters = scaled_bytes(scale, zeros[1], "int8", 0)
+        parameters = byte_quantisation(scale, zeros[1], "int8", 0)
         filters = builder.dequantised(
             builder.constant(weights, "weights"), parameters, TensorType("int8", weights.shape)
         )
         added = builder.dequantised(
             builder.constant(bias, "bias"),
-            scaled_bytes(scale, 0, "int32", 0),
+            byte_quantisation(scale, 0, "int32", 0),
             TensorType("int32", bias.shape),
         )
         made = builder.emit(operator, (context.transposed(real, perms[0]), filters, added), "", **attributes)
@@ -167,9 +166,9 @@ def _matrix(
     def scaled(scale: np.ndarray) -> str:
         builder.op = op
         real = builder.dequantised(
-            given(), scaled_bytes(np.ones(1), zeros[0], rows.type.dtype, None), rows.type
+            given(), byte_quantisation(np.ones(1), zeros[0], rows.type.dtype, None), rows.type
         )
-        kind = scaled_bytes(scale, zeros[1], "int8", weights.ndim - 1)
+        kind = byte_quantisation(scale, zeros[1], "int8", weights.ndim - 1)
         made = builder.emit(
             "MatMul",
             (
@@ -181,7 +180,7 @@ def _matrix(
         )
         if not bias.any():
             return made
-        added = scaled_bytes(scale, 0, "int32", 0)
+        added = byte_quantisation(scale, 0, "int32", 0)
         real_bias = builder.dequantised(
             builder.constant(bias, "bias"), added, TensorType("int32", bias.shape)
         )
@@ -245,7 +244,7 @@ def _activations(context: Context, values: tuple[Value, Value], zeros: tuple[int
             raise context.refuse("of two activations has a scale for each column; weft reads one")
         reals = [
             builder.dequantised(
-                builder.stored(value), scaled_bytes(each, zero, value.type.dtype, None), value.type
+                builder.stored(value), byte_quantisation(each, zero, value.type.dtype, None), value.type
             )
             for value, zero, each in zip(values, zeros, scales, strict=True)
         ]

@@ -17,7 +17,7 @@ import weft
 from weft.cli.main import main
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.library import module
+from weft.extras.mlir.program import import_with_xdsl
 from weft.extras.mlir.reader import FORMAT, is_mlir, read
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def test_without_xdsl(monkeypatch: pytest.MonkeyPatch) -> None:
         CompileError,
         match=r"needs the Python package 'xdsl', which is not installed: pip install 'weft\[mlir\]'",
     ):
-        module("inline")
+        import_with_xdsl("inline")
     with pytest.raises(CompileError, match="pip install"):
         read(IDENTITY)
     with pytest.raises(CompileError, match="pip install"):

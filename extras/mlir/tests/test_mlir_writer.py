@@ -20,7 +20,7 @@ from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 from weft.extras.mlir import forms
 from weft.extras.mlir.device_text import printed
-from weft.extras.mlir.library import module
+from weft.extras.mlir.program import import_with_xdsl
 from weft.extras.mlir.writer import written
 
 KINDS = ("conv", "dense", "pool", "add", "concat", "rescale", "cnn")
@@ -51,7 +51,7 @@ def check(source: Any, seed: int = 0) -> str | None:
     wanted, made = run_graph(graph, feeds), run_graph(again, feeds)
     for name in wanted:
         np.testing.assert_array_equal(made[name], wanted[name], strict=True)
-    program = module("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").program_of(text, "the text")
     stored = [_stored(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
     for notes, value in zip(program.result_notes, tosa_numpy.run(text, *stored), strict=True):
         name = str(notes["weft.name"])
@@ -139,7 +139,7 @@ def test_every_pair_of_bytes_is_added_as_the_device_does(one: float, other: floa
     op = Add("x", a, b, y, one, other, 3, -4, 5)
     every = np.arange(-128, 128, dtype=np.int8)
     given = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     body = printing.Body([("int8", (1, 1, 256, 256))] * 2)
     text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
     (made,) = tosa_numpy.run(text, *given)
@@ -161,7 +161,7 @@ def test_random_operators(seed: int) -> None:
 
 def _compared(op: DeviceOp, rng: np.random.Generator) -> int:
     """Print an operator, and compare what the text makes by the specification with what the device does."""
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     given = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
     body = printing.Body([("int8", array.shape) for array in given])
     text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * len(given), [{}])
@@ -175,7 +175,7 @@ def test_ties_go_to_even() -> None:
     conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
     assert isinstance(conv, Conv)
     op = conv.replace(scale=np.full(3, 0.5), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     body = printing.Body([("int8", op.src.shape)])
     text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
     assert "tosa.bitwise_and" in text
@@ -199,7 +199,7 @@ def test_ties_of_other_sums_are_not_those_of_the_device(
     conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
     assert isinstance(conv, Conv)
     op = conv.replace(scale=np.full(3, 0.25), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
-    printing, one = module("printing"), "> : tensor<1x1x1x1xi32>"
+    printing, one = import_with_xdsl("printing"), "> : tensor<1x1x1x1xi32>"
     body = printing.Body([("int8", op.src.shape)])
     text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
     changes = ((f"<3{one}", f"<{mask}{one}"), (f"<2{one}", f"<{half}{one}"), (str(1 << 30), str(multiplier)))
@@ -237,7 +237,7 @@ def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> N
         3,
         -4,
     )
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     body = printing.Body([("int8", shape)] * 2)
     text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
     numbers = {int(number) for number in re.findall(r"dense<(\d+)> : tensor<1x1x1x1xi32>", text)}
@@ -282,10 +282,13 @@ def test_host_nodes_are_named() -> None:
 )
 @pytest.mark.parametrize("scale", [1e-30, 3.4e38, 0.1, 1 / 3])
 def test_names_and_scales_of_ends_are_kept(name: str, scale: float) -> None:
-    printing, notes = module("printing"), {"weft.name": name, "weft.scale": float(np.float32(scale))}
+    printing, notes = (
+        import_with_xdsl("printing"),
+        {"weft.name": name, "weft.scale": float(np.float32(scale))},
+    )
     body = printing.Body([("int8", (1, 1, 1, 4))])
     text = printing.module_text(body, [body.arguments[0]], [notes], [notes])
-    program = module("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").program_of(text, "the text")
     assert program.argument_notes == program.result_notes == (notes,)
 
 

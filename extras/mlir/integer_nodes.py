@@ -1,0 +1,128 @@
+"""Numbers of 8 bits less a zero point, and functions of them, as ONNX's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.extras.mlir.builder import Builder, Sum
+from weft.extras.mlir.context import ELEMENTS
+from weft.extras.mlir.program import Quantisation, Value
+from weft.extras.mlir.rescaling import Scale
+
+BYTES = ("int8", "uint8")
+"""Types that TOSA's operations take."""
+ONE = np.ones(1, np.float32)
+"""The scale of integers that stand for themselves."""
+
+
+def byte_quantisation(scale: np.ndarray, zero: int, dtype: str, axis: int | None) -> Quantisation:
+    """Stored numbers less a zero point, times a scale for each element of an axis or one for all."""
+    limits, whole = np.iinfo(dtype), scale.size == 1
+    scales = scale.reshape(-1).astype(np.float32)
+    zeros = np.full(scales.shape, zero, np.int64)
+    return Quantisation(scales, zeros, None if whole else axis, int(limits.min), int(limits.max))
+
+
+def quantise_whole(builder: Builder, name: str, zero: int, bounds: tuple[int, int], dtype: str) -> str:
+    """Whole real numbers plus a zero point as 8 bits between two bounds."""
+    kind = Quantisation(ONE, np.array([zero]), None, *bounds)
+    return builder.quantised(name, kind, dtype)
+
+
+def emit_lookup(builder: Builder, value: Value, table: np.ndarray) -> str:
+    """What a table of 256 numbers has for each byte from the least on, as floats that are whole."""
+    dtype = value.type.dtype
+    real = builder.dequantised(builder.stored(value), byte_quantisation(ONE, 0, dtype, None), value.type)
+    limits = np.iinfo(dtype)
+    keys = tuple(float(key) for key in range(int(limits.min), int(limits.max) + 1))
+    entries = tuple(float(entry) for entry in table.tolist())
+    return builder.emit(
+        "ai.onnx.ml:LabelEncoder",
+        (real,),
+        "table",
+        keys_floats=keys,
+        values_floats=entries,
+        default_float=0.0,
+    )
+
+
+def emit_byte_function(builder: Builder, value: Value, table: np.ndarray, dtype: str) -> str:
+    """The same as 8 bits."""
+    limits = np.iinfo(dtype)
+    return quantise_whole(
+        builder, emit_lookup(builder, value, table), 0, (int(limits.min), int(limits.max)), dtype
+    )
+
+
+def all_bytes(dtype: str) -> np.ndarray:
+    """All numbers of 8 bits, int64 (256,)."""
+    limits = np.iinfo(dtype)
+    return np.arange(int(limits.min), int(limits.max) + 1)
+
+
+def sum_of_byte(builder: Builder, value: Value, table: np.ndarray) -> Sum:
+    """A number for each byte: the byte less a zero point times a power of two if that is so, else a table."""
+    dtype = value.type.dtype
+    steps = np.diff(table)
+    linear = (
+        steps[0] > 0
+        and (steps == steps[0]).all()
+        and not table[0] % steps[0]
+        and not steps[0] & (steps[0] - 1)
+    )
+    zero = int(all_bytes(dtype)[0] - table[0] // steps[0]) if linear else 0
+    linear = bool(linear and zero in all_bytes(dtype))
+
+    def scaled(scale: np.ndarray) -> str:
+        if linear:
+            kind = byte_quantisation(scale * np.float32(steps[0]), zero, dtype, len(value.type.shape) - 1)
+            return builder.dequantised(builder.stored(value), kind, value.type)
+        return builder.emit(
+            "Mul", (emit_lookup(builder, value, table), builder.constant(scale, "scale")), "scaled"
+        )
+
+    return Sum(np.array([table.min()]), np.array([table.max()]), scaled, value, table)
+
+
+def emit_cast(builder: Builder, name: str, dtype: str) -> str:
+    """A value in another type."""
+    return builder.emit("Cast", (name,), "cast", to=ELEMENTS[dtype])
+
+
+def emit_right_shift(builder: Builder, name: str, shifts: np.ndarray) -> str:
+    """Integers of 64 bits divided by powers of two, downwards."""
+    divisor = builder.constant(np.left_shift(np.int64(1), shifts.astype(np.int64)), "divisor")
+    rest = builder.emit("Mod", (name, divisor), "rest")
+    return builder.emit("Div", (builder.emit("Sub", (name, rest), "whole"), divisor), "shift")
+
+
+def emit_rescale(
+    builder: Builder,
+    name: str,
+    scales: Sequence[Scale],
+    zero: int,
+    dtype: str,
+    bounds: tuple[int, int] | None,
+) -> str:
+    """Integers times scales for the channels of the last axis, or one, plus a zero point, between `bounds`: in exactly
+    TOSA's steps."""
+    wide = emit_cast(builder, name, "int64")
+    factors = builder.constant(np.array([scale.multiplier for scale in scales], np.int64), "multiplier")
+    product = builder.emit("Mul", (wide, factors), "product")
+    halves = np.array([1 << (scale.shift - 1) for scale in scales], np.int64)
+    extra = np.array([scale.extra for scale in scales], np.int64)
+    half = builder.constant(halves + extra, "half")
+    if extra.any():
+        none = builder.constant(np.zeros((), np.int64), "none")
+        negative = builder.emit("Less", (wide, none), "negative")
+        half = builder.emit("Where", (negative, builder.constant(halves - extra, "half"), half), "half")
+    total = builder.emit("Add", (product, half), "rounded")
+    made = emit_right_shift(builder, total, np.array([scale.shift for scale in scales]))
+    if zero:
+        made = builder.emit("Add", (made, builder.constant(np.array(zero, np.int64), "zero")), "zero")
+    if bounds is not None:
+        ends = (builder.constant(np.array(end, np.int64), "bound") for end in bounds)
+        made = builder.emit("Clip", (made, *ends), "exact_rounding_of_tosa")
+    return emit_cast(builder, made, dtype)
