@@ -1,4 +1,4 @@
-"""xDSL's types and attributes, and what they are in `weft.extras.mlir.program`."""
+"""xDSL's types and attributes, and their Python counterparts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOATS = {"f16": builtin.f16, "bf16": builtin.BFloat16Type(), "f32": builtin.f3
 
 
 def tensor_type(dtype: str, shape: tuple[int, ...], *, index: bool = False) -> Attribute:
-    """The type of a tensor of elements as numpy calls them; with `index`, of indices."""
+    """Return the MLIR tensor type for numpy's element type `dtype`; `index` makes the elements indices."""
     name = _NAMES[dtype]
     element: Any
     if index:
@@ -36,33 +36,33 @@ def tensor_type(dtype: str, shape: tuple[int, ...], *, index: bool = False) -> A
     return builtin.TensorType(element, shape)
 
 
-def type_of(given: Attribute, where: str) -> TensorType:
-    """What a type of a value is.
+def parse_type(given: Attribute, where: str) -> TensorType:
+    """Return the type of a value.
 
     Raises
     ------
     CompileError
-        If it is none that weft reads.
+        If weft does not read the type.
     """
     if isinstance(given, builtin.UnregisteredAttr) and given.attr_name.data == "tosa.shape":
         rank = given.value.data
         return (
             TensorType("int64", (int(rank),))
             if rank.isdecimal() and int(rank) < 64
-            else _unread(given, where)
+            else _refuse_type(given, where)
         )
     if isinstance(given, builtin.IndexType | builtin.IntegerType) or str(given) in FLOATS:
         return TensorType(DTYPES.get(str(given), "int64"), ())
     if not isinstance(given, builtin.TensorType):
-        return _unread(given, where)
+        return _refuse_type(given, where)
     shape, element = check_shape(tuple(given.get_shape()), where), given.element_type
     if isinstance(element, builtin.UnregisteredAttr) and element.attr_name.data == "quant.uniform":
         return quantised_type(element.value.data, shape, where)
     dtype = DTYPES.get(str(element))
-    return TensorType(dtype, shape) if dtype is not None else _unread(given, where)
+    return TensorType(dtype, shape) if dtype is not None else _refuse_type(given, where)
 
 
-def _unread(given: Attribute, where: str) -> TensorType:
+def _refuse_type(given: Attribute, where: str) -> TensorType:
     elements = ", ".join((*DTYPES, "!quant.uniform"))
     raise CompileError(
         f"{where}: type {str(given)[:120]} is none that weft reads; those are tensors with static shapes of {elements}"
@@ -94,12 +94,12 @@ def of_attribute(value: Attribute, plain: Callable[[Any], Any]) -> Any:
 
 
 _HEX = 64
-"""Most elements of a constant that are printed as numbers."""
+"""Largest number of elements that are printed as a list of numbers."""
 
 
 @irdl_attr_definition
 class Plain(Data[Any]):
-    """What an operation's own form says: numbers, words and lists as Python has them."""
+    """Numbers, words and lists of an operation's own assembly form, as Python values."""
 
     name = "weft.plain"
 
@@ -113,7 +113,7 @@ class Plain(Data[Any]):
 
 @irdl_attr_definition
 class Elements(Data[Any], BuiltinAttribute):
-    """The elements of a constant as an array, in which one number for all takes the space of one; and their type."""
+    """The elements of a constant, as a broadcast array if all are equal, and their MLIR type."""
 
     name = "weft.elements"
 
@@ -125,42 +125,42 @@ class Elements(Data[Any], BuiltinAttribute):
         raise NotImplementedError
 
     def print_builtin(self, printer: Printer) -> None:
-        """Print them as MLIR does: one number if all are alike, else numbers, or bytes in hexadecimal."""
+        """Print as MLIR does: one number if all are equal, else a list, or hexadecimal bytes if it is long."""
         values, kind = self.data
         printer.print_string("dense<")
         if values.size and (values == values.reshape(-1)[0]).all():
-            printer.print_string(_shown(values.reshape(-1)[0]))
+            printer.print_string(_format_number(values.reshape(-1)[0]))
         elif values.size > _HEX:
             printer.print_string(f'"0x{values.tobytes().hex().upper()}"')
         else:
-            printer.print_string(_listed(values))
+            printer.print_string(_format_list(values))
         printer.print_string("> : ")
         printer.print_attribute(kind)
 
 
-def _shown(value: Any) -> str:
+def _format_number(value: Any) -> str:
     if isinstance(value, np.bool_):
         return "true" if value else "false"
     return str(int(value)) if np.issubdtype(np.asarray(value).dtype, np.integer) else f"{float(value):.9e}"
 
 
-def _listed(values: np.ndarray) -> str:
-    return f"[{', '.join(map(_listed, values))}]" if values.ndim else _shown(values[()])
+def _format_list(values: np.ndarray) -> str:
+    return f"[{', '.join(map(_format_list, values))}]" if values.ndim else _format_number(values[()])
 
 
 class Resource:
-    """Elements that stand at the end of the file, by their key."""
+    """A constant whose elements are at the end of the file, under a key."""
 
     def __init__(self, key: str, shape: tuple[int, ...], dtype: str, where: str) -> None:
         self.key, self.shape, self.dtype, self.where = key, shape, dtype, where
 
     def values(self, resources: Mapping[str, str]) -> np.ndarray:
-        """The elements: bytes in hexadecimal, of which the first four are an alignment.
+        """Return the elements, which are hexadecimal bytes after four bytes of alignment.
 
         Raises
         ------
         CompileError
-            If they are not in the file.
+            If the file does not have the key.
         """
         text = resources.get(self.key)
         if text is None:
@@ -168,16 +168,16 @@ class Resource:
                 f"{self.where}: dense_resource<{self.key[:60]}> is not in the file; print the module without leaving "
                 "out large constants"
             )
-        return of_hex("0x" + text[10:], self.shape, self.dtype, self.where)
+        return decode_hex("0x" + text[10:], self.shape, self.dtype, self.where)
 
 
-def of_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray:
-    """Elements whose bytes a text has in hexadecimal.
+def decode_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray:
+    """Return the elements that a text has as hexadecimal bytes.
 
     Raises
     ------
     CompileError
-        If they are not as many as the shape says.
+        If the number of bytes does not match the shape.
     """
     kind, count = np.dtype(getattr(ml_dtypes, dtype, dtype)), math.prod(shape)
     try:
@@ -200,10 +200,10 @@ def of_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.ndar
     return found.reshape(shape)
 
 
-def bits(literal: Any, kind: np.dtype) -> Any:
-    """A literal with numbers for the bits that floats in hexadecimal are."""
+def decode_float_bits(literal: Any, kind: np.dtype) -> Any:
+    """Replace hexadecimal float bits in a literal by their numbers."""
     if isinstance(literal, list):
-        return [bits(item, kind) for item in literal]
+        return [decode_float_bits(item, kind) for item in literal]
     if not isinstance(literal, str):
         return literal
     number = int(literal, 16)

@@ -27,13 +27,13 @@ class Sum:
     """A value of integers of 32 bits, of which channels of the last axis lie in [low, high]: arrays of one element, or
     of one for each channel.
 
-    `scaled` makes them as floats, times a scale for each channel or one for all, in a form that the device has. `table`
+    `emit_scaled` makes them as floats, times a scale for each channel or one for all, in a form that the device has. `table`
     are the integers for each byte from the least on, if they are a function of one `source` of 8 bits alone.
     """
 
     low: np.ndarray
     high: np.ndarray
-    scaled: Callable[[np.ndarray], str]
+    emit_scaled: Callable[[np.ndarray], str]
     source: Value | None = None
     table: np.ndarray | None = None
 
@@ -49,7 +49,7 @@ class Builder:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.arrays: dict[Value, np.ndarray] = {}
-        self.makers: dict[Value, Op] = {}
+        self.producers: dict[Value, Op] = {}
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray] = {}
         self._room = _SMALL + _COPIES * sum(
@@ -63,11 +63,11 @@ class Builder:
         self._reals: dict[Value, str] = {}
         self._lazy: dict[Value, Callable[[], str]] = {}
         self._lazy_reals: dict[Value, Callable[[], str]] = {}
-        self.repeated: dict[Value, str] = {}
+        self.before_broadcast: dict[Value, str] = {}
         self.sums: dict[Value, Sum] = {}
-        self.clamped: dict[Value, Callable[[int, int], str]] = {}
-        self.users = Counter(value for op in program.ops for value in op.operands)
-        self.users.update(program.results)
+        self.clampable: dict[Value, Callable[[int, int], str]] = {}
+        self.use_counts = Counter(value for op in program.ops for value in op.operands)
+        self.use_counts.update(program.results)
         self._declared: dict[str, Type] = {}
         self._labels: dict[str, str] = {}
         self.op: Op | None = None
@@ -124,23 +124,23 @@ class Builder:
     def set_sum(self, value: Value, found: Sum, stored: Callable[[], str]) -> None:
         """Note what integers of 32 bits are, and how the host makes them."""
         self.sums[value] = found
-        self.set_lazy(value, stored, lambda: found.scaled(np.ones(1, np.float32)))
+        self.set_lazy(value, stored, lambda: found.emit_scaled(np.ones(1, np.float32)))
 
-    def set_clamped(self, value: Value, make: Callable[[int, int], str]) -> None:
+    def set_clampable(self, value: Value, make: Callable[[int, int], str]) -> None:
         """Note how to make a value of 8 bits between two bounds: whoever reads it first has it made."""
         limits = np.iinfo(value.type.dtype)
-        self.clamped[value] = make
+        self.clampable[value] = make
         self._lazy[value] = lambda: make(int(limits.min), int(limits.max))
 
-    def has_reals(self, value: Value) -> bool:
+    def has_real(self, value: Value) -> bool:
         """Whether a value of integers can be made as floats."""
         return value in self._lazy_reals
 
-    def stored(self, value: Value) -> str:
+    def stored_value(self, value: Value) -> str:
         """A value as it is stored."""
         if value not in self._stored:
             if value in self._lazy:
-                self.set(value, self._made(self._lazy[value]))
+                self.set(value, self._emit_earlier(self._lazy[value]))
             elif value in self.arrays:
                 self._stored[value] = self.constant(self.arrays[value], value.name or "constant")
             else:
@@ -149,49 +149,49 @@ class Builder:
                 )
         return self._stored[value]
 
-    def _made(self, make: Callable[[], str]) -> str:
+    def _emit_earlier(self, make: Callable[[], str]) -> str:
         """What an operation in front of the one at hand makes."""
         op = self.op
         made = make()
         self.op = op
         return made
 
-    def real(self, value: Value) -> str:
+    def real_value(self, value: Value) -> str:
         """A value as real numbers: a DequantizeLinear of what is quantised, integers as floats, floats as they are."""
         if value not in self._reals:
             quantisation = value.type.quantisation
             if quantisation is not None:
-                self._reals[value] = self.dequantised(self.stored(value), quantisation, value.type)
+                self._reals[value] = self.dequantise(self.stored_value(value), quantisation, value.type)
             elif value in self._lazy_reals:
-                self._reals[value] = self._made(self._lazy_reals[value])
+                self._reals[value] = self._emit_earlier(self._lazy_reals[value])
             else:
-                self._reals[value] = self.stored(value)
+                self._reals[value] = self.stored_value(value)
         return self._reals[value]
 
-    def transposed_real(self, value: Value, perm: Sequence[int]) -> str:
+    def emit_transposed_real(self, value: Value, perm: Sequence[int]) -> str:
         """Real numbers with their axes in another order; of constants it is what is stored that is moved."""
         if tuple(perm) == tuple(range(len(perm))):
-            return self.real(value)
+            return self.real_value(value)
         quantisation = value.type.quantisation
         if value not in self.arrays or value in self._reals:
-            return self.emit("Transpose", (self.real(value),), "transpose", perm=tuple(perm))
+            return self.emit("Transpose", (self.real_value(value),), "transpose", perm=tuple(perm))
         moved = self.constant(self.arrays[value].transpose(perm), value.name or "constant")
         if quantisation is None:
             return moved
         type_ = TensorType(value.type.dtype, tuple(value.type.shape[axis] for axis in perm))
         axis = None if quantisation.axis is None else tuple(perm).index(quantisation.axis)
-        return self.dequantised(
+        return self.dequantise(
             moved,
             Quantisation(quantisation.scales, quantisation.zeros, axis, quantisation.low, quantisation.high),
             type_,
         )
 
-    def dequantised(self, name: str, quantisation: Quantisation, type_: TensorType) -> str:
+    def dequantise(self, name: str, quantisation: Quantisation, type_: TensorType) -> str:
         """What a stored value stands for."""
-        parameters = self.parameters(quantisation, type_.dtype)
+        parameters = self.emit_parameters(quantisation, type_.dtype)
         return self.emit("DequantizeLinear", (name, *parameters), "dequantise", axis=quantisation.axis)
 
-    def quantised(self, name: str, quantisation: Quantisation, dtype: str) -> str:
+    def quantise(self, name: str, quantisation: Quantisation, dtype: str) -> str:
         """Real numbers as they are stored: clipped if that is to fewer numbers than the type has."""
         limits = np.iinfo(dtype)
         if (quantisation.low, quantisation.high) != (limits.min, limits.max):
@@ -202,10 +202,10 @@ class Builder:
             ]
             low, high = (self.constant(np.asarray(bound, np.float32), "bound") for bound in bounds)
             name = self.emit("Clip", (name, low, high), "clip")
-        parameters = self.parameters(quantisation, dtype)
+        parameters = self.emit_parameters(quantisation, dtype)
         return self.emit("QuantizeLinear", (name, *parameters), "quantise", axis=quantisation.axis)
 
-    def parameters(self, quantisation: Quantisation, dtype: str) -> tuple[str, str]:
+    def emit_parameters(self, quantisation: Quantisation, dtype: str) -> tuple[str, str]:
         """Constants for scales and zero points."""
         shape = () if quantisation.axis is None else quantisation.scales.shape
         scale = self.constant(quantisation.scales.reshape(shape).astype(np.float32), "scale")
@@ -254,7 +254,7 @@ class Builder:
 
     def _check(self, network: Network, names: dict[str, str]) -> None:
         """Compare the types of values with what the text says."""
-        makers = {
+        producers = {
             name: self._labels.get(node.name, node.name) for node in network.nodes for name in node.outputs
         }
         try:
@@ -267,10 +267,10 @@ class Builder:
                 type_ is not None
                 and type_.sizes is not None
                 and type_ != declared
-                and names.get(value, value) in makers
+                and names.get(value, value) in producers
             ):
                 raise CompileError(
-                    f"{makers[names.get(value, value)]} makes {told(type_)} for what the text says is {told(declared)}"
+                    f"{producers[names.get(value, value)]} makes {describe_type(type_)} for what the text says is {describe_type(declared)}"
                 )
 
 
@@ -280,7 +280,7 @@ def _renamed(node: Node, names: dict[str, str], index: int) -> Node:
     return Node(node.operator, inputs, outputs, node.attributes, node.domain, node.name, index)
 
 
-def told(type_: Type) -> str:
+def describe_type(type_: Type) -> str:
     """A type in a message."""
     return f"{type_.dtype} of shape {'x'.join(map(str, type_.shape or ())) or '()'}"
 
@@ -294,7 +294,7 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values[places]
 
 
-def reduced(values: np.ndarray) -> np.ndarray:
+def compact_equal(values: np.ndarray) -> np.ndarray:
     """The same, also where equal numbers follow each other."""
     values = compact(values)
     for axis in range(values.ndim):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.extras.mlir.builder import Builder, reduced
+from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.program import Op, Quantisation, Value
 
 STORED = ("int4", "int8", "uint8", "int16", "uint16")
@@ -43,11 +43,11 @@ def constant_operand(builder: Builder, op: Op) -> tuple[Value, np.ndarray, int] 
             and op.operands[at] in builder.arrays
             and op.operands[1 - at] not in builder.arrays
         ):
-            return op.operands[1 - at], reduced(builder.arrays[op.operands[at]]), at
+            return op.operands[1 - at], compact_equal(builder.arrays[op.operands[at]]), at
     return None
 
 
-def integers(builder: Builder, value: Value) -> Integers | None:
+def find_integers(builder: Builder, value: Value) -> Integers | None:
     """What a value is of stored numbers: a zero point is subtracted, in whatever type. None if it is something else."""
     zero = np.zeros((1,) * len(value.type.shape))
     for _ in range(_LENGTH):
@@ -55,10 +55,10 @@ def integers(builder: Builder, value: Value) -> Integers | None:
             return None
         wide = builder.arrays.get(value)
         if value.type.dtype in STORED or (
-            value.type.dtype == "int32" and wide is not None and reduced(wide).size > 1
+            value.type.dtype == "int32" and wide is not None and compact_equal(wide).size > 1
         ):
             return Integers(value, zero)
-        op = builder.makers.get(value)
+        op = builder.producers.get(value)
         if op is None:
             return None
         if op.name in _CONVERT:
@@ -72,18 +72,18 @@ def integers(builder: Builder, value: Value) -> Integers | None:
     return None
 
 
-def dequantisation(builder: Builder, op: Op) -> Quantised | None:
+def find_dequantisation(builder: Builder, op: Op) -> Quantised | None:
     """What the numbers are whose product with a constant, their scale, an operation makes; None if it is another."""
     for at in (1, 0):
         scale = builder.arrays.get(op.operands[at])
-        found = integers(builder, op.operands[1 - at]) if scale is not None else None
+        found = find_integers(builder, op.operands[1 - at]) if scale is not None else None
         if scale is not None and found is not None:
-            made = parameters(reduced(scale), found.zero, found.source)
+            made = to_quantisation(compact_equal(scale), found.zero, found.source)
             return None if made is None else Quantised(found.source, made)
     return None
 
 
-def parameters(scale: np.ndarray, zero: np.ndarray, value: Value) -> Quantisation | None:
+def to_quantisation(scale: np.ndarray, zero: np.ndarray, value: Value) -> Quantisation | None:
     """Scales and zero points as arrays that broadcast, if they are such; None else."""
     limits, shape = np.iinfo(value.type.dtype if value.type.dtype != "int4" else "int8"), value.type.shape
     rank = len(shape)
@@ -111,7 +111,7 @@ def quantisation(builder: Builder, op: Op) -> Quantised | None:
     offset = np.zeros((1,) * len(result.shape))
     low, high = -math.inf, math.inf
     for _ in range(_LENGTH):
-        maker = builder.makers.get(value)
+        maker = builder.producers.get(value)
         if maker is None or value.type.quantisation is not None:
             return None
         if maker.name in ("stablehlo.round_nearest_even",):
@@ -139,7 +139,7 @@ def _bounds(builder: Builder, op: Op) -> tuple[Value, float, float] | None:
         return op.operands[0], float(op.attributes["min_val"]), float(op.attributes["max_val"])
     if op.name == "stablehlo.clamp":
         ends = [builder.arrays.get(op.operands[at]) for at in (0, 2)]
-        found = [reduced(end) for end in ends if end is not None]
+        found = [compact_equal(end) for end in ends if end is not None]
         if len(found) < 2 or any(end.size > 1 for end in found):
             return None
         return op.operands[1], float(found[0].item()), float(found[1].item())
@@ -155,13 +155,13 @@ def _scaled(
 ) -> Quantised | None:
     """What is divided by a scale, or multiplied with its reciprocal, ahead of the rounding."""
     scale = np.ones((1,) * len(value.type.shape), np.float32)
-    maker = builder.makers.get(value)
+    maker = builder.producers.get(value)
     if maker is not None and maker.name in ("stablehlo.divide", "stablehlo.multiply", "tosa.mul"):
         found = constant_operand(builder, maker) if len(maker.operands) == 2 else None
         if found is not None and (found[2] == 1 or maker.name != "stablehlo.divide") and (found[1] > 0).all():
             value, factor, _ = found
             scale = factor if maker.name == "stablehlo.divide" else reciprocal(factor)
-    made = parameters(scale, zero, op.results[0])
+    made = to_quantisation(scale, zero, op.results[0])
     if made is None:
         return None
     low, high = (

@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.scales import quantise_pair
-from weft.extras.mlir.builder import Builder, reduced
+from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.context import Context
 from weft.extras.mlir.integer_nodes import byte_quantisation, quantise_whole
 from weft.extras.mlir.program import Value
@@ -81,18 +81,18 @@ def _equal(one: Node, other: Node) -> Term:
     return Term("tosa.equal", (one, other), "bool")
 
 
-def _shifted(value: Node, by: Node) -> Term:
+def _shift_right(value: Node, by: Node) -> Term:
     return Term("tosa.arithmetic_right_shift", (value, by), "int32", {"round": False})
 
 
-def _finished(value: Node) -> Term:
+def _add_zero_and_clamp(value: Node) -> Term:
     """A zero point, and what fits 8 bits."""
     moved = Term("tosa.add", (value, Number("zero")))
     least = Term("tosa.maximum", (moved, Number("low")))
     return Term("tosa.cast", (Term("tosa.minimum", (least, Number("high"))),), "int8")
 
 
-def _requantised() -> Term:
+def _requantisation_form() -> Term:
     total, one, none = Hole("sum"), Number("one"), Number("nought")
     up = rescale(
         total,
@@ -102,17 +102,17 @@ def _requantised() -> Term:
     )
     tie = _equal(Term("tosa.bitwise_and", (total, Number("mask"))), Number("half"))
     odd = Term("tosa.bitwise_and", (up, one))
-    return _finished(Term("tosa.sub", (up, Term("tosa.select", (tie, odd, none)))))
+    return _add_zero_and_clamp(Term("tosa.sub", (up, Term("tosa.select", (tie, odd, none)))))
 
 
-def centred(name: str) -> Term:
+def subtract_zero(name: str) -> Term:
     """An operand of 8 bits less its zero point, as 32 bits."""
     unit, thirty = Number("unit", "int32", True), Number("thirty", "int8", True)
     return rescale(Hole(name), unit, thirty, Number(f"{name}_zero", "int8", True))
 
 
-def _added() -> Term:
-    a, b, nought, one = centred("a"), centred("b"), Number("nought"), Number("one")
+def _addition_form() -> Term:
+    a, b, nought, one = subtract_zero("a"), subtract_zero("b"), Number("nought"), Number("one")
 
     def part(which: str) -> Term:
         products = (
@@ -122,21 +122,21 @@ def _added() -> Term:
         return Term("tosa.add", tuple(products))
 
     low = part("lower")
-    high = Term("tosa.add", (part("upper"), _shifted(low, Number("twelve"))))
+    high = Term("tosa.add", (part("upper"), _shift_right(low, Number("twelve"))))
     below = Term("tosa.bitwise_and", (low, Number("part")))
-    floor = _shifted(high, Number("shift"))
+    floor = _shift_right(high, Number("shift"))
     rest = Term("tosa.bitwise_and", (high, Number("mask")))
     middle = _equal(rest, Number("half"))
     more = Term("tosa.greater", (rest, Number("half")), "bool")
     behind = Term("tosa.greater", (below, nought), "bool")
     odd = _equal(Term("tosa.bitwise_and", (floor, one)), one)
     up = _or(more, _and(middle, _or(behind, odd)))
-    return _finished(Term("tosa.add", (floor, Term("tosa.select", (up, one, nought)))))
+    return _add_zero_and_clamp(Term("tosa.add", (floor, Term("tosa.select", (up, one, nought)))))
 
 
-REQUANTISED = _requantised()
+REQUANTISED = _requantisation_form()
 """Hole ``sum``; numbers ``multiplier``, ``shift``, ``mask``, ``half``, ``zero``, ``low``, ``high``, and constants."""
-ADDED = _added()
+ADDED = _addition_form()
 """Holes ``a`` and ``b``; numbers ``a_zero``, ``a_upper``, ``a_lower`` and those of ``b``, ``shift``, ``mask``,
 ``half``, ``zero``, ``low``, ``high``, and constants."""
 CONSTANTS = {"one": 1, "nought": 0, "none": 0, "no_shift": 0, "unit": 1 << 30, "thirty": 30, "twelve": PART,
@@ -149,7 +149,7 @@ def trailing_zeros(number: int) -> int:
     return (number & -number).bit_length() - 1 if number else 0
 
 
-def halves(multiplier: int, shift: int) -> tuple[int, int]:
+def tie_bits(multiplier: int, shift: int) -> tuple[int, int]:
     """What of a sum is looked at, and what it is where its product is half way between two integers: none is with mask
     0 and half 1."""
     odd = shift - trailing_zeros(multiplier)
@@ -163,10 +163,10 @@ Bindings = dict[str, Any]
 """Values of holes, and arrays of numbers."""
 
 
-def matched(builder: Builder, term: Term, value: Value) -> Bindings | None:
+def match_form(builder: Builder, term: Term, value: Value) -> Bindings | None:
     """What the holes and numbers of a form are where it makes `value`; None if that is made otherwise."""
     found: Bindings = {}
-    if not _unified(builder, term, value, found, {}):
+    if not _unify(builder, term, value, found, {}):
         return None
     for name, number in CONSTANTS.items():
         if name in found and (found[name].size != 1 or found[name].item() != number):
@@ -174,18 +174,18 @@ def matched(builder: Builder, term: Term, value: Value) -> Bindings | None:
     return found
 
 
-def _unified(builder: Builder, term: Node, value: Value, found: Bindings, seen: dict[int, Value]) -> bool:
+def _unify(builder: Builder, term: Node, value: Value, found: Bindings, seen: dict[int, Value]) -> bool:
     if isinstance(term, Hole):
         return found.setdefault(term.name, value) is value
     if isinstance(term, Number):
         array = builder.arrays.get(value)
         if array is None or array.dtype.name != term.dtype:
             return False
-        numbers = array.reshape(-1) if term.listed else reduced(array).reshape(-1)
+        numbers = array.reshape(-1) if term.listed else compact_equal(array).reshape(-1)
         return np.array_equal(found.setdefault(term.name, numbers), numbers)
     if seen.get(id(term)) is value:
         return True
-    op = builder.makers.get(value)
+    op = builder.producers.get(value)
     if (
         op is None
         or op.name != term.op
@@ -197,7 +197,7 @@ def _unified(builder: Builder, term: Node, value: Value, found: Bindings, seen: 
         return False
     seen[id(term)] = value
     return all(
-        _unified(builder, part, operand, found, seen)
+        _unify(builder, part, operand, found, seen)
         for part, operand in zip(term.args, op.operands, strict=True)
     )
 
@@ -215,7 +215,7 @@ def _output_range(found: Bindings) -> tuple[int, tuple[int, int]] | None:
 def recognise_requantisation(context: Context) -> bool:
     """A requantisation that rounds halves to even."""
     builder = context.builder
-    found = matched(builder, REQUANTISED, _with_maker(context))
+    found = match_form(builder, REQUANTISED, _with_maker(context))
     if found is None:
         return False
     known, ends = builder.sums.get(found["sum"]), _output_range(found)
@@ -228,7 +228,7 @@ def recognise_requantisation(context: Context) -> bool:
     ]
     for multiplier, shift, mask, half in zip(*columns, strict=True):
         if (
-            halves(multiplier, shift) != (mask, half)
+            tie_bits(multiplier, shift) != (mask, half)
             or (multiplier >> trailing_zeros(multiplier)).bit_length() > 24
         ):
             return False
@@ -239,20 +239,20 @@ def recognise_requantisation(context: Context) -> bool:
     if not scale.all() or (scale.size > 1 and scale.size != context.shape()[-1]):
         return False
     zero, bounds = ends
-    context.put(quantise_whole(builder, known.scaled(scale), zero, bounds, "int8"))
+    context.put(quantise_whole(builder, known.emit_scaled(scale), zero, bounds, "int8"))
     return True
 
 
 def _with_maker(context: Context) -> Value:
     """The result of the operation at hand, which is not done yet, with the operation as its maker."""
-    context.builder.makers[context.result()] = context.op
+    context.builder.producers[context.result()] = context.op
     return context.result()
 
 
 def recognise_addition(context: Context) -> bool:
     """A sum of two scaled numbers that rounds halves to even."""
     builder = context.builder
-    found = matched(builder, ADDED, _with_maker(context))
+    found = match_form(builder, ADDED, _with_maker(context))
     ends = None if found is None else _output_range(found)
     if found is None or ends is None:
         return False
@@ -279,8 +279,8 @@ def recognise_addition(context: Context) -> bool:
     if not exact or not a or not b:
         return False
     reals = [
-        builder.dequantised(
-            builder.stored(found[name]),
+        builder.dequantise(
+            builder.stored_value(found[name]),
             byte_quantisation(np.array([abs(scale)], np.float32), numbers[f"{name}_zero"], "int8", None),
             found[name].type,
         )

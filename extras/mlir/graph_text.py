@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import CompileError, DeviceSegment, View
 from weft.compiler.ir.model import Graph, Transfer
-from weft.extras.mlir.device_text import printed, refuse, unsigned
+from weft.extras.mlir.device_text import convert_signedness, refuse, write_operator
 from weft.extras.mlir.printing import Body, Ssa, module_text
 from weft.extras.mlir.writer import End, check_segment, check_transfer
 
@@ -65,21 +65,21 @@ class GraphText:
         for transfer in self.graph.to_device:
             if transfer.buffer.name in names and transfer.buffer.name not in made:
                 check_transfer(transfer)
-                self.buffers[transfer.buffer.name] = [Piece(_all(transfer), self._entering(transfer))]
+                self.buffers[transfer.buffer.name] = [Piece(_all(transfer), self._load_input(transfer))]
         for op in segment.ops:
             sources = tuple(self._read(op, view) for view in op.sources)
-            value = printed(self.body, op, sources)
+            value = write_operator(self.body, op, sources)
             if value.shape != op.dst.shape:
                 raise refuse(op, f"makes {value.shape} for {op.dst.shape}")
             self.buffers.setdefault(op.dst.buffer.name, []).append(Piece(op.dst, value))
         for transfer in self.graph.from_device:
             if transfer.buffer.name in made:
                 check_transfer(transfer)
-                self.values[transfer.value] = self._leaving(transfer)
+                self.values[transfer.value] = self._store_output(transfer)
 
     # Values and buffers
 
-    def _entering(self, transfer: Transfer) -> Ssa:
+    def _load_input(self, transfer: Transfer) -> Ssa:
         """The contents of a buffer that the host writes."""
         value = self.values.get(transfer.value)
         if value is None and transfer.value in self.constants:
@@ -91,13 +91,13 @@ class GraphText:
                 f"value {transfer.value!r} comes from the host, so it cannot be printed as TOSA"
             )
         if value.dtype == "uint8":
-            value = unsigned(self.body, value, "int8")
+            value = convert_signedness(self.body, value, "int8")
         value = self.body.reshape(value, transfer.shape)
         if transfer.perm is not None:
             value = self.body.transpose(value, transfer.perm)
         return self.body.reshape(value, transfer.nhwc)
 
-    def _leaving(self, transfer: Transfer) -> Ssa:
+    def _store_output(self, transfer: Transfer) -> Ssa:
         """What a buffer holds as a value of the model: as stored on the device."""
         value = self._whole(transfer.buffer.name, transfer.nhwc)
         perm = transfer.perm or tuple(range(len(transfer.shape)))
@@ -118,7 +118,7 @@ class GraphText:
             raise CompileError(
                 f"output {end.name!r} is of {dtype}; TOSA text gives 8 bits, or floats that are dequantised"
             )
-        return unsigned(self.body, value, dtype)
+        return convert_signedness(self.body, value, dtype)
 
     def _read(self, op: object, view: View) -> Ssa:
         """What a view shows."""
@@ -142,7 +142,7 @@ class GraphText:
                 f"buffer {name!r} is read before it is written, so it cannot be printed as TOSA"
             )
         if len(pieces) > 1 or not pieces[0].view.contiguous:
-            value = self._joined(name, pieces)
+            value = self._join(name, pieces)
             self.buffers[name] = pieces = [Piece(_whole_view(pieces[0].view), value)]
         value = pieces[0].value
         if math.prod(value.shape) != math.prod(shape):
@@ -151,7 +151,7 @@ class GraphText:
             )
         return self.body.reshape(value, shape)
 
-    def _joined(self, name: str, pieces: Sequence[Piece]) -> Ssa:
+    def _join(self, name: str, pieces: Sequence[Piece]) -> Ssa:
         """Pieces beside each other."""
         shape = pieces[0].view.buffer.shape
         if any(
@@ -176,12 +176,12 @@ class GraphText:
                 groups[-1].append(piece)
                 end = max(end, _start(piece)[axis] + piece.view.shape[1 + axis])
             if len(groups) > 1:
-                return self._beside(name, groups, axis, start, size)
+                return self._concatenate(name, groups, axis, start, size)
         raise CompileError(
             f"buffer {name!r} is not filled by pieces beside each other, so it cannot be printed as TOSA"
         )
 
-    def _beside(
+    def _concatenate(
         self, name: str, groups: list[list[Piece]], axis: int, start: tuple[int, ...], size: tuple[int, ...]
     ) -> Ssa:
         firsts = [min(_start(piece)[axis] for piece in group) for group in groups]

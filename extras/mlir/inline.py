@@ -1,4 +1,4 @@
-"""The function of a module as a `weft.extras.mlir.program.Program`, with what it calls written out."""
+"""The main function of a module as a `weft.extras.mlir.program.Program`, with all calls inlined."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.attributes import Resource, plain, type_of
+from weft.extras.mlir.attributes import Resource, parse_type, plain
 from weft.extras.mlir.program import WRITTEN_OUT, Op, Program, TensorType, Value
 from weft.extras.mlir.text import Reader
 
 _DEPTH = 64
-"""Calls inside calls."""
+"""Largest depth of nested calls."""
 _RETURNS = ("func.return", "stablehlo.return", "return")
 
 
-def program_of(text: str, what: str) -> Program:
-    """The function that a module stands for: ``main``, or the only one that is not private.
+def parse_program(text: str, what: str) -> Program:
+    """Return the function ``main`` of a module, or its only public function.
 
     Raises
     ------
     CompileError
-        If the text is no MLIR, or has what weft does not read.
+        If the text is not MLIR, or weft does not read some part of it.
     """
     reader = Reader(text, what)
     try:
@@ -57,7 +57,7 @@ def program_of(text: str, what: str) -> Program:
 
 
 class _Inliner:
-    """Walks through a function, and through those that it calls."""
+    """Converter of a function and of the functions that it calls."""
 
     def __init__(self, reader: Reader, module: builtin.ModuleOp, what: str) -> None:
         self.reader, self.what = reader, what
@@ -90,7 +90,6 @@ class _Inliner:
         return Program(tuple(self.ops), arguments, tuple(results), *notes)
 
     def _main(self) -> func.FuncOp:
-        """The function that is the model."""
         if "main" in self.functions:
             return self.functions["main"]
         public = [
@@ -106,7 +105,7 @@ class _Inliner:
         )
 
     def _run(self, block: Block, given: Sequence[Value], depth: int) -> list[Value]:
-        """Write out a block whose arguments are `given`; what it returns."""
+        """Convert a block whose arguments have the values `given`; return the values that it returns."""
         known: dict[SSAValue, Value] = dict(zip(block.args, given, strict=True))
         for op in block.ops:
             self.count += 1
@@ -115,7 +114,7 @@ class _Inliner:
                 raise CompileError(
                     f"line {line}: calls make more than {WRITTEN_OUT:,} operations; weft takes up to that many"
                 )
-            operands = [self._known(known, value, op) for value in op.operands]
+            operands = [self._look_up(known, value, op) for value in op.operands]
             name = _name(op)
             if name in _RETURNS:
                 return operands
@@ -146,7 +145,7 @@ class _Inliner:
         if depth >= _DEPTH:
             raise CompileError(f"line {line}: calls are more than {_DEPTH} deep; weft takes no recursion")
         if len(block.args) != len(operands) or any(
-            not _alike(self._type(argument, line), operand.type)
+            not _equal_types(self._type(argument, line), operand.type)
             for argument, operand in zip(block.args, operands, strict=True)
         ):
             raise CompileError(f"line {line}: func.call gives {name!r} other arguments than it takes")
@@ -157,7 +156,7 @@ class _Inliner:
             )
         return made
 
-    def _known(self, known: Mapping[SSAValue, Value], value: SSAValue, op: Operation) -> Value:
+    def _look_up(self, known: Mapping[SSAValue, Value], value: SSAValue, op: Operation) -> Value:
         found = known.get(value)
         if found is None:
             line = self.reader.lines.get(op, 0)
@@ -165,7 +164,7 @@ class _Inliner:
         return found
 
     def _body(self, op: Operation) -> tuple[Op, ...]:
-        """The operations of the one region of an operation; their operands are not told apart but by name."""
+        """Return the operations of an operation's region. Their values have names, but no types."""
         found = []
         for region in op.regions:
             for block in region.blocks:
@@ -183,19 +182,19 @@ class _Inliner:
         return tuple(found)
 
     def _type(self, value: SSAValue, line: int) -> TensorType:
-        found = type_of(value.type, f"line {line}")
+        found = parse_type(value.type, f"line {line}")
         return TensorType(found.dtype, found.shape) if self.raw else found
 
     def _attributes(self, op: Operation) -> dict[str, Any]:
         found = {**op.attributes, **op.properties}
-        return {key: self._resolved(plain(value)) for key, value in found.items() if key != "op_name__"}
+        return {key: self._resolve(plain(value)) for key, value in found.items() if key != "op_name__"}
 
-    def _resolved(self, value: Any) -> Any:
+    def _resolve(self, value: Any) -> Any:
         return value.values(self.reader.resources) if isinstance(value, Resource) else value
 
 
 def _functions(module: builtin.ModuleOp) -> list[func.FuncOp]:
-    """All functions, those of modules inside modules included."""
+    """Return all functions, including those in nested modules."""
     found: list[func.FuncOp] = []
     for op in module.ops:
         if isinstance(op, func.FuncOp):
@@ -209,7 +208,7 @@ def _name(op: Operation) -> str:
     return op.op_name.data if isinstance(op, builtin.UnregisteredOp) else op.name
 
 
-def _alike(one: TensorType, other: TensorType) -> bool:
+def _equal_types(one: TensorType, other: TensorType) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 

@@ -28,13 +28,13 @@ def byte_quantisation(scale: np.ndarray, zero: int, dtype: str, axis: int | None
 def quantise_whole(builder: Builder, name: str, zero: int, bounds: tuple[int, int], dtype: str) -> str:
     """Whole real numbers plus a zero point as 8 bits between two bounds."""
     kind = Quantisation(ONE, np.array([zero]), None, *bounds)
-    return builder.quantised(name, kind, dtype)
+    return builder.quantise(name, kind, dtype)
 
 
 def emit_lookup(builder: Builder, value: Value, table: np.ndarray) -> str:
     """What a table of 256 numbers has for each byte from the least on, as floats that are whole."""
     dtype = value.type.dtype
-    real = builder.dequantised(builder.stored(value), byte_quantisation(ONE, 0, dtype, None), value.type)
+    real = builder.dequantise(builder.stored_value(value), byte_quantisation(ONE, 0, dtype, None), value.type)
     limits = np.iinfo(dtype)
     keys = tuple(float(key) for key in range(int(limits.min), int(limits.max) + 1))
     entries = tuple(float(entry) for entry in table.tolist())
@@ -75,15 +75,15 @@ def sum_of_byte(builder: Builder, value: Value, table: np.ndarray) -> Sum:
     zero = int(all_bytes(dtype)[0] - table[0] // steps[0]) if linear else 0
     linear = bool(linear and zero in all_bytes(dtype))
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         if linear:
             kind = byte_quantisation(scale * np.float32(steps[0]), zero, dtype, len(value.type.shape) - 1)
-            return builder.dequantised(builder.stored(value), kind, value.type)
+            return builder.dequantise(builder.stored_value(value), kind, value.type)
         return builder.emit(
             "Mul", (emit_lookup(builder, value, table), builder.constant(scale, "scale")), "scaled"
         )
 
-    return Sum(np.array([table.min()]), np.array([table.max()]), scaled, value, table)
+    return Sum(np.array([table.min()]), np.array([table.max()]), emit_scaled, value, table)
 
 
 def emit_cast(builder: Builder, name: str, dtype: str) -> str:
@@ -111,13 +111,13 @@ def emit_rescale(
     wide = emit_cast(builder, name, "int64")
     factors = builder.constant(np.array([scale.multiplier for scale in scales], np.int64), "multiplier")
     product = builder.emit("Mul", (wide, factors), "product")
-    halves = np.array([1 << (scale.shift - 1) for scale in scales], np.int64)
+    tie_bits = np.array([1 << (scale.shift - 1) for scale in scales], np.int64)
     extra = np.array([scale.extra for scale in scales], np.int64)
-    half = builder.constant(halves + extra, "half")
+    half = builder.constant(tie_bits + extra, "half")
     if extra.any():
         none = builder.constant(np.zeros((), np.int64), "none")
         negative = builder.emit("Less", (wide, none), "negative")
-        half = builder.emit("Where", (negative, builder.constant(halves - extra, "half"), half), "half")
+        half = builder.emit("Where", (negative, builder.constant(tie_bits - extra, "half"), half), "half")
     total = builder.emit("Add", (product, half), "rounded")
     made = emit_right_shift(builder, total, np.array([scale.shift for scale in scales]))
     if zero:

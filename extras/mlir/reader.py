@@ -1,4 +1,4 @@
-"""MLIR text as networks of ONNX's operators, with QuantizeLinear and DequantizeLinear around them."""
+"""Read MLIR text as a network of ONNX operators, with QuantizeLinear and DequantizeLinear nodes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ OPERATORS: tuple[Record, ...] = tuple(
 )
 NAMES = {name: record for record in OPERATORS for name in record.names}
 _LARGEST_FOLDED = 1 << 20
-"""Most elements of a constant that is computed while reading; what is larger, the model's nodes make."""
+"""Largest number of elements in a constant that is computed while reading; nodes compute larger ones."""
 
 
 def convert_operation(context: Context) -> None:
-    """Write what an operation becomes.
+    """Write the nodes of one operation into the network.
 
     Raises
     ------
     CompileError
-        If weft does not read it, or it contradicts itself.
+        If weft does not read the operation, or its attributes contradict its types.
     """
     op, builder = context.op, context.builder
     record, count = NAMES.get(op.name), len(op.operands)
@@ -58,11 +58,11 @@ def convert_operation(context: Context) -> None:
         told = " ".join(str(error).split())[:160]
         raise context.refuse(f"contradicts itself: {told or type(error).__name__}") from None
     for value in op.results:
-        builder.makers[value] = op
+        builder.producers[value] = op
 
 
 def _folded(context: Context, record: Record) -> bool:
-    """Compute the result of constants."""
+    """Compute the result if all operands are constant; return whether that was done."""
     op, arrays = context.op, context.builder.arrays
     if record.fold is None or not op.operands or any(value not in arrays for value in op.operands):
         return False
@@ -83,7 +83,7 @@ def _folded(context: Context, record: Record) -> bool:
 
 
 BYTES = 1 << 29
-"""Largest file."""
+"""Size of the largest file."""
 _HEAD = re.compile(
     rb"\s*(//[^\n]*\n\s*|#[A-Za-z_][\w$.-]*\s*=[^\n]*\n\s*)*(module\b|\"?builtin\.module\b|\"?func\.func\b|#loc\d*\s*=|!\w+\s*=)"
 )
@@ -91,7 +91,7 @@ _BYTECODE = b"ML\xefR"
 _ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
 """Types that inputs and outputs may have."""
 _QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
-"""Operators of quantised models."""
+"""Operators that only quantised models have."""
 HOW_TO_QUANTISE = (
     "quantise the model ahead of exporting it, so that the text has !quant.uniform types, quantisation written out as "
     "divide, round_nearest_even, clamp and convert, or operations of TOSA on i8"
@@ -99,17 +99,17 @@ HOW_TO_QUANTISE = (
 
 
 def is_mlir(head: bytes) -> bool:
-    """Whether a file that begins with `head` is MLIR, as text or as bytecode."""
+    """Return whether a file that begins with `head` is MLIR text or bytecode."""
     return head.startswith(_BYTECODE) or _HEAD.match(head) is not None
 
 
 def read(data: bytes, what: str = "the model") -> Network:
-    """Read a module of MLIR text, which messages call `what`: its function ``main``, of StableHLO or TOSA.
+    """Read the function ``main`` of a module of StableHLO or TOSA text; messages call the module `what`.
 
     Raises
     ------
     CompileError
-        If it is no MLIR text; not quantised; or has operations, types or a structure that weft does not read.
+        If it is not MLIR text, is not quantised, or has operations, types or a structure that weft does not read.
     """
     if data.startswith(_BYTECODE):
         raise CompileError(
@@ -122,14 +122,14 @@ def read(data: bytes, what: str = "the model") -> Network:
     except UnicodeDecodeError as error:
         raise CompileError(f"{what} is no text: byte {error.start} is not UTF-8") from None
     try:
-        return network_of(import_with_xdsl("inline").program_of(text, what))
+        return network_of(import_with_xdsl("inline").parse_program(text, what))
     except CompileError as error:
         told = str(error)
         raise CompileError(told if told.startswith(what) else f"{what}, {told}") from None
 
 
 def network_of(program: Program) -> Network:
-    """The network of a program, whose inputs have the names of its arguments.
+    """Return the network of a program; its inputs are named after the arguments.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def network_of(program: Program) -> Network:
         kind = _real_end(argument, notes)
         types[name] = Type("float32" if kind is not None else argument.type.dtype, argument.type.shape)
         builder.op = Op(f"input.{name}", 0, (), ())
-        builder.set(argument, name if kind is None else builder.quantised(name, kind, argument.type.dtype))
+        builder.set(argument, name if kind is None else builder.quantise(name, kind, argument.type.dtype))
     for op in program.ops:
         convert_operation(Context(op, builder))
     if not program.results:
@@ -154,9 +154,9 @@ def network_of(program: Program) -> Network:
     for at, (value, notes) in enumerate(zip(program.results, program.result_notes, strict=True)):
         default = "output" if len(program.results) == 1 else f"output{at}"
         _check_end("result", str(at), value.type.dtype)
-        kind, stored = _real_end(value, notes), builder.stored(value)
+        kind, stored = _real_end(value, notes), builder.stored_value(value)
         builder.op = Op(f"output.{notes.get('weft.name', default)}", 0, (), ())
-        made = stored if kind is None else builder.dequantised(stored, kind, value.type)
+        made = stored if kind is None else builder.dequantise(stored, kind, value.type)
         results.append((made, str(notes.get("weft.name", default))))
     network = builder.network(inputs, types, results)
     if len(network.nodes) > NODES:
@@ -168,7 +168,7 @@ def network_of(program: Program) -> Network:
 
 
 def _stored(program: Program) -> bool:
-    """Whether values are of quantised types, or of those that TOSA's operations take as such."""
+    """Return whether values have quantised types, or the 8-bit types of TOSA's quantised operations."""
     values = [value for op in program.ops for value in (*op.operands, *op.results)]
     if any(value.type.quantisation is not None for value in (*program.arguments, *values)):
         return True
@@ -177,7 +177,7 @@ def _stored(program: Program) -> bool:
 
 
 def _real_end(value: Value, notes: Mapping[str, Any]) -> Quantisation | None:
-    """What an argument or a result stands for in the model that the text was printed from."""
+    """Return the quantisation that a note of the writer gives an argument or a result, or None."""
     scale, zero, dtype = notes.get("weft.scale"), notes.get("weft.zero_point", 0), value.type.dtype
     if scale is None:
         return None

@@ -60,7 +60,7 @@ def reciprocal_scale(count: int) -> Scale:
     return Scale((((1 << 30) + 1) << shift) // count, 30 + shift)
 
 
-def device_first(mantissa: int, shift: int, level: int) -> int | None:
+def first_on_device(mantissa: int, shift: int, level: int) -> int | None:
     """The least value whose product with mantissa / 2**shift the device rounds to at least `level`."""
     if not mantissa:
         return None
@@ -76,12 +76,12 @@ Range = tuple[int, int]
 """The least and the greatest of some integers."""
 
 
-def mantissa(scale: Scale, values: Range, levels: Range) -> tuple[int, int] | None:
+def find_mantissa(scale: Scale, values: Range, levels: Range) -> tuple[int, int] | None:
     """A mantissa and a shift of the device, whose results are those of `scale` for every integer of `values`, clamped
     to `levels`; None if there is none."""
     if not scale.multiplier:
         return (0, SHIFT_MAX) if levels[0] <= 0 <= levels[1] else None
-    simple = _exact(scale, values)
+    simple = _direct_mantissa(scale, values)
     if simple is not None:
         return simple
     steps = [(level, scale.first(level)) for level in range(levels[0] + 1, levels[1] + 1)]
@@ -93,17 +93,17 @@ def mantissa(scale: Scale, values: Range, levels: Range) -> tuple[int, int] | No
     for level, first in firsts:
         half = Fraction(2 * level - 1, 2)
         if first <= values[1]:
-            least, most = _tightened(least, most, first, half, above=True)
+            least, most = _tighten(least, most, first, half, above=True)
         if first > values[0]:
-            least, most = _tightened(least, most, first - 1, half, above=False)
-    return _between(least, most, exact, lambda m, s: _same(m, s, firsts, values))
+            least, most = _tighten(least, most, first - 1, half, above=False)
+    return _search(least, most, exact, lambda m, s: _has_steps(m, s, firsts, values))
 
 
-def _exact(scale: Scale, values: Range) -> tuple[int, int] | None:
+def _direct_mantissa(scale: Scale, values: Range) -> tuple[int, int] | None:
     """The scale itself, if it has few enough bits and no value is half way between two results."""
     zeros = (scale.multiplier & -scale.multiplier).bit_length() - 1
     odd, shift = scale.multiplier >> zeros, scale.shift - zeros
-    if scale.extra or odd.bit_length() > BITS or ties(odd, shift, values):
+    if scale.extra or odd.bit_length() > BITS or may_tie(odd, shift, values):
         return None
     found = (
         quantise_scale(math.ldexp(float(odd), -shift)) if shift >= 0 and scale.shift <= SHIFT_MAX else None
@@ -115,14 +115,14 @@ def _exact(scale: Scale, values: Range) -> tuple[int, int] | None:
     )
 
 
-def ties(odd: int, shift: int, values: Range) -> bool:
+def may_tie(odd: int, shift: int, values: Range) -> bool:
     """Whether an integer of `values` may be, times ``odd / 2**shift``, half way between two integers."""
     if shift < 1 or not odd:
         return False
     return max(abs(values[0]), abs(values[1])) >= 1 << (shift - 1)
 
 
-def _tightened(
+def _tighten(
     least: Fraction, most: Fraction, value: int, half: Fraction, *, above: bool
 ) -> tuple[Fraction, Fraction]:
     """Scales whose product with `value` is at least `half`, or at most."""
@@ -133,7 +133,7 @@ def _tightened(
     return (max(least, bound), most) if above == (value > 0) else (least, min(most, bound))
 
 
-def _between(
+def _search(
     least: Fraction, most: Fraction, exact: Fraction, good: Callable[[int, int], bool]
 ) -> tuple[int, int] | None:
     """A mantissa and shift between two scales, the nearest to `exact` that is good."""
@@ -149,28 +149,28 @@ def _between(
     return None
 
 
-def _same(m: int, s: int, firsts: Sequence[tuple[int, int]], values: Range) -> bool:
+def _has_steps(m: int, s: int, firsts: Sequence[tuple[int, int]], values: Range) -> bool:
     """Whether every level is first reached at the same value."""
     for level, first in firsts:
-        own = device_first(m, s, level)
+        own = first_on_device(m, s, level)
         if own is None or min(max(own, values[0]), values[1] + 1) != first:
             return False
     return True
 
 
-def alike(scale: Scale, pair: tuple[int, int], values: Range, levels: Range) -> bool:
+def is_exact(scale: Scale, pair: tuple[int, int], values: Range, levels: Range) -> bool:
     """Whether the device with a mantissa and a shift makes the results of `scale`, clamped to `levels`."""
     for level in range(levels[0] + 1, levels[1] + 1):
-        firsts = (scale.first(level), device_first(*pair, level))
+        firsts = (scale.first(level), first_on_device(*pair, level))
         ends = [None if first is None else min(max(first, values[0]), values[1] + 1) for first in firsts]
         if ends[0] != ends[1]:
             return False
     return True
 
 
-def mantissas(scales: Sequence[Scale], values: Sequence[Range], levels: Range) -> np.ndarray | None:
+def find_scales(scales: Sequence[Scale], values: Sequence[Range], levels: Range) -> np.ndarray | None:
     """The device's scale of each channel, float32, of which none changes a byte; None if a channel has none."""
-    found = [mantissa(scale, each, levels) for scale, each in zip(scales, values, strict=True)]
+    found = [find_mantissa(scale, each, levels) for scale, each in zip(scales, values, strict=True)]
     if any(item is None for item in found):
         return None
     return np.array([math.ldexp(item[0], -item[1]) for item in found if item is not None], np.float32)

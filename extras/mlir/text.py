@@ -1,4 +1,4 @@
-"""MLIR text through xDSL's parser, with the forms of operations that exporters print, and constants as arrays."""
+"""MLIR text through xDSL's parser, extended by the assembly forms that exporters print."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from xdsl.utils.lexer import Input
 from xdsl.utils.mlir_lexer import MLIRLexer, MLIRTokenKind
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.attributes import Elements, Plain, Resource, bits, of_hex, tensor_type
+from weft.extras.mlir.attributes import Elements, Plain, Resource, decode_float_bits, decode_hex, tensor_type
 from weft.extras.mlir.program import DTYPES, OPERATIONS, check_shape
 
 
 def form(name: str) -> type[Operation]:
-    """The class of an operation that xDSL does not know, with a parser of its form."""
+    """Return an operation class with a parser of the operation's assembly form."""
     base = UnregisteredOp.with_name(name)
 
     class Form(base):  # type: ignore[misc, valid-type]
@@ -42,7 +42,7 @@ def form(name: str) -> type[Operation]:
 
 
 class _Own:
-    """One operation in its own form: words, operands, lists and dictionaries, and types behind a colon."""
+    """Parser of one operation's assembly form: words, operands, lists, dictionaries, and types after a colon."""
 
     def __init__(self, reader: Reader, kind: type[Operation]) -> None:
         self.reader, self.kind = reader, kind
@@ -52,7 +52,7 @@ class _Own:
         self.results: Sequence[Attribute] = ()
 
     def operation(self) -> Operation:
-        """Read it, up to its types."""
+        """Parse the operation up to its types."""
         while not self._item():
             self.reader.parse_optional_punctuation(",")
         if self.words:
@@ -60,7 +60,7 @@ class _Own:
         return self.kind.create(operands=self.operands, result_types=self.results, attributes=self.attributes)
 
     def _item(self) -> bool:
-        """One item; True once the types are read, or there is nothing more."""
+        """Parse one item. Return True after the types, or if nothing follows."""
         reader = self.reader
         token = reader._current_token
         if token.kind == MLIRTokenKind.PERCENT_IDENT:
@@ -88,7 +88,7 @@ class _Own:
         return False
 
     def _attribute(self) -> bool:
-        """A constant, which has its type with it; True if nothing follows."""
+        """Parse a constant, which includes its type. Return True if nothing follows."""
         found = self.reader.parse_optional_attribute()
         if found is None:
             return True
@@ -100,7 +100,7 @@ class _Own:
         return self.reader._current_token.kind not in (MLIRTokenKind.COLON, MLIRTokenKind.L_BRACE)
 
     def reader_type(self, resource: Resource) -> Attribute:
-        """The type of elements that stand at the end of the file."""
+        """Return the type of a constant at the end of the file."""
         return tensor_type(resource.dtype, resource.shape)
 
     def _operand(self) -> None:
@@ -111,7 +111,7 @@ class _Own:
         self.operands.append(known[found.index])
 
     def _group(self) -> None:
-        """Operands in brackets, with words between them, as of reduce."""
+        """Parse operands in parentheses with words between them, as `stablehlo.reduce` has them."""
         reader = self.reader
         reader.parse_punctuation("(")
         while reader.parse_optional_punctuation(")") is None:
@@ -121,7 +121,7 @@ class _Own:
                 reader.parse_punctuation(",")
 
     def _word(self) -> bool:
-        """A word, with what is assigned to it."""
+        """Parse a word and the value assigned to it. Return True if only a location follows."""
         reader = self.reader
         if reader._current_token.span.text == "loc":
             return True
@@ -148,8 +148,8 @@ class _Own:
         return self.reader.parse_attribute()
 
     def _value(self, typed: bool = True) -> Any:
-        """A value of the operation's own form; a number may be `typed`, or else a colon behind it is the operation's
-        own."""
+        """Parse a value. With `typed`, a colon after a number starts its type; else the colon belongs to the
+        operation."""
         reader = self.reader
         kind = reader._current_token.kind
         if kind == MLIRTokenKind.L_SQUARE:
@@ -175,7 +175,7 @@ class _Own:
         return reader.parse_attribute()
 
     def _numeral(self) -> Any:
-        """A number, whose type is left out; or two or three with colons between, as ranges have them."""
+        """Parse a number without its type, or the two or three numbers of a range, separated by colons."""
         reader = self.reader
         numbers = [reader.parse_number()]
         while reader.parse_optional_punctuation(":") is not None:
@@ -189,7 +189,7 @@ class _Own:
         return self.reader.parse_comma_separated_list(self.reader.Delimiter.SQUARE, self._value)
 
     def _braces(self) -> dict[str, Any]:
-        """``{name = value, ...}``"""
+        """Parse ``{name = value, ...}``."""
 
         def entry() -> tuple[str, Any]:
             key = self.reader.parse_identifier_or_str_literal()
@@ -202,7 +202,7 @@ class _Own:
             self.attributes[key] = value if isinstance(value, Attribute) else Plain(value)
 
     def _types(self) -> None:
-        """Types of results: behind an arrow, or the last of a list, which operands share."""
+        """Parse the result types: after an arrow, or the last type of a list that operands share."""
         reader = self.reader
         if reader._current_token.kind == MLIRTokenKind.L_PAREN:
             self.results = tuple(reader.parse_function_type().outputs.data)
@@ -216,18 +216,20 @@ class _Own:
 
 
 DIALECTS = ("stablehlo", "chlo", "tosa", "mhlo", "vhlo")
-"""Dialects whose operations are read in the forms that exporters print."""
+"""Dialects whose operations are read in their own assembly form."""
 
 
 class _Lexer(MLIRLexer):
-    """xDSL's lexer, which takes no time that grows without bounds for a string that does not end."""
+    """xDSL's lexer with a pattern for strings that cannot backtrack on a string without end."""
 
     _unescaped_characters_regex = re.compile(r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"')
 
 
 class Reader(Parser):
-    """xDSL's parser, which also takes what JAX, PyTorch and MLIR's tools print. `lines` has the line of each operation,
-    and `resources` the constants at the end of the file."""
+    """xDSL's parser, extended by the forms that JAX, PyTorch and MLIR's own tools print.
+
+    `lines` has the line of each operation, `resources` the constants at the end of the file.
+    """
 
     def __init__(self, text: str, what: str) -> None:
         context = Context(allow_unregistered=True)
@@ -244,7 +246,7 @@ class Reader(Parser):
 
     @property
     def line(self) -> int:
-        """The line that the parser is at."""
+        """Line number of the current token."""
         return bisect.bisect_right(self._starts, self._current_token.span.start)
 
     # Operations
@@ -284,7 +286,7 @@ class Reader(Parser):
         return None
 
     def _skip(self, opening: str, closing: str) -> None:
-        """Leave out what is in brackets."""
+        """Skip a bracketed part of the text."""
         depth = 0
         while True:
             text, kind = self._current_token.span.text, self._current_token.kind
@@ -298,7 +300,7 @@ class Reader(Parser):
     # Constants
 
     def parse_dense_int_or_fp_elements_attr(self, type: Any = None) -> Any:
-        """``<...> : type`` behind the word dense."""
+        """Parse ``<...> : type`` after the word dense."""
         where = self.where
         self.parse_punctuation("<", " in dense attribute")
         literal: Any = []
@@ -310,7 +312,9 @@ class Reader(Parser):
             self.parse_punctuation(":", " in dense attribute")
             type = self.parse_type()
         shape, dtype = self._dense_type(type)
-        values = of_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
+        values = (
+            decode_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
+        )
         return Elements((values, type))
 
     def _parse_builtin_dense_attr(self) -> Any:
@@ -339,7 +343,7 @@ class Reader(Parser):
 
     @property
     def where(self) -> str:
-        """The place in the text, for messages."""
+        """Current place in the text, for messages."""
         return f"line {self.line}"
 
     def _dense_type(self, type_: Attribute) -> tuple[tuple[int, ...], str]:
@@ -351,7 +355,7 @@ class Reader(Parser):
         return check_shape(tuple(type_.get_shape()), self.where), dtype
 
     def _numbers(self) -> Any:
-        """A number, or lists of them: at once if they are as JSON has them, as decimal numbers are."""
+        """Parse a number or nested lists. Decimal literals are valid JSON, which parses much faster."""
         content, start = self.lexer.input.content, self._current_token.span.start
         end = content.find(">", start)
         try:
@@ -363,7 +367,7 @@ class Reader(Parser):
         return found
 
     def _literal(self) -> Any:
-        """The same, number by number."""
+        """Parse a number or nested lists token by token."""
         if self.parse_optional_punctuation("[") is None:
             return self._number()
         found: list[Any] = []
@@ -375,7 +379,7 @@ class Reader(Parser):
         return found
 
     def _number(self) -> Any:
-        """One number; of floats in hexadecimal, which are bits, the text."""
+        """Parse one number; hexadecimal bits of a float stay text."""
         word = self.parse_optional_keyword_in(("true", "false"))
         if word is not None:
             return word == "true"
@@ -388,10 +392,10 @@ class Reader(Parser):
         return -number if negative else number
 
     def _array(self, literal: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """What a literal stands for: lists must have the shape, one number is for all elements."""
+        """Return the array of a literal: lists must have the shape, one number fills it."""
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
         try:
-            values = np.array(bits(literal, kind))
+            values = np.array(decode_float_bits(literal, kind))
             if not np.issubdtype(kind, np.integer) and kind != np.bool_:
                 values = values.astype(np.float64)
             elif values.dtype.kind == "f" and values.size:

@@ -24,7 +24,7 @@ class End:
     notes: Mapping[str, Any]
 
 
-def written(graph: Graph) -> str:
+def write_tosa(graph: Graph) -> str:
     """A graph as a module of TOSA, whose function ``main`` takes and gives integers of 8 bits.
 
     Where the model has real numbers at its ends, their quantisation is in attributes of arguments and results

@@ -8,10 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from weft.extras.mlir.builder import reduced
-from weft.extras.mlir.chains import STORED, dequantisation, quantisation
+from weft.extras.mlir.builder import compact_equal
+from weft.extras.mlir.chains import STORED, find_dequantisation, quantisation
 from weft.extras.mlir.context import ELEMENTS, Context, Record
-from weft.extras.mlir.operators.reductions import mean_of, softmax_of
+from weft.extras.mlir.operators.reductions import recognise_mean, recognise_softmax
 from weft.extras.mlir.program import Quantisation
 
 
@@ -26,7 +26,7 @@ def uniform(context: Context) -> None:
         raise context.refuse(f"is of {one}, which is not quantised")
     if result.quantisation is not None and result.dtype == "int32":
         raise context.refuse("quantises to 32 bits; weft reads 8 and 16")
-    made = context.builder.real(context.operand())
+    made = context.builder.real_value(context.operand())
     context.finish(
         context.emit("Identity", made) if result.quantisation is None and one.quantisation is None else made
     )
@@ -40,14 +40,14 @@ def convert(context: Context) -> None:
         return uniform(context)
     found = quantisation(builder, context.op)
     if found is not None and found.source.type.dtype in ("float32", "int32"):
-        name = builder.real(found.source)
-        if found.source.type.dtype != "int32" or builder.has_reals(found.source):
-            return context.put(builder.quantised(name, found.quantisation, result.dtype))
+        name = builder.real_value(found.source)
+        if found.source.type.dtype != "int32" or builder.has_real(found.source):
+            return context.put(builder.quantise(name, found.quantisation, result.dtype))
     if one.dtype in STORED and one.dtype != "int4" and result.dtype == "float32":
-        return context.put(builder.dequantised(context.stored(), whole(one.dtype), one))
-    if one.dtype == "int32" and result.dtype == "float32" and builder.has_reals(context.operand()):
-        return context.put(context.emit("Identity", builder.real(context.operand()), suffix="float"))
-    return context.put(context.emit("Cast", context.stored(), to=ELEMENTS[result.dtype]))
+        return context.put(builder.dequantise(context.stored_operand(), whole(one.dtype), one))
+    if one.dtype == "int32" and result.dtype == "float32" and builder.has_real(context.operand()):
+        return context.put(context.emit("Identity", builder.real_value(context.operand()), suffix="float"))
+    return context.put(context.emit("Cast", context.stored_operand(), to=ELEMENTS[result.dtype]))
 
 
 def whole(dtype: str) -> Quantisation:
@@ -118,28 +118,28 @@ def binary(context: Context) -> None:
         return
     if operator in ("Max", "Min") and _clipped(context, operator):
         return
-    context.finish(context.emit(operator, *context.pair()))
+    context.finish(context.emit(operator, *context.broadcast_pair()))
 
 
 def _accumulated(context: Context, operator: str) -> bool:
     """A sum of products of integers, and a constant: either as integers, or as floats that are whole numbers."""
     builder, (first, second) = context.builder, context.op.operands
     array = builder.arrays.get(second)
-    if not builder.has_reals(first) or array is None or array.dtype != np.int32:
+    if not builder.has_real(first) or array is None or array.dtype != np.int32:
         return False
     op = context.op
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
-        return builder.emit(operator, (builder.stored(first), builder.constant(reduced(array))))
+        return builder.emit(operator, (builder.stored_value(first), builder.constant(compact_equal(array))))
 
-    def real() -> str:
+    def emit_real() -> str:
         builder.op = op
         one = builder.constant(np.ones((), np.float32), "one")
-        other = builder.emit("DequantizeLinear", (builder.constant(reduced(array)), one), "constant")
-        return builder.emit(operator, (builder.real(first), other))
+        other = builder.emit("DequantizeLinear", (builder.constant(compact_equal(array)), one), "constant")
+        return builder.emit(operator, (builder.real_value(first), other))
 
-    builder.set_lazy(context.result(), stored, real)
+    builder.set_lazy(context.result(), emit_stored, emit_real)
     return True
 
 
@@ -147,12 +147,12 @@ def _clipped(context: Context, operator: str) -> bool:
     """The maximum or minimum with one number."""
     for at in (1, 0):
         found = context.array(at)
-        if found is None or found.dtype != np.float32 or reduced(found).size > 1:
+        if found is None or found.dtype != np.float32 or compact_equal(found).size > 1:
             continue
-        value, number = context.builder.real(context.operand(1 - at)), reduced(found).item()
+        value, number = context.builder.real_value(context.operand(1 - at)), compact_equal(found).item()
         if np.isnan(number):
             return False
-        bound = context.numbers(number, "float32")
+        bound = context.emit_constant(number, "float32")
         if operator == "Max":
             made = context.emit("Relu", value) if number == 0 else context.emit("Clip", value, bound)
         else:
@@ -164,20 +164,22 @@ def _clipped(context: Context, operator: str) -> bool:
 
 def multiply(context: Context) -> None:
     """A product; of stored numbers and their scale it is what they stand for."""
-    found = dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
+    found = (
+        find_dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
+    )
     if found is not None and context.result().type.quantisation is None:
-        name = context.builder.stored(found.source)
-        return context.put(context.builder.dequantised(name, found.quantisation, found.source.type))
-    if mean_of(context):
+        name = context.builder.stored_value(found.source)
+        return context.put(context.builder.dequantise(name, found.quantisation, found.source.type))
+    if recognise_mean(context):
         return None
-    return context.finish(context.emit("Mul", *context.pair()))
+    return context.finish(context.emit("Mul", *context.broadcast_pair()))
 
 
 def divide(context: Context) -> None:
     """A quotient; of a sum and the number of elements it is a mean, of exponentials and their sum a softmax."""
-    if softmax_of(context) or mean_of(context):
+    if recognise_softmax(context) or recognise_mean(context):
         return
-    context.finish(context.emit("Div", *context.pair()))
+    context.finish(context.emit("Div", *context.broadcast_pair()))
 
 
 def unary(context: Context) -> None:
@@ -185,16 +187,16 @@ def unary(context: Context) -> None:
     operator = _UNARY[context.short]
     if operator == "Not" and context.result().type.dtype != "bool":
         raise context.refuse("is of integers; weft reads it of i1")
-    context.finish(context.emit(operator, context.number(0)))
+    context.finish(context.emit(operator, context.numeric_operand(0)))
 
 
-def composed(context: Context) -> None:
+def composite(context: Context) -> None:
     """Functions that ONNX writes with two operators."""
-    x = context.real()
+    x = context.real_operand()
     if context.short == "rsqrt":
         made = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
     else:
-        one = context.numbers(1, context.result().type.dtype)
+        one = context.emit_constant(1, context.result().type.dtype)
         if context.short == "erfc":
             made = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
         elif context.short == "log_plus_one":
@@ -209,7 +211,7 @@ def logical(context: Context) -> None:
     operator = _LOGICAL[context.short]
     if context.result().type.dtype != "bool":
         operator = f"Bitwise{operator}"
-    context.put(context.emit(operator, context.number(0), context.number(1)))
+    context.put(context.emit(operator, context.numeric_operand(0), context.numeric_operand(1)))
 
 
 def compare(context: Context) -> None:
@@ -218,7 +220,7 @@ def compare(context: Context) -> None:
     direction = str(text).split()[-1].strip("<>") if str(text).split() else ""
     if direction not in _DIRECTIONS:
         raise context.refuse(f"has direction {direction[:20]!r}; there are {', '.join(_DIRECTIONS)}")
-    made = context.emit(_DIRECTIONS[direction], context.number(0), context.number(1))
+    made = context.emit(_DIRECTIONS[direction], context.numeric_operand(0), context.numeric_operand(1))
     context.put(context.emit("Not", made, suffix="not") if direction == "NE" else made)
 
 
@@ -226,19 +228,23 @@ def select(context: Context) -> None:
     """One of two, by a condition."""
     if context.operand(0).type.dtype != "bool":
         raise context.refuse(f"has a condition of {context.operand(0).type.dtype}; it must be i1")
-    context.finish(context.emit("Where", context.stored(0), context.number(1), context.number(2)))
+    context.finish(
+        context.emit(
+            "Where", context.stored_operand(0), context.numeric_operand(1), context.numeric_operand(2)
+        )
+    )
 
 
 def clamp(context: Context) -> None:
     """A value between two others."""
     arrays = [context.array(at) for at in (0, 2)]
-    ends = [None if end is None else reduced(end) for end in arrays]
-    x = context.number(1)
+    ends = [None if end is None else compact_equal(end) for end in arrays]
+    x = context.numeric_operand(1)
     if all(end is not None and end.size == 1 for end in ends):
         low, high = (context.builder.constant(end.reshape(())) for end in ends if end is not None)
         return context.finish(context.emit("Clip", x, low, high))
-    lower = context.emit("Max", x, context.number(0), suffix="max")
-    return context.finish(context.emit("Min", lower, context.number(2)))
+    lower = context.emit("Max", x, context.numeric_operand(0), suffix="max")
+    return context.finish(context.emit("Min", lower, context.numeric_operand(2)))
 
 
 def cast(context: Context, name: str, dtype: str) -> str:
@@ -246,9 +252,9 @@ def cast(context: Context, name: str, dtype: str) -> str:
     return context.emit("Cast", name, suffix="cast", to=ELEMENTS[dtype])
 
 
-def bitcast_free(context: Context) -> None:
+def identity(context: Context) -> None:
     """What stays as it is."""
-    context.put(context.emit("Identity", context.stored()))
+    context.put(context.emit("Identity", context.stored_operand()))
 
 
 def _fold(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -333,14 +339,14 @@ ELEMENTWISE_OPERATORS = (
         )
     ),
     Record((_TOSA + "pow",), (2, 2), "Pow", binary),
-    Record((_HLO + "rsqrt", _TOSA + "rsqrt"), (1, 1), "Sqrt, Reciprocal", composed),
-    Record((_CHLO + "erfc",), (1, 1), "Erf, Sub", composed),
-    Record((_HLO + "log_plus_one", _HLO + "exponential_minus_one"), (1, 1), "Log, Exp", composed),
+    Record((_HLO + "rsqrt", _TOSA + "rsqrt"), (1, 1), "Sqrt, Reciprocal", composite),
+    Record((_CHLO + "erfc",), (1, 1), "Erf, Sub", composite),
+    Record((_HLO + "log_plus_one", _HLO + "exponential_minus_one"), (1, 1), "Log, Exp", composite),
     Record((_HLO + "and", _HLO + "or", _HLO + "xor"), (2, 2), "And, Or, Xor", logical),
     Record((_HLO + "compare",), (2, 2), "Equal, Greater, Less and their kin", compare),
     Record((_HLO + "select",), (3, 3), "Where", select),
     Record((_HLO + "clamp",), (3, 3), "Clip", clamp, _clamp_fold),
-    Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", bitcast_free),
+    Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", identity),
 )
 
 

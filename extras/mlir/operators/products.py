@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.extras.mlir.chains import Integers, integers
+from weft.extras.mlir.chains import Integers, find_integers
 from weft.extras.mlir.context import Context, Record
 from weft.extras.mlir.operators.elementwise import whole
 from weft.extras.mlir.program import Quantisation, TensorType, Value
@@ -24,8 +24,8 @@ class Side:
     """One operand of a product: `real` gives its numbers with axes in another order, `stored` the bytes, of which
     `zero` is subtracted."""
 
-    real: Callable[[Sequence[int]], str]
-    stored: Callable[[Sequence[int]], str]
+    emit_real: Callable[[Sequence[int]], str]
+    emit_stored: Callable[[Sequence[int]], str]
     zero: str | None = None
 
 
@@ -35,13 +35,13 @@ def product(context: Context, make: Callable[[Side, Side, str], str], integer: s
     builder, result = context.builder, context.result()
     if result.type.quantisation is not None or result.type.dtype in ("float32", "float16", "float64"):
         sides = [
-            Side(lambda perm, value=value: builder.transposed_real(value, perm), lambda _: "")  # type: ignore[misc]
+            Side(lambda perm, value=value: builder.emit_transposed_real(value, perm), lambda _: "")  # type: ignore[misc]
             for value in context.op.operands[:2]
         ]
         _check_scale(context)
         return context.finish(make(sides[0], sides[1], ""))
-    found = [integers(builder, value) for value in context.op.operands[:2]]
-    found = [item and _narrowed(context, item) for item in found]
+    found = [find_integers(builder, value) for value in context.op.operands[:2]]
+    found = [item and _narrow(context, item) for item in found]
     if result.type.dtype != "int32" or any(
         item is None or item.source.type.dtype not in _BYTES for item in found
     ):
@@ -51,18 +51,18 @@ def product(context: Context, make: Callable[[Side, Side, str], str], integer: s
         )
     op, kinds = context.op, [_side(context, item) for item in found if item is not None]
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         return make(kinds[0], kinds[1], integer)
 
-    def real() -> str:
+    def emit_real() -> str:
         builder.op = op
         return make(kinds[0], kinds[1], "")
 
-    return builder.set_lazy(result, stored, real)
+    return builder.set_lazy(result, emit_stored, emit_real)
 
 
-def _narrowed(context: Context, found: Integers) -> Integers:
+def _narrow(context: Context, found: Integers) -> Integers:
     """Integers of 32 bits that are constant and fit 8."""
     array = context.builder.arrays.get(found.source)
     if found.source.type.dtype != "int32" or array is None or array.min() < -128 or array.max() > 127:
@@ -84,20 +84,20 @@ def _side(context: Context, found: Integers) -> Side:
     ones = whole(dtype)
     kind = Quantisation(ones.scales, np.array([number]), None, ones.low, ones.high)
 
-    def stored(perm: Sequence[int]) -> str:
+    def emit_stored(perm: Sequence[int]) -> str:
         if value in builder.arrays:
             return builder.constant(builder.arrays[value].transpose(perm), value.name or "constant")
-        name = builder.stored(value)
+        name = builder.stored_value(value)
         return (
             name
             if list(perm) == sorted(perm)
             else builder.emit("Transpose", (name,), "transpose", perm=tuple(perm))
         )
 
-    def real(perm: Sequence[int]) -> str:
-        return builder.dequantised(stored(perm), kind, TensorType(dtype, value.type.shape))
+    def emit_real(perm: Sequence[int]) -> str:
+        return builder.dequantise(emit_stored(perm), kind, TensorType(dtype, value.type.shape))
 
-    return Side(real, stored, builder.constant(np.asarray(number, dtype), "zero"))
+    return Side(emit_real, emit_stored, builder.constant(np.asarray(number, dtype), "zero"))
 
 
 def _check_scale(context: Context) -> None:
@@ -199,11 +199,11 @@ def convolution(context: Context) -> None:
 
     def make(images: Side, filters: Side, integer: str) -> str:
         if integer:
-            names = images.stored(order.images), filters.stored(order.filters)
+            names = images.emit_stored(order.images), filters.emit_stored(order.filters)
         else:
-            names = images.real(order.images), filters.real(order.filters)
+            names = images.emit_real(order.images), filters.emit_real(order.filters)
         made = _emit(context, "Conv", integer, (images, filters), names, group=groups, **window)
-        return context.transposed(made, order.results)
+        return context.transpose(made, order.results)
 
     product(context, make, "ConvInteger")
 
@@ -248,7 +248,10 @@ def _matmul(
     integer: str,
 ) -> str:
     """MatMul of operands whose axes are in order, with several axes as one."""
-    names = [(side.stored if integer else side.real)(perm) for side, perm in zip(sides, perms, strict=True)]
+    names = [
+        (side.emit_stored if integer else side.emit_real)(perm)
+        for side, perm in zip(sides, perms, strict=True)
+    ]
     shapes = [context.shape(0), context.shape(1)]
     counts = [
         int(np.prod([shapes[0][axis] for axis in axes], dtype=np.int64)) for axes in (free[0], summed[0])
@@ -257,10 +260,10 @@ def _matmul(
     batch = [shapes[0][axis] for axis in perms[0][: len(perms[0]) - len(free[0]) - len(summed[0])]]
     plain = len(summed[0]) == 1 and len(free[1]) == 1 and (len(free[0]) == 1 or not batch) and free[0]
     if not plain:
-        names[0] = context.reshaped(names[0], [*batch, counts[0], counts[1]])
-        names[1] = context.reshaped(names[1], [*batch, counts[1], width])
+        names[0] = context.reshape(names[0], [*batch, counts[0], counts[1]])
+        names[1] = context.reshape(names[1], [*batch, counts[1], width])
     made = _emit(context, "MatMul", integer, sides, (names[0], names[1]))
-    return made if plain else context.reshaped(made, context.result().type.shape)
+    return made if plain else context.reshape(made, context.result().type.shape)
 
 
 def _dot_axes(context: Context) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:

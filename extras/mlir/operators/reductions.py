@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.extras.mlir.builder import Builder, reduced
+from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.context import Context, Record
 from weft.extras.mlir.program import Op, Value
 
@@ -32,28 +32,28 @@ def reducer(op: Op) -> str | None:
     )
 
 
-def mean_of(context: Context) -> bool:
+def recognise_mean(context: Context) -> bool:
     """A sum over axes or windows, divided by the number of its elements."""
 
     builder = context.builder
     for at in (1, 0):
         number = context.array(at)
-        maker = builder.makers.get(context.operand(1 - at))
+        maker = builder.producers.get(context.operand(1 - at))
         if (
             number is None
             or maker is None
-            or reduced(number).size > 1
+            or compact_equal(number).size > 1
             or (at == 0 and context.short == "divide")
         ):
             continue
-        count = float(reduced(number).item())
+        count = float(compact_equal(number).item())
         count = count if context.short == "divide" else (1 / count if count else math.nan)
         if maker.name == "stablehlo.reduce_window" and reducer(maker) == _SUM:
-            return averaged(context, maker, count)
-        inner, keep = builder.makers.get(maker.operands[0]) if maker.operands else None, 0
+            return recognise_average_pool(context, maker, count)
+        inner, keep = builder.producers.get(maker.operands[0]) if maker.operands else None, 0
         if maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape") and inner is not None:
             maker, keep = inner, 1
-        axes = summed_axes(builder, maker)
+        axes = find_summed_axes(builder, maker)
         if axes is None or context.result().type.quantisation is not None:
             continue
         whole = maker.operands[0].type.shape
@@ -65,17 +65,20 @@ def mean_of(context: Context) -> bool:
         ):
             continue
         made = context.emit(
-            "ReduceMean", builder.real(maker.operands[0]), context.numbers(list(axes)), keepdims=keep
+            "ReduceMean",
+            builder.real_value(maker.operands[0]),
+            context.emit_constant(list(axes)),
+            keepdims=keep,
         )
         context.put(made)
         return True
     return False
 
 
-def softmax_of(context: Context) -> bool:
+def recognise_softmax(context: Context) -> bool:
     """Exponentials divided by their sum along one axis; what is subtracted of all ahead changes nothing."""
     builder, result = context.builder, context.result()
-    exponential = builder.makers.get(context.operand(0))
+    exponential = builder.producers.get(context.operand(0))
     if (
         exponential is None
         or exponential.name != "stablehlo.exponential"
@@ -86,12 +89,12 @@ def softmax_of(context: Context) -> bool:
     if axis is None:
         return False
     source = exponential.operands[0]
-    subtracted = builder.makers.get(source)
+    subtracted = builder.producers.get(source)
     if subtracted is not None and subtracted.name == "stablehlo.subtract":
         first, second = subtracted.operands
         if _repeated(builder, second, first, _MAX) == axis:
             source = first
-    context.put(context.emit("Softmax", builder.real(source), axis=axis))
+    context.put(context.emit("Softmax", builder.real_value(source), axis=axis))
     return True
 
 
@@ -100,7 +103,7 @@ def _repeated(builder: Builder, value: Value, source: Value, combined: str) -> i
     steps: list[Op] = []
     made = value
     for _ in range(_STEPS):
-        op = builder.makers.get(made)
+        op = builder.producers.get(made)
         if op is None or made.type.size > _LARGE:
             return None
         if op.name == "stablehlo.reduce":
@@ -108,7 +111,7 @@ def _repeated(builder: Builder, value: Value, source: Value, combined: str) -> i
         if op.name == "stablehlo.maximum":
             found = [operand for operand in op.operands if builder.arrays.get(operand) is None]
             floor = [builder.arrays[operand] for operand in op.operands if operand in builder.arrays]
-            if combined != _MAX or len(found) != 1 or not np.isneginf(reduced(floor[0])).all():
+            if combined != _MAX or len(found) != 1 or not np.isneginf(compact_equal(floor[0])).all():
                 return None
             made = found[0]
             continue
@@ -129,7 +132,7 @@ def _repeated(builder: Builder, value: Value, source: Value, combined: str) -> i
     places = np.arange(made.type.size).reshape(made.type.shape)
     wanted = np.broadcast_to(np.expand_dims(places, axes[0]), source.type.shape)
     for step in reversed(steps):
-        places = spread(step, places)
+        places = apply_broadcast(step, places)
     return axes[0] if np.array_equal(places, wanted) else None
 
 
@@ -141,7 +144,7 @@ def _starts(builder: Builder, op: Op, combined: str) -> bool:
     return bool(start.item() == 0) if combined == _SUM else bool(np.isneginf(start.astype(np.float64)).all())
 
 
-def spread(op: Op, values: np.ndarray) -> np.ndarray:
+def apply_broadcast(op: Op, values: np.ndarray) -> np.ndarray:
     """What broadcast_in_dim or reshape makes of an array."""
     shape = op.results[0].type.shape
     if op.name == "stablehlo.reshape":
@@ -169,7 +172,7 @@ class Windows(NamedTuple):
     pads: tuple[int, ...]
 
 
-def summed_axes(builder: Builder, op: Op) -> tuple[int, ...] | None:
+def find_summed_axes(builder: Builder, op: Op) -> tuple[int, ...] | None:
     """The axes that an operation adds up over; None if it does something else."""
     if op.name != "stablehlo.reduce" or len(op.operands) != 2 or reducer(op) != "stablehlo.add":
         return None
@@ -179,7 +182,7 @@ def summed_axes(builder: Builder, op: Op) -> tuple[int, ...] | None:
     return tuple(sorted(int(axis) for axis in op.attributes.get("dimensions", [])))
 
 
-def starts_right(context: Context, combined: str) -> bool:
+def starts_neutral(context: Context, combined: str) -> bool:
     """Whether a reduction starts with what changes nothing."""
     start, dtype = context.array(1), context.operand(1).type.dtype
     if start is None or start.size != 1:
@@ -198,15 +201,17 @@ def reduce(context: Context) -> None:
         raise context.refuse(
             f"combines elements with {combined}; weft reads add, multiply, minimum and maximum alone"
         )
-    if not starts_right(context, combined):
+    if not starts_neutral(context, combined):
         raise context.refuse(
             "starts with a value that changes the result; weft reads the neutral one, as 0 for add"
         )
     axes = context.axes(context.integers("dimensions"), len(context.shape()), "dimensions")
     made = context.emit(
         _REDUCTIONS[combined][0],
-        context.stored() if context.whole() else context.builder.real(context.operand()),
-        context.numbers(list(axes)),
+        context.stored_operand()
+        if context.is_plain_integer()
+        else context.builder.real_value(context.operand()),
+        context.emit_constant(list(axes)),
         keepdims=0,
     )
     context.finish(made)
@@ -247,9 +252,9 @@ def windows(context: Context, op: Op) -> Windows:
     )
 
 
-def pooled(context: Context, operator: str, op: Op, found: Windows, **attributes: Any) -> str:
+def emit_pool(context: Context, operator: str, op: Op, found: Windows, **attributes: Any) -> str:
     """A pool of ONNX, whose input has its windows behind two other axes."""
-    source = context.builder.transposed_real(op.operands[0], found.perm)
+    source = context.builder.emit_transposed_real(op.operands[0], found.perm)
     made = context.emit(
         operator,
         source,
@@ -259,7 +264,7 @@ def pooled(context: Context, operator: str, op: Op, found: Windows, **attributes
         pads=found.pads,
         **attributes,
     )
-    return context.transposed(made, tuple(int(axis) for axis in np.argsort(found.perm)))
+    return context.transpose(made, tuple(int(axis) for axis in np.argsort(found.perm)))
 
 
 def reduce_window(context: Context) -> None:
@@ -268,12 +273,12 @@ def reduce_window(context: Context) -> None:
     if combined not in ("stablehlo.maximum", "stablehlo.add") or len(context.op.operands) != 2:
         raise context.refuse(f"combines elements with {combined}; weft reads maximum and add")
     found = windows(context, context.op)
-    if not starts_right(context, combined) and not (combined == "stablehlo.maximum" and _least(context)):
+    if not starts_neutral(context, combined) and not (combined == "stablehlo.maximum" and _least(context)):
         raise context.refuse("starts with a value that changes the result; weft reads -inf, or 0 for add")
     if combined == "stablehlo.maximum":
-        return context.finish(pooled(context, "MaxPool", context.op, found))
-    made = pooled(context, "AveragePool", context.op, found, count_include_pad=1)
-    count = context.numbers(math.prod(found.kernel), "float32")
+        return context.finish(emit_pool(context, "MaxPool", context.op, found))
+    made = emit_pool(context, "AveragePool", context.op, found, count_include_pad=1)
+    count = context.emit_constant(math.prod(found.kernel), "float32")
     return context.finish(context.emit("Mul", made, count, suffix="sum"))
 
 
@@ -283,20 +288,20 @@ def _least(context: Context) -> bool:
     return start is not None and quantisation is not None and start.item() == quantisation.low
 
 
-def averaged(context: Context, op: Op, count: float) -> bool:
+def recognise_average_pool(context: Context, op: Op, count: float) -> bool:
     """An average pool: the sum over windows, divided by the number of their elements, padding included."""
     start = context.builder.arrays.get(op.operands[1])
     if (
         start is None
-        or reduced(start).size > 1
-        or reduced(start).item() != 0
+        or compact_equal(start).size > 1
+        or compact_equal(start).item() != 0
         or context.result().type.quantisation
     ):
         return False
     found = windows(context, op)
     if not math.isclose(count, math.prod(found.kernel), rel_tol=1e-6):
         return False
-    context.put(pooled(context, "AveragePool", op, found, count_include_pad=1))
+    context.put(emit_pool(context, "AveragePool", op, found, count_include_pad=1))
     return True
 
 

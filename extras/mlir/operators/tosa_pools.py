@@ -13,7 +13,7 @@ from weft.extras.mlir.builder import Sum
 from weft.extras.mlir.context import Context, Record
 from weft.extras.mlir.integer_nodes import BYTES, ONE, byte_quantisation, quantise_whole
 from weft.extras.mlir.operators.tosa_products import bytes_of, zero_point
-from weft.extras.mlir.rescaling import alike, mantissa, reciprocal_scale
+from weft.extras.mlir.rescaling import find_mantissa, is_exact, reciprocal_scale
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 _KEEP: dict[str, Any] = {"keepdims": 1}
@@ -38,12 +38,12 @@ def max_pool(context: Context) -> None:
     """The maximum over windows."""
     window, value, builder = _window(context), context.operand(), context.builder
     if value.type.dtype not in BYTES:
-        made = context.emit("MaxPool", context.transposed(context.stored(), _FRONT), **window)
-        return context.put(context.transposed(made, _BACK))
-    real = builder.dequantised(
-        context.stored(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
+        made = context.emit("MaxPool", context.transpose(context.stored_operand(), _FRONT), **window)
+        return context.put(context.transpose(made, _BACK))
+    real = builder.dequantise(
+        context.stored_operand(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
     )
-    made = context.transposed(context.emit("MaxPool", context.transposed(real, _FRONT), **window), _BACK)
+    made = context.transpose(context.emit("MaxPool", context.transpose(real, _FRONT), **window), _BACK)
     limits = np.iinfo(value.type.dtype)
     return context.put(quantise_whole(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
 
@@ -58,23 +58,23 @@ def average_pool(context: Context) -> None:
     dtype, op = value.type.dtype, context.op
     limits = np.iinfo(dtype)
     if scale is not None:
-        real = builder.dequantised(
-            context.stored(), byte_quantisation(scale, zeros[0], dtype, None), value.type
+        real = builder.dequantise(
+            context.stored_operand(), byte_quantisation(scale, zeros[0], dtype, None), value.type
         )
-        made = context.emit("AveragePool", context.transposed(real, _FRONT), count_include_pad=0, **window)
+        made = context.emit("AveragePool", context.transpose(real, _FRONT), count_include_pad=0, **window)
         return context.put(
             quantise_whole(
-                builder, context.transposed(made, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
+                builder, context.transpose(made, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
             )
         )
     builder.op = op
     channels = value.type.shape[3]
     ones = builder.constant(np.ones((channels, 1, *window["kernel_shape"]), np.int8), "ones")
-    given = context.transposed(context.stored(), _FRONT)
+    given = context.transpose(context.stored_operand(), _FRONT)
     attributes = {"group": channels, "strides": window["strides"], "pads": window["pads"]}
-    inputs = (given, ones, context.numbers(zeros[0], dtype), context.numbers(0, "int8"))
-    total = context.transposed(builder.emit("ConvInteger", inputs, "sum", **attributes), _BACK)
-    return context.put(_divided(context, total, counts, zeros[1], dtype))
+    inputs = (given, ones, context.emit_constant(zeros[0], dtype), context.emit_constant(0, "int8"))
+    total = context.transpose(builder.emit("ConvInteger", inputs, "sum", **attributes), _BACK)
+    return context.put(_emit_division(context, total, counts, zeros[1], dtype))
 
 
 def _counts(context: Context, window: dict[str, Any]) -> np.ndarray:
@@ -104,24 +104,24 @@ def _scale(counts: np.ndarray, zeros: tuple[int, int], dtype: str) -> np.ndarray
         for count in np.unique(counts).tolist()
     }
     largest = max(sums)
-    exact = mantissa(reciprocal_scale(largest), sums[largest], levels)
+    exact = find_mantissa(reciprocal_scale(largest), sums[largest], levels)
     if exact is None:
         return None
     scale = np.float32(math.ldexp(exact[0] * largest, -exact[1]))
     for _ in range(_TRIED):
         pairs = {count: quantise_scale(float(scale) / count) for count in sums}
-        if all(alike(reciprocal_scale(count), pairs[count], sums[count], levels) for count in sums):
+        if all(is_exact(reciprocal_scale(count), pairs[count], sums[count], levels) for count in sums):
             return np.array([scale], np.float32)
         scale = np.nextafter(scale, np.float32(2))
     return None
 
 
-def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype: str) -> str:
+def _emit_division(context: Context, total: str, counts: np.ndarray, zero: int, dtype: str) -> str:
     """Sums of integers divided by the elements of their windows, as TOSA does."""
     builder = context.builder
     scales = [reciprocal_scale(count) for count in counts.reshape(-1).tolist()]
     shape = (*counts.shape, 1)
-    factors, halves, shifts = (
+    factors, tie_bits, shifts = (
         np.array(numbers, np.int64).reshape(shape)
         for numbers in (
             [scale.multiplier for scale in scales],
@@ -131,11 +131,11 @@ def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype:
     )
     wide = integer_nodes.emit_cast(builder, total, "int64")
     product = builder.emit("Mul", (wide, builder.constant(factors, "multiplier")), "product")
-    rounded = builder.emit("Add", (product, builder.constant(halves, "half")), "rounded")
+    rounded = builder.emit("Add", (product, builder.constant(tie_bits, "half")), "rounded")
     made = integer_nodes.emit_right_shift(builder, rounded, shifts)
     limits = np.iinfo(dtype)
-    made = builder.emit("Add", (made, context.numbers(zero)), "zero")
-    bounds = (context.numbers(int(limits.min)), context.numbers(int(limits.max)))
+    made = builder.emit("Add", (made, context.emit_constant(zero)), "zero")
+    bounds = (context.emit_constant(int(limits.min)), context.emit_constant(int(limits.max)))
     return integer_nodes.emit_cast(
         builder, builder.emit("Clip", (made, *bounds), "exact_rounding_of_tosa"), dtype
     )
@@ -147,14 +147,16 @@ def reduce_sum(context: Context) -> None:
     axis, keep = _axis(context), _KEEP
     value = context.operand()
     if value.type.dtype.startswith("float"):
-        return context.put(context.emit("ReduceSum", context.stored(), context.numbers([axis]), **keep))
+        return context.put(
+            context.emit("ReduceSum", context.stored_operand(), context.emit_constant([axis]), **keep)
+        )
     known, count = builder.sums.get(value), context.shape()[axis]
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         return builder.emit(
             "ReduceSum",
-            (builder.stored(value), builder.constant(np.array([axis]), "axes")),
+            (builder.stored_value(value), builder.constant(np.array([axis]), "axes")),
             "integers",
             **keep,
         )
@@ -162,17 +164,19 @@ def reduce_sum(context: Context) -> None:
     if known is None or known.low.size > 1 or known.source is None:
         return builder.set_lazy(
             context.result(),
-            stored,
-            lambda: integer_nodes.emit_cast(builder, builder.stored(context.result()), "float32"),
+            emit_stored,
+            lambda: integer_nodes.emit_cast(builder, builder.stored_value(context.result()), "float32"),
         )
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
         return builder.emit(
-            "ReduceSum", (known.scaled(scale), builder.constant(np.array([axis]), "axes")), "", **keep
+            "ReduceSum", (known.emit_scaled(scale), builder.constant(np.array([axis]), "axes")), "", **keep
         )
 
-    return builder.set_sum(context.result(), Sum(known.low * count, known.high * count, scaled), stored)
+    return builder.set_sum(
+        context.result(), Sum(known.low * count, known.high * count, emit_scaled), emit_stored
+    )
 
 
 def _axis(context: Context) -> int:
@@ -187,19 +191,21 @@ def reduce_max(context: Context) -> None:
     operator = {"reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}[context.short]
     if value.type.dtype not in BYTES:
         return context.put(
-            context.emit(operator, context.stored(), context.numbers([_axis(context)]), keepdims=1)
+            context.emit(
+                operator, context.stored_operand(), context.emit_constant([_axis(context)]), keepdims=1
+            )
         )
-    real = builder.dequantised(
-        context.stored(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
+    real = builder.dequantise(
+        context.stored_operand(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
     )
-    made = context.emit(operator, real, context.numbers([_axis(context)]), keepdims=1)
+    made = context.emit(operator, real, context.emit_constant([_axis(context)]), keepdims=1)
     limits = np.iinfo(value.type.dtype)
     return context.put(quantise_whole(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
 
 
 def argmax(context: Context) -> None:
     """Where the greatest element is along an axis, the first of equals."""
-    made = context.emit("ArgMax", context.stored(), axis=_axis(context), keepdims=0)
+    made = context.emit("ArgMax", context.stored_operand(), axis=_axis(context), keepdims=0)
     context.put(integer_nodes.emit_cast(context.builder, made, context.result().type.dtype))
 
 

@@ -20,7 +20,7 @@ INT32 = np.iinfo(np.int32)
 def zero_point(context: Context, index: int, *names: str) -> int:
     """A zero point: an operand of one number, or in texts of older versions an attribute, 0 if it is left out."""
     if index < len(context.op.operands):
-        found = context.constant(index, "a zero point")
+        found = context.constant_operand(index, "a zero point")
         if found.size != 1:
             raise context.refuse(f"has {found.size} zero points in operand {index}; there must be one")
         return int(found.item())
@@ -57,7 +57,7 @@ def convolution(context: Context) -> None:
     """conv2d and depthwise_conv2d: weights are constant, of (outputs, rows, columns, inputs), or of (rows, columns,
     channels, outputs of each)."""
     depthwise = context.short == "depthwise_conv2d"
-    image, weights = bytes_of(context, 0), context.constant(1, "its weights")
+    image, weights = bytes_of(context, 0), context.constant_operand(1, "its weights")
     if len(image.type.shape) != 4 or weights.ndim != 4 or weights.dtype != np.int8:
         raise context.refuse(
             f"is of {image.type} and weights of {context.operand(1).type}; both must be i8 of four dimensions"
@@ -90,28 +90,30 @@ def _product(
     weight_zero = builder.constant(np.asarray(zeros[1], np.int8), "zero")
     image_zero = builder.constant(np.asarray(zeros[0], image.type.dtype), "zero")
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
-        real = builder.dequantised(
-            builder.stored(image), byte_quantisation(np.ones(1), zeros[0], image.type.dtype, None), image.type
+        real = builder.dequantise(
+            builder.stored_value(image),
+            byte_quantisation(np.ones(1), zeros[0], image.type.dtype, None),
+            image.type,
         )
         parameters = byte_quantisation(scale, zeros[1], "int8", 0)
-        filters = builder.dequantised(
+        filters = builder.dequantise(
             builder.constant(weights, "weights"), parameters, TensorType("int8", weights.shape)
         )
-        added = builder.dequantised(
+        added = builder.dequantise(
             builder.constant(bias, "bias"),
             byte_quantisation(scale, 0, "int32", 0),
             TensorType("int32", bias.shape),
         )
-        made = builder.emit(operator, (context.transposed(real, perms[0]), filters, added), "", **attributes)
-        return context.transposed(made, perms[1])
+        made = builder.emit(operator, (context.transpose(real, perms[0]), filters, added), "", **attributes)
+        return context.transpose(made, perms[1])
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
-        given = context.transposed(builder.stored(image), perms[0])
+        given = context.transpose(builder.stored_value(image), perms[0])
         inputs = (given, builder.constant(weights, "weights"), image_zero, weight_zero)
-        made = context.transposed(
+        made = context.transpose(
             builder.emit(f"{operator}Integer", inputs, "integers", **attributes), perms[1]
         )
         return builder.emit("Add", (made, builder.constant(bias, "bias")), "bias")
@@ -119,7 +121,7 @@ def _product(
     low, high = sums_range(weights.astype(np.int64) - zeros[1], bias, image.type.dtype, zeros[0])
     if low.min() < INT32.min or high.max() > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")
-    builder.set_sum(context.result(), Sum(low, high, scaled), stored)
+    builder.set_sum(context.result(), Sum(low, high, emit_scaled), emit_stored)
 
 
 def sums_range(weights: np.ndarray, bias: np.ndarray, dtype: str, zero: int) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +136,7 @@ def sums_range(weights: np.ndarray, bias: np.ndarray, dtype: str, zero: int) -> 
 
 def _bias(context: Context, outputs: int) -> np.ndarray:
     """The bias: one number for each output, or one for all."""
-    found = context.constant(2, "its bias")
+    found = context.constant_operand(2, "its bias")
     if found.dtype != np.int32 or found.ndim != 1 or found.size not in (1, outputs):
         raise context.refuse(f"has a bias of {found.dtype} of shape {found.shape} for {outputs} outputs")
     return np.broadcast_to(found, (outputs,))
@@ -142,7 +144,7 @@ def _bias(context: Context, outputs: int) -> np.ndarray:
 
 def fully_connected(context: Context) -> None:
     """fully_connected of older versions: rows by constant weights of (outputs, inputs)."""
-    rows, weights = bytes_of(context, 0), context.constant(1, "its weights")
+    rows, weights = bytes_of(context, 0), context.constant_operand(1, "its weights")
     if len(rows.type.shape) != 2 or weights.ndim != 2 or weights.dtype != np.int8:
         raise context.refuse("takes rows and weights of two dimensions, of i8")
     if rows.type.shape[1] != weights.shape[1]:
@@ -154,7 +156,7 @@ def fully_connected(context: Context) -> None:
 def _gemm(context: Context, weights: np.ndarray, zeros: tuple[int, int]) -> None:
     """Rows by weights of (inputs, outputs), and a bias."""
     bias = _bias(context, weights.shape[1])
-    _matrix(context, lambda: context.builder.stored(context.op.operands[0]), weights, zeros, bias)
+    _matrix(context, lambda: context.builder.stored_value(context.op.operands[0]), weights, zeros, bias)
 
 
 def _matrix(
@@ -163,9 +165,9 @@ def _matrix(
     """Note sums of the products of rows and constant weights, whose outputs are the last axis."""
     builder, op, rows = context.builder, context.op, context.op.operands[0]
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
-        real = builder.dequantised(
+        real = builder.dequantise(
             given(), byte_quantisation(np.ones(1), zeros[0], rows.type.dtype, None), rows.type
         )
         kind = byte_quantisation(scale, zeros[1], "int8", weights.ndim - 1)
@@ -173,7 +175,7 @@ def _matrix(
             "MatMul",
             (
                 real,
-                builder.dequantised(
+                builder.dequantise(
                     builder.constant(weights, "weights"), kind, TensorType("int8", weights.shape)
                 ),
             ),
@@ -181,12 +183,10 @@ def _matrix(
         if not bias.any():
             return made
         added = byte_quantisation(scale, 0, "int32", 0)
-        real_bias = builder.dequantised(
-            builder.constant(bias, "bias"), added, TensorType("int32", bias.shape)
-        )
+        real_bias = builder.dequantise(builder.constant(bias, "bias"), added, TensorType("int32", bias.shape))
         return builder.emit("Add", (made, real_bias), "bias")
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         kinds = [
             builder.constant(np.asarray(zero, dtype), "zero")
@@ -208,7 +208,7 @@ def _matrix(
         low, high = sums_range(by_output.reshape(outputs, -1), bias, rows.type.dtype, zeros[0])
     if low.min() < INT32.min or high.max() > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")
-    builder.set_sum(context.result(), Sum(low, high, scaled), stored)
+    builder.set_sum(context.result(), Sum(low, high, emit_scaled), emit_stored)
 
 
 def matmul(context: Context) -> None:
@@ -224,7 +224,7 @@ def matmul(context: Context) -> None:
         weights = array[0] if array.shape[0] == 1 else array
         return _matrix(
             context,
-            lambda: context.builder.stored(one),
+            lambda: context.builder.stored_value(one),
             weights,
             zeros,
             np.zeros(weights.shape[-1], np.int32),
@@ -237,33 +237,33 @@ def _activations(context: Context, values: tuple[Value, Value], zeros: tuple[int
     builder, op = context.builder, context.op
     count = values[0].type.shape[2]
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
         scales = (scale, np.ones(1))
         if scale.size > 1:
             raise context.refuse("of two activations has a scale for each column; weft reads one")
         reals = [
-            builder.dequantised(
-                builder.stored(value), byte_quantisation(each, zero, value.type.dtype, None), value.type
+            builder.dequantise(
+                builder.stored_value(value), byte_quantisation(each, zero, value.type.dtype, None), value.type
             )
             for value, zero, each in zip(values, zeros, scales, strict=True)
         ]
         return builder.emit("MatMul", reals)
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         kinds = [
             builder.constant(np.asarray(zero, value.type.dtype), "zero")
             for zero, value in zip(zeros, values, strict=True)
         ]
         return builder.emit(
-            "MatMulInteger", (*(builder.stored(value) for value in values), *kinds), "integers"
+            "MatMulInteger", (*(builder.stored_value(value) for value in values), *kinds), "integers"
         )
 
     most = count * 255 * 255
     if most > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")
-    builder.set_sum(context.result(), Sum(np.array([-most]), np.array([most]), scaled), stored)
+    builder.set_sum(context.result(), Sum(np.array([-most]), np.array([most]), emit_scaled), emit_stored)
 
 
 OPERATORS = (

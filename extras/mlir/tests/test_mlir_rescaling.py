@@ -8,7 +8,14 @@ import random
 import pytest
 from support import tosa_numpy
 
-from weft.extras.mlir.rescaling import Scale, device_first, mantissa, mantissas, reciprocal_scale, ties
+from weft.extras.mlir.rescaling import (
+    Scale,
+    find_mantissa,
+    find_scales,
+    first_on_device,
+    may_tie,
+    reciprocal_scale,
+)
 
 
 def half_even(number: int, shift: int) -> int:
@@ -33,7 +40,7 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
             rng.randint(-128, 127),
         )
         levels = (-128 - zero, 127 - zero)
-        made = mantissa(scale, values, levels)
+        made = find_mantissa(scale, values, levels)
         if made is None:
             continue
         found += 1
@@ -67,19 +74,19 @@ def test_first_values_of_levels() -> None:
         first = scale.first(level)
         assert first is not None
         assert scale.apply(first) >= level > scale.apply(first - 1)
-        own = device_first(scale.multiplier, scale.shift, level)
+        own = first_on_device(scale.multiplier, scale.shift, level)
         assert own is not None
         assert half_even(own * scale.multiplier, scale.shift) >= level
         assert half_even((own - 1) * scale.multiplier, scale.shift) < level
     assert Scale(0, 30).first(1) is None
-    assert device_first(0, 30, 1) is None
+    assert first_on_device(0, 30, 1) is None
 
 
 @pytest.mark.parametrize("shift", [22, 23, 24, 26])
 def test_first_values_where_products_are_half_way(shift: int) -> None:
     """Powers of two: halves go to the even number, so that an odd level is reached one value later."""
     for level in range(-20, 21):
-        first = device_first(1 << 22, shift, level)
+        first = first_on_device(1 << 22, shift, level)
         assert first is not None
         values = range(first - 40, first + 40)
         assert first == next(value for value in values if half_even(value << 22, shift) >= level)
@@ -88,7 +95,7 @@ def test_first_values_where_products_are_half_way(shift: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 16, 25, 49])
 def test_means_have_a_scale_of_the_device(count: int) -> None:
     """TOSA rounds halves of a mean away from zero; so does the device with a scale that is a little larger."""
-    found = mantissa(reciprocal_scale(count), (-255 * count, 255 * count), (-255, 255))
+    found = find_mantissa(reciprocal_scale(count), (-255 * count, 255 * count), (-255, 255))
     assert found is not None
     for value in range(-255 * count, 255 * count + 1):
         assert half_even(value * found[0], found[1]) == reciprocal_scale(count).apply(value)
@@ -97,17 +104,17 @@ def test_means_have_a_scale_of_the_device(count: int) -> None:
 def test_none_where_there_is_none() -> None:
     """Halves: 1/2 rounds 1 up to 1 in TOSA, and to 0 on the device, and no other mantissa reaches as far."""
     half = Scale(1 << 30, 31)
-    assert mantissa(half, (-1000, 1000), (-128, 127)) is None
-    assert mantissa(half, (-1, 1), (-128, 127)) is None
-    assert mantissa(half, (0, 1), (-128, 127)) is not None
-    assert mantissas([half, half], [(0, 1), (-1000, 1000)], (-128, 127)) is None
-    made = mantissas([half, Scale(1 << 30, 33)], [(0, 1), (0, 1)], (-128, 127))
+    assert find_mantissa(half, (-1000, 1000), (-128, 127)) is None
+    assert find_mantissa(half, (-1, 1), (-128, 127)) is None
+    assert find_mantissa(half, (0, 1), (-128, 127)) is not None
+    assert find_scales([half, half], [(0, 1), (-1000, 1000)], (-128, 127)) is None
+    made = find_scales([half, Scale(1 << 30, 33)], [(0, 1), (0, 1)], (-128, 127))
     assert made is not None
     assert made.dtype == "float32"
     assert [math.frexp(number)[1] for number in made.tolist()] == [0, -2]
 
 
 def test_ties() -> None:
-    assert not ties(3, 10, (-511, 511))
-    assert ties(3, 10, (-512, 3))
-    assert not ties(3, 0, (-512, 3))
+    assert not may_tie(3, 10, (-511, 511))
+    assert may_tie(3, 10, (-512, 3))
+    assert not may_tie(3, 0, (-512, 3))

@@ -15,7 +15,7 @@ from weft.extras.mlir.program import Op, Program, import_with_xdsl
 def parsed(body: str, types: str = "%a: tensor<2x3xf32>", returned: str = "%a : tensor<2x3xf32>") -> Program:
     result = returned.partition(" : ")[2]
     text = f"func.func @main({types}) -> ({result}) {{\n{body}\n  return {returned}\n}}\n"
-    program: Program = import_with_xdsl("inline").program_of(text, "the text")
+    program: Program = import_with_xdsl("inline").parse_program(text, "the text")
     return program
 
 
@@ -159,7 +159,7 @@ module @m attributes {mhlo.num_partitions = 1 : i32} {
   }
 }
 """
-    program = import_with_xdsl("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").parse_program(text, "the text")
     assert [op.name for op in program.ops] == ["stablehlo.add"] * 2
     assert program.ops[1].operands[0] is program.ops[0].results[0]
     assert program.results == (program.ops[1].results[0],)
@@ -181,10 +181,10 @@ func.func @main(%a: tensor<2xi8>) -> tensor<2xi8> {
   }
 #-}
 """
-    ops = import_with_xdsl("inline").program_of(text, "the text").ops
+    ops = import_with_xdsl("inline").parse_program(text, "the text").ops
     assert ops[0].attributes["value"].tolist() == ops[1].attributes["values"].tolist() == [1, -2]
     with pytest.raises(CompileError, match=r"line 3: dense_resource<w> is not in the file"):
-        import_with_xdsl("inline").program_of(text.partition("{-#")[0], "the text")
+        import_with_xdsl("inline").parse_program(text.partition("{-#")[0], "the text")
 
 
 def test_quantised_types() -> None:
@@ -251,7 +251,7 @@ def test_quantised_types_that_are_none(type_: str, why: str) -> None:
 )  # fmt: skip
 def test_texts_that_are_none(text: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
-        import_with_xdsl("inline").program_of(text, "the text")
+        import_with_xdsl("inline").parse_program(text, "the text")
 
 
 def test_many_operations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,4 +274,4 @@ def test_calls_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         "  return %a : tensor<2xf32>\n}\n"
     )
     with pytest.raises(CompileError, match="calls make more than 100 operations"):
-        import_with_xdsl("inline").program_of(text, "the text")
+        import_with_xdsl("inline").parse_program(text, "the text")

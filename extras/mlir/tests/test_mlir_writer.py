@@ -19,9 +19,9 @@ from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, Multiply, 
 from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 from weft.extras.mlir import forms
-from weft.extras.mlir.device_text import printed
+from weft.extras.mlir.device_text import write_operator
 from weft.extras.mlir.program import import_with_xdsl
-from weft.extras.mlir.writer import written
+from weft.extras.mlir.writer import write_tosa
 
 KINDS = ("conv", "dense", "pool", "add", "concat", "rescale", "cnn")
 
@@ -41,17 +41,17 @@ def check(source: Any, seed: int = 0) -> str | None:
     """Print a model, and compare what its text makes, read again and by the specification; None if it is refused."""
     graph = import_model(source)
     try:
-        text = written(graph)
+        text = write_tosa(graph)
     except CompileError:
         return None
-    assert text == written(import_model(source))
+    assert text == write_tosa(import_model(source))
     again = import_model(text.encode())
     assert (again.inputs, again.outputs, on_host(again)) == (graph.inputs, graph.outputs, {})
     feeds = feeds_of(graph, np.random.default_rng(seed))
     wanted, made = run_graph(graph, feeds), run_graph(again, feeds)
     for name in wanted:
         np.testing.assert_array_equal(made[name], wanted[name], strict=True)
-    program = import_with_xdsl("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").parse_program(text, "the text")
     stored = [_stored(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
     for notes, value in zip(program.result_notes, tosa_numpy.run(text, *stored), strict=True):
         name = str(notes["weft.name"])
@@ -141,7 +141,7 @@ def test_every_pair_of_bytes_is_added_as_the_device_does(one: float, other: floa
     given = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
     printing = import_with_xdsl("printing")
     body = printing.Body([("int8", (1, 1, 256, 256))] * 2)
-    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    text = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}] * 2, [{}])
     (made,) = tosa_numpy.run(text, *given)
     np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
 
@@ -164,7 +164,9 @@ def _compared(op: DeviceOp, rng: np.random.Generator) -> int:
     printing = import_with_xdsl("printing")
     given = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
     body = printing.Body([("int8", array.shape) for array in given])
-    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * len(given), [{}])
+    text = printing.module_text(
+        body, [write_operator(body, op, tuple(body.arguments))], [{}] * len(given), [{}]
+    )
     (made,) = tosa_numpy.run(text, *given)
     np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
     return 1
@@ -177,13 +179,13 @@ def test_ties_go_to_even() -> None:
     op = conv.replace(scale=np.full(3, 0.5), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
     printing = import_with_xdsl("printing")
     body = printing.Body([("int8", op.src.shape)])
-    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    text = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}], [{}])
     assert "tosa.bitwise_and" in text
     x = np.random.default_rng(0).integers(-20, 20, op.src.shape).astype(np.int8)
     np.testing.assert_array_equal(tosa_numpy.run(text, x)[0], operator_of(op).evaluate(op, (x,), 24))
     odd = op.replace(scale=np.full(3, 0.50001))
     body = printing.Body([("int8", op.src.shape)])
-    text = printing.module_text(body, [printed(body, odd, tuple(body.arguments))], [{}], [{}])
+    text = printing.module_text(body, [write_operator(body, odd, tuple(body.arguments))], [{}], [{}])
     assert "tosa.bitwise_and" not in text
 
 
@@ -201,7 +203,7 @@ def test_ties_of_other_sums_are_not_those_of_the_device(
     op = conv.replace(scale=np.full(3, 0.25), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
     printing, one = import_with_xdsl("printing"), "> : tensor<1x1x1x1xi32>"
     body = printing.Body([("int8", op.src.shape)])
-    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    text: str = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}], [{}])
     changes = ((f"<3{one}", f"<{mask}{one}"), (f"<2{one}", f"<{half}{one}"), (str(1 << 30), str(multiplier)))
     for old, new in changes:
         assert text.count(old) == 1
@@ -239,7 +241,7 @@ def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> N
     )
     printing = import_with_xdsl("printing")
     body = printing.Body([("int8", shape)] * 2)
-    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    text: str = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}] * 2, [{}])
     numbers = {int(number) for number in re.findall(r"dense<(\d+)> : tensor<1x1x1x1xi32>", text)}
     half = max(number for number in numbers if 2 * number - 1 in numbers)
     old = f"dense<{half}> : tensor<1x1x1x1xi32>"
@@ -255,7 +257,7 @@ def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> N
 
 def _refused(source: Any, why: str) -> None:
     with pytest.raises(CompileError, match=why):
-        written(import_model(source))
+        write_tosa(import_model(source))
 
 
 def test_what_is_refused() -> None:
@@ -288,7 +290,7 @@ def test_names_and_scales_of_ends_are_kept(name: str, scale: float) -> None:
     )
     body = printing.Body([("int8", (1, 1, 1, 4))])
     text = printing.module_text(body, [body.arguments[0]], [notes], [notes])
-    program = import_with_xdsl("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").parse_program(text, "the text")
     assert program.argument_notes == program.result_notes == (notes,)
 
 
@@ -299,5 +301,5 @@ def test_planned_graphs_are_refused() -> None:
         for segment in graph.segments
     )
     with pytest.raises(CompileError, match="planned already"):
-        written(dataclasses.replace(graph, segments=segments))
+        write_tosa(dataclasses.replace(graph, segments=segments))
     assert segment_of(convolution(A, 3, name="y")).ops
