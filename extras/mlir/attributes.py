@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -36,7 +36,7 @@ def tensor_type(dtype: str, shape: tuple[int, ...], *, index: bool = False) -> A
     return builtin.TensorType(element, shape)
 
 
-def parse_type(given: Attribute, where: str) -> TensorType:
+def parse_type(type_: Attribute, where: str) -> TensorType:
     """Return the type of a value.
 
     Raises
@@ -44,53 +44,29 @@ def parse_type(given: Attribute, where: str) -> TensorType:
     CompileError
         If weft does not read the type.
     """
-    if isinstance(given, builtin.UnregisteredAttr) and given.attr_name.data == "tosa.shape":
-        rank = given.value.data
+    if isinstance(type_, builtin.UnregisteredAttr) and type_.attr_name.data == "tosa.shape":
+        rank = type_.value.data
         return (
             TensorType("int64", (int(rank),))
             if rank.isdecimal() and int(rank) < 64
-            else _refuse_type(given, where)
+            else _refuse_type(type_, where)
         )
-    if isinstance(given, builtin.IndexType | builtin.IntegerType) or str(given) in FLOATS:
-        return TensorType(DTYPES.get(str(given), "int64"), ())
-    if not isinstance(given, builtin.TensorType):
-        return _refuse_type(given, where)
-    shape, element = check_shape(tuple(given.get_shape()), where), given.element_type
+    if isinstance(type_, builtin.IndexType | builtin.IntegerType) or str(type_) in FLOATS:
+        return TensorType(DTYPES.get(str(type_), "int64"), ())
+    if not isinstance(type_, builtin.TensorType):
+        return _refuse_type(type_, where)
+    shape, element = check_shape(tuple(type_.get_shape()), where), type_.element_type
     if isinstance(element, builtin.UnregisteredAttr) and element.attr_name.data == "quant.uniform":
         return quantised_type(element.value.data, shape, where)
     dtype = DTYPES.get(str(element))
-    return TensorType(dtype, shape) if dtype is not None else _refuse_type(given, where)
+    return TensorType(dtype, shape) if dtype is not None else _refuse_type(type_, where)
 
 
-def _refuse_type(given: Attribute, where: str) -> TensorType:
+def _refuse_type(type_: Attribute, where: str) -> TensorType:
     elements = ", ".join((*DTYPES, "!quant.uniform"))
     raise CompileError(
-        f"{where}: type {str(given)[:120]} is none that weft reads; those are tensors with static shapes of {elements}"
+        f"{where}: type {str(type_)[:120]} is not supported; weft reads tensors with static shapes of {elements}"
     )
-
-
-def of_attribute(value: Attribute, plain: Callable[[Any], Any]) -> Any:
-    """What an attribute of xDSL's own stands for; text for those that it does not know."""
-    if isinstance(value, builtin.IntegerAttr):
-        boolean = isinstance(value.type, builtin.IntegerType) and value.type.width.data == 1
-        return bool(value.value.data) if boolean else int(value.value.data)
-    if isinstance(value, builtin.FloatAttr):
-        return float(value.value.data)
-    if isinstance(value, builtin.ArrayAttr):
-        return [plain(item) for item in value.data]
-    if isinstance(value, builtin.DictionaryAttr):
-        return {key: plain(item) for key, item in value.data.items()}
-    if isinstance(value, builtin.DenseArrayBase):
-        return list(value.get_values())
-    if isinstance(value, builtin.BytesAttr):  # text with letters that are not ASCII
-        return value.data.decode("utf-8", errors="replace")
-    if isinstance(value, builtin.SymbolRefAttr):
-        return value.string_value()
-    if isinstance(value, builtin.UnitAttr):
-        return True
-    if isinstance(value, builtin.UnregisteredAttr):
-        return value.value.data
-    return str(value)
 
 
 _HEX = 64
@@ -187,17 +163,17 @@ def decode_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.
     if dtype == "bool":
         if len(data) == 1 and count != 1 and data in (b"\xff", b"\x00"):
             return np.broadcast_to(np.bool_(data == b"\xff"), shape)
-        found = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little").astype(bool)
-        found = found[:count] if len(data) == -(-count // 8) else found[:0]
+        elements = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little").astype(bool)
+        elements = elements[:count] if len(data) == -(-count // 8) else elements[:0]
     else:
-        found = np.frombuffer(data[: len(data) // kind.itemsize * kind.itemsize], kind)
+        elements = np.frombuffer(data[: len(data) // kind.itemsize * kind.itemsize], kind)
     if len(data) == kind.itemsize and count != 1 and dtype != "bool":
-        return np.broadcast_to(found[0], shape)
-    if found.size != count or (dtype != "bool" and len(data) != count * kind.itemsize):
+        return np.broadcast_to(elements[0], shape)
+    if elements.size != count or (dtype != "bool" and len(data) != count * kind.itemsize):
         raise CompileError(
             f"{where}: a constant of {dtype} has {len(data):,} bytes in hexadecimal for {count:,} elements"
         )
-    return found.reshape(shape)
+    return elements.reshape(shape)
 
 
 def decode_float_bits(literal: Any, kind: np.dtype) -> Any:
@@ -213,7 +189,7 @@ def decode_float_bits(literal: Any, kind: np.dtype) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What an attribute stands for: numbers, text, lists and dictionaries."""
+    """Return an attribute as Python values: numbers, text, lists and dictionaries."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -226,6 +202,28 @@ def plain(value: Any) -> Any:
         return None
     if isinstance(value, StringAttr):
         return value.data
-    if isinstance(value, Attribute):
-        return of_attribute(value, plain)
-    return value
+    return _plain_attribute(value) if isinstance(value, Attribute) else value
+
+
+def _plain_attribute(value: Attribute) -> Any:
+    """Convert an attribute class of xDSL; unknown classes become text."""
+    if isinstance(value, builtin.IntegerAttr):
+        boolean = isinstance(value.type, builtin.IntegerType) and value.type.width.data == 1
+        return bool(value.value.data) if boolean else int(value.value.data)
+    if isinstance(value, builtin.FloatAttr):
+        return float(value.value.data)
+    if isinstance(value, builtin.ArrayAttr):
+        return [plain(item) for item in value.data]
+    if isinstance(value, builtin.DictionaryAttr):
+        return {key: plain(item) for key, item in value.data.items()}
+    if isinstance(value, builtin.DenseArrayBase):
+        return list(value.get_values())
+    if isinstance(value, builtin.BytesAttr):  # text with letters that are not ASCII
+        return value.data.decode("utf-8", errors="replace")
+    if isinstance(value, builtin.SymbolRefAttr):
+        return value.string_value()
+    if isinstance(value, builtin.UnitAttr):
+        return True
+    if isinstance(value, builtin.UnregisteredAttr):
+        return value.value.data
+    return str(value)

@@ -55,10 +55,10 @@ class Context:
 
     def constant_operand(self, index: int, what: str) -> np.ndarray:
         """Return the value of an operand that must be constant; messages call the operand `what`."""
-        found = self.array(index)
-        if found is None:
+        array = self.array(index)
+        if array is None:
             raise self.refuse(f"takes {what} from operand {index}, which is not constant; make it so")
-        return found
+        return array
 
     def attribute(self, *names: str, default: Any = None) -> Any:
         """Return the first attribute of these names that the operation has, else `default`."""
@@ -68,14 +68,14 @@ class Context:
         self, *names: str, default: Sequence[int] | None = None, rank: int | None = None
     ) -> tuple[int, ...]:
         """Return an attribute that is a list of integers, `rank` of them if that is given."""
-        found = self.attribute(*names, default=default)
-        if isinstance(found, np.ndarray):
-            found = found.reshape(-1).tolist()
-        if not isinstance(found, list | tuple) or not all(isinstance(item, int) for item in found):
+        numbers = self.attribute(*names, default=default)
+        if isinstance(numbers, np.ndarray):
+            numbers = numbers.reshape(-1).tolist()
+        if not isinstance(numbers, list | tuple) or not all(isinstance(item, int) for item in numbers):
             raise self.refuse(f"has no list of integers {names[0]}")
-        if rank is not None and len(found) != rank:
-            raise self.refuse(f"has {len(found)} numbers in {names[0]}; there must be {rank}")
-        return tuple(int(item) for item in found)
+        if rank is not None and len(numbers) != rank:
+            raise self.refuse(f"has {len(numbers)} numbers in {names[0]}; there must be {rank}")
+        return tuple(int(item) for item in numbers)
 
     def axes(self, numbers: Sequence[int], rank: int, what: str) -> tuple[int, ...]:
         """Return `numbers` as axes; refuse the operation if an axis repeats or lies outside the rank."""
@@ -91,13 +91,13 @@ class Context:
         A constant gets only as many elements as broadcasting needs.
         """
         value = self.operand(index)
-        found = self.builder.arrays.get(value)
-        if found is None or len(self.op.operands) < 2:
+        array = self.builder.arrays.get(value)
+        if array is None or len(self.op.operands) < 2:
             return self.builder.real_value(value)
         quantisation = value.type.quantisation
         if quantisation is None:
-            return self.builder.constant(compact_equal(found), value.name or "constant")
-        small = compact(found)
+            return self.builder.constant(compact_equal(array), value.name or "constant")
+        small = compact(array)
         if quantisation.axis is not None:
             shape = list(small.shape)
             shape[quantisation.axis] = value.type.shape[quantisation.axis]
@@ -107,8 +107,8 @@ class Context:
 
     def is_plain_integer(self, index: int = 0) -> bool:
         """Return whether an operand has integers without quantisation."""
-        given = self.operand(index).type
-        return given.quantisation is None and not given.dtype.startswith(("float", "bfloat"))
+        type_ = self.operand(index).type
+        return type_.quantisation is None and not type_.dtype.startswith(("float", "bfloat"))
 
     def numeric_operand(self, index: int = 0) -> str:
         """Return an operand as real numbers, or as integers if it has no quantisation."""
@@ -153,7 +153,7 @@ class Context:
         quantisation = value.type.quantisation
         if quantisation is None:
             self.put(name, index)
-        elif value.type.dtype == "int32":  # sums of products, which are whole multiples of their scale
+        elif value.type.dtype == "int32":  # a sum of products stays real: rounding it here would round twice
             self.builder.set_real(value, name)
         else:
             self.put(self.builder.quantise(name, quantisation, value.type.dtype), index)
@@ -167,7 +167,8 @@ class Context:
         numbers."""
         one, other = self.operand(index).type, self.result().type
         alike = one.quantisation is None or one.quantisation.same(other.quantisation)
-        if one.quantisation is not None and one.dtype == "int32":  # sums, which are real numbers alone
+        # Quantised int32 values are sums, which exist as real numbers only, unless they are constant.
+        if one.quantisation is not None and one.dtype == "int32":
             alike = self.operand(index) in self.builder.arrays
         if alike and one.dtype == other.dtype:
             self.put(self.emit(operator, self.stored_operand(index), *others, **attributes))

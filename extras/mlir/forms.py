@@ -1,9 +1,9 @@
-"""The device's requantisation in operations of TOSA that round otherwise: what the writer prints, and the reader knows.
+"""Patterns of TOSA operations with the device's rounding: the writer prints them, and the reader recognises them.
 
-Requantisation rounds halves to even. TOSA's rescale rounds halves up, which is the same but where a product is half
-way between two integers: `REQUANTISED` finds those by the lowest bits of the sum, and takes one from what is then odd.
-A sum of two scaled numbers has 34 bits, which `ADDED` has as two parts of 32 bits, and rounds as the device does. All
-other tools that compute TOSA's integers as specified get the device's bytes.
+The device's requantisation rounds half to even. TOSA's rescale rounds half up, which differs only where a product is
+half way between two integers. `REQUANTISED` detects these ties by the lowest bits of the sum, and subtracts 1 from
+odd results. A sum of two scaled numbers needs 34 bits: `ADDED` computes it as two parts of 32 bits, and rounds half
+to even. Any tool that implements TOSA's integer arithmetic as specified gets the device's bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from weft.extras.mlir.program import Value
 PART = 12
 """Bits of the lower part of mantissas."""
 SHIFTS = (PART + 1, PART + 31)
-"""Shifts that `ADDED` can make."""
+"""Least and largest shift that `ADDED` supports."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """An operation of TOSA and its operands, with the type of its elements."""
+    """Pattern of a TOSA operation: its operands and the type of its elements."""
 
     op: str
     args: tuple[Node, ...]
@@ -40,14 +40,14 @@ class Term:
 
 @dataclass(frozen=True)
 class Hole:
-    """Any value."""
+    """Pattern that matches any value."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """A constant: `dtype` and whether it is a list, as scales are, or broadcasts."""
+    """Pattern of a constant of type `dtype`; `listed` if it is a list, as scales are, else it broadcasts."""
 
     name: str
     dtype: str = "int32"
@@ -58,7 +58,7 @@ Node = Term | Hole | Number
 
 
 def rescale(value: Node, multiplier: Node, shift: Node, zero: Node) -> Term:
-    """An integer times a scale, as 32 bits."""
+    """Return the pattern of an integer times a scale, as 32 bits."""
     none = Number("none", "int32", True)
     flags = {
         "scale32": True,
@@ -86,7 +86,6 @@ def _shift_right(value: Node, by: Node) -> Term:
 
 
 def _add_zero_and_clamp(value: Node) -> Term:
-    """A zero point, and what fits 8 bits."""
     moved = Term("tosa.add", (value, Number("zero")))
     least = Term("tosa.maximum", (moved, Number("low")))
     return Term("tosa.cast", (Term("tosa.minimum", (least, Number("high"))),), "int8")
@@ -100,13 +99,14 @@ def _requantisation_form() -> Term:
         Number("shift", "int8", True),
         Number("none", "int32", True),
     )
+    # On a tie, `up` is rounded up: subtracting its lowest bit leaves the even neighbour.
     tie = _equal(Term("tosa.bitwise_and", (total, Number("mask"))), Number("half"))
     odd = Term("tosa.bitwise_and", (up, one))
     return _add_zero_and_clamp(Term("tosa.sub", (up, Term("tosa.select", (tie, odd, none)))))
 
 
 def subtract_zero(name: str) -> Term:
-    """An operand of 8 bits less its zero point, as 32 bits."""
+    """Return the pattern of an 8-bit operand less its zero point, as 32 bits."""
     unit, thirty = Number("unit", "int32", True), Number("thirty", "int8", True)
     return rescale(Hole(name), unit, thirty, Number(f"{name}_zero", "int8", True))
 
@@ -121,6 +121,7 @@ def _addition_form() -> Term:
         )
         return Term("tosa.add", tuple(products))
 
+    # a * upper + b * upper plus the carry of the lower parts: 34 bits in two words.
     low = part("lower")
     high = Term("tosa.add", (part("upper"), _shift_right(low, Number("twelve"))))
     below = Term("tosa.bitwise_and", (low, Number("part")))
@@ -130,6 +131,7 @@ def _addition_form() -> Term:
     more = Term("tosa.greater", (rest, Number("half")), "bool")
     behind = Term("tosa.greater", (below, nought), "bool")
     odd = _equal(Term("tosa.bitwise_and", (floor, one)), one)
+    # Round up above half, and at half if lower bits are set or the floor is odd.
     up = _or(more, _and(middle, _or(behind, odd)))
     return _add_zero_and_clamp(Term("tosa.add", (floor, Term("tosa.select", (up, one, nought)))))
 
@@ -137,21 +139,23 @@ def _addition_form() -> Term:
 REQUANTISED = _requantisation_form()
 """Hole ``sum``; numbers ``multiplier``, ``shift``, ``mask``, ``half``, ``zero``, ``low``, ``high``, and constants."""
 ADDED = _addition_form()
-"""Holes ``a`` and ``b``; numbers ``a_zero``, ``a_upper``, ``a_lower`` and those of ``b``, ``shift``, ``mask``,
+"""Holes ``a`` and ``b``; numbers ``a_zero``, ``a_upper``, ``a_lower``, the same three for ``b``, ``shift``, ``mask``,
 ``half``, ``zero``, ``low``, ``high``, and constants."""
 CONSTANTS = {"one": 1, "nought": 0, "none": 0, "no_shift": 0, "unit": 1 << 30, "thirty": 30, "twelve": PART,
              "part": (1 << PART) - 1}  # fmt: skip
-"""Numbers that are always the same."""
+"""Values of the numbers that are fixed."""
 
 
 def trailing_zeros(number: int) -> int:
-    """How many of the lowest bits of a number are 0."""
+    """Return the number of zero bits below the lowest 1."""
     return (number & -number).bit_length() - 1 if number else 0
 
 
 def tie_bits(multiplier: int, shift: int) -> tuple[int, int]:
-    """What of a sum is looked at, and what it is where its product is half way between two integers: none is with mask
-    0 and half 1."""
+    """Return the mask of a sum's lowest bits and their value if the product is a tie.
+
+    Mask 0 with value 1 means that there are no ties.
+    """
     odd = shift - trailing_zeros(multiplier)
     if not multiplier or odd < 1 or odd > 31:
         return 0, 1
@@ -160,29 +164,29 @@ def tie_bits(multiplier: int, shift: int) -> tuple[int, int]:
 
 
 Bindings = dict[str, Any]
-"""Values of holes, and arrays of numbers."""
+"""Values of holes, and arrays of numbers, by name."""
 
 
 def match_form(builder: Builder, term: Term, value: Value) -> Bindings | None:
-    """What the holes and numbers of a form are where it makes `value`; None if that is made otherwise."""
-    found: Bindings = {}
-    if not _unify(builder, term, value, found, {}):
+    """Return the holes and numbers with which a pattern matches `value`, or None."""
+    bindings: Bindings = {}
+    if not _unify(builder, term, value, bindings, {}):
         return None
     for name, number in CONSTANTS.items():
-        if name in found and (found[name].size != 1 or found[name].item() != number):
+        if name in bindings and (bindings[name].size != 1 or bindings[name].item() != number):
             return None
-    return found
+    return bindings
 
 
-def _unify(builder: Builder, term: Node, value: Value, found: Bindings, seen: dict[int, Value]) -> bool:
+def _unify(builder: Builder, term: Node, value: Value, bindings: Bindings, seen: dict[int, Value]) -> bool:
     if isinstance(term, Hole):
-        return found.setdefault(term.name, value) is value
+        return bindings.setdefault(term.name, value) is value
     if isinstance(term, Number):
         array = builder.arrays.get(value)
         if array is None or array.dtype.name != term.dtype:
             return False
         numbers = array.reshape(-1) if term.listed else compact_equal(array).reshape(-1)
-        return np.array_equal(found.setdefault(term.name, numbers), numbers)
+        return np.array_equal(bindings.setdefault(term.name, numbers), numbers)
     if seen.get(id(term)) is value:
         return True
     op = builder.producers.get(value)
@@ -197,14 +201,14 @@ def _unify(builder: Builder, term: Node, value: Value, found: Bindings, seen: di
         return False
     seen[id(term)] = value
     return all(
-        _unify(builder, part, operand, found, seen)
+        _unify(builder, part, operand, bindings, seen)
         for part, operand in zip(term.args, op.operands, strict=True)
     )
 
 
-def _output_range(found: Bindings) -> tuple[int, tuple[int, int]] | None:
-    """The zero point and the range of a form's result; None if they are no single numbers of 8 bits."""
-    numbers = [found[name] for name in ("zero", "low", "high")]
+def _output_range(bindings: Bindings) -> tuple[int, tuple[int, int]] | None:
+    """Return zero point and clamp bounds of a pattern's result, or None if they are not single 8-bit numbers."""
+    numbers = [bindings[name] for name in ("zero", "low", "high")]
     if any(number.size != 1 for number in numbers):
         return None
     zero, low, high = (int(number.item()) for number in numbers)
@@ -213,17 +217,17 @@ def _output_range(found: Bindings) -> tuple[int, tuple[int, int]] | None:
 
 
 def recognise_requantisation(context: Context) -> bool:
-    """A requantisation that rounds halves to even."""
+    """Replace a requantisation that rounds half to even; return whether the current operation ends one."""
     builder = context.builder
-    found = match_form(builder, REQUANTISED, _with_maker(context))
-    if found is None:
+    bindings = match_form(builder, REQUANTISED, _with_maker(context))
+    if bindings is None:
         return False
-    known, ends = builder.sums.get(found["sum"]), _output_range(found)
-    count = max(found[name].size for name in ("multiplier", "shift", "mask", "half"))
+    known, ends = builder.sums.get(bindings["sum"]), _output_range(bindings)
+    count = max(bindings[name].size for name in ("multiplier", "shift", "mask", "half"))
     if known is None or ends is None:
         return False
     columns = [
-        np.broadcast_to(found[name].reshape(-1), (count,)).tolist()
+        np.broadcast_to(bindings[name].reshape(-1), (count,)).tolist()
         for name in ("multiplier", "shift", "mask", "half")
     ]
     for multiplier, shift, mask, half in zip(*columns, strict=True):
@@ -244,22 +248,22 @@ def recognise_requantisation(context: Context) -> bool:
 
 
 def _with_maker(context: Context) -> Value:
-    """The result of the operation at hand, which is not done yet, with the operation as its maker."""
+    """Return the current result, with its operation registered as the producer for matching."""
     context.builder.producers[context.result()] = context.op
     return context.result()
 
 
 def recognise_addition(context: Context) -> bool:
-    """A sum of two scaled numbers that rounds halves to even."""
+    """Replace a sum of two scaled numbers that rounds half to even; return whether the current operation ends one."""
     builder = context.builder
-    found = match_form(builder, ADDED, _with_maker(context))
-    ends = None if found is None else _output_range(found)
-    if found is None or ends is None:
+    bindings = match_form(builder, ADDED, _with_maker(context))
+    ends = None if bindings is None else _output_range(bindings)
+    if bindings is None or ends is None:
         return False
     names = ("a_upper", "a_lower", "b_upper", "b_lower", "shift", "mask", "half", "a_zero", "b_zero")
-    if any(found[name].size != 1 for name in names):
+    if any(bindings[name].size != 1 for name in names):
         return False
-    numbers = {name: int(found[name].item()) for name in names}
+    numbers = {name: int(bindings[name].item()) for name in names}
     a, b = ((numbers[f"{name}_upper"] << PART) + numbers[f"{name}_lower"] for name in "ab")
     shift = numbers["shift"] + PART
     if (numbers["mask"], numbers["half"]) != (
@@ -280,9 +284,9 @@ def recognise_addition(context: Context) -> bool:
         return False
     reals = [
         builder.dequantise(
-            builder.stored_value(found[name]),
+            builder.stored_value(bindings[name]),
             byte_quantisation(np.array([abs(scale)], np.float32), numbers[f"{name}_zero"], "int8", None),
-            found[name].type,
+            bindings[name].type,
         )
         for name, scale in zip("ab", scales, strict=True)
     ]

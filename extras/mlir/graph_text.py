@@ -1,4 +1,4 @@
-"""The segments of a graph as text: buffers and views as values of TOSA."""
+"""Write the segments of a graph as TOSA: buffers and views become values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weft.extras.mlir.writer import End, check_segment, check_transfer
 
 
 class Piece(NamedTuple):
-    """A part of a buffer that an operator has written."""
+    """Part of a buffer that an operator has written."""
 
     view: View
     value: Ssa
 
 
 class GraphText:
-    """Writes the function of a graph."""
+    """Writer of the function of a graph."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GraphText:
         self.buffers: dict[str, list[Piece]] = {}
 
     def text(self) -> str:
-        """The whole module."""
+        """Return the module's text."""
         for segment in self.graph.segments:
             if isinstance(segment, DeviceSegment):
                 check_segment(segment)
@@ -61,9 +61,9 @@ class GraphText:
 
     def _segment(self, segment: DeviceSegment) -> None:
         names = {view.buffer.name for op in segment.ops for view in op.sources}
-        made = {op.dst.buffer.name for op in segment.ops}
+        written = {op.dst.buffer.name for op in segment.ops}
         for transfer in self.graph.to_device:
-            if transfer.buffer.name in names and transfer.buffer.name not in made:
+            if transfer.buffer.name in names and transfer.buffer.name not in written:
                 check_transfer(transfer)
                 self.buffers[transfer.buffer.name] = [Piece(_all(transfer), self._load_input(transfer))]
         for op in segment.ops:
@@ -73,14 +73,14 @@ class GraphText:
                 raise refuse(op, f"makes {value.shape} for {op.dst.shape}")
             self.buffers.setdefault(op.dst.buffer.name, []).append(Piece(op.dst, value))
         for transfer in self.graph.from_device:
-            if transfer.buffer.name in made:
+            if transfer.buffer.name in written:
                 check_transfer(transfer)
                 self.values[transfer.value] = self._store_output(transfer)
 
     # Values and buffers
 
     def _load_input(self, transfer: Transfer) -> Ssa:
-        """The contents of a buffer that the host writes."""
+        """Return the contents of a buffer that the host writes."""
         value = self.values.get(transfer.value)
         if value is None and transfer.value in self.constants:
             stored = self.constants[transfer.value]
@@ -98,7 +98,7 @@ class GraphText:
         return self.body.reshape(value, transfer.nhwc)
 
     def _store_output(self, transfer: Transfer) -> Ssa:
-        """What a buffer holds as a value of the model: as stored on the device."""
+        """Return a buffer's contents as a value of the model, in the device's stored form."""
         value = self._whole(transfer.buffer.name, transfer.nhwc)
         perm = transfer.perm or tuple(range(len(transfer.shape)))
         value = self.body.reshape(value, [transfer.shape[axis] for axis in perm])
@@ -121,7 +121,7 @@ class GraphText:
         return convert_signedness(self.body, value, dtype)
 
     def _read(self, op: object, view: View) -> Ssa:
-        """What a view shows."""
+        """Return the part of a buffer that a view covers."""
         n, h, w, c = view.shape
         if view.image or 0 in view.step:
             raise refuse(op, "reads planes of 16 bits, or repeats one row or column")
@@ -130,12 +130,13 @@ class GraphText:
         box = self.body.slice(whole, (0, view.y, view.x, view.c), (n, rows, columns, c))
         if view.step == (1, 1):
             return box
+        # TOSA's slice has no strides; a pool with 1 x 1 windows does.
         return self.body.op(
             "tosa.max_pool2d", (box,), "int8", view.shape, kernel=[1, 1], stride=list(view.step), pad=[0] * 4
         )
 
     def _whole(self, name: str, shape: Sequence[int]) -> Ssa:
-        """The contents of a buffer, in a shape."""
+        """Return the contents of a buffer in a shape."""
         pieces = self.buffers.get(name, [])
         if not pieces:
             raise CompileError(
@@ -152,7 +153,7 @@ class GraphText:
         return self.body.reshape(value, shape)
 
     def _join(self, name: str, pieces: Sequence[Piece]) -> Ssa:
-        """Pieces beside each other."""
+        """Concatenate all pieces of a buffer."""
         shape = pieces[0].view.buffer.shape
         if any(
             piece.view.buffer.shape != shape or piece.view.step != (1, 1) or piece.view.image
@@ -164,10 +165,10 @@ class GraphText:
         return self._box(name, list(pieces), (0, 0, 0), shape[1:])
 
     def _box(self, name: str, pieces: list[Piece], start: tuple[int, ...], size: tuple[int, ...]) -> Ssa:
-        """The box of a buffer that pieces fill: one of them, or boxes beside each other along an axis."""
+        """Return the contents of a box: one piece, or boxes that are concatenated along an axis."""
         if len(pieces) == 1 and (_start(pieces[0]), pieces[0].view.shape[1:]) == (start, size):
             return pieces[0].value
-        for axis in (2, 0, 1):
+        for axis in (2, 0, 1):  # channels first: most pieces come from Concat along channels
             groups: list[list[Piece]] = []
             end = start[axis]
             for piece in sorted(pieces, key=lambda item: _start(item)[axis]):

@@ -1,4 +1,4 @@
-"""Numbers of 8 bits less a zero point, and functions of them, as ONNX's operators."""
+"""ONNX nodes for arithmetic on bytes and integers, exact to the last bit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weft.extras.mlir.program import Quantisation, Value
 from weft.extras.mlir.rescaling import Scale
 
 BYTES = ("int8", "uint8")
-"""Types that TOSA's operations take."""
+"""Types that TOSA's quantised operations take."""
 ONE = np.ones(1, np.float32)
-"""The scale of integers that stand for themselves."""
+"""Scale of integers without quantisation."""
 
 
 def byte_quantisation(scale: np.ndarray, zero: int, dtype: str, axis: int | None) -> Quantisation:
-    """Stored numbers less a zero point, times a scale for each element of an axis or one for all."""
+    """Return a quantisation with these scales, one for all or one for each index of `axis`, and one zero point."""
     limits, whole = np.iinfo(dtype), scale.size == 1
     scales = scale.reshape(-1).astype(np.float32)
     zeros = np.full(scales.shape, zero, np.int64)
@@ -26,13 +26,13 @@ def byte_quantisation(scale: np.ndarray, zero: int, dtype: str, axis: int | None
 
 
 def quantise_whole(builder: Builder, name: str, zero: int, bounds: tuple[int, int], dtype: str) -> str:
-    """Whole real numbers plus a zero point as 8 bits between two bounds."""
+    """Emit integral real numbers plus a zero point as bytes, clamped to `bounds`."""
     kind = Quantisation(ONE, np.array([zero]), None, *bounds)
     return builder.quantise(name, kind, dtype)
 
 
 def emit_lookup(builder: Builder, value: Value, table: np.ndarray) -> str:
-    """What a table of 256 numbers has for each byte from the least on, as floats that are whole."""
+    """Emit the entry of `table` for each byte, as floats. `table` has 256 integers, in ascending order of the bytes."""
     dtype = value.type.dtype
     real = builder.dequantise(builder.stored_value(value), byte_quantisation(ONE, 0, dtype, None), value.type)
     limits = np.iinfo(dtype)
@@ -49,7 +49,7 @@ def emit_lookup(builder: Builder, value: Value, table: np.ndarray) -> str:
 
 
 def emit_byte_function(builder: Builder, value: Value, table: np.ndarray, dtype: str) -> str:
-    """The same as 8 bits."""
+    """Emit the entry of `table` for each byte, as bytes."""
     limits = np.iinfo(dtype)
     return quantise_whole(
         builder, emit_lookup(builder, value, table), 0, (int(limits.min), int(limits.max)), dtype
@@ -57,13 +57,16 @@ def emit_byte_function(builder: Builder, value: Value, table: np.ndarray, dtype:
 
 
 def all_bytes(dtype: str) -> np.ndarray:
-    """All numbers of 8 bits, int64 (256,)."""
+    """Return all values of an 8-bit type in ascending order, int64 (256,)."""
     limits = np.iinfo(dtype)
     return np.arange(int(limits.min), int(limits.max) + 1)
 
 
 def sum_of_byte(builder: Builder, value: Value, table: np.ndarray) -> Sum:
-    """A number for each byte: the byte less a zero point times a power of two if that is so, else a table."""
+    """Return the description of an int32 function of bytes.
+
+    It is linear if each entry is the byte less a zero point, times a power of two; else a table.
+    """
     dtype = value.type.dtype
     steps = np.diff(table)
     linear = (
@@ -87,13 +90,13 @@ def sum_of_byte(builder: Builder, value: Value, table: np.ndarray) -> Sum:
 
 
 def emit_cast(builder: Builder, name: str, dtype: str) -> str:
-    """A value in another type."""
     return builder.emit("Cast", (name,), "cast", to=ELEMENTS[dtype])
 
 
 def emit_right_shift(builder: Builder, name: str, shifts: np.ndarray) -> str:
-    """Integers of 64 bits divided by powers of two, downwards."""
+    """Emit 64-bit integers divided by powers of two, rounded down."""
     divisor = builder.constant(np.left_shift(np.int64(1), shifts.astype(np.int64)), "divisor")
+    # ONNX's Div truncates towards 0 and its Mod has the divisor's sign: subtract the rest first to round down.
     rest = builder.emit("Mod", (name, divisor), "rest")
     return builder.emit("Div", (builder.emit("Sub", (name, rest), "whole"), divisor), "shift")
 
@@ -106,8 +109,7 @@ def emit_rescale(
     dtype: str,
     bounds: tuple[int, int] | None,
 ) -> str:
-    """Integers times scales for the channels of the last axis, or one, plus a zero point, between `bounds`: in exactly
-    TOSA's steps."""
+    """Emit integers rescaled in exactly TOSA's steps: times `scales` of the last axis or one, plus `zero`, clamped."""
     wide = emit_cast(builder, name, "int64")
     factors = builder.constant(np.array([scale.multiplier for scale in scales], np.int64), "multiplier")
     product = builder.emit("Mul", (wide, factors), "product")
@@ -119,10 +121,10 @@ def emit_rescale(
         negative = builder.emit("Less", (wide, none), "negative")
         half = builder.emit("Where", (negative, builder.constant(tie_bits - extra, "half"), half), "half")
     total = builder.emit("Add", (product, half), "rounded")
-    made = emit_right_shift(builder, total, np.array([scale.shift for scale in scales]))
+    result = emit_right_shift(builder, total, np.array([scale.shift for scale in scales]))
     if zero:
-        made = builder.emit("Add", (made, builder.constant(np.array(zero, np.int64), "zero")), "zero")
+        result = builder.emit("Add", (result, builder.constant(np.array(zero, np.int64), "zero")), "zero")
     if bounds is not None:
         ends = (builder.constant(np.array(end, np.int64), "bound") for end in bounds)
-        made = builder.emit("Clip", (made, *ends), "exact_rounding_of_tosa")
-    return emit_cast(builder, made, dtype)
+        result = builder.emit("Clip", (result, *ends), "exact_rounding_of_tosa")
+    return emit_cast(builder, result, dtype)

@@ -129,13 +129,13 @@ def quantised_type(text: str, shape: tuple[int, ...], where: str) -> TensorType:
     CompileError
         If weft does not read the type; `where` is the place in the text.
     """
-    found = _STORAGE.fullmatch("".join(text.split()))
-    if found is None:
+    match = _STORAGE.fullmatch("".join(text.split()))
+    if match is None:
         raise CompileError(
-            f"{where}: !quant.uniform<{text[:80]}> is no quantised type that weft reads; those are as "
-            "i8:f32, 0.5:3 or i8<-127:127>:f32:0, {0.1, 0.2}"
+            f"{where}: !quant.uniform<{text[:80]}> is not a supported quantised type; examples are "
+            "i8:f32, 0.5:3 and i8<-127:127>:f32:0, {0.1, 0.2}"
         )
-    sign, bits, low, high, _, axis, steps = found.groups()
+    sign, bits, low, high, _, axis, steps = match.groups()
     dtype, width = f"{'u' if sign == 'u' else ''}int{bits}", int(bits)
     if dtype not in QUANTISED:
         raise CompileError(
@@ -144,28 +144,28 @@ def quantised_type(text: str, shape: tuple[int, ...], where: str) -> TensorType:
     pairs = _STEP.findall(steps)
     plain = "{" + ",".join(f"{scale}:{zero}" if zero else scale for scale, zero in pairs) + "}"
     if not pairs or plain != (steps if axis is not None else "{" + steps + "}"):
-        raise CompileError(f"{where}: {steps[:80]} are no scales with zero points, as 0.5:3")
+        raise CompileError(f"{where}: {steps[:80]} are not scales with zero points, such as 0.5:3")
     scales = np.array([_number(scale, where) for scale, _ in pairs], np.float32)
     zeros = np.array([int(zero or 0) for _, zero in pairs], np.int64)
     limits = np.iinfo(dtype)
-    given = (int(limits.min if low is None else low), int(limits.max if high is None else high))
+    bounds = (int(limits.min if low is None else low), int(limits.max if high is None else high))
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         raise CompileError(f"{where}: scales must be finite and above 0, not {float(scales.min()):g}")
     if zeros.min() < limits.min or zeros.max() > limits.max or (width > 16 and zeros.any()):
         raise CompileError(f"{where}: zero points must lie in {dtype}, and be 0 for 32 bits")
-    if not limits.min <= given[0] < given[1] <= limits.max:
-        raise CompileError(f"{where}: stored numbers in [{given[0]}, {given[1]}] do not fit {dtype}")
+    if not limits.min <= bounds[0] < bounds[1] <= limits.max:
+        raise CompileError(f"{where}: stored numbers in [{bounds[0]}, {bounds[1]}] do not fit {dtype}")
     along = None if axis is None else int(axis)
     if along is not None and (along >= len(shape) or shape[along] != len(scales)):
         raise CompileError(f"{where}: {len(scales)} scales along axis {along} of shape {shape}")
-    return TensorType(dtype, shape, Quantisation(scales, zeros, along, *given))
+    return TensorType(dtype, shape, Quantisation(scales, zeros, along, *bounds))
 
 
 def _number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise CompileError(f"{where}: scale {text[:40]} is no number") from None
+        raise CompileError(f"{where}: scale {text[:40]} is not a number") from None
 
 
 def check_shape(shape: tuple[int, ...], where: str) -> tuple[int, ...]:

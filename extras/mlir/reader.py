@@ -39,7 +39,7 @@ def convert_operation(context: Context) -> None:
     op, builder = context.op, context.builder
     record, count = NAMES.get(op.name), len(op.operands)
     if record is None:
-        raise context.refuse("is none that weft reads; docs/mlir.md lists those")
+        raise context.refuse("is not supported; docs/mlir.md lists the supported operations")
     least, most = record.operands
     if count < least or (most is not None and count > most):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
@@ -47,16 +47,17 @@ def convert_operation(context: Context) -> None:
     if not op.results or len(op.results) > 1:
         raise context.refuse(f"has {len(op.results)} results; weft reads it with one")
     if 0 in op.results[0].type.shape:
-        raise context.refuse("makes a result without elements")
+        raise context.refuse("has a result without elements")
     builder.op = op
+    # Attributes come from an untrusted file: index and type errors below are the file's fault, not weft's.
     try:
         if not _folded(context, record):
             record.convert(context)
     except CompileError:
         raise
     except (KeyError, IndexError, ValueError, TypeError, OverflowError, ArithmeticError) as error:
-        told = " ".join(str(error).split())[:160]
-        raise context.refuse(f"contradicts itself: {told or type(error).__name__}") from None
+        message = " ".join(str(error).split())[:160]
+        raise context.refuse(f"contradicts itself: {message or type(error).__name__}") from None
     for value in op.results:
         builder.producers[value] = op
 
@@ -68,17 +69,17 @@ def _folded(context: Context, record: Record) -> bool:
         return False
     if any(value.type.quantisation is not None for value in (*op.operands, *op.results)):
         return False
-    given = [compact(arrays[value]) for value in op.operands]
-    if max(item.size for item in given) > _LARGEST_FOLDED:
+    operands = [compact(arrays[value]) for value in op.operands]
+    if max(item.size for item in operands) > _LARGEST_FOLDED:
         return False
     with np.errstate(all="ignore"):
-        made = record.fold(context, *given)
-    if made is None:
+        result = record.fold(context, *operands)
+    if result is None:
         return False
     type_ = op.results[0].type
-    if made.ndim != len(type_.shape) or np.dtype(made.dtype).name != type_.dtype:
-        raise context.refuse(f"makes a constant of {made.dtype} of shape {made.shape} for {type_}")
-    arrays[op.results[0]] = np.broadcast_to(made, type_.shape)
+    if result.ndim != len(type_.shape) or np.dtype(result.dtype).name != type_.dtype:
+        raise context.refuse(f"makes a constant of {result.dtype} of shape {result.shape} for {type_}")
+    arrays[op.results[0]] = np.broadcast_to(result, type_.shape)
     return True
 
 
@@ -93,7 +94,7 @@ _ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool
 _QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
 """Operators that only quantised models have."""
 HOW_TO_QUANTISE = (
-    "quantise the model ahead of exporting it, so that the text has !quant.uniform types, quantisation written out as "
+    "quantise the model before exporting it, so that the text has !quant.uniform types, quantisation written out as "
     "divide, round_nearest_even, clamp and convert, or operations of TOSA on i8"
 )
 
@@ -120,12 +121,12 @@ def read(data: bytes, what: str = "the model") -> Network:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CompileError(f"{what} is no text: byte {error.start} is not UTF-8") from None
+        raise CompileError(f"{what} is not text: byte {error.start} is not UTF-8") from None
     try:
         return network_of(import_with_xdsl("inline").parse_program(text, what))
     except CompileError as error:
-        told = str(error)
-        raise CompileError(told if told.startswith(what) else f"{what}, {told}") from None
+        message = str(error)
+        raise CompileError(message if message.startswith(what) else f"{what}, {message}") from None
 
 
 def network_of(program: Program) -> Network:
@@ -156,8 +157,8 @@ def network_of(program: Program) -> Network:
         _check_end("result", str(at), value.type.dtype)
         kind, stored = _real_end(value, notes), builder.stored_value(value)
         builder.op = Op(f"output.{notes.get('weft.name', default)}", 0, (), ())
-        made = stored if kind is None else builder.dequantise(stored, kind, value.type)
-        results.append((made, str(notes.get("weft.name", default))))
+        name = stored if kind is None else builder.dequantise(stored, kind, value.type)
+        results.append((name, str(notes.get("weft.name", default))))
     network = builder.network(inputs, types, results)
     if len(network.nodes) > NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
@@ -185,7 +186,7 @@ def _real_end(value: Value, notes: Mapping[str, Any]) -> Quantisation | None:
     limits = np.iinfo(dtype) if dtype in ("int8", "uint8") else None
     if not good or limits is None or not isinstance(zero, int) or not limits.min <= zero <= limits.max:
         raise CompileError(
-            f"{value.type} has weft.scale {scale!r} and weft.zero_point {zero!r}, which do not go together"
+            f"{value.type} has weft.scale {scale!r} and weft.zero_point {zero!r}, which are not a valid quantisation"
         )
     return Quantisation(
         np.array([scale], np.float32), np.array([zero]), None, int(limits.min), int(limits.max)
@@ -202,6 +203,6 @@ FORMAT = ModelFormat(
     suffix=".mlir",
     recognises=is_mlir,
     read=read,
-    states="an MLIR model keeps nothing from run to run",
+    states="an MLIR model has no state between runs",
     how_to_quantise=HOW_TO_QUANTISE,
 )

@@ -41,6 +41,7 @@ def form(name: str) -> type[Operation]:
     return Form
 
 
+# Token by token: exporters differ in order and punctuation, and a grammar per operation would refuse their variants.
 class _Own:
     """Parser of one operation's assembly form: words, operands, lists, dictionaries, and types after a colon."""
 
@@ -89,14 +90,14 @@ class _Own:
 
     def _attribute(self) -> bool:
         """Parse a constant, which includes its type. Return True if nothing follows."""
-        found = self.reader.parse_optional_attribute()
-        if found is None:
+        attribute = self.reader.parse_optional_attribute()
+        if attribute is None:
             return True
-        self.attributes["value"] = found
-        if isinstance(found, Elements):
-            self.results = (found.data[1],)
-        elif isinstance(found, Plain) and isinstance(found.data, Resource):
-            self.results = (self.reader_type(found.data),)
+        self.attributes["value"] = attribute
+        if isinstance(attribute, Elements):
+            self.results = (attribute.data[1],)
+        elif isinstance(attribute, Plain) and isinstance(attribute.data, Resource):
+            self.results = (self.reader_type(attribute.data),)
         return self.reader._current_token.kind not in (MLIRTokenKind.COLON, MLIRTokenKind.L_BRACE)
 
     def reader_type(self, resource: Resource) -> Attribute:
@@ -104,11 +105,11 @@ class _Own:
         return tensor_type(resource.dtype, resource.shape)
 
     def _operand(self) -> None:
-        found = self.reader.parse_unresolved_operand()
-        known = self.reader.ssa_values.get(found.operand_name)
-        if known is None or found.index >= len(known):
-            self.reader.raise_error(f"%{found.operand_name} is read before it is made", found.span)
-        self.operands.append(known[found.index])
+        operand = self.reader.parse_unresolved_operand()
+        known = self.reader.ssa_values.get(operand.operand_name)
+        if known is None or operand.index >= len(known):
+            self.reader.raise_error(f"%{operand.operand_name} is read before it is defined", operand.span)
+        self.operands.append(known[operand.index])
 
     def _group(self) -> None:
         """Parse operands in parentheses with words between them, as `stablehlo.reduce` has them."""
@@ -153,14 +154,14 @@ class _Own:
         reader = self.reader
         kind = reader._current_token.kind
         if kind == MLIRTokenKind.L_SQUARE:
-            found: Any = [self._list()]
+            lists: Any = [self._list()]
             while True:
                 if (
                     reader.parse_optional_keyword("x") is None
                     and reader.parse_optional_punctuation("->") is None
                 ):
-                    return found if len(found) > 1 else found[0]
-                found.append(self._list())
+                    return lists if len(lists) > 1 else lists[0]
+                lists.append(self._list())
         if kind == MLIRTokenKind.L_BRACE:
             return self._braces()
         if kind in (MLIRTokenKind.INTEGER_LIT, MLIRTokenKind.FLOAT_LIT, MLIRTokenKind.MINUS):
@@ -263,12 +264,12 @@ class Reader(Parser):
 
     def _get_op_by_name(self, name: str) -> type[Operation]:
         if name.partition(".")[0] not in DIALECTS:
-            found = super()._get_op_by_name(name)
-            if issubclass(found, UnregisteredOp) and self._current_token.span.text != "(":
+            operation = super()._get_op_by_name(name)
+            if issubclass(operation, UnregisteredOp) and self._current_token.span.text != "(":
                 raise CompileError(
-                    f"line {self._line}: {name[:80]} is none that weft reads; docs/mlir.md lists those"
+                    f"line {self._line}: {name[:80]} is not supported; docs/mlir.md lists the supported operations"
                 )
-            return found
+            return operation
         if name not in self._forms:
             self._forms[name] = form(name)
         return self._forms[name]
@@ -357,26 +358,27 @@ class Reader(Parser):
     def _numbers(self) -> Any:
         """Parse a number or nested lists. Decimal literals are valid JSON, which parses much faster."""
         content, start = self.lexer.input.content, self._current_token.span.start
+        # Weights have millions of numbers; xDSL's token loop takes seconds for them.
         end = content.find(">", start)
         try:
-            found = json.loads(content[start:end])
+            numbers = json.loads(content[start:end])
         except ValueError:
             return self._literal()
         self.lexer.pos = end
         self._parser_state.current_token = self.lexer.lex()
-        return found
+        return numbers
 
     def _literal(self) -> Any:
         """Parse a number or nested lists token by token."""
         if self.parse_optional_punctuation("[") is None:
             return self._number()
-        found: list[Any] = []
+        items: list[Any] = []
         while self.parse_optional_punctuation("]") is None:
-            found.append(self._literal())
+            items.append(self._literal())
             if self.parse_optional_punctuation(",") is None:
                 self.parse_punctuation("]")
                 break
-        return found
+        return items
 
     def _number(self) -> Any:
         """Parse one number; hexadecimal bits of a float stay text."""
@@ -411,7 +413,9 @@ class Reader(Parser):
             if ends[0] < -(1 << (width - 1)) or ends[1] >= 1 << width:
                 self.raise_error(f"a constant of {dtype} has numbers that do not fit")
         except (ValueError, TypeError, OverflowError):
-            self.raise_error(f"a constant of {dtype} has lists of different lengths, or what is no number")
+            self.raise_error(
+                f"a constant of {dtype} has lists of different lengths, or items that are not numbers"
+            )
         if converted.ndim and converted.shape != shape and not (converted.size == 0 == math.prod(shape)):
             self.raise_error(f"a constant has lists of shape {converted.shape} for type {shape}")
         return np.broadcast_to(converted, shape) if not converted.ndim else converted.reshape(shape)

@@ -1,4 +1,4 @@
-"""Operations of elements in the same place, and constants."""
+"""Elementwise operations, constants, conversions and quantisation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 
 from weft.extras.mlir.builder import compact_equal
-from weft.extras.mlir.chains import STORED, find_dequantisation, quantisation
+from weft.extras.mlir.chains import STORED, find_dequantisation, find_quantisation
 from weft.extras.mlir.context import ELEMENTS, Context, Record
 from weft.extras.mlir.operators.reductions import recognise_mean, recognise_softmax
 from weft.extras.mlir.program import Quantisation
 
 
 def uniform(context: Context) -> None:
-    """uniform_quantize and uniform_dequantize: real numbers as the result's type has them."""
+    """Read uniform_quantize and uniform_dequantize."""
     one, result = context.operand().type, context.result().type
     if (context.short == "uniform_quantize") != (result.quantisation is not None):
         raise context.refuse(
@@ -26,23 +26,23 @@ def uniform(context: Context) -> None:
         raise context.refuse(f"is of {one}, which is not quantised")
     if result.quantisation is not None and result.dtype == "int32":
         raise context.refuse("quantises to 32 bits; weft reads 8 and 16")
-    made = context.builder.real_value(context.operand())
+    name = context.builder.real_value(context.operand())
     context.finish(
-        context.emit("Identity", made) if result.quantisation is None and one.quantisation is None else made
+        context.emit("Identity", name) if result.quantisation is None and one.quantisation is None else name
     )
 
 
 def convert(context: Context) -> None:
-    """Another type; where that is quantisation written out, a QuantizeLinear, and stored numbers as floats are a
-    DequantizeLinear."""
+    """Read convert: QuantizeLinear if a chain of operations quantises, DequantizeLinear from stored numbers to
+    floats, else Cast."""
     builder, one, result = context.builder, context.operand().type, context.result().type
     if result.quantisation is not None or one.quantisation is not None:
         return uniform(context)
-    found = quantisation(builder, context.op)
-    if found is not None and found.source.type.dtype in ("float32", "int32"):
-        name = builder.real_value(found.source)
-        if found.source.type.dtype != "int32" or builder.has_real(found.source):
-            return context.put(builder.quantise(name, found.quantisation, result.dtype))
+    match = find_quantisation(builder, context.op)
+    if match is not None and match.source.type.dtype in ("float32", "int32"):
+        name = builder.real_value(match.source)
+        if match.source.type.dtype != "int32" or builder.has_real(match.source):
+            return context.put(builder.quantise(name, match.quantisation, result.dtype))
     if one.dtype in STORED and one.dtype != "int4" and result.dtype == "float32":
         return context.put(builder.dequantise(context.stored_operand(), whole(one.dtype), one))
     if one.dtype == "int32" and result.dtype == "float32" and builder.has_real(context.operand()):
@@ -51,16 +51,16 @@ def convert(context: Context) -> None:
 
 
 def whole(dtype: str) -> Quantisation:
-    """Stored numbers that stand for themselves."""
+    """Return the quantisation of stored numbers with scale 1 and zero point 0."""
     limits = np.iinfo(dtype)
     return Quantisation(np.ones(1, np.float32), np.zeros(1, np.int64), None, int(limits.min), int(limits.max))
 
 
-def _convert_fold(context: Context, given: np.ndarray) -> np.ndarray | None:
-    """One number; stored numbers in a wider type stay stored, as they may be weights."""
-    if given.size > 1 and context.operand().type.dtype in (*STORED, "int32"):
+def _convert_fold(context: Context, array: np.ndarray) -> np.ndarray | None:
+    """Convert one number. Arrays of stored numbers keep their type, because they may be weights."""
+    if array.size > 1 and context.operand().type.dtype in (*STORED, "int32"):
         return None
-    return given.astype(context.result().type.dtype)
+    return array.astype(context.result().type.dtype)
 
 
 QUANTISING_OPERATORS = (
@@ -93,17 +93,17 @@ _DIRECTIONS = {
 
 
 def constant(context: Context) -> None:
-    """A constant, of which stored numbers are given for quantised types."""
-    found, type_ = context.attribute("value", "values"), context.result().type
-    if not isinstance(found, np.ndarray):
+    """Read a constant; for quantised types it has stored numbers."""
+    array, type_ = context.attribute("value", "values"), context.result().type
+    if not isinstance(array, np.ndarray):
         raise context.refuse("has no elements as dense<...>; print the module with all constants in it")
-    if found.dtype.name != type_.dtype or found.shape != type_.shape:
-        raise context.refuse(f"has {found.dtype} of shape {found.shape} for {type_}")
-    context.builder.arrays[context.result()] = found
+    if array.dtype.name != type_.dtype or array.shape != type_.shape:
+        raise context.refuse(f"has {array.dtype} of shape {array.shape} for {type_}")
+    context.builder.arrays[context.result()] = array
 
 
 def iota(context: Context) -> None:
-    """0, 1, 2, ... along an axis."""
+    """Read iota as a constant: 0, 1, 2, ... along an axis."""
     type_ = context.result().type
     (axis,) = context.axes([context.attribute("dim", "iota_dimension", default=-1)], len(type_.shape), "axis")
     shape = [size if at == axis else 1 for at, size in enumerate(type_.shape)]
@@ -112,7 +112,8 @@ def iota(context: Context) -> None:
 
 
 def binary(context: Context) -> None:
-    """Add, subtract, maximum, minimum, power; sums of integer products stay such."""
+    """Read add, subtract, maximum, minimum and power; sums of integer products stay integers if they are read as
+    such."""
     operator = _BINARY[context.short][0]
     if context.short in ("add", "subtract", "sub") and _accumulated(context, operator):
         return
@@ -122,7 +123,7 @@ def binary(context: Context) -> None:
 
 
 def _accumulated(context: Context, operator: str) -> bool:
-    """A sum of products of integers, and a constant: either as integers, or as floats that are whole numbers."""
+    """Read a sum of integer products and a constant, to be emitted as integers or as integral floats."""
     builder, (first, second) = context.builder, context.op.operands
     array = builder.arrays.get(second)
     if not builder.has_real(first) or array is None or array.dtype != np.int32:
@@ -144,46 +145,46 @@ def _accumulated(context: Context, operator: str) -> bool:
 
 
 def _clipped(context: Context, operator: str) -> bool:
-    """The maximum or minimum with one number."""
+    """Read a maximum or minimum with one number as Clip or Relu."""
     for at in (1, 0):
-        found = context.array(at)
-        if found is None or found.dtype != np.float32 or compact_equal(found).size > 1:
+        array = context.array(at)
+        if array is None or array.dtype != np.float32 or compact_equal(array).size > 1:
             continue
-        value, number = context.builder.real_value(context.operand(1 - at)), compact_equal(found).item()
+        value, number = context.builder.real_value(context.operand(1 - at)), compact_equal(array).item()
         if np.isnan(number):
             return False
         bound = context.emit_constant(number, "float32")
         if operator == "Max":
-            made = context.emit("Relu", value) if number == 0 else context.emit("Clip", value, bound)
+            name = context.emit("Relu", value) if number == 0 else context.emit("Clip", value, bound)
         else:
-            made = context.emit("Clip", value, "", bound)
-        context.finish(made)
+            name = context.emit("Clip", value, "", bound)
+        context.finish(name)
         return True
     return False
 
 
 def multiply(context: Context) -> None:
-    """A product; of stored numbers and their scale it is what they stand for."""
-    found = (
+    """Read a product; stored numbers times their scale are a DequantizeLinear."""
+    match = (
         find_dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
     )
-    if found is not None and context.result().type.quantisation is None:
-        name = context.builder.stored_value(found.source)
-        return context.put(context.builder.dequantise(name, found.quantisation, found.source.type))
+    if match is not None and context.result().type.quantisation is None:
+        name = context.builder.stored_value(match.source)
+        return context.put(context.builder.dequantise(name, match.quantisation, match.source.type))
     if recognise_mean(context):
         return None
     return context.finish(context.emit("Mul", *context.broadcast_pair()))
 
 
 def divide(context: Context) -> None:
-    """A quotient; of a sum and the number of elements it is a mean, of exponentials and their sum a softmax."""
+    """Read a quotient; a sum divided by its count is a mean, exponentials divided by their sum a softmax."""
     if recognise_softmax(context) or recognise_mean(context):
         return
     context.finish(context.emit("Div", *context.broadcast_pair()))
 
 
 def unary(context: Context) -> None:
-    """A function of each element."""
+    """Read a function of each element."""
     operator = _UNARY[context.short]
     if operator == "Not" and context.result().type.dtype != "bool":
         raise context.refuse("is of integers; weft reads it of i1")
@@ -191,23 +192,23 @@ def unary(context: Context) -> None:
 
 
 def composite(context: Context) -> None:
-    """Functions that ONNX writes with two operators."""
+    """Read functions that ONNX writes as two operators."""
     x = context.real_operand()
     if context.short == "rsqrt":
-        made = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
+        result = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
     else:
         one = context.emit_constant(1, context.result().type.dtype)
         if context.short == "erfc":
-            made = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
+            result = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
         elif context.short == "log_plus_one":
-            made = context.emit("Log", context.emit("Add", x, one, suffix="add"))
+            result = context.emit("Log", context.emit("Add", x, one, suffix="add"))
         else:
-            made = context.emit("Sub", context.emit("Exp", x, suffix="exp"), one)
-    context.finish(made)
+            result = context.emit("Sub", context.emit("Exp", x, suffix="exp"), one)
+    context.finish(result)
 
 
 def logical(context: Context) -> None:
-    """And, or, exclusive or: of truth values, or bit by bit."""
+    """Read and, or, xor: of truth values, or bitwise."""
     operator = _LOGICAL[context.short]
     if context.result().type.dtype != "bool":
         operator = f"Bitwise{operator}"
@@ -215,17 +216,15 @@ def logical(context: Context) -> None:
 
 
 def compare(context: Context) -> None:
-    """A comparison."""
     text = context.attribute("comparison_direction", default=(context.attribute("words") or [""])[0])
     direction = str(text).split()[-1].strip("<>") if str(text).split() else ""
     if direction not in _DIRECTIONS:
-        raise context.refuse(f"has direction {direction[:20]!r}; there are {', '.join(_DIRECTIONS)}")
-    made = context.emit(_DIRECTIONS[direction], context.numeric_operand(0), context.numeric_operand(1))
-    context.put(context.emit("Not", made, suffix="not") if direction == "NE" else made)
+        raise context.refuse(f"has direction {direction[:20]!r}; expected one of {', '.join(_DIRECTIONS)}")
+    result = context.emit(_DIRECTIONS[direction], context.numeric_operand(0), context.numeric_operand(1))
+    context.put(context.emit("Not", result, suffix="not") if direction == "NE" else result)
 
 
 def select(context: Context) -> None:
-    """One of two, by a condition."""
     if context.operand(0).type.dtype != "bool":
         raise context.refuse(f"has a condition of {context.operand(0).type.dtype}; it must be i1")
     context.finish(
@@ -236,7 +235,6 @@ def select(context: Context) -> None:
 
 
 def clamp(context: Context) -> None:
-    """A value between two others."""
     arrays = [context.array(at) for at in (0, 2)]
     ends = [None if end is None else compact_equal(end) for end in arrays]
     x = context.numeric_operand(1)
@@ -248,27 +246,25 @@ def clamp(context: Context) -> None:
 
 
 def cast(context: Context, name: str, dtype: str) -> str:
-    """A value in another type."""
     return context.emit("Cast", name, suffix="cast", to=ELEMENTS[dtype])
 
 
 def identity(context: Context) -> None:
-    """What stays as it is."""
     context.put(context.emit("Identity", context.stored_operand()))
 
 
 def _fold(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """A numpy function as a fold: with types of small integers kept."""
+    """Return a numpy function as a fold that keeps small integer types."""
 
-    def fold(context: Context, *given: np.ndarray) -> np.ndarray:
-        made: np.ndarray = function(*given)
-        return made.astype(given[0].dtype, copy=False)
+    def fold(context: Context, *operands: np.ndarray) -> np.ndarray:
+        result: np.ndarray = function(*operands)
+        return result.astype(operands[0].dtype, copy=False)
 
     return fold
 
 
-def _multiply_fold(context: Context, *given: np.ndarray) -> np.ndarray:
-    return (given[0] * given[1]).astype(given[0].dtype, copy=False)
+def _multiply_fold(context: Context, *operands: np.ndarray) -> np.ndarray:
+    return (operands[0] * operands[1]).astype(operands[0].dtype, copy=False)
 
 
 def _divide_fold(context: Context, one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Operations that move elements, of StableHLO."""
+"""Operations of StableHLO and TOSA that move elements."""
 
 from __future__ import annotations
 
@@ -11,35 +11,32 @@ from weft.extras.mlir.context import ELEMENTS, Context, Record
 from weft.extras.mlir.operators.tosa_products import zero_point
 
 _ENDLESS = -(1 << 62)
-"""Where a slice with negative steps ends that takes the first element."""
+"""End of a slice with negative step that includes the first element."""
 
 
 def reshape(context: Context) -> None:
-    """Another shape for the same elements."""
     if context.operand().type.size != context.result().type.size:
         raise context.refuse(
-            f"makes {context.result().type} of {context.operand().type}, which has other elements"
+            f"makes {context.result().type} of {context.operand().type}, which has a different number of elements"
         )
     context.move("Reshape", context.emit_constant(list(context.result().type.shape)))
 
 
 def transpose(context: Context) -> None:
-    """Axes in another order."""
     rank = len(context.shape())
     perm = context.axes(context.integers("dims", "permutation", "perms", rank=rank), rank, "permutation")
     quantisation = context.operand().type.quantisation
     if quantisation is not None and quantisation.axis is not None:
-        made = context.builder.emit_transposed_real(context.operand(), perm)
-        return context.finish(made)
+        name = context.builder.emit_transposed_real(context.operand(), perm)
+        return context.finish(name)
     return context.move("Transpose", perm=perm)
 
 
 def broadcast(context: Context) -> None:
-    """Axes that repeat elements."""
-    given, shape = context.shape(), context.result().type.shape
-    dims = context.integers("dims", "broadcast_dimensions", rank=len(given))
+    sizes, shape = context.shape(), context.result().type.shape
+    dims = context.integers("dims", "broadcast_dimensions", rank=len(sizes))
     context.axes(dims, len(shape), "broadcast_dimensions")
-    if any(size not in (1, shape[axis]) for size, axis in zip(given, dims, strict=True)):
+    if any(size not in (1, shape[axis]) for size, axis in zip(sizes, dims, strict=True)):
         raise context.refuse(
             f"repeats {context.operand().type} as {context.result().type} along axes {list(dims)}"
         )
@@ -51,12 +48,12 @@ def broadcast(context: Context) -> None:
     name = context.stored_operand() if quantisation is None else context.builder.real_value(context.operand())
     if list(dims) != sorted(dims):
         name = context.transpose(name, np.argsort(dims).tolist())
-        given = tuple(given[axis] for axis in np.argsort(dims))
+        sizes = tuple(sizes[axis] for axis in np.argsort(dims))
         dims = tuple(sorted(dims))
     wide = [1] * len(shape)
-    for size, axis in zip(given, dims, strict=True):
+    for size, axis in zip(sizes, dims, strict=True):
         wide[axis] = size
-    if tuple(wide) != given:
+    if tuple(wide) != sizes:
         name = context.reshape(name, wide)
     if tuple(wide) != shape and quantisation is None:
         builder, op, result = context.builder, context.op, context.result()
@@ -81,7 +78,7 @@ def broadcast(context: Context) -> None:
 
 
 def emit_slice(context: Context, ranges: Sequence[tuple[int, int, int]]) -> None:
-    """A part along each axis: where it starts, in front of what it ends, and its step."""
+    """Emit a slice: (start, stop, step) for each axis; stop is exclusive."""
     shape = context.shape()
     for (start, stop, step), size in zip(ranges, shape, strict=True):
         if not (0 <= start < stop <= size and step > 0) and step > 0:
@@ -92,7 +89,6 @@ def emit_slice(context: Context, ranges: Sequence[tuple[int, int, int]]) -> None
 
 
 def slice_(context: Context) -> None:
-    """A part along each axis."""
     rank = len(context.shape())
     words = context.attribute("words")
     if words is not None:
@@ -110,15 +106,13 @@ def slice_(context: Context) -> None:
 
 
 def reverse(context: Context) -> None:
-    """Elements in reverse order along axes."""
     rank, axes = len(context.shape()), context.attribute("dims", "dimensions", "axis")
-    found = context.axes(tuple(axes) if isinstance(axes, list) else (axes,), rank, "dimensions")
-    numbers = [context.emit_constant([number] * len(found)) for number in (-1, _ENDLESS, -1)]
-    context.move("Slice", numbers[0], numbers[1], context.emit_constant(list(found)), numbers[2])
+    chosen = context.axes(tuple(axes) if isinstance(axes, list) else (axes,), rank, "dimensions")
+    numbers = [context.emit_constant([number] * len(chosen)) for number in (-1, _ENDLESS, -1)]
+    context.move("Slice", numbers[0], numbers[1], context.emit_constant(list(chosen)), numbers[2])
 
 
 def concatenate(context: Context) -> None:
-    """Values behind each other along an axis."""
     (axis,) = context.axes(
         [context.attribute("dim", "dimension", "axis", default=-1)], len(context.shape()), "axis"
     )
@@ -136,7 +130,7 @@ def concatenate(context: Context) -> None:
 
 
 def pad(context: Context) -> None:
-    """A number around the elements; negative numbers take elements away."""
+    """Read pad; negative padding removes elements."""
     rank, fill = len(context.shape()), context.array(1)
     low = context.integers("low", "edge_padding_low", rank=rank)
     high = context.integers("high", "edge_padding_high", rank=rank)
@@ -147,39 +141,39 @@ def pad(context: Context) -> None:
 
 
 def emit_pad(context: Context, pads: Sequence[int], fill: np.ndarray | None) -> None:
-    """An operand with a constant around it: of stored numbers as they are stored."""
+    """Emit padding with a constant, in stored form."""
     if fill is None or compact_equal(fill).size != 1:
         raise context.refuse("fills with a value that is not one constant")
     one, result = context.operand().type, context.result().type
     if one.dtype != result.dtype or (
         one.quantisation is not None and not one.quantisation.same(result.quantisation)
     ):
-        raise context.refuse(f"makes {result} of {one}; their quantisation must be alike")
+        raise context.refuse(f"makes {result} of {one}; their quantisations must be equal")
     value = context.builder.constant(compact_equal(fill).reshape(()), "fill")
     context.put(context.emit("Pad", context.stored_operand(), context.emit_constant(list(pads)), value))
 
 
-def fold_reshape(context: Context, given: np.ndarray) -> np.ndarray:
-    """Reshape of constants that are one number stays that."""
+def fold_reshape(context: Context, array: np.ndarray) -> np.ndarray:
+    """Reshape a constant; a repeated number stays one element."""
     shape = context.result().type.shape
-    if given.size == 1:
-        return given.reshape((1,) * len(shape))
-    return np.broadcast_to(given, context.shape()).reshape(shape)
+    if array.size == 1:
+        return array.reshape((1,) * len(shape))
+    return np.broadcast_to(array, context.shape()).reshape(shape)
 
 
-def _transpose_fold(context: Context, given: np.ndarray) -> np.ndarray:
-    return given.transpose(context.integers("dims", "permutation", "perms", rank=given.ndim))
+def _transpose_fold(context: Context, array: np.ndarray) -> np.ndarray:
+    return array.transpose(context.integers("dims", "permutation", "perms", rank=array.ndim))
 
 
-def _broadcast_fold(context: Context, given: np.ndarray) -> np.ndarray:
+def _broadcast_fold(context: Context, array: np.ndarray) -> np.ndarray:
     shape = context.result().type.shape
-    dims = context.integers("dims", "broadcast_dimensions", rank=given.ndim)
+    dims = context.integers("dims", "broadcast_dimensions", rank=array.ndim)
     context.axes(dims, len(shape), "broadcast_dimensions")
     order = np.argsort(dims).tolist() if dims else []
     wide = [1] * len(shape)
     for axis in dims:
-        wide[axis] = given.shape[dims.index(axis)]
-    return compact(given.transpose(order).reshape(wide))
+        wide[axis] = array.shape[dims.index(axis)]
+    return compact(array.transpose(order).reshape(wide))
 
 
 _HLO = "stablehlo."
@@ -196,14 +190,13 @@ MOVEMENT_OPERATORS = (
 
 
 def _numbers(context: Context, index: int, name: str) -> tuple[int, ...]:
-    """A list of numbers: a constant operand, or in texts of older versions an attribute."""
+    """Return a list of numbers from a constant operand, or from an attribute in older versions of TOSA."""
     if index < len(context.op.operands):
         return tuple(int(item) for item in context.constant_operand(index, name).reshape(-1).tolist())
     return context.integers(name, f"new_{name}", default=None)
 
 
 def tosa_transpose(context: Context) -> None:
-    """Axes in another order."""
     rank = len(context.shape())
     perm = context.axes(_numbers(context, 1, "perms"), rank, "perms")
     if len(perm) != rank:
@@ -212,7 +205,6 @@ def tosa_transpose(context: Context) -> None:
 
 
 def tosa_slice(context: Context) -> None:
-    """A part along each axis: where it starts, and how many elements it has."""
     starts, sizes = _numbers(context, 1, "start"), _numbers(context, 2, "size")
     if len(starts) != len(sizes) or len(starts) != len(context.shape()):
         raise context.refuse(
@@ -222,7 +214,6 @@ def tosa_slice(context: Context) -> None:
 
 
 def tosa_pad(context: Context) -> None:
-    """A constant around the elements."""
     numbers = np.array(_numbers(context, 1, "padding"), np.int64)
     rank = len(context.shape())
     if numbers.size != 2 * rank or numbers.min() < 0:
@@ -236,7 +227,6 @@ def tosa_pad(context: Context) -> None:
 
 
 def tile(context: Context) -> None:
-    """Elements again and again along axes."""
     context.move("Tile", context.emit_constant(list(_numbers(context, 1, "multiples"))))
 
 

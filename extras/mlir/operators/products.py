@@ -1,4 +1,4 @@
-"""Convolutions and products of StableHLO: of real numbers, and of integers."""
+"""Convolutions and matrix products of StableHLO, on real numbers and on integers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _BYTES = ("int8", "uint8")
 
 @dataclass(frozen=True)
 class Side:
-    """One operand of a product: `real` gives its numbers with axes in another order, `stored` the bytes, of which
-    `zero` is subtracted."""
+    """One operand of a product.
+
+    `emit_real` adds its real numbers with permuted axes, `emit_stored` its bytes, whose zero point is `zero`.
+    """
 
     emit_real: Callable[[Sequence[int]], str]
     emit_stored: Callable[[Sequence[int]], str]
@@ -30,8 +32,10 @@ class Side:
 
 
 def product(context: Context, make: Callable[[Side, Side, str], str], integer: str) -> None:
-    """A product whose nodes `make` adds: of floats, of quantised values, or of integers, which are made as floats where
-    they become such, and by the operator `integer` elsewhere."""
+    """Write a product with `make`: of floats, of quantised values, or of integers.
+
+    Integer products become floats if they are read as such, else the operator `integer`.
+    """
     builder, result = context.builder, context.result()
     if result.type.quantisation is not None or result.type.dtype in ("float32", "float16", "float64"):
         sides = [
@@ -40,16 +44,16 @@ def product(context: Context, make: Callable[[Side, Side, str], str], integer: s
         ]
         _check_scale(context)
         return context.finish(make(sides[0], sides[1], ""))
-    found = [find_integers(builder, value) for value in context.op.operands[:2]]
-    found = [item and _narrow(context, item) for item in found]
+    operands = [find_integers(builder, value) for value in context.op.operands[:2]]
+    operands = [item and _narrow(context, item) for item in operands]
     if result.type.dtype != "int32" or any(
-        item is None or item.source.type.dtype not in _BYTES for item in found
+        item is None or item.source.type.dtype not in _BYTES for item in operands
     ):
         raise context.refuse(
             f"makes {result.type} of {context.operand(0).type} and {context.operand(1).type}; weft reads products of "
             "floats, of quantised types, and of i8 or ui8, less zero points, as i32"
         )
-    op, kinds = context.op, [_side(context, item) for item in found if item is not None]
+    op, kinds = context.op, [_side(context, item) for item in operands if item is not None]
 
     def emit_stored() -> str:
         builder.op = op
@@ -62,23 +66,23 @@ def product(context: Context, make: Callable[[Side, Side, str], str], integer: s
     return builder.set_lazy(result, emit_stored, emit_real)
 
 
-def _narrow(context: Context, found: Integers) -> Integers:
-    """Integers of 32 bits that are constant and fit 8."""
-    array = context.builder.arrays.get(found.source)
-    if found.source.type.dtype != "int32" or array is None or array.min() < -128 or array.max() > 127:
-        return found
-    value = Value(found.source.name, TensorType("int8", found.source.type.shape))
+def _narrow(context: Context, operand: Integers) -> Integers:
+    """Return constant 32-bit integers as int8 if they fit."""
+    array = context.builder.arrays.get(operand.source)
+    if operand.source.type.dtype != "int32" or array is None or array.min() < -128 or array.max() > 127:
+        return operand
+    value = Value(operand.source.name, TensorType("int8", operand.source.type.shape))
     context.builder.arrays[value] = array.astype(np.int8)
-    return Integers(value, found.zero)
+    return Integers(value, operand.zero)
 
 
-def _side(context: Context, found: Integers) -> Side:
-    """Bytes less a zero point."""
-    builder, value = context.builder, found.source
+def _side(context: Context, operand: Integers) -> Side:
+    """Return the operand for bytes less a zero point."""
+    builder, value = context.builder, operand.source
     dtype = value.type.dtype
-    if found.zero.size > 1:
+    if operand.zero.size > 1:
         raise context.refuse("has a zero point for each channel; weft reads one")
-    number, limits = int(found.zero.item()), np.iinfo(dtype)
+    number, limits = int(operand.zero.item()), np.iinfo(dtype)
     if not limits.min <= number <= limits.max:
         raise context.refuse(f"subtracts {number} of {dtype}, where it does not fit")
     ones = whole(dtype)
@@ -101,7 +105,7 @@ def _side(context: Context, found: Integers) -> Side:
 
 
 def _check_scale(context: Context) -> None:
-    """Sums of 32 bits must have the scale of the products, or they are rounded once more."""
+    """Refuse 32-bit sums whose scale is not that of the products: they would be rounded a second time."""
     result = context.result().type
     kinds = [operand.type.quantisation for operand in context.op.operands[:2]]
     if result.dtype != "int32" or result.quantisation is None:
@@ -123,7 +127,7 @@ def _emit(
     names: tuple[str, str],
     **attributes: Any,
 ) -> str:
-    """The node of a product, with zero points if it is of integers."""
+    """Emit the node of a product, with zero points if it is of integers."""
     zeros = tuple(side.zero or "" for side in sides) if integer else ()
     return context.builder.emit(integer or operator, (*names, *zeros), **attributes)
 
@@ -133,7 +137,7 @@ def _emit(
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Where the axes of a convolution are: of images, filters and results."""
+    """Permutations of a convolution's axes: images and filters into ONNX's order, results out of it."""
 
     images: tuple[int, ...]
     filters: tuple[int, ...]
@@ -141,14 +145,14 @@ class Dimensions:
 
 
 def dimensions(context: Context) -> Dimensions:
-    """The orders of axes that bring operands into ONNX's order, and results out of it."""
-    found = context.attribute("dim_numbers", "dimension_numbers")
-    if isinstance(found, str):
-        found = [[item.strip() for item in text.split(",")] for text in _LETTERS.findall(found)]
+    """Return the permutations that `dim_numbers` describe."""
+    orders = context.attribute("dim_numbers", "dimension_numbers")
+    if isinstance(orders, str):
+        orders = [[item.strip() for item in text.split(",")] for text in _LETTERS.findall(orders)]
     rank = len(context.shape())
-    if not isinstance(found, list) or len(found) != 3 or any(len(item) != rank for item in found):
+    if not isinstance(orders, list) or len(orders) != 3 or any(len(item) != rank for item in orders):
         raise context.refuse("has no dim_numbers as [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]")
-    names = [[str(item) for item in order] for order in found]
+    names = [[str(item) for item in order] for order in orders]
     spatial = [str(axis) for axis in range(rank - 2)]
     wanted = (["b", "f", *spatial], ["o", "i", *spatial], ["b", "f", *spatial])
     if any(sorted(order) != sorted(letters) for order, letters in zip(names, wanted, strict=True)):
@@ -163,7 +167,7 @@ def dimensions(context: Context) -> Dimensions:
 
 
 def _window(context: Context, rank: int) -> dict[str, tuple[int, ...]]:
-    """Strides, padding and dilations, of both forms."""
+    """Return strides, padding and dilations, from either assembly form."""
     window = context.attribute("window", default={})
     attributes = {**context.op.attributes, **(window if isinstance(window, dict) else {})}
     inner = Context(dataclasses.replace(context.op, attributes=attributes), context.builder)
@@ -186,7 +190,6 @@ def _window(context: Context, rank: int) -> dict[str, tuple[int, ...]]:
 
 
 def convolution(context: Context) -> None:
-    """A convolution, with groups."""
     order, rank = dimensions(context), len(context.shape()) - 2
     if rank not in (1, 2, 3):
         raise context.refuse(f"has {rank} axes of the image; weft reads 1 to 3")
@@ -202,8 +205,8 @@ def convolution(context: Context) -> None:
             names = images.emit_stored(order.images), filters.emit_stored(order.filters)
         else:
             names = images.emit_real(order.images), filters.emit_real(order.filters)
-        made = _emit(context, "Conv", integer, (images, filters), names, group=groups, **window)
-        return context.transpose(made, order.results)
+        result = _emit(context, "Conv", integer, (images, filters), names, group=groups, **window)
+        return context.transpose(result, order.results)
 
     product(context, make, "ConvInteger")
 
@@ -212,7 +215,7 @@ def convolution(context: Context) -> None:
 
 
 def dot_general(context: Context) -> None:
-    """A product of matrices: axes of batches, axes that are summed over, and all others."""
+    """Read a matrix product with batch, contracting and free axes."""
     batches, summed = _dot_axes(context)
     ranks = [len(context.shape(at)) for at in (0, 1)]
     for side in (0, 1):
@@ -247,7 +250,7 @@ def _matmul(
     sides: tuple[Side, Side],
     integer: str,
 ) -> str:
-    """MatMul of operands whose axes are in order, with several axes as one."""
+    """Emit MatMul of operands with permuted axes, where several axes are merged into one."""
     names = [
         (side.emit_stored if integer else side.emit_real)(perm)
         for side, perm in zip(sides, perms, strict=True)
@@ -259,23 +262,23 @@ def _matmul(
     width = int(np.prod([shapes[1][axis] for axis in free[1]], dtype=np.int64))
     batch = [shapes[0][axis] for axis in perms[0][: len(perms[0]) - len(free[0]) - len(summed[0])]]
     plain = len(summed[0]) == 1 and len(free[1]) == 1 and (len(free[0]) == 1 or not batch) and free[0]
-    if not plain:
+    if not plain:  # MatMul takes one row axis, one column axis and one contracting axis
         names[0] = context.reshape(names[0], [*batch, counts[0], counts[1]])
         names[1] = context.reshape(names[1], [*batch, counts[1], width])
-    made = _emit(context, "MatMul", integer, sides, (names[0], names[1]))
-    return made if plain else context.reshape(made, context.result().type.shape)
+    product = _emit(context, "MatMul", integer, sides, (names[0], names[1]))
+    return product if plain else context.reshape(product, context.result().type.shape)
 
 
 def _dot_axes(context: Context) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
-    """The axes of batches, and those that are summed over, of both sides."""
+    """Return the batch axes and the contracting axes, each for both sides."""
     text = context.attribute("dot_dimension_numbers")
     if isinstance(text, str):
-        found = {
+        lists = {
             key: [int(item) for item in numbers.split(",") if item.strip()]
             for key, numbers in re.findall(r"(\w+)\s*=\s*\[([-\d,\s]*)\]", text)
         }
         sides = [
-            (found.get(f"{side}_batching_dimensions", []), found.get(f"{side}_contracting_dimensions", []))
+            (lists.get(f"{side}_batching_dimensions", []), lists.get(f"{side}_contracting_dimensions", []))
             for side in ("lhs", "rhs")
         ]
         return (sides[0][0], sides[1][0]), (sides[0][1], sides[1][1])

@@ -1,4 +1,4 @@
-"""TOSA's rescale, table, clamp and cast, and arithmetic on integers of 32 bits."""
+"""TOSA's rescale, table, clamp and cast, and arithmetic on 32-bit integers."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ _ROUNDINGS = {"SINGLE_ROUND": False, "INEXACT_ROUND": False, "DOUBLE_ROUND": Tru
 
 
 def parse_scales(context: Context) -> list[Scale]:
-    """The scales of a rescale: one, or one for each channel."""
-    given = []
+    """Return the scales of a rescale: one, or one per channel."""
+    numbers = []
     for index, name in ((1, "multiplier"), (2, "shift")):
         if len(context.op.operands) > 2:
-            given.append(context.constant_operand(index, f"its {name}").reshape(-1).tolist())
+            numbers.append(context.constant_operand(index, f"its {name}").reshape(-1).tolist())
         else:
-            given.append(list(context.integers(name)))
+            numbers.append(list(context.integers(name)))
     text = str(context.attribute("rounding_mode", default="SINGLE_ROUND")).strip('"')
     if text not in _ROUNDINGS:
-        raise context.refuse(f"has rounding_mode {text[:40]!r}; there are {', '.join(_ROUNDINGS)}")
+        raise context.refuse(f"has rounding_mode {text[:40]!r}; expected one of {', '.join(_ROUNDINGS)}")
     double = bool(context.attribute("double_round", default=_ROUNDINGS[text]))
     channels = (*context.shape(), 1)[len(context.shape()) - 1] if context.shape() else 1
-    if len(given[0]) != len(given[1]) or len(given[0]) not in (1, channels):
+    if len(numbers[0]) != len(numbers[1]) or len(numbers[0]) not in (1, channels):
         raise context.refuse(
-            f"has {len(given[0])} multipliers and {len(given[1])} shifts for {channels} channels"
+            f"has {len(numbers[0])} multipliers and {len(numbers[1])} shifts for {channels} channels"
         )
-    if min(given[0]) < 0 or min(given[1]) < 2 or max(given[1]) > 62:
+    if min(numbers[0]) < 0 or min(numbers[1]) < 2 or max(numbers[1]) > 62:
         raise context.refuse("has a multiplier below 0, or a shift that is not from 2 to 62")
-    pairs = dict.fromkeys(zip(*given, strict=True))
-    scales = [Scale(int(factor), int(shift), double) for factor, shift in zip(*given, strict=True)]
+    pairs = dict.fromkeys(zip(*numbers, strict=True))
+    scales = [Scale(int(factor), int(shift), double) for factor, shift in zip(*numbers, strict=True)]
     return scales[:1] if len(pairs) == 1 else scales
 
 
 def rescale(context: Context) -> None:
-    """Integers times a scale: of 8 bits or sums of 32 bits, to 8 or 32 bits."""
+    """Read a rescale of 8-bit integers or 32-bit sums, to 8 or 32 bits."""
     one, result = context.operand().type, context.result().type
     for flag, dtype in (("input_unsigned", one.dtype), ("output_unsigned", result.dtype)):
         if context.attribute(flag, default=False) and not dtype.startswith("u"):
@@ -82,32 +82,32 @@ def rescale(context: Context) -> None:
 
 
 def _rescale_byte(context: Context, source: Value, table: np.ndarray, scale: Scale, zero: int) -> None:
-    """A rescale of what is a function of one byte."""
+    """Read a rescale of a function of one byte."""
     builder, op, result = context.builder, context.op, context.result()
-    made = np.array([scale.apply(int(number)) for number in table.tolist()], np.int64)
+    results = np.array([scale.apply(int(number)) for number in table.tolist()], np.int64)
     if result.type.dtype == "int32":
-        if made.min() < INT32.min or made.max() > INT32.max:
+        if results.min() < INT32.min or results.max() > INT32.max:
             raise context.refuse("makes numbers that do not fit 32 bits")
 
         def emit_stored() -> str:
             builder.op = op
-            return integer_nodes.emit_cast(builder, emit_lookup(builder, source, made), "int32")
+            return integer_nodes.emit_cast(builder, emit_lookup(builder, source, results), "int32")
 
-        return builder.set_sum(result, sum_of_byte(builder, source, made), emit_stored)
+        return builder.set_sum(result, sum_of_byte(builder, source, results), emit_stored)
     base = sum_of_byte(builder, source, table)
 
-    def clamp(low: int, high: int) -> str:
+    def emit_clamped(low: int, high: int) -> str:
         builder.op = op
-        entries = np.clip(made + zero, low, high)
-        found = find_mantissa(scale, (int(table.min()), int(table.max())), (low - zero, high - zero))
-        if found is None or not _linear(table):
+        entries = np.clip(results + zero, low, high)
+        pair = find_mantissa(scale, (int(table.min()), int(table.max())), (low - zero, high - zero))
+        if pair is None or not _linear(table):
             return emit_byte_function(builder, source, entries, result.type.dtype)
-        factor = np.array([math.ldexp(found[0], -found[1])], np.float32)
+        factor = np.array([math.ldexp(pair[0], -pair[1])], np.float32)
         if not factor.all():
             return emit_byte_function(builder, source, entries, result.type.dtype)
         return quantise_whole(builder, base.emit_scaled(factor), zero, (low, high), result.type.dtype)
 
-    return builder.set_clampable(result, clamp)
+    return builder.set_clampable(result, emit_clamped)
 
 
 def _linear(table: np.ndarray) -> bool:
@@ -115,7 +115,7 @@ def _linear(table: np.ndarray) -> bool:
 
 
 def _rescale_sum(context: Context, known: Sum | None, scales: list[Scale], zero: int) -> None:
-    """A rescale of a sum of 32 bits."""
+    """Read a rescale of a 32-bit sum."""
     builder, op, result, value = context.builder, context.op, context.result(), context.operand()
     if result.type.dtype == "int32":
 
@@ -132,20 +132,22 @@ def _rescale_sum(context: Context, known: Sum | None, scales: list[Scale], zero:
             lambda: integer_nodes.emit_cast(builder, builder.stored_value(result), "float32"),
         )
 
-    def clamp(low: int, high: int) -> str:
+    def emit_clamped(low: int, high: int) -> str:
         builder.op = op
-        found = None if known is None else _device_scale(known, scales, (low - zero, high - zero))
-        if known is not None and found is not None:
-            return quantise_whole(builder, known.emit_scaled(found), zero, (low, high), result.type.dtype)
+        device_scale = None if known is None else _device_scale(known, scales, (low - zero, high - zero))
+        if known is not None and device_scale is not None:
+            return quantise_whole(
+                builder, known.emit_scaled(device_scale), zero, (low, high), result.type.dtype
+            )
         return integer_nodes.emit_rescale(
             builder, builder.stored_value(value), scales, zero, result.type.dtype, (low, high)
         )
 
-    return builder.set_clampable(result, clamp)
+    return builder.set_clampable(result, emit_clamped)
 
 
 def _device_scale(known: Sum, scales: list[Scale], levels: tuple[int, int]) -> np.ndarray | None:
-    """The device's scales that change no byte; None if there are none, or one is 0."""
+    """Return the device's scales with which no byte changes; None if there are none, or one is 0."""
     count = max(len(scales), known.low.size)
     ranges = list(
         zip(*(np.broadcast_to(end, (count,)).tolist() for end in (known.low, known.high)), strict=True)
@@ -155,15 +157,15 @@ def _device_scale(known: Sum, scales: list[Scale], levels: tuple[int, int]) -> n
         common = find_scales(scales, [whole], levels)
         if common is not None:
             return common if common.all() else None
-    found = find_scales(scales * count if len(scales) == 1 else scales, ranges, levels)
-    return found if found is not None and found.all() else None
+    device = find_scales(scales * count if len(scales) == 1 else scales, ranges, levels)
+    return device if device is not None and device.all() else None
 
 
 # Other operations
 
 
 def table(context: Context) -> None:
-    """A table of 256 entries for 8 bits."""
+    """Read a table of 256 entries for bytes."""
     value, entries = context.operand(), context.constant_operand(1, "its table")
     if value.type.dtype != "int8" or entries.dtype != np.int8 or entries.shape != (256,):
         raise context.refuse(
@@ -173,7 +175,7 @@ def table(context: Context) -> None:
 
 
 def clamp(context: Context) -> None:
-    """A value between two numbers; of 8 bits that a rescale has just made, part of that."""
+    """Read a clamp; the rescale that makes its operand absorbs it if possible."""
     builder, value = context.builder, context.operand()
     low, high = context.attribute("min_val", "min_int"), context.attribute("max_val", "max_int")
     if value.type.dtype.startswith(("float", "bfloat")):
@@ -188,6 +190,7 @@ def clamp(context: Context) -> None:
     low, high = max(low, int(limits.min)), min(high, int(limits.max))
     if low > high:
         raise context.refuse(f"has min_val {low} above max_val {high}")
+    # The device clamps while it requantises: a single reader's clamp costs nothing there.
     if value in builder.clampable and builder.use_counts[value] == 1 and low < high:
         return context.put(builder.clampable[value](low, high))
     return context.put(
@@ -196,7 +199,7 @@ def clamp(context: Context) -> None:
 
 
 def cast(context: Context) -> None:
-    """Another type: what `weft.extras.mlir.forms` has is recognised here."""
+    """Read a cast; the patterns of `weft.extras.mlir.forms` end here."""
     builder, one, result = context.builder, context.operand().type, context.result().type
     if (
         result.dtype == "int8"
@@ -205,21 +208,21 @@ def cast(context: Context) -> None:
     ):
         return None
     if one.dtype in BYTES and result.dtype in ("int32", "float32"):
-        found = sum_of_byte(builder, context.operand(), all_bytes(one.dtype))
+        description = sum_of_byte(builder, context.operand(), all_bytes(one.dtype))
         if result.dtype == "float32":
-            return context.put(found.emit_scaled(ONE))
+            return context.put(description.emit_scaled(ONE))
         name, op = context.operand(), context.op
 
         def emit_stored() -> str:
             builder.op = op
             return integer_nodes.emit_cast(builder, builder.stored_value(name), "int32")
 
-        return builder.set_sum(context.result(), found, emit_stored)
+        return builder.set_sum(context.result(), description, emit_stored)
     return context.put(integer_nodes.emit_cast(builder, context.stored_operand(), result.dtype))
 
 
 def _defer(context: Context, make: Callable[[list[str]], str]) -> None:
-    """Note how the host makes the result of integers."""
+    """Set the function that emits an integer result for the host."""
     builder, op = context.builder, context.op
 
     def emit_stored() -> str:
@@ -233,14 +236,14 @@ def _defer(context: Context, make: Callable[[list[str]], str]) -> None:
 
 
 def _operand(builder: Builder, value: Value) -> str:
-    """An operand as it is stored; of constants only as many elements as broadcasting needs."""
+    """Return an operand in stored form; a constant gets only as many elements as broadcasting needs."""
     if value in builder.arrays:
         return builder.constant(compact_equal(builder.arrays[value]), "constant")
     return builder.stored_value(value)
 
 
 def arithmetic(context: Context) -> None:
-    """Sums and differences of integers of 32 bits; floats as they are."""
+    """Read add and sub of 32-bit integers and of floats."""
     operator = {"add": "Add", "sub": "Sub"}[context.short]
     if context.result().type.dtype.startswith(("float", "bfloat")):
         return context.put(context.emit(operator, context.real_operand(0), context.real_operand(1)))
@@ -265,7 +268,7 @@ def arithmetic(context: Context) -> None:
 
 
 def multiply(context: Context) -> None:
-    """A product of two integers of 32 bits, or of floats."""
+    """Read mul of 32-bit integers or of floats."""
     builder = context.builder
     if context.result().type.dtype.startswith(("float", "bfloat")):
         return context.put(context.emit("Mul", context.real_operand(0), context.real_operand(1)))
@@ -300,7 +303,7 @@ _BITS = {"bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": 
 
 
 def elements(context: Context) -> None:
-    """Comparisons, logic, and the greater or the lesser of two."""
+    """Read comparisons, logic, maximum, minimum and select."""
     if any(operand.type.dtype.startswith(("float", "bfloat")) for operand in context.op.operands):
         return context.put(
             context.emit(
@@ -311,10 +314,10 @@ def elements(context: Context) -> None:
 
 
 def shift(context: Context) -> None:
-    """arithmetic_right_shift."""
+    """Read arithmetic_right_shift."""
     builder, by = context.builder, context.constant_operand(1, "its shift")
     if context.result().type.dtype != "int32" or by.min() < 0 or by.max() > 31:
-        raise context.refuse("is of other types than i32, or by other numbers than 0 to 31")
+        raise context.refuse("must be of i32, by 0 to 31 places")
     if context.attribute("round", default=False):
         raise context.refuse("rounds; weft reads it without")
 

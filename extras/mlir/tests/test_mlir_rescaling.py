@@ -1,4 +1,4 @@
-"""TOSA's rescale and the device's requantisation: the same steps, or none are found."""
+"""TOSA's rescale as the device's requantisation: equal steps, or None."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def half_even(number: int, shift: int) -> int:
     return floor + int(shift > 0 and (rest > half or (rest == half and floor % 2 == 1)))
 
 
-def drawn(rng: random.Random) -> Scale:
+def random_scale(rng: random.Random) -> Scale:
     wide = rng.randint(1 << 30, (1 << 31) - 1)
     multiplier = wide if rng.random() < 0.7 else rng.randint(1, 1 << 24) << rng.randint(0, 7)
     return Scale(multiplier, rng.randint(20, 45), rng.random() < 0.3)
@@ -35,7 +35,7 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
     rng, found = random.Random(seed), 0
     for _ in range(60):
         scale, values, zero = (
-            drawn(rng),
+            random_scale(rng),
             (-rng.randint(0, 1500), rng.randint(1, 1500)),
             rng.randint(-128, 127),
         )
@@ -59,7 +59,7 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
 def test_scale_is_that_of_the_specification() -> None:
     rng = random.Random(0)
     for _ in range(500):
-        scale = drawn(rng)
+        scale = random_scale(rng)
         reach = min(1 << (scale.shift - 1), (1 << 30) // max(1, scale.multiplier >> scale.shift)) - 1
         value = rng.randint(-reach, reach)
         assert scale.apply(value) == tosa_numpy.apply_scale(
@@ -70,7 +70,7 @@ def test_scale_is_that_of_the_specification() -> None:
 def test_first_values_of_levels() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        scale, level = drawn(rng), rng.randint(-130, 130)
+        scale, level = random_scale(rng), rng.randint(-130, 130)
         first = scale.first(level)
         assert first is not None
         assert scale.apply(first) >= level > scale.apply(first - 1)
@@ -84,7 +84,7 @@ def test_first_values_of_levels() -> None:
 
 @pytest.mark.parametrize("shift", [22, 23, 24, 26])
 def test_first_values_where_products_are_half_way(shift: int) -> None:
-    """Powers of two: halves go to the even number, so that an odd level is reached one value later."""
+    """Powers of two: ties go to the even number, so that an odd level is reached one value later."""
     for level in range(-20, 21):
         first = first_on_device(1 << 22, shift, level)
         assert first is not None
@@ -93,16 +93,16 @@ def test_first_values_where_products_are_half_way(shift: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 16, 25, 49])
-def test_means_have_a_scale_of_the_device(count: int) -> None:
-    """TOSA rounds halves of a mean away from zero; so does the device with a scale that is a little larger."""
+def test_means_have_a_device_scale(count: int) -> None:
+    """TOSA rounds half of a mean away from zero; so does the device with a slightly larger scale."""
     found = find_mantissa(reciprocal_scale(count), (-255 * count, 255 * count), (-255, 255))
     assert found is not None
     for value in range(-255 * count, 255 * count + 1):
         assert half_even(value * found[0], found[1]) == reciprocal_scale(count).apply(value)
 
 
-def test_none_where_there_is_none() -> None:
-    """Halves: 1/2 rounds 1 up to 1 in TOSA, and to 0 on the device, and no other mantissa reaches as far."""
+def test_ties_have_no_mantissa() -> None:
+    """TOSA rounds 1/2 up to 1, the device down to 0, and no other mantissa reaches as far."""
     half = Scale(1 << 30, 31)
     assert find_mantissa(half, (-1000, 1000), (-128, 127)) is None
     assert find_mantissa(half, (-1, 1), (-128, 127)) is None
