@@ -246,7 +246,7 @@ class Builder:
             if wanted & set(node.outputs):
                 wanted.update(node.inputs)
                 alive.append(node)
-        nodes = tuple(_renamed(node, names, at) for at, node in enumerate(reversed(alive)))
+        nodes = tuple(_rename(node, names, at) for at, node in enumerate(reversed(alive)))
         constants = {name: values for name, values in self.constants.items() if name in wanted}
         opsets = {
             domain: version
@@ -277,7 +277,7 @@ class Builder:
                 )
 
 
-def _renamed(node: Node, names: dict[str, str], index: int) -> Node:
+def _rename(node: Node, names: dict[str, str], index: int) -> Node:
     inputs = tuple(names.get(name, name) for name in node.inputs)
     outputs = tuple(names.get(name, name) for name in node.outputs)
     return Node(node.operator, inputs, outputs, node.attributes, node.domain, node.name, index)

@@ -120,7 +120,7 @@ def find_quantisation(builder: Builder, op: Op) -> Quantised | None:
         if maker is None or value.type.quantisation is not None:
             return None
         if maker.name in ("stablehlo.round_nearest_even",):
-            return _scaled(builder, maker.operands[0], offset, (low, high), op)
+            return _find_scale(builder, maker.operands[0], offset, (low, high), op)
         if maker.name in _CONVERT:
             value = maker.operands[0]
         elif maker.name in ("stablehlo.clamp", "tosa.clamp", *_LEAST, *_MOST):
@@ -155,7 +155,7 @@ def _bounds(builder: Builder, op: Op) -> tuple[Value, float, float] | None:
     return (other[0], number, math.inf) if op.name in _LEAST else (other[0], -math.inf, number)
 
 
-def _scaled(
+def _find_scale(
     builder: Builder, value: Value, zero: np.ndarray, bounds: tuple[float, float], op: Op
 ) -> Quantised | None:
     """Return what is divided by a scale, or multiplied by its reciprocal, before the rounding."""

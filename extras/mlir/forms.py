@@ -129,10 +129,10 @@ def _addition_form() -> Term:
     rest = Term("tosa.bitwise_and", (high, Number("mask")))
     middle = _equal(rest, Number("half"))
     more = Term("tosa.greater", (rest, Number("half")), "bool")
-    behind = Term("tosa.greater", (below, nought), "bool")
+    lower_bits = Term("tosa.greater", (below, nought), "bool")
     odd = _equal(Term("tosa.bitwise_and", (floor, one)), one)
     # Round up above half, and at half if lower bits are set or the floor is odd.
-    up = _or(more, _and(middle, _or(behind, odd)))
+    up = _or(more, _and(middle, _or(lower_bits, odd)))
     return _add_zero_and_clamp(Term("tosa.add", (floor, Term("tosa.select", (up, one, nought)))))
 
 

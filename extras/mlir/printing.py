@@ -109,19 +109,19 @@ class Body:
         shape[axis] = sum(part.shape[axis] for part in parts)
         return self.op("tosa.concat", parts, parts[0].dtype, shape, axis=axis)
 
-    def form(self, term: forms.Node, given: Mapping[str, Any]) -> Ssa:
+    def form(self, term: forms.Node, values: Mapping[str, Any]) -> Ssa:
         """Add the operations of a pattern, with values for its holes and numbers."""
-        return self._form(term, given, {})
+        return self._form(term, values, {})
 
-    def _form(self, term: forms.Node, given: Mapping[str, Any], results: dict[int, Ssa]) -> Ssa:
+    def _form(self, term: forms.Node, values: Mapping[str, Any], results: dict[int, Ssa]) -> Ssa:
         if isinstance(term, forms.Hole):
-            value: Ssa = given[term.name]
+            value: Ssa = values[term.name]
             return value
         if isinstance(term, forms.Number):
-            numbers = np.asarray(given.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(-1)
+            numbers = np.asarray(values.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(-1)
             return self.constant(numbers if term.listed else numbers.reshape(1, 1, 1, -1))
         if id(term) not in results:
-            parts = [self._form(part, given, results) for part in term.args]
+            parts = [self._form(part, values, results) for part in term.args]
             attributes = dict(term.attributes)
             if term.op == "tosa.rescale":
                 attributes["per_channel"] = parts[1].shape != (1,)

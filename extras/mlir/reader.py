@@ -51,7 +51,7 @@ def convert_operation(context: Context) -> None:
     builder.op = op
     # Attributes come from an untrusted file: index and type errors below are the file's fault, not weft's.
     try:
-        if not _folded(context, record):
+        if not _fold_constants(context, record):
             record.convert(context)
     except CompileError:
         raise
@@ -62,7 +62,7 @@ def convert_operation(context: Context) -> None:
         builder.producers[value] = op
 
 
-def _folded(context: Context, record: Record) -> bool:
+def _fold_constants(context: Context, record: Record) -> bool:
     """Compute the result if all operands are constant; return whether that was done."""
     op, arrays = context.op, context.builder.arrays
     if record.fold is None or not op.operands or any(value not in arrays for value in op.operands):
@@ -163,12 +163,12 @@ def network_of(program: Program) -> Network:
     if len(network.nodes) > NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
     operators = {node.operator for node in network.nodes}
-    if not operators & _QUANTISED and not _stored(program):
+    if not operators & _QUANTISED and not _has_quantised_types(program):
         raise CompileError(f"the model is not quantised: {HOW_TO_QUANTISE}")
     return network
 
 
-def _stored(program: Program) -> bool:
+def _has_quantised_types(program: Program) -> bool:
     """Return whether values have quantised types, or the 8-bit types of TOSA's quantised operations."""
     values = [value for op in program.ops for value in (*op.operands, *op.results)]
     if any(value.type.quantisation is not None for value in (*program.arguments, *values)):

@@ -133,7 +133,7 @@ class _Own:
             self.attributes[word] = Plain(self._value(typed=False))
         elif kind == MLIRTokenKind.L_PAREN:
             reader.parse_punctuation("(")
-            self.attributes[word] = self._bracketed()
+            self.attributes[word] = self._parse_parentheses()
             reader.parse_punctuation(")")
         elif kind == MLIRTokenKind.LESS:
             reader.parse_punctuation("<")
@@ -143,7 +143,7 @@ class _Own:
             self.words.append(word)
         return False
 
-    def _bracketed(self) -> Attribute:
+    def _parse_parentheses(self) -> Attribute:
         if self.reader._current_token.kind == MLIRTokenKind.L_SQUARE:
             return Plain(self._list())
         return self.reader.parse_attribute()

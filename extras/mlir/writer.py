@@ -65,7 +65,7 @@ def _ends(graph: Graph) -> tuple[list[End], list[End], dict[str, np.ndarray]]:
             elif node.operator == "DequantizeLinear" and node.outputs[0] in graph.outputs:
                 results[node.outputs[0]] = _end(node, node.outputs[0], node.inputs[0], graph, segment)
             else:
-                raise _hosted(node, segment)
+                raise _host_error(node, segment)
     quantised = {end.name for end in arguments.values()}
     taken = [End(name, name, {}) for name in graph.inputs if name not in quantised]
     outputs = [results.get(name, End(name, name, {})) for name in graph.outputs]
@@ -84,13 +84,13 @@ def _end(node: Node, name: str, value: str, graph: Graph, segment: HostSegment) 
         or zero.dtype not in (np.int8, np.uint8)
         or dtype != "float32"
     ):
-        raise _hosted(node, segment)
+        raise _host_error(node, segment)
     stored = int(zero.reshape(-1)[0]) - (128 if zero.dtype == np.uint8 else 0)
     notes = {"weft.scale": float(np.float32(scale.reshape(-1)[0])), "weft.zero_point": stored}
     return End(value, name, notes)
 
 
-def _hosted(node: Node, segment: HostSegment) -> CompileError:
+def _host_error(node: Node, segment: HostSegment) -> CompileError:
     reason = next((why for name, _, why in segment.nodes if name == node.name), "")
     explanation = f": {reason}" if reason else ""
     return CompileError(

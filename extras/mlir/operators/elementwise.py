@@ -115,14 +115,14 @@ def binary(context: Context) -> None:
     """Read add, subtract, maximum, minimum and power; sums of integer products stay integers if they are read as
     such."""
     operator = _BINARY[context.short][0]
-    if context.short in ("add", "subtract", "sub") and _accumulated(context, operator):
+    if context.short in ("add", "subtract", "sub") and _accumulate(context, operator):
         return
-    if operator in ("Max", "Min") and _clipped(context, operator):
+    if operator in ("Max", "Min") and _clip(context, operator):
         return
     context.finish(context.emit(operator, *context.broadcast_pair()))
 
 
-def _accumulated(context: Context, operator: str) -> bool:
+def _accumulate(context: Context, operator: str) -> bool:
     """Read a sum of integer products and a constant, to be emitted as integers or as integral floats."""
     builder, (first, second) = context.builder, context.op.operands
     array = builder.arrays.get(second)
@@ -144,7 +144,7 @@ def _accumulated(context: Context, operator: str) -> bool:
     return True
 
 
-def _clipped(context: Context, operator: str) -> bool:
+def _clip(context: Context, operator: str) -> bool:
     """Read a maximum or minimum with one number as Clip or Relu."""
     for at in (1, 0):
         array = context.array(at)

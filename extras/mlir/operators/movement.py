@@ -59,7 +59,7 @@ def broadcast(context: Context) -> None:
         builder, op, result = context.builder, context.op, context.result()
         builder.before_broadcast[result] = name
 
-        def expanded() -> str:
+        def emit_expanded() -> str:
             builder.op = op
             sizes = builder.constant(np.array(shape, np.int64), "sizes")
             return builder.emit("Expand", (name, sizes), "expand")
@@ -69,7 +69,7 @@ def broadcast(context: Context) -> None:
             whole = result.type.dtype.startswith(("float", "bfloat"))
             return stored if whole else builder.emit("Cast", (stored,), "cast", to=ELEMENTS["float32"])
 
-        return builder.set_lazy(result, expanded, emit_real)
+        return builder.set_lazy(result, emit_expanded, emit_real)
     if tuple(wide) != shape:
         name = context.emit("Expand", name, context.emit_constant(list(shape)), suffix="expand")
     if quantisation is None:

@@ -89,20 +89,20 @@ def recognise_softmax(context: Context) -> bool:
         or result.type.quantisation is not None
     ):
         return False
-    axis = _repeated(builder, context.operand(1), context.operand(0), _SUM)
+    axis = _find_repeated_axis(builder, context.operand(1), context.operand(0), _SUM)
     if axis is None:
         return False
     source = exponential.operands[0]
     subtracted = builder.producers.get(source)
     if subtracted is not None and subtracted.name == "stablehlo.subtract":
         first, second = subtracted.operands
-        if _repeated(builder, second, first, _MAX) == axis:
+        if _find_repeated_axis(builder, second, first, _MAX) == axis:
             source = first
     context.put(context.emit("Softmax", builder.real_value(source), axis=axis))
     return True
 
 
-def _repeated(builder: Builder, value: Value, source: Value, combined: str) -> int | None:
+def _find_repeated_axis(builder: Builder, value: Value, source: Value, combined: str) -> int | None:
     """Return the axis along which `value` repeats the sum or maximum of `source`, or None."""
     steps: list[Op] = []
     current = value

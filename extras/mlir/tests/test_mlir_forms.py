@@ -39,4 +39,4 @@ def test_numbers_have_a_type_and_one_value() -> None:
 def test_scales_without_a_shift_in_tosa(shift: int) -> None:
     """Shifts below 2 even after widening the multiplier."""
     with pytest.raises(CompileError, match="which TOSA's rescale cannot"):
-        device_text._widened(SimpleNamespace(name="op"), 1 << 23, shift, (-(1 << 30), 1 << 30))
+        device_text._widen(SimpleNamespace(name="op"), 1 << 23, shift, (-(1 << 30), 1 << 30))

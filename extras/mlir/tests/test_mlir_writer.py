@@ -52,14 +52,14 @@ def check(source: Any, seed: int = 0) -> str | None:
     for name in wanted:
         np.testing.assert_array_equal(made[name], wanted[name], strict=True)
     program = import_with_xdsl("inline").parse_program(text, "the text")
-    stored = [_stored(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
+    stored = [_quantise(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
     for notes, value in zip(program.result_notes, tosa_numpy.run(text, *stored), strict=True):
         name = str(notes["weft.name"])
-        np.testing.assert_array_equal(value, _stored(wanted[name], notes), strict=True)
+        np.testing.assert_array_equal(value, _quantise(wanted[name], notes), strict=True)
     return text
 
 
-def _stored(value: np.ndarray, notes: Any) -> np.ndarray:
+def _quantise(value: np.ndarray, notes: Any) -> np.ndarray:
     if "weft.scale" not in notes:
         return value
     quotient = np.rint(value / np.float32(notes["weft.scale"])) + notes["weft.zero_point"]
