@@ -55,7 +55,7 @@ def test_files_by_suffix(tmp_path: Path) -> None:
     path = tmp_path / f"model{FORMAT.suffix.upper()}"
     path.write_bytes(b"nonsense\n")
     with pytest.raises(
-        CompileError, match=rf"^{re.escape(str(path))}, line 1: nonsense is none that weft reads"
+        CompileError, match=rf"^{re.escape(str(path))}, line 1: nonsense is not supported"
     ):
         import_model(path)
     path.write_bytes(IDENTITY)
@@ -179,7 +179,7 @@ def test_command_line(
         main(["compile", "bad.mlir", "-o", "program"])
     told = capsys.readouterr().err
     assert left.value.code == 2
-    assert "error: bad.mlir, line 2: nonsense is none that weft reads" in told
+    assert "error: bad.mlir, line 2: nonsense is not supported" in told
     assert "Traceback" not in told
     np.savez("samples.npz", x=np.zeros((4, 3), np.float32))
     with pytest.raises(SystemExit) as left:

@@ -270,7 +270,7 @@ def test_rows_by_weights_of_older_texts() -> None:
 
 
 REFUSED = {
-    "operation": (r"tosa\.conv2d", "tosa.fft2d", "line 6: tosa.fft2d is none that weft reads"),
+    "operation": (r"tosa\.conv2d", "tosa.fft2d", "line 6: tosa.fft2d is not supported"),
     "rounding": ("SINGLE_ROUND", "NO_ROUND", "has rounding_mode 'NO_ROUND'"),
     "stride": (r"stride = array<i64: 1, 1>", "stride = array<i64: 0, 1>", "below 1"),
     "pads": (r"pad = array<i64: 1, 1, 1, 1>", "pad = array<i64: 1, 1>", "there must be 4"),
